@@ -1,0 +1,38 @@
+"""patchloom: patch-based networks and the training that makes them work.
+
+Importing it loads nothing: each name below imports what it needs when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from patchloom.inspection.cost import cost as cost
+    from patchloom.layers.attention import record_attention as record_attention
+    from patchloom.models.absorb import absorb as absorb
+    from patchloom.models.published import load_published as load_published
+    from patchloom.models.registry import create_model as create_model
+    from patchloom.models.registry import list_models as list_models
+
+_WHERE = {
+    "absorb": "patchloom.models.absorb",
+    "cost": "patchloom.inspection.cost",
+    "create_model": "patchloom.models.registry",
+    "list_models": "patchloom.models.registry",
+    "load_published": "patchloom.models.published",
+    "record_attention": "patchloom.layers.attention",
+}
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'patchloom' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,221 @@
+"""Data sets that need no download: `digits` (real handwriting) and `shapes` (drawn, with masks and boxes).
+
+shapes: sixteen fine classes in four coarse families. The label is that of the largest object; smaller ones,
+strokes and specks lie around it; colour, size, place and turn say nothing about the class. A picture depends on
+(seed, its number) alone.
+"""
+
+import colorsys
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from patchloom.data.sets import ArrayPictures, Listing, Mask, Pictures, Source
+from patchloom.errors import UsageError, nearest
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "polygon": ("triangle", "square", "pentagon", "hexagon"),
+    "round": ("circle", "ellipse", "ring", "half-disc"),
+    "star": ("star-4", "star-5", "star-6", "star-8"),
+    "line": ("cross", "arrow", "zigzag", "spiral"),
+}
+SHAPES = tuple(shape for family in FAMILIES.values() for shape in family)
+_FINE = 4  # drawn this many times larger, then averaged: smooth edges
+_INNER_RADIUS = {4: 0.36, 5: 0.42, 6: 0.55, 8: 0.68}  # of a star, by its points
+
+
+def open_digits() -> Source:
+    """1,797 handwritten digits of 8×8 pixels, 1,437 for train and 360 for val, the same ones always."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise UsageError("digits needs scikit-learn; pip install 'patchloom[digits]'") from None
+    found = load_digits()
+    pictures = ArrayPictures(np.round(found.images * (255 / 16)).astype(np.uint8), "digits")
+    labels = found.target.astype(np.int64)
+    by_class = np.argsort(labels, kind="stable")
+    val = np.sort(by_class[::5])  # every fifth of each class
+    train = np.setdiff1d(np.arange(len(labels)), val)
+    names = tuple(str(digit) for digit in range(10))
+    return Source(
+        "digits (built in)", *(Listing(pictures, rows, labels[rows], names) for rows in (train, val))
+    )
+
+
+def open_shapes(options: str = "") -> Source:
+    """Drawn shapes; `options` like 'count=2000,size=64,seed=0', of which a fifth more are drawn for val."""
+    values = {"count": 2000, "size": 64, "seed": 0}
+    for option in filter(None, options.split(",")):
+        name, _, value = option.partition("=")
+        if name not in values or not value.isdecimal():
+            hint = nearest(name, list(values))
+            raise UsageError(
+                f"shapes:{option} is not an option; expected count=, size= or seed= a number.{hint}"
+            )
+        values[name] = int(value)
+    count, size = values["count"], values["size"]
+    if count < len(SHAPES) or not 16 <= size <= 1024:
+        raise UsageError(
+            f"shapes of count={count}, size={size}; expected count ≥ {len(SHAPES)}, size 16…1024"
+        )
+    held_out = max(count // 5, len(SHAPES))
+    pictures = ShapePictures(count + held_out, size, values["seed"])
+    levels = {"coarse": {shape: family for family, members in FAMILIES.items() for shape in members}}
+    splits = (np.arange(count), np.arange(count, count + held_out))
+    return Source(
+        f"shapes of {size}×{size} (built in)",
+        *(Listing(pictures, rows, rows % len(SHAPES), SHAPES, levels) for rows in splits),
+    )
+
+
+BUILTIN: dict[str, Callable[..., Source]] = {"digits": open_digits, "shapes": open_shapes}
+
+
+@dataclass(frozen=True)
+class _Scene:
+    image: Image.Image
+    mask: Mask
+    boxes: np.ndarray
+
+
+class ShapePictures(Pictures):
+    """Pictures drawn when read; number i shows shape i modulo 16."""
+
+    object_names = SHAPES
+    mask_names = ("background", *SHAPES)  # the mask holds box class + 1
+
+    def __init__(self, count: int, size: int, seed: int) -> None:
+        self._count = count
+        self._size = size
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, index: int) -> Image.Image:
+        """The picture, mode RGB."""
+        return self._scene(index).image
+
+    def where(self, index: int) -> str:
+        """Seed and number."""
+        return f"shapes of seed {self._seed}, picture {index}"
+
+    def mask(self, index: int) -> Mask:
+        """Classes and instances, of what is seen: an object's covered pixels belong to what covers it."""
+        return self._scene(index).mask
+
+    def boxes(self, index: int) -> np.ndarray:
+        """Boxes around what is seen of each object, the labelled one first."""
+        return self._scene(index).boxes
+
+    def _scene(self, index: int) -> _Scene:
+        return _draw_scene(np.random.default_rng((self._seed, index)), index % len(SHAPES), self._size)
+
+
+def _draw_scene(rng: np.random.Generator, label: int, size: int) -> _Scene:
+    ground_is_dark = rng.random() < 0.5
+    canvas = _draw_ground(rng, size, ground_is_dark)
+    radius = rng.uniform(0.26, 0.4)
+    objects = [(label, radius, rng.uniform(radius, 1 - radius, 2))]
+    for _ in range(rng.integers(0, 4)):
+        small = rng.uniform(0.09, 0.14)
+        place = rng.uniform(small, 1 - small, 2)
+        if all(math.dist(place, centre) > 0.85 * radius + small for _, radius, centre in objects):
+            objects.append((int(rng.integers(len(SHAPES))), small, place))
+    classes, instances = np.zeros((2, size, size), dtype=np.uint8)
+    boxes = []
+    for number, (shape, radius, centre) in enumerate(objects, start=1):
+        cover = _draw_object(rng, SHAPES[shape], radius, centre, size)
+        paint = _blotches(rng, size, _colour(rng, not ground_is_dark), spread=25)
+        canvas.paste(paint, mask=cover)
+        seen = np.asarray(cover) >= 128
+        classes[seen], instances[seen] = shape + 1, number
+    for number, (shape, _, _) in enumerate(objects, start=1):
+        rows, columns = np.nonzero(instances == number)
+        if len(rows):
+            boxes.append((columns.min(), rows.min(), columns.max() + 1, rows.max() + 1, shape))
+    noisy = np.asarray(canvas) + rng.normal(0, 6, (size, size, 3))
+    image = Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8))
+    return _Scene(image, Mask(classes, instances), np.array(boxes, dtype=np.int64))
+
+
+def _draw_object(
+    rng: np.random.Generator, shape: str, radius: float, centre: np.ndarray, size: int
+) -> Image.Image:
+    """Cover of one object, 0…255: turned and a little squeezed at random, cut out of a finer drawing."""
+    angle = rng.uniform(0, 2 * math.pi)
+    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    squeeze = np.array([1, rng.uniform(0.86, 1)])
+    cover = Image.new("L", (size * _FINE, size * _FINE))
+    draw = ImageDraw.Draw(cover)
+
+    def placed(points: np.ndarray) -> list[tuple[float, float]]:
+        return [(x, y) for x, y in ((points * radius) @ turn * squeeze + centre) * size * _FINE]
+
+    filled, strokes = _outline(shape)
+    for brightness, points in filled:
+        draw.polygon(placed(points), fill=brightness)
+    width = round(0.24 * radius * size * _FINE)
+    for points in strokes:
+        draw.line(placed(points), fill=255, width=width, joint="curve")
+    return cover.resize((size, size), Image.Resampling.BOX)
+
+
+def _outline(shape: str) -> tuple[list[tuple[int, np.ndarray]], list[np.ndarray]]:
+    """A shape in a circle of radius 1: areas with their brightness (0 cuts a hole), and strokes."""
+    if shape.startswith("star-"):
+        points = int(shape[5:])
+        star = _circle(2 * points)
+        star[1::2] *= _INNER_RADIUS[points]
+        return [(255, star)], []
+    corners = {"triangle": 3, "square": 4, "pentagon": 5, "hexagon": 6, "circle": 64}
+    if shape in corners:
+        return [(255, _circle(corners[shape]))], []
+    spiral = np.linspace(0, 1, 60)[:, None]
+    areas = {
+        "ellipse": [(255, _circle(64) * [1, 0.5])],
+        "ring": [(255, _circle(64)), (0, _circle(64) * 0.55)],
+        "half-disc": [(255, _circle(64, turns=0.5) - [0, 0.4])],
+    }
+    strokes = {
+        "cross": [np.array([[-0.9, 0], [0.9, 0]]), np.array([[0, -0.9], [0, 0.9]])],
+        "arrow": [np.array([[-0.9, 0], [0.8, 0]]), np.array([[0.25, -0.55], [0.85, 0], [0.25, 0.55]])],
+        "zigzag": [np.array([[-0.95, 0.35], [-0.45, -0.4], [0, 0.4], [0.45, -0.4], [0.95, 0.35]])],
+        "spiral": [_circle(60, turns=1.75) * (0.12 + 0.78 * spiral)],
+    }
+    return areas.get(shape, []), strokes.get(shape, [])
+
+
+def _circle(points: int, turns: float = 1) -> np.ndarray:
+    """(points, 2) on the unit circle."""
+    angles = np.linspace(0, 2 * math.pi * turns, points, endpoint=turns != 1)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def _draw_ground(rng: np.random.Generator, size: int, dark: bool) -> Image.Image:
+    """Blotches of one colour with strokes and specks of others that are as dark or as light as it."""
+    ground = _blotches(rng, size, _colour(rng, dark), spread=40)
+    fine = ground.resize((size * _FINE, size * _FINE), Image.Resampling.BILINEAR)
+    draw = ImageDraw.Draw(fine)
+    for _ in range(rng.integers(3, 8)):
+        ends = [(x, y) for x, y in rng.uniform(0, size * _FINE, (2, 2))]
+        draw.line(ends, fill=_colour(rng, dark), width=int(rng.integers(1, 2 + size * _FINE // 50)))
+    for x, y, speck in (
+        rng.uniform([0, 0, 0.005], [1, 1, 0.025], (int(rng.integers(4, 14)), 3)) * size * _FINE
+    ):
+        draw.ellipse((x - speck, y - speck, x + speck, y + speck), fill=_colour(rng, dark))
+    return fine.resize((size, size), Image.Resampling.BOX)
+
+
+def _blotches(rng: np.random.Generator, size: int, colour: tuple[int, ...], spread: float) -> Image.Image:
+    coarse = np.clip(np.array(colour) + rng.normal(0, spread, (4, 4, 3)), 0, 255).astype(np.uint8)
+    return Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC)
+
+
+def _colour(rng: np.random.Generator, dark: bool) -> tuple[int, ...]:
+    lightness = rng.uniform(0.15, 0.4) if dark else rng.uniform(0.7, 0.95)
+    rgb = colorsys.hls_to_rgb(rng.random(), lightness * (0.9 if dark else 0.8), rng.uniform(0.4, 0.95))
+    return tuple(round(255 * channel) for channel in rgb)

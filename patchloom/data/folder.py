@@ -1,0 +1,252 @@
+"""Image files on disk: class folders, train/val folders of them, or any folder with a labels file.
+
+    flowers/rose/*.jpg                      classes are the folders; val is held out from them
+    flowers/train/rose/*.jpg, flowers/val/  the same with its own val
+    photos/**/*.jpg + labels.csv            path,label[,coarse level …][,split]
+
+What is left out (other extensions, pipes, broken links) is counted in the notes. Order follows names, not the
+file system.
+"""
+
+import csv
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.decode import EXTENSIONS, decode, read_file
+from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source
+from patchloom.data.splits import TRAIN_NAMES, VAL_NAMES, Taxonomy, listings_by_split
+from patchloom.errors import DataError, UsageError
+
+
+class FilePictures(Pictures):
+    """Image files under one root.
+
+    Paths are kept as one block of bytes: a list of millions of strings would be copied into every worker
+    process as their reference counts change.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], paths: Iterable[str]) -> None:
+        encoded = [os.fsencode(path) for path in paths]
+        self.root = os.fspath(root)
+        self._block = b"".join(encoded)
+        self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def _relative(self, index: int) -> str:
+        return os.fsdecode(self._block[self._ends[index] : self._ends[index + 1]])
+
+    def _path(self, index: int) -> Path:
+        return Path(self.root, self._relative(index))
+
+    def read(self, index: int) -> Image.Image:
+        """The picture: decoded, upright, mode RGB."""
+        path = self._path(index)
+        return decode(path, printable(path))
+
+    def encoded(self, index: int) -> bytes:
+        """The file's bytes."""
+        path = self._path(index)
+        return read_file(path, printable(path))
+
+    def where(self, index: int) -> str:
+        """The file's path."""
+        return printable(self._path(index))
+
+    def key(self, index: int) -> str:
+        """The path below the root, with forward slashes."""
+        return self._relative(index).replace(os.sep, "/")
+
+
+@dataclass
+class _Scan:
+    """What one walk through a folder found."""
+
+    paths: list[str] = field(default_factory=list)  # below the scanned root
+    classes: list[str] = field(default_factory=list)  # of each path; '' above the class folders
+    empty: set[str] = field(default_factory=set)
+    ignored: Counter[str] = field(default_factory=Counter)  # by extension
+    special: list[str] = field(default_factory=list)  # pipes, devices, broken links
+
+
+def printable(path: str | os.PathLike[str]) -> str:
+    """The path for a message: bytes that are not UTF-8 are escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def open_folder(root: Path, taxonomy: Taxonomy | None = None) -> Source:
+    """A folder of class folders, with train and val folders above them or not."""
+    name = f"{printable(root.name or root)} (class folders)"
+    taxonomy = taxonomy or {}
+    folders = _folders_in(root)
+    train = next((folders[split] for split in TRAIN_NAMES if split in folders), None)
+    # A folder 'train' of images alone is a class: a picture of a train.
+    if train is None or not _folders_in(root / train):
+        listing, notes = list_classes(root, "", taxonomy)
+        return Source(name, listing, None, notes)
+    listing, notes = list_classes(root, train, taxonomy)
+    val = next((folders[split] for split in VAL_NAMES if split in folders), None)
+    unused = sorted(printable(folder) for folder in folders.values() if folder not in (train, val))
+    if unused:
+        notes += (f"beside train and val, not used: {', '.join(unused)}",)
+    if val is None:
+        return Source(name, listing, None, notes)
+    val_listing, val_notes = list_classes(root, val, taxonomy)
+    return Source(name, listing, val_listing, notes + val_notes)
+
+
+def open_labels_file(
+    file: Path, root: Path | None = None, taxonomy: Taxonomy | None = None, strict: bool = False
+) -> Source:
+    """A csv or tsv with a header: path, label, then coarser levels and `split` if wanted."""
+    root = root or file.parent
+    rows, header = _read_table(file)
+    levels = {column: i for i, column in enumerate(header) if i > 1 and column != "split"}
+    paths = [row[0] for row in rows]
+    missing = [i for i, path in enumerate(paths) if not (root / path).is_file()]
+    notes: tuple[str, ...] = ()
+    if missing:
+        said = (
+            f"{file}: {len(missing)} of {len(rows)} files are not in {root}, the first is {paths[missing[0]]}"
+        )
+        if strict or len(missing) == len(rows):
+            raise DataError(said)
+        notes = (f"{said}; left out",)
+        gone = set(missing)
+        rows = [row for i, row in enumerate(rows) if i not in gone]
+    pictures = FilePictures(root, [row[0] for row in rows])
+    names = tuple(sorted({row[1] for row in rows}))
+    number = {name: i for i, name in enumerate(names)}
+    labels = np.array([number[row[1]] for row in rows], dtype=np.int64)
+    mappings: dict[str, Mapping[str, str]] = {
+        level: _one_coarse_each(file, level, rows, column) for level, column in levels.items()
+    }
+    mappings.update(taxonomy or {})
+    whole = Listing(pictures, np.arange(len(rows)), labels, names, mappings)
+    name = f"{printable(file.name)} (labels file)"
+    if "split" not in header:
+        return Source(name, whole, None, notes)
+    train, val, unused = listings_by_split(whole, [row[header.index("split")] for row in rows])
+    return Source(name, train, val, notes + unused)
+
+
+def _folders_in(root: Path) -> dict[str, str]:
+    """Lower-case name → name of each folder that is not hidden."""
+    with os.scandir(root) as entries:
+        return {
+            entry.name.lower(): entry.name for entry in entries if entry.is_dir() and entry.name[0] != "."
+        }
+
+
+def list_classes(root: Path, split: str, taxonomy: Taxonomy) -> tuple[Listing, tuple[str, ...]]:
+    """The class folders in `root/split` (or in `root`, where split is ''), and notes on what is left out."""
+    fine_names = frozenset(name for mapping in taxonomy.values() for name in mapping)
+    scan = _scan(root / split, fine_names)
+    names = tuple(sorted({*scan.classes, *scan.empty} - {""}))
+    if not names and not scan.paths:
+        found = f"no images found{_ignored(scan.ignored)}"
+        raise DataError(f"{printable(root / split)}: {found}; expected class folders of images")
+    number = {name: i for i, name in enumerate(names)} | {"": UNLABELLED}
+    labels = np.array([number[name] for name in scan.classes], dtype=np.int64)
+    rows = np.arange(len(labels))
+    label = split or printable(root.name)
+    notes = []
+    loose = int(np.sum(labels == UNLABELLED))
+    if names and loose:
+        rows, labels = rows[labels != UNLABELLED], labels[labels != UNLABELLED]
+        notes.append(f"{label}: {loose} images beside the class folders; left out")
+    if scan.ignored:
+        notes.append(f"{label}: not images by their extension{_ignored(scan.ignored)}; left out")
+    if scan.special:
+        shown = ", ".join(printable(path) for path in scan.special[:3])
+        notes.append(f"{label}: {len(scan.special)} pipes, devices or broken links ({shown}); left out")
+    pictures = FilePictures(root, [os.path.join(split, path) for path in scan.paths])
+    return Listing(pictures, rows, labels, names, taxonomy), tuple(notes)
+
+
+def _scan(root: Path, fine_names: frozenset[str]) -> _Scan:
+    """Walk `root` by name; a class is a folder directly in it, or one whose name is in `fine_names`."""
+    found = _Scan()
+
+    def walk(folder: str, relative: str, class_name: str, above: tuple[str, ...]) -> int:
+        real = os.path.realpath(folder)
+        if real in above:  # a link to a folder it lies in
+            found.special.append(relative.rstrip(os.sep))
+            return 0
+        try:
+            with os.scandir(folder) as entries:
+                ordered = sorted(entries, key=lambda entry: os.fsencode(entry.name))
+        except OSError as error:
+            raise DataError(f"{printable(folder)}: cannot be listed ({error.strerror})") from error
+        count = 0
+        for entry in ordered:
+            if entry.name.startswith("."):
+                continue
+            path = relative + entry.name
+            extension = os.path.splitext(entry.name)[1].lower()
+            if entry.is_dir():
+                own = unicodedata.normalize("NFC", printable(entry.name))
+                is_class = not relative or own in fine_names
+                inside = walk(entry.path, path + os.sep, own if is_class else class_name, (*above, real))
+                if is_class and not inside and own not in found.classes:
+                    found.empty.add(own)
+                count += inside
+            elif not entry.is_file():
+                found.special.append(path)
+            elif extension in EXTENSIONS:
+                found.paths.append(path)
+                found.classes.append(class_name)
+                count += 1
+            else:
+                found.ignored[extension or "no extension"] += 1
+        return count
+
+    walk(os.fspath(root), "", "", ())
+    return found
+
+
+def _ignored(counts: Counter[str]) -> str:
+    if not counts:
+        return ""
+    return " (" + ", ".join(f"{count} {extension}" for extension, count in sorted(counts.items())) + ")"
+
+
+def _read_table(file: Path) -> tuple[list[list[str]], list[str]]:
+    """Rows and the lower-case header, which must start with path,label."""
+    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
+    with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+        rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+    header = [column.strip().lower() for column in rows[0]] if rows else []
+    if (
+        len(header) < 2
+        or header[0] not in ("path", "file", "filename", "image")
+        or header[1] not in ("label", "class")
+    ):
+        raise UsageError(
+            f"{file}: the first line is {','.join(header)!r}, expected 'path,label' (then coarser levels)"
+        )
+    for line, row in enumerate(rows[1:], start=2):
+        if len(row) != len(header):
+            raise DataError(
+                f"{file}, line {line}: {len(row)} fields, expected {len(header)} ({','.join(header)})"
+            )
+    return rows[1:], header
+
+
+def _one_coarse_each(file: Path, level: str, rows: Sequence[Sequence[str]], column: int) -> dict[str, str]:
+    mapping: dict[str, str] = {}
+    for row in rows:
+        fine, coarse = row[1], row[column]
+        if mapping.setdefault(fine, coarse) != coarse:
+            raise DataError(
+                f"{file}: {fine!r} is both {mapping[fine]!r} and {coarse!r} at level {level!r}; expected one"
+            )
+    return mapping

@@ -1,0 +1,107 @@
+"""Data sets of the Hugging Face `datasets` library: a folder written by `save_to_disk`, or a name on the hub.
+
+Images are read undecoded, so that a damaged one is named by file and row.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.decode import decode, read_file
+from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source
+from patchloom.data.splits import group_by_split
+from patchloom.errors import DataError, UsageError
+
+_LABEL_COLUMNS = ("label", "labels", "fine_label")
+
+
+class HubPictures(Pictures):
+    """The image column of one split; `rows` is a `datasets.Dataset` that pickles and forks by itself."""
+
+    def __init__(self, rows: Any, column: str, name: str) -> None:
+        self._rows = rows
+        self._column = column
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int) -> Image.Image:
+        """The picture: decoded, upright, mode RGB."""
+        return decode(self.encoded(index), self.where(index))
+
+    def encoded(self, index: int) -> bytes:
+        """The image's bytes, from the table or from the file it points to."""
+        value = self._rows[index][self._column] or {}
+        if value.get("bytes") is not None:
+            return bytes(value["bytes"])
+        if not value.get("path"):
+            raise DataError(f"{self.where(index)}: no image in column {self._column!r}")
+        return read_file(Path(value["path"]), f"{self.where(index)} ({value['path']})")
+
+    def where(self, index: int) -> str:
+        """Data set, split and row."""
+        return f"{self._name}, row {index}"
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether `save_to_disk` wrote this folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def open_huggingface(name: str) -> Source:
+    """A folder of `save_to_disk`, or a data set of the hub (which is downloaded if it is not cached)."""
+    try:
+        import datasets
+    except ImportError:
+        raise UsageError(f"hf:{name} needs the datasets library; pip install 'patchloom[stream]'") from None
+    folder = Path(name)
+    try:
+        found = datasets.load_from_disk(name) if is_saved_dataset(folder) else datasets.load_dataset(name)
+    except Exception as error:  # network, hub, file system: each with its own errors
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(
+            f"hf:{name} cannot be opened ({cause}); expected user/name or a saved folder"
+        ) from error
+    splits = dict(found) if isinstance(found, dict) else {"train": found}
+    train, val, unused = group_by_split(sorted(splits))
+    notes = (f"splits not used: {', '.join(unused)}",) if unused else ()
+    listings = [_listing(splits[group[0]], f"hf:{name}, {group[0]}") for group in (train, val) if group]
+    title = f"{folder.name if folder.exists() else name} (Hugging Face)"
+    return Source(title, listings[0], listings[1] if val else None, notes)
+
+
+def _listing(rows: Any, name: str) -> Listing:
+    import datasets
+
+    kinds = {column: type(feature).__name__ for column, feature in rows.features.items()}
+    image = next((column for column, kind in kinds.items() if kind == "Image"), None)
+    if image is None:
+        raise DataError(f"{name}: columns {', '.join(kinds)}; expected one of images")
+    pictures = HubPictures(
+        rows.select_columns([image]).cast_column(image, datasets.Image(decode=False)), image, name
+    )
+    column = next((column for column in _LABEL_COLUMNS if column in kinds), None)
+    order = np.arange(len(rows))
+    if column is None:
+        return Listing(pictures, order, np.full(len(rows), UNLABELLED), ())
+    labels, names = _numbered(rows, column)
+    levels = {}
+    if "coarse_label" in kinds:
+        coarse, coarse_names = _numbered(rows, "coarse_label")
+        levels["coarse"] = {
+            names[f]: coarse_names[c] for f, c in {*zip(labels.tolist(), coarse.tolist(), strict=True)}
+        }
+    return Listing(pictures, order, labels, names, levels)
+
+
+def _numbered(rows: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    values = list(rows[column])
+    names = tuple(getattr(rows.features[column], "names", ()) or ())
+    if names:
+        return np.array([UNLABELLED if value is None else value for value in values], dtype=np.int64), names
+    names = tuple(sorted({str(value) for value in values}))
+    number = {name: i for i, name in enumerate(names)}
+    return np.array([number[str(value)] for value in values], dtype=np.int64), names

@@ -1,0 +1,241 @@
+"""Batches from worker processes, the same whatever their number, startable at any step.
+
+`Plan` says which picture is seen when and from which seed; workers read, augment and write it straight into shared
+memory; the main process joins their parts into one batch. Only numbers travel between processes.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from patchloom.data.augment import IMAGENET_MEAN, IMAGENET_STD, Size
+from patchloom.data.sampler import Plan, Views
+from patchloom.data.sets import ImageSet
+from patchloom.errors import DataError, ResourceError
+
+# Parts each worker may be ahead of the main process; every part is 1/workers of a batch.
+PREFETCHED_PARTS = 2
+# Neighbours tried in place of a picture that cannot be read, before the set counts as unreadable.
+REPLACEMENTS_TRIED = 20
+WORKER_TIMEOUT_S = 300
+
+
+class Transform(Protocol):
+    """From a picture and its random numbers to (H, W, 3) uint8."""
+
+    @property
+    def image_size(self) -> Size:
+        """(H, W) of what comes out."""
+
+    def __call__(self, image: Image.Image, rng: random.Random) -> np.ndarray:
+        """The picture as it goes into the batch."""
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Pictures and labels of one step, of one process."""
+
+    images: Tensor  # (B, 3, H, W) uint8, channels last in memory
+    labels: Tensor  # (B,) int64
+    index: Tensor  # (B,) int64, places in the set
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "ImageBatch":
+        """The same batch on another device; `non_blocking` pays when the loader pins its memory."""
+        tensors = {name: getattr(self, name) for name in ("images", "labels", "index")}
+        return replace(self, **{name: t.to(device, non_blocking=non_blocking) for name, t in tensors.items()})
+
+
+def normalise(
+    images: Tensor,
+    mean: tuple[float, ...] = IMAGENET_MEAN,
+    std: tuple[float, ...] = IMAGENET_STD,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """(B, 3, H, W) of 0…255 → (x/255 − mean)/std of `dtype`, in the same memory layout."""
+    width = images.shape[3]
+    # One row of W·3 values: on a CPU a channel axis of 3 as the innermost loop takes twice the time.
+    scale = torch.tensor([1 / (255 * s) for s in std], dtype=dtype, device=images.device).repeat(width)
+    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=dtype, device=images.device).repeat(width)
+    rows = images.permute(0, 2, 3, 1).flatten(2).to(dtype).mul_(scale).add_(shift)  # (B, H, W·3)
+    return rows.unflatten(2, (width, -1)).permute(0, 3, 1, 2)
+
+
+class Loader:
+    """An `ImageSet` in batches. `batch_size` counts all processes; this one yields its `rank`'s share of each.
+
+    One epoch is iterated at a time. With `skip_broken`, a picture that cannot be read is replaced by the next one
+    that can, and `broken` names it; otherwise its `DataError` ends the epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageSet,
+        transform: Transform,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        repeats: int = 1,
+        workers: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        drop_last: bool = True,
+        pin: bool = False,
+        skip_broken: bool = False,
+        timeout_s: float = WORKER_TIMEOUT_S,
+    ) -> None:
+        self.plan = Plan(len(dataset), batch_size, seed, shuffle, repeats, drop_last, rank, world)
+        self.broken: dict[int, str] = {}
+        self._labels = torch.from_numpy(np.asarray(dataset.labels, np.int64))
+        self._pin = pin
+        self._parts = max(1, workers)
+        self._tasks = _Tasks(self._parts, slots=PREFETCHED_PARTS * workers + 1)
+        part_size = -(-batch_size // world // self._parts)
+        shape = (self._tasks.slots, part_size, *transform.image_size, 3)
+        self._shared = torch.empty(shape, dtype=torch.uint8).share_memory_()
+        pictures = _Pictures(dataset, transform, self.plan, self._parts, self._shared, skip_broken)
+        self._pool: DataLoader = DataLoader(
+            pictures,
+            batch_size=None,
+            sampler=self._tasks,
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            prefetch_factor=PREFETCHED_PARTS if workers else None,
+            persistent_workers=workers > 0,
+            worker_init_fn=_keep_pillow_memory,
+            timeout=timeout_s if workers else 0,
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return self.plan.steps_per_epoch
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ImageBatch]:
+        """The batches of `epoch` from `start_step` on."""
+        self._tasks.begin(epoch, start_step, self.steps_per_epoch)
+        filled = iter(self._filled_parts())
+        for step in range(start_step, self.steps_per_epoch):
+            views = self.plan.views(epoch, step)
+            index = torch.from_numpy(views.index.copy())
+            buffer = torch.empty((len(index), *self._shared.shape[2:]), dtype=torch.uint8, pin_memory=self._pin)
+            for rows in _split(len(index), self._parts):
+                slot, replaced = next(filled)
+                buffer[rows] = self._shared[slot, : rows.stop - rows.start]
+                for row, (used, message) in replaced.items():
+                    self.broken[int(index[rows][row])] = message
+                    index[rows][row] = used
+            yield ImageBatch(buffer.permute(0, 3, 1, 2), self._labels[index], index)
+
+    def close(self) -> None:
+        """End the workers now instead of when the loader is forgotten."""
+        self._pool = DataLoader(self._pool.dataset, batch_size=None, sampler=self._tasks)
+
+    def _filled_parts(self) -> Iterator[tuple[int, dict[int, tuple[int, str]]]]:
+        try:
+            for slot, replaced in self._pool:
+                if isinstance(replaced, DataError):
+                    raise replaced
+                yield slot, replaced
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader "):
+                raise
+            raise ResourceError(
+                f"A worker that prepares pictures is gone: {error} Often memory ran out: use fewer workers or a "
+                "smaller batch."
+            ) from error
+
+
+@dataclass(frozen=True)
+class _Task:
+    epoch: int
+    step: int
+    part: int
+    slot: int
+
+
+class _Tasks:
+    """The parts of one epoch in their order, each with the place in shared memory where it is to be written.
+
+    The pool hands out a task only when fewer than `slots` − 1 are unread, so a slot is free again when its turn comes.
+    """
+
+    def __init__(self, parts: int, slots: int) -> None:
+        self.slots = slots
+        self._parts = parts
+        self._span = (0, 0, 0)
+
+    def begin(self, epoch: int, start_step: int, end_step: int) -> None:
+        self._span = (epoch, start_step, end_step)
+
+    def __iter__(self) -> Iterator[_Task]:
+        epoch, start, end = self._span
+        for number in range((end - start) * self._parts):
+            step, part = divmod(number, self._parts)
+            yield _Task(epoch, start + step, part, number % self.slots)
+
+    def __len__(self) -> int:
+        return (self._span[2] - self._span[1]) * self._parts
+
+
+@dataclass(frozen=True)
+class _Pictures(Dataset):
+    """A worker's view of the work: fill a slot of `shared` with one part of a step."""
+
+    dataset: ImageSet
+    transform: Transform
+    plan: Plan
+    parts: int
+    shared: Tensor  # (slots, pictures of a part, H, W, 3)
+    skip_broken: bool
+
+    def __getitem__(self, task: _Task) -> tuple[int, dict[int, tuple[int, str]] | DataError]:
+        views = self.plan.views(task.epoch, task.step)
+        rows = _split(len(views.index), self.parts)[task.part]
+        out = self.shared[task.slot].numpy()
+        replaced = {}
+        try:
+            for row, (index, seed) in enumerate(zip(views.index[rows], views.seed[rows], strict=True)):
+                image, used, message = self._read(int(index))
+                out[row] = self.transform(image, random.Random(int(seed)))
+                if message:
+                    replaced[row] = (used, message)
+        except DataError as error:
+            return task.slot, error
+        return task.slot, replaced
+
+    def _read(self, index: int) -> tuple[Image.Image, int, str]:
+        """The picture, the place it was read from, and what was wrong with the one asked for."""
+        message = ""
+        for used in range(index, index + REPLACEMENTS_TRIED):
+            try:
+                return self.dataset.read(used % len(self.dataset)), used % len(self.dataset), message
+            except DataError as error:
+                if not self.skip_broken:
+                    raise
+                message = message or str(error)
+        raise DataError(f"{REPLACEMENTS_TRIED} pictures in a row cannot be read. The first: {message}")
+
+
+def _split(size: int, parts: int) -> list[slice]:
+    part = -(-size // parts)
+    return [slice(min(k * part, size), min((k + 1) * part, size)) for k in range(parts)]
+
+
+def _as_it_is(filled: Any) -> Any:
+    return filled
+
+
+def _keep_pillow_memory(worker: int) -> None:  # noqa: ARG001
+    # Pillow gives a picture's memory back to the system at once; getting it again costs a tenth of the decoding.
+    Image.core.set_blocks_max(32)

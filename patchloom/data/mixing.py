@@ -1,0 +1,103 @@
+"""Mixup and CutMix: every picture of a batch is blended with the one at the mirrored place, and so are the labels.
+
+One λ (and for CutMix one box) is drawn per batch, on the host and from a seed, so nothing waits for the device and
+all processes of a run draw the same. mixup: arXiv 1710.09412; CutMix: arXiv 1905.04899.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from patchloom.errors import UsageError
+
+Box = tuple[int, int, int, int]  # top, bottom, left, right
+
+
+@dataclass(frozen=True)
+class Blend:
+    """`weight` is the share of the picture itself; with a `box`, that box is taken from the partner."""
+
+    weight: float = 1.0
+    box: Box | None = None
+
+    def images(self, images: Tensor) -> Tensor:
+        """Blend (B, 3, H, W) with itself reversed along B; the input is left as it was."""
+        if self.weight == 1.0:
+            return images
+        if self.box is None:
+            return torch.lerp(images.flip(0), images, self.weight)
+        top, bottom, left, right = self.box
+        mixed = images.clone()
+        mixed[:, :, top:bottom, left:right] = images[:, :, top:bottom, left:right].flip(0)
+        return mixed
+
+    def targets(self, labels: Tensor, num_classes: int, smoothing: float, dtype: torch.dtype) -> Tensor:
+        """(B,) class numbers → (B, num_classes) shares that sum to 1."""
+        targets = F.one_hot(labels, num_classes).to(dtype)
+        targets = targets * (1 - smoothing) + smoothing / num_classes
+        return torch.lerp(targets.flip(0), targets, self.weight) if self.weight < 1.0 else targets
+
+
+def draw_blend(
+    height: int,
+    width: int,
+    *,
+    mixup: float,
+    cutmix: float,
+    probability: float = 1.0,
+    switch: float = 0.5,
+    seed: int,
+) -> Blend:
+    """Draw one batch's blend. `mixup` and `cutmix` are the α of Beta(α, α), 0 = off; `switch` is CutMix's share."""
+    rng = np.random.default_rng(seed)
+    if not (mixup or cutmix) or rng.random() >= probability:
+        return Blend()
+    if cutmix and (not mixup or rng.random() < switch):
+        box = _random_box(height, width, rng.beta(cutmix, cutmix), rng)
+        top, bottom, left, right = box
+        # The box may be cut off at the border: the labels follow the area that was really replaced.
+        return Blend(1 - (bottom - top) * (right - left) / (height * width), box)
+    return Blend(float(rng.beta(mixup, mixup)))
+
+
+def mix(
+    images: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    *,
+    mixup: float,
+    cutmix: float,
+    probability: float = 1.0,
+    switch: float = 0.5,
+    smoothing: float = 0.0,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    """Mix a batch: images (B, 3, H, W) floating point, labels (B,) → images, soft targets (B, num_classes) float32.
+
+    With `seed=step_seed(seed, epoch, step)` the result repeats exactly, also on several processes (`rank_positions`).
+    """
+    if not images.is_floating_point():
+        raise UsageError(
+            f"mix() blends normalised images, but these are {images.dtype}. Normalise them first."
+        )
+    height, width = images.shape[-2:]
+    blend = draw_blend(
+        height, width, mixup=mixup, cutmix=cutmix, probability=probability, switch=switch, seed=seed
+    )
+    return blend.images(images), blend.targets(labels, num_classes, smoothing, torch.float32)
+
+
+def _random_box(height: int, width: int, weight: float, rng: np.random.Generator) -> Box:
+    """A box of the picture's shape with 1 − weight of its area, centred anywhere, cut off at the border."""
+    side = float(np.sqrt(1 - weight))
+    box_height, box_width = int(height * side), int(width * side)
+    y, x = int(rng.integers(height)), int(rng.integers(width))
+    return (
+        max(y - box_height // 2, 0),
+        min(y + (box_height + 1) // 2, height),
+        max(x - box_width // 2, 0),
+        min(x + (box_width + 1) // 2, width),
+    )

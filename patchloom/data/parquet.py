@@ -1,0 +1,188 @@
+"""Parquet files of encoded images: columns `image` (bytes, or a struct with `bytes`) and `label`.
+
+Further columns, where present: `coarse_label` (a label level), `split`, `mask` (an image of ids), `boxes`
+with `labels` (one a box). Class names come from the schema's metadata: the key `dataset_info` (JSON with
+`label_names`, `coarse_label_names`, `ignore_index`) or Hugging Face's own. Splits come from the column, else
+from the file names (…train…, …val… or …test…).
+
+Images stay encoded in arrow memory, which forked workers share; a pickled copy opens its files again.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.decode import decode, decode_ids
+from patchloom.data.sets import UNLABELLED, Listing, Mask, Pictures, Source
+from patchloom.data.splits import group_by_split, listings_by_split
+from patchloom.errors import DataError, UsageError
+
+_IMAGE_COLUMNS = ("image", "img")
+_LABEL_COLUMNS = ("label", "fine_label")
+
+
+class ParquetPictures(Pictures):
+    """The images, masks and boxes of parquet files, read by row."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = tuple(files)
+        self.columns = tuple(self._tables[0].schema.names)
+        self.info = _metadata(self._tables[0].schema)
+        for file, table in zip(self.files, self._tables, strict=True):
+            if set(table.schema.names) != set(self.columns) or _metadata(table.schema) != self.info:
+                raise DataError(f"{file}: other columns or class names than {files[0]}; open them separately")
+        self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
+        self._image = next((name for name in _IMAGE_COLUMNS if name in self.columns), "")
+        if not self._image:
+            raise DataError(f"{files[0]}: columns {', '.join(self.columns)}; expected one called 'image'")
+        names = tuple(self.info.get("label_names", ()))
+        # A mask beside boxes holds instance ids; without boxes, class ids.
+        self._instance_masks = {"mask", "boxes"} <= set(self.columns)
+        if "mask" in self.columns:
+            self.mask_names = names
+            self.mask_ignore = self.info.get("ignore_index")
+        if "boxes" in self.columns:
+            self.object_names = names[1:] if self._instance_masks else names
+        if self._instance_masks and len(names) != 2:
+            raise DataError(f"{files[0]}: label_names {names}; instance masks need background and one class")
+
+    @cached_property
+    def _tables(self) -> list[Any]:
+        return [_read(file) for file in self.files]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_tables"}
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def _value(self, column: str, index: int) -> Any:
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return self._tables[number][column][index - int(self._starts[number])].as_py()
+
+    def column(self, name: str) -> list[Any]:
+        """All values of a column."""
+        return [value for table in self._tables for value in table[name].to_pylist()]
+
+    def read(self, index: int) -> Image.Image:
+        """The picture: decoded, upright, mode RGB."""
+        return decode(self.encoded(index), self.where(index))
+
+    def encoded(self, index: int) -> bytes:
+        """The image's bytes."""
+        value = self._value(self._image, index)
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(data, bytes):
+            raise DataError(f"{self.where(index)}: no image bytes in column {self._image!r}")
+        return data
+
+    def where(self, index: int) -> str:
+        """File and row."""
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return f"{self.files[number]}, row {index - self._starts[number]}"
+
+    def key(self, index: int) -> str:
+        """File name and row."""
+        return Path(self.where(index)).name
+
+    def mask(self, index: int) -> Mask | None:
+        """The decoded `mask`."""
+        if not self.mask_names:
+            return None
+        ids = decode_ids(self._value("mask", index), f"{self.where(index)}, mask")
+        return Mask((ids > 0).astype(np.uint8), ids) if self._instance_masks else Mask(ids, None)
+
+    def boxes(self, index: int) -> np.ndarray | None:
+        """The row's `boxes`, each with its class."""
+        if not self.object_names:
+            return None
+        corners = np.array(self._value("boxes", index), dtype=np.int64)
+        if not len(corners):
+            return np.zeros((0, 5), dtype=np.int64)
+        numbers = 0 if self._instance_masks else np.array(self._value("labels", index), dtype=np.int64)
+        return np.column_stack([corners[:, :4], np.broadcast_to(numbers, len(corners))])
+
+
+def open_parquet(files: Sequence[Path], name: str) -> Source:
+    """The data set in `files`, its splits told by a column `split` or by the file names."""
+    by_name = {file.name: file for file in sorted(files)}
+    in_train, in_val, unused = group_by_split(list(by_name))
+    train = ParquetPictures([by_name[file] for file in in_train])
+    if "split" in train.columns:
+        return Source(
+            name, *listings_by_split(_listing(train), [str(split) for split in train.column("split")])
+        )
+    val = ParquetPictures([by_name[file] for file in in_val]) if in_val else None
+    notes = (f"not used: {', '.join(unused)}",) if unused else ()
+    return Source(name, _listing(train), _listing(val) if val else None, notes)
+
+
+def _listing(pictures: ParquetPictures) -> Listing:
+    rows = np.arange(len(pictures))
+    column = next((name for name in _LABEL_COLUMNS if name in pictures.columns), None)
+    if column is None:
+        names = pictures.object_names or pictures.mask_names
+        return Listing(pictures, rows, np.full(len(rows), UNLABELLED), names)
+    labels, names = _numbered(pictures, column, "label_names")
+    levels = {}
+    if "coarse_label" in pictures.columns:
+        coarse, coarse_names = _numbered(pictures, "coarse_label", "coarse_label_names")
+        mapping: dict[str, str] = {}
+        for row, (fine, group) in enumerate(zip(labels, coarse, strict=True)):
+            if mapping.setdefault(names[fine], coarse_names[group]) != coarse_names[group]:
+                two = f"{mapping[names[fine]]!r} and {coarse_names[group]!r}"
+                raise DataError(
+                    f"{pictures.where(row)}: {names[fine]!r} is both {two}; expected one coarse label"
+                )
+        levels["coarse"] = mapping
+    return Listing(pictures, rows, labels, names, levels)
+
+
+def _numbered(pictures: ParquetPictures, column: str, names_key: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A label column as numbers and names; strings are numbered in their sorted order."""
+    values = pictures.column(column)
+    given = [value for value in values if value is not None]
+    if given and isinstance(given[0], str):
+        names = tuple(sorted(set(given)))
+        number = {name: i for i, name in enumerate(names)}
+        return np.array([UNLABELLED if v is None else number[v] for v in values], dtype=np.int64), names
+    names = tuple(pictures.info.get(names_key, ())) or tuple(
+        str(i) for i in range(max(given, default=-1) + 1)
+    )
+    labels = np.array([UNLABELLED if value is None else value for value in values], dtype=np.int64)
+    for row in np.flatnonzero((labels < UNLABELLED) | (labels >= len(names)))[:1]:
+        raise DataError(f"{pictures.where(row)}: {column} {labels[row]} is outside 0…{len(names) - 1}")
+    return labels, names
+
+
+def _metadata(schema: Any) -> dict[str, Any]:
+    """`dataset_info`, or the same facts from Hugging Face's description of the columns."""
+    stored = schema.metadata or {}
+    if b"dataset_info" in stored:
+        info = json.loads(stored[b"dataset_info"])
+        return {
+            key: info[key] for key in ("label_names", "coarse_label_names", "ignore_index") if key in info
+        }
+    features = json.loads(stored.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    keys = {"label": "label_names", "fine_label": "label_names", "coarse_label": "coarse_label_names"}
+    return {
+        keys[name]: feature["names"]
+        for name, feature in features.items()
+        if name in keys and "names" in feature
+    }
+
+
+def _read(file: Path) -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError(f"{file}: reading parquet needs pyarrow; pip install 'patchloom[parquet]'") from None
+    try:
+        return pyarrow.parquet.read_table(file)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read as parquet ({str(error).splitlines()[0]})") from error

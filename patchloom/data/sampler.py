@@ -1,0 +1,135 @@
+"""Which picture is seen when, and from which seed its augmentation is drawn.
+
+Everything random about data follows from (seed, epoch, position in the epoch), never from a process's history. So a
+run may stop at any step and go on, and neither the number of workers nor the number of processes changes a picture.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from patchloom.errors import UsageError
+
+# The authors of repeated augmentation cut an epoch to whole batches of 256, whatever the real batch size is.
+REPEATED_EPOCH_MULTIPLE = 256
+_VIEW_STREAM, _STEP_STREAM = 0, 1
+
+
+def epoch_order(pictures: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
+    """The pictures of one epoch in their order: (pictures,) int64. Seed 0 gives the order of DeiT's own sampler."""
+    if not shuffle:
+        return np.arange(pictures)
+    # torch's CPU generator uses 32 bits of its seed.
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**32)
+    return torch.randperm(pictures, generator=generator).numpy()
+
+
+def repeated_order(order: np.ndarray, repeats: int) -> np.ndarray:
+    """Repeated augmentation: each picture `repeats` times in a row, cut to about the length of a plain epoch.
+
+    An epoch so sees about 1/repeats of the pictures. DeiT's process r of R takes every R-th entry from r on.
+    """
+    return np.repeat(order, repeats)[: epoch_length(len(order), repeats)]
+
+
+def epoch_length(pictures: int, repeats: int) -> int:
+    """Views in an epoch of `pictures`, by all processes together."""
+    if repeats == 1:
+        return pictures
+    return pictures // REPEATED_EPOCH_MULTIPLE * REPEATED_EPOCH_MULTIPLE or pictures
+
+
+def mixed_seeds(seed: int, epoch: int, stream: int, positions: np.ndarray) -> np.ndarray:
+    """A well-mixed seed for each position: (len(positions),) uint64, by three rounds of SplitMix64."""
+    state = np.zeros(len(positions), np.uint64)
+    for word in (seed, epoch * 2 + stream, positions):
+        state = state + np.asarray(word, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    return state
+
+
+def step_seed(seed: int, epoch: int, step: int) -> int:
+    """The seed of what is drawn once for a whole batch, the same on every process: mixing, batched augmentation."""
+    return int(mixed_seeds(seed, epoch, _STEP_STREAM, np.array([step]))[0] >> np.uint64(1))
+
+
+def rank_positions(size: int, rank: int, world: int) -> np.ndarray:
+    """The positions of a batch of `size` that one process of `world` takes.
+
+    Where the batch divides by 2·world, positions i and size−1−i stay together, in mirrored order: Mixup with the
+    reversed batch then pairs the same pictures on any number of processes. Otherwise every world-th position.
+    """
+    if size % (2 * world):
+        return np.arange(rank, size, world)
+    front = np.arange(rank, size // 2, world)
+    return np.concatenate([front, size - 1 - front[::-1]])
+
+
+@dataclass(frozen=True)
+class Views:
+    """What one process reads in one step."""
+
+    index: np.ndarray  # (b,) int64, pictures of the set
+    seed: np.ndarray  # (b,) uint64, where each picture's augmentation starts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The views of every epoch and step. `batch_size` is that of all processes together."""
+
+    pictures: int
+    batch_size: int
+    seed: int = 0
+    shuffle: bool = True
+    repeats: int = 1
+    drop_last: bool = True
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.batch_size % self.world:
+            raise UsageError(
+                f"A batch of {self.batch_size} cannot be shared by {self.world} processes. "
+                f"Give a batch size that is a multiple of {self.world}."
+            )
+        if not 0 <= self.rank < self.world:
+            raise UsageError(f"Process {self.rank} of {self.world} does not exist; they are numbered from 0.")
+        if self.repeats < 1:
+            raise UsageError(f"repeats is {self.repeats}; a picture is seen at least once.")
+        if self.seed < 0:
+            raise UsageError(f"The seed is {self.seed}; give 0 or more.")
+        if self.steps_per_epoch == 0:
+            raise UsageError(
+                f"A batch of {self.batch_size} is larger than the {self.views_per_epoch} pictures of an epoch. "
+                f"Give a batch size of at most {self.views_per_epoch}, or keep the last, smaller batch."
+            )
+
+    @property
+    def views_per_epoch(self) -> int:
+        """Pictures seen in an epoch by all processes together, a last incomplete batch included."""
+        return epoch_length(self.pictures, self.repeats)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        extra = 0 if self.drop_last else self.batch_size - 1
+        return (self.views_per_epoch + extra) // self.batch_size
+
+    def views(self, epoch: int, step: int) -> Views:
+        """What this process reads in `step` of `epoch`."""
+        order = _views_of_epoch(self.pictures, self.seed, epoch, self.shuffle, self.repeats)
+        start = step * self.batch_size
+        size = min(self.batch_size, len(order) - start)
+        positions = start + rank_positions(size, self.rank, self.world)
+        return Views(order[positions], mixed_seeds(self.seed, epoch, _VIEW_STREAM, positions))
+
+
+@lru_cache(maxsize=4)
+def _views_of_epoch(pictures: int, seed: int, epoch: int, shuffle: bool, repeats: int) -> np.ndarray:
+    order = repeated_order(epoch_order(pictures, seed, epoch, shuffle), repeats)
+    order.setflags(write=False)
+    return order

@@ -1,0 +1,198 @@
+"""What every source of images looks like to the rest of patchloom.
+
+A source (a folder, a parquet file, torchvision's sets, shards …) lists its `Pictures` with class names;
+`splits` turns listings into `ImageSet`s: pictures that can be read one by one, with integer labels that index
+one `ClassTable`. Nothing here decodes, augments or batches.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from PIL import Image
+
+UNLABELLED = -1  # the label of a picture that has none
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """Class names in the order of their numbers, built from the training split alone.
+
+    `levels` holds coarser groupings of the same classes: level name → (names of its classes, the coarse
+    number of each fine class).
+    """
+
+    names: tuple[str, ...]
+    levels: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class Mask(NamedTuple):
+    """What each pixel shows: `classes` holds numbers of `mask_names`, `instances` 0 for none, else 1, 2, …"""
+
+    classes: np.ndarray  # (H, W) uint8
+    instances: np.ndarray | None  # (H, W) uint8, or None where objects are not told apart
+
+
+@runtime_checkable
+class ImageSet(Protocol):
+    """Pictures with labels, read by position; safe to use from several worker processes."""
+
+    @property
+    def classes(self) -> ClassTable:
+        """The table that `labels` are numbers of."""
+        ...
+
+    @property
+    def labels(self) -> np.ndarray:
+        """(len,) int64, numbers of `classes`; UNLABELLED for a picture without a label."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Image.Image:
+        """The picture: decoded, upright, mode RGB. An unreadable file is a `DataError` that names it."""
+        ...
+
+    def where(self, index: int) -> str:
+        """Where the picture came from, for messages: a path, or a file and a row."""
+        ...
+
+
+class Pictures(ABC):
+    """The pictures of one source, read by position; picklable, and usable after a fork."""
+
+    object_names: tuple[str, ...] = ()  # what the classes of `boxes` mean; empty without boxes
+    mask_names: tuple[str, ...] = ()  # what the classes of `mask` mean; empty without masks
+    mask_ignore: int | None = None  # the mask class that stands for 'not labelled'
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, index: int) -> Image.Image:
+        """The picture: decoded, upright, mode RGB."""
+
+    @abstractmethod
+    def where(self, index: int) -> str:
+        """A path, or a file and a row, that can be printed."""
+
+    def key(self, index: int) -> str:
+        """A name that stays the same when the data move to another folder or are listed in another order."""
+        return self.where(index)
+
+    def encoded(self, index: int) -> bytes | None:  # noqa: ARG002
+        """The file's bytes, undecoded (for checksums and header checks); None where there is no file."""
+        return None
+
+    def mask(self, index: int) -> Mask | None:  # noqa: ARG002
+        """What each pixel shows, or None where the source has no masks."""
+        return None
+
+    def boxes(self, index: int) -> np.ndarray | None:  # noqa: ARG002
+        """(objects, 5) int64: x0, y0, x1, y1 in half-open pixels, number of `object_names`; or None."""
+        return None
+
+
+class ArrayPictures(Pictures):
+    """Pictures kept in memory, undecoded by nature: (N, H, W) grey or (N, H, W, 3) RGB, uint8."""
+
+    def __init__(self, arrays: np.ndarray, name: str) -> None:
+        self._arrays = arrays
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def read(self, index: int) -> Image.Image:
+        """The picture, mode RGB."""
+        return Image.fromarray(self._arrays[index]).convert("RGB")
+
+    def where(self, index: int) -> str:
+        """Data set and position."""
+        return f"{self._name}, picture {index}"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One split as its source has it, before classes are matched by name.
+
+    `labels` are numbers of `names`, which may include classes without a picture. `levels` maps a level's name
+    to {class: coarse class}. `rows` are positions in `pictures`, so that splits can share one store.
+    """
+
+    pictures: Pictures
+    rows: np.ndarray  # (len,) int64
+    labels: np.ndarray  # (len,) int64
+    names: tuple[str, ...]
+    levels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set as it was found: `val` is None where it has no such split."""
+
+    name: str
+    train: Listing
+    val: Listing | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PictureSet:
+    """The `ImageSet` of every source: some rows of its pictures, with their numbers in one class table."""
+
+    pictures: Pictures
+    rows: np.ndarray  # (len,) int64
+    labels: np.ndarray  # (len,) int64
+    classes: ClassTable
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, index: int) -> Image.Image:
+        """The picture: decoded, upright, mode RGB."""
+        return self.pictures.read(int(self.rows[index]))
+
+    def where(self, index: int) -> str:
+        """Where the picture came from, for messages."""
+        return self.pictures.where(int(self.rows[index]))
+
+    def key(self, index: int) -> str:
+        """The picture's name within its data set."""
+        return self.pictures.key(int(self.rows[index]))
+
+    def encoded(self, index: int) -> bytes | None:
+        """The undecoded file, or None where there is none."""
+        return self.pictures.encoded(int(self.rows[index]))
+
+    def mask(self, index: int) -> Mask | None:
+        """What each pixel shows, in numbers of `pictures.mask_names`; None without masks."""
+        return self.pictures.mask(int(self.rows[index]))
+
+    def boxes(self, index: int) -> np.ndarray | None:
+        """(objects, 5): x0, y0, x1, y1, number of `pictures.object_names`; None without boxes."""
+        return self.pictures.boxes(int(self.rows[index]))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A data set as `train` uses it: two sets over one class table, and what was noticed while opening it."""
+
+    name: str
+    train: ImageSet
+    val: ImageSet
+    notes: Sequence[str] = ()
+
+    @property
+    def classes(self) -> ClassTable:
+        """The table both splits are numbered by."""
+        return self.train.classes

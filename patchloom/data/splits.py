@@ -1,0 +1,238 @@
+"""Listings → train and val over one class table.
+
+Classes are numbered once, by name, from the training split. A class of val that train does not have never
+shifts a number: it is named and left out, or is an error where `strict`. A missing val is made as a list of
+rows, never by copying files, and depends only on the pictures' names and the seed.
+"""
+
+import csv
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from patchloom.data.sets import UNLABELLED, ClassTable, Listing, PictureSet, Source, Splits
+from patchloom.errors import DataError, UsageError, nearest
+
+TRAIN_NAMES = ("train", "training")
+VAL_NAMES = ("val", "valid", "validation", "test", "testing")  # the first that a source has is used
+_STRANGER = -2  # the number of a class that the table does not have
+Taxonomy = Mapping[str, Mapping[str, str]]  # level name → {class: coarse class}
+
+
+def make_splits(
+    source: Source,
+    *,
+    val_fraction: float = 0.2,
+    strict: bool = False,
+    seed: int = 0,
+    level: str | None = None,
+    labelled: bool = True,
+) -> Splits:
+    """Train and val of `source`, numbered by one table. Without `labelled`, one class or none will do."""
+    pictures = source.train.pictures
+    classify = labelled and not (pictures.mask_names or pictures.object_names)
+    if classify and np.any(source.train.labels == UNLABELLED):
+        count = int(np.sum(source.train.labels == UNLABELLED))
+        raise DataError(
+            f"{source.name}: {count} of {len(source.train)} pictures have no label; "
+            "expected a folder for each class, or a labels file (path,label)"
+        )
+    table, notes = class_table(source.train, strict=strict)
+    train = match(source.train, table)
+    if source.val is None:
+        kept, held_out = split_rows(train, val_fraction, seed)
+        train, val = _subset(train, kept), _subset(train, held_out)
+        notes.append(f"no val split: {len(val)} of {len(kept) + len(val)} pictures held out (seed {seed})")
+    else:
+        val = match(source.val, table, strict=strict)
+    if level is not None:
+        train, val = at_level(train, level), at_level(val, level)
+    if classify and len(train.classes) < 2:
+        found = f"one class ({train.classes.names[0]!r})" if train.classes.names else "no class"
+        raise DataError(f"{source.name}: {found}; classification needs at least two")
+    if not len(train) or not len(val):
+        empty = "train" if not len(train) else "val"
+        raise DataError(f"{source.name}: no picture is left for {empty} ({len(train)} train, {len(val)} val)")
+    return Splits(source.name, train, val, (*source.notes, *notes, *val.notes))
+
+
+def class_table(listing: Listing, *, strict: bool = False) -> tuple[ClassTable, list[str]]:
+    """The classes that have pictures in a training listing, in its order, and a note on the others."""
+    labels = listing.labels[listing.labels != UNLABELLED]
+    counts = np.bincount(labels, minlength=len(listing.names))
+    if len(counts) > len(listing.names):
+        row = int(np.argmax(listing.labels))
+        where = listing.pictures.where(int(listing.rows[row]))
+        raise DataError(f"{where}: label {listing.labels[row]} is outside 0…{len(listing.names) - 1}")
+    # Where no picture as a whole has a label (masks, boxes), the names are those of the objects: all stay.
+    used = [i for i in range(len(listing.names)) if counts[i] or not len(labels)]
+    empty = [name for name, count in zip(listing.names, counts, strict=True) if not count and len(labels)]
+    notes = []
+    if empty:
+        said = f"no pictures in train for {_name_some(empty)}"
+        if strict:
+            raise DataError(f"{said}; add some or remove the class")
+        notes.append(f"{said}; left out")
+    names = tuple(listing.names[i] for i in used)
+    levels = {level: _coarse_column(level, names, mapping) for level, mapping in listing.levels.items()}
+    return ClassTable(names, levels), notes
+
+
+def match(
+    listing: Listing,
+    table: ClassTable,
+    *,
+    strict: bool = False,
+    what: str = "val",
+    known_by: str = "train",
+) -> PictureSet:
+    """The pictures of `listing` whose class `table` has, renumbered by name; the rest named and left out.
+
+    `what` and `known_by` say in messages whose pictures and whose table these are.
+    """
+    number = {name: i for i, name in enumerate(table.names)}
+    renumbered = np.array(
+        [*(number.get(name, _STRANGER) for name in listing.names), UNLABELLED], dtype=np.int64
+    )
+    labels = renumbered[listing.labels]  # UNLABELLED (−1) picks the last entry
+    strangers = np.flatnonzero(labels == _STRANGER)
+    notes: tuple[str, ...] = ()
+    if len(strangers):
+        numbers, counts = np.unique(listing.labels[strangers], return_counts=True)
+        named = _name_some([listing.names[i] for i in numbers], [int(count) for count in counts])
+        said = f"{what} has {'a class' if len(numbers) == 1 else 'classes'} that {known_by} has not: {named}"
+        if len(strangers) == len(listing):
+            raise DataError(f"{said}, and no other; {known_by} has {_name_some(table.names)}")
+        if strict:
+            raise DataError(f"{said}; add pictures of it to train, or turn strict off to leave it out")
+        notes = (f"{said}; left out",)
+    known = np.flatnonzero(labels != _STRANGER)
+    return PictureSet(listing.pictures, listing.rows[known], labels[known], table, notes)
+
+
+def split_rows(pictures: PictureSet, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions kept and held out. Each class of two or more pictures has at least one on either side."""
+    if not 0 < fraction < 1:
+        raise UsageError(f"val_fraction is {fraction}, expected a number between 0 and 1")
+    salt = f"{seed}/".encode()
+    keys = [pictures.key(i).encode("utf-8", "surrogateescape") for i in range(len(pictures))]
+    order = np.array(
+        sorted(
+            range(len(keys)), key=lambda i: (hashlib.blake2b(salt + keys[i], digest_size=8).digest(), keys[i])
+        ),
+        dtype=np.int64,
+    )
+    held_out = np.zeros(len(pictures), dtype=bool)
+    for number in np.unique(pictures.labels):
+        members = order[pictures.labels[order] == number]
+        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
+        held_out[members[:count]] = True
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def group_by_split(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """The names (of files, or of rows' splits) that say train, those that say val, and those not used.
+
+    A name says it as a word: cifar-train-0of3.parquet, Validation. Where none says train, all are train.
+    """
+    words = {name: set(re.split(r"[^a-z]+", name.lower())) for name in names}
+    train = [name for name in names if words[name] & set(TRAIN_NAMES)]
+    if not train:
+        return list(names), [], []
+    rest = [name for name in names if name not in train]
+    chosen = next((split for split in VAL_NAMES if any(split in words[name] for name in rest)), "")
+    val = [name for name in rest if chosen in words[name] and chosen]
+    return train, val, [name for name in rest if name not in val]
+
+
+def listings_by_split(
+    whole: Listing, splits: Sequence[str]
+) -> tuple[Listing, Listing | None, tuple[str, ...]]:
+    """`whole` divided by the split each row names: train, val or None, and a note on the others."""
+    train, val, unused = group_by_split(sorted(set(splits)))
+    said = np.array(splits)
+
+    def pick(names: list[str]) -> Listing:
+        chosen = np.flatnonzero(np.isin(said, names))
+        return replace(whole, rows=whole.rows[chosen], labels=whole.labels[chosen])
+
+    notes = (f"rows of other splits, not used: {', '.join(unused)}",) if unused else ()
+    return pick(train), pick(val) if val else None, notes
+
+
+def at_level(pictures: PictureSet, level: str) -> PictureSet:
+    """The same pictures labelled by a coarser level of their class table."""
+    levels = pictures.classes.levels
+    if level not in levels:
+        known = f"it has {', '.join(levels)}" if levels else "it has no levels (give a taxonomy file)"
+        raise UsageError(f"no label level {level!r}; {known}.{nearest(level, list(levels))}")
+    names, coarse = levels[level]
+    labels = np.array([*coarse, UNLABELLED], dtype=np.int64)[pictures.labels]
+    return PictureSet(pictures.pictures, pictures.rows, labels, ClassTable(names), pictures.notes)
+
+
+def read_taxonomy(path: Path) -> Taxonomy:
+    """Levels: JSON or YAML {class: coarse} or {level: {class: coarse}}; CSV class,coarse[,coarser …]."""
+    if not path.is_file():
+        raise UsageError(
+            f"taxonomy {path} is not a file; expected a .json, .yaml or .csv of class → coarse class"
+        )
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        if path.suffix.lower() in (".csv", ".tsv"):
+            delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+            header, *rows = csv.reader(text.splitlines(), delimiter=delimiter)
+            return {
+                level: {row[0]: row[column] for row in rows if row}
+                for column, level in enumerate(header[1:], start=1)
+            }
+        if path.suffix.lower() in (".yaml", ".yml"):
+            import yaml
+
+            content = yaml.safe_load(text)
+        else:
+            content = json.loads(text)
+        nested = all(isinstance(value, dict) for value in content.values())
+        levels = content if nested else {"coarse": content}
+        return {
+            str(level): {str(fine): str(coarse) for fine, coarse in mapping.items()}
+            for level, mapping in levels.items()
+        }
+    except Exception as error:  # three parsers, each with its own errors
+        raise UsageError(
+            f"taxonomy {path} cannot be read ({error}); expected class → coarse class"
+        ) from error
+
+
+def _coarse_column(
+    level: str, names: Sequence[str], mapping: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    missing = [name for name in names if name not in mapping]
+    if missing:
+        raise DataError(f"label level {level!r} says nothing about {_name_some(missing)}")
+    coarse = tuple(sorted({mapping[name] for name in names}))
+    return coarse, tuple(coarse.index(mapping[name]) for name in names)
+
+
+def _subset(pictures: PictureSet, positions: np.ndarray) -> PictureSet:
+    return PictureSet(
+        pictures.pictures,
+        pictures.rows[positions],
+        pictures.labels[positions],
+        pictures.classes,
+        pictures.notes,
+    )
+
+
+def _name_some(names: Sequence[str], counts: Sequence[int] | None = None, limit: int = 8) -> str:
+    """'a' (3 pictures), 'b' (1 picture) and 4 more."""
+    shown = [repr(name) for name in names[:limit]]
+    if counts is not None:
+        shown = [f"{n} ({c} picture{'s' * (c != 1)})" for n, c in zip(shown, counts, strict=False)]
+    more = len(names) - limit
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

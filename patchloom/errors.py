@@ -1,0 +1,45 @@
+"""What went wrong, in one line a user can act on. Each kind has the exit code of the command line."""
+
+
+class PatchloomError(Exception):
+    """A mistake that is not a bug: the message says what was given, what was expected, what to do."""
+
+    exit_code = 1
+
+
+class UsageError(PatchloomError, ValueError):
+    """A wrong name, option, path or recipe field."""
+
+    exit_code = 2
+
+
+class DataError(PatchloomError):
+    """Images, labels or folders that cannot be used."""
+
+    exit_code = 3
+
+
+class CheckpointError(PatchloomError):
+    """A file of weights that is damaged, foreign or of another network."""
+
+    exit_code = 4
+
+
+class NumericalError(PatchloomError):
+    """A loss or weight that is not finite."""
+
+    exit_code = 5
+
+
+class ResourceError(PatchloomError):
+    """Not enough memory or disk."""
+
+    exit_code = 6
+
+
+def nearest(given: str, known: list[str] | tuple[str, ...], *, limit: int = 3) -> str:
+    """A phrase with the known names closest to `given`: ' Did you mean a, b?', or '' when nothing is close."""
+    import difflib
+
+    close = difflib.get_close_matches(given, known, n=limit, cutoff=0.5)
+    return f" Did you mean {', '.join(close)}?" if close else ""

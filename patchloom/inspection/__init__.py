@@ -1,0 +1,1 @@
+"""Looking at networks: what they cost, what they do."""

@@ -1,0 +1,179 @@
+"""What a network costs (CO-1): parameters and operations by counting, throughput and memory by measuring.
+
+"Multiply-adds" are those of matrix products and convolutions, what the papers call FLOPs. They are counted on the meta
+device, so the largest networks take no memory and no time.
+"""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from patchloom.errors import ResourceError, UsageError
+from patchloom.models.network import Network, Size
+
+aten = torch.ops.aten
+
+# Scalar operations an output element takes, where it is not one: (with weight and bias, without).
+_NORMS = {aten.native_layer_norm: (5, 4), aten.native_batch_norm: (2, 1), aten._native_batch_norm_legit_no_training: (2, 1)}
+_TWO = {aten.addcmul}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one image costs."""
+
+    parameters: int
+    multiply_adds: int  # of matrix products and convolutions
+    elementwise: int  # scalar operations of everything else: norms, activations, sums, scales
+
+    @property
+    def operations(self) -> int:
+        """Both together."""
+        return self.multiply_adds + self.elementwise
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured on one device: the best of a sweep over batch sizes (MX-6)."""
+
+    images_per_second: float
+    batch_size: int
+    peak_mem_mib: float | None  # of the device, at that batch; None on a CPU
+    device: str
+    dtype: str
+
+
+def cost(model: nn.Module, image_size: Size | None = None) -> Cost:
+    """Parameters and operations of a network for one image, of its own size or another."""
+    size = _size_of(model, image_size)
+    channels = model.config.channels if isinstance(model, Network) else 3
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    on_meta = {name: torch.empty_like(tensor, device="meta", requires_grad=False) for name, tensor in state.items()}
+    dtype = next(model.parameters()).dtype
+    images = torch.empty(1, channels, *size, device="meta", dtype=dtype)
+    was_training = model.training
+    nn.Module.train(model, False)
+    try:
+        with torch.no_grad(), _Counter() as counter:
+            functional_call(model, on_meta, (images,))
+    finally:
+        nn.Module.train(model, was_training)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Cost(parameters, counter.multiply_adds, counter.elementwise)
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.multiply_adds = 0
+        self.elementwise = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        out = func(*args, **(kwargs or {}))
+        packet = func.overloadpacket
+        if packet in flop_registry:
+            self.multiply_adds += flop_registry[packet](*args, **(kwargs or {}), out_val=out) // 2
+        elif not func.is_view:
+            self.elementwise += _elementwise(packet, args, out)
+        return out
+
+
+def _elementwise(packet: Any, args: Any, out: Any) -> int:
+    first = out[0] if isinstance(out, tuple | list) else out
+    if not isinstance(first, Tensor):
+        return 0
+    if packet in _NORMS:
+        has_affine = any(isinstance(arg, Tensor) for arg in args[1:4])
+        return first.numel() * _NORMS[packet][0 if has_affine else 1]
+    # A reduction reads more than it writes.
+    read = max((arg.numel() for arg in args if isinstance(arg, Tensor)), default=0)
+    return max(first.numel(), read) * (2 if packet in _TWO else 1)
+
+
+def measure(
+    model: nn.Module,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    image_size: Size | None = None,
+    batch_sizes: Sequence[int] = (1, 4, 16, 64),
+    seconds: float = 2.0,
+) -> Speed:
+    """Images per second of the forward pass: the best median over the batch sizes; those that do not fit are left out."""
+    device = torch.device(device)
+    model = model.to(device, dtype).eval()
+    best: Speed | None = None
+    for batch in batch_sizes:
+        images = torch.randn(batch, 3, *_size_of(model, image_size), device=device, dtype=dtype)
+        try:
+            speed = _measure_one(model, images, seconds / len(batch_sizes))
+        except torch.OutOfMemoryError:
+            continue
+        if best is None or speed.images_per_second > best.images_per_second:
+            best = speed
+    if best is None:
+        raise ResourceError(f"not even a batch of {min(batch_sizes)} fits into the memory of {device}")
+    return best
+
+
+def _measure_one(model: nn.Module, images: Tensor, seconds: float) -> Speed:
+    device = images.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    times: list[float] = []
+    with torch.inference_mode():
+        for _ in range(2):
+            model(images)
+        started = time.perf_counter()
+        while not times or (time.perf_counter() - started < seconds and len(times) < 200):
+            _synchronise(device)
+            before = time.perf_counter()
+            model(images)
+            _synchronise(device)
+            times.append(time.perf_counter() - before)
+    median = sorted(times)[len(times) // 2]
+    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    return Speed(len(images) / median, len(images), peak, name, str(images.dtype).removeprefix("torch."))
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _size_of(model: nn.Module, image_size: Size | None) -> tuple[int, int]:
+    if image_size is None:
+        if not isinstance(model, Network):
+            raise UsageError(f"{type(model).__name__} does not know its image size: give image_size")
+        return model.config.image_size
+    return (image_size, image_size) if isinstance(image_size, int) else image_size
+
+
+def row(name: str, of: Cost, speed: Speed | None = None) -> dict[str, Any]:
+    """One line of a cost table, as JSON would have it."""
+    return {"model": name, **asdict(of), **(asdict(speed) if speed else {})}
+
+
+def to_json(rows: list[dict[str, Any]]) -> str:
+    """A cost table for machines."""
+    return json.dumps(rows, indent=2)
+
+
+def human(count: float) -> str:
+    """A count in M or G with as many digits as the papers print."""
+    if count <= 0:
+        return "0"
+    exponent = 9 if count >= 1e9 else 6
+    digits = max(0, 3 - max(1, math.ceil(math.log10(count / 10**exponent) + 1e-9)))
+    return f"{count / 10**exponent:.{min(digits, 2)}f} {'G' if exponent == 9 else 'M'}"

@@ -1,0 +1,137 @@
+"""Attention between patches (ViT), with talking heads (CaiT), and of class tokens over patches (CaiT, PatchConvNet).
+
+The weights are not kept: `record_attention` switches the fused kernel off and hands them out while it is open.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.layers.linear import fold_input_, fold_output_
+from patchloom.layers.token_mixing import TokenLinear
+
+
+class Attend(nn.Module):
+    """softmax(QKᵀ/√d)·V, fused unless somebody wants to see the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded: list[Tensor] | None = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(B, H, T, d), (B, H, N, d) twice → (B, T, H·d)."""
+        if self.recorded is None:
+            out = F.scaled_dot_product_attention(q, k, v)
+        else:
+            weights = self.logits(q, k).softmax(dim=-1)
+            self.recorded.append(weights.detach())
+            out = weights @ v
+        return out.transpose(1, 2).flatten(2)
+
+    @staticmethod
+    def logits(q: Tensor, k: Tensor) -> Tensor:
+        """(B, H, T, d), (B, H, N, d) → (B, H, T, N)."""
+        return (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+
+
+class Attention(Attend):
+    """Multi-head self-attention of all tokens."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, N, C) → (B, N, C)."""
+        b, n, c = tokens.shape
+        q, k, v = self.qkv(tokens).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        return self.proj(self.attend(q, k, v))
+
+    def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
+        """Take over a preceding weight · x + bias."""
+        return fold_input_(self.qkv, weight, bias)
+
+    def absorb_output_(self, scale: Tensor) -> None:
+        """Take over a following scale · x."""
+        fold_output_(self.proj, scale)
+
+
+class TalkingHeadsAttention(Attention):
+    """Heads mixed by a matrix before and after the softmax; like tokens, they are multiplied from the left."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__(dim, heads)
+        self.before = TokenLinear((heads,))
+        self.after = TokenLinear((heads,))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(B, H, T, d), (B, H, N, d) twice → (B, T, H·d)."""
+        logits = self.logits(q, k)
+        shape = logits.shape  # (B, H, T, N)
+        weights = self.before(logits.flatten(2)).view(shape).softmax(dim=-1)
+        weights = self.after(weights.flatten(2)).view(shape)
+        if self.recorded is not None:
+            self.recorded.append(weights.detach())
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+class ClassAttention(Attend):
+    """Class tokens as queries over themselves and the patches, or over the patches alone."""
+
+    def __init__(self, dim: int, heads: int, *, class_in_keys: bool = True) -> None:
+        super().__init__()
+        self.heads, self.class_in_keys = heads, class_in_keys
+        self.q = nn.Linear(dim, dim)
+        self.k = nn.Linear(dim, dim)
+        self.v = nn.Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, tokens: Tensor, classes: int) -> Tensor:
+        """(B, T+N, C), the T class tokens first → (B, T, C)."""
+        keys = tokens if self.class_in_keys else tokens[:, classes:]
+        q = self._split(self.q(tokens[:, :classes]))
+        return self.proj(self.attend(q, self._split(self.k(keys)), self._split(self.v(keys))))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, ·, d)
+
+    def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
+        """Take over a preceding weight · x + bias."""
+        fold_input_(self.q, weight, bias)
+        fold_input_(self.k, weight, bias)
+        return fold_input_(self.v, weight, bias)
+
+    def absorb_output_(self, scale: Tensor) -> None:
+        """Take over a following scale · x."""
+        fold_output_(self.proj, scale)
+
+
+class ClassMixing(TokenLinear):
+    """One row of weights over class token and patches instead of attention (ResMLP's class-MLP)."""
+
+    def forward(self, tokens: Tensor, classes: int) -> Tensor:  # type: ignore[override]
+        """(B, 1+N, C) → (B, 1, C)."""
+        del classes  # always one: the row was made for it
+        return super().forward(tokens)
+
+
+@contextmanager
+def record_attention(network: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+    """Attention weights of every layer while the context is open.
+
+    Yields a dict that fills up as the network runs: layer name → one (B, heads, queries, keys) tensor a call.
+    """
+    layers = {name: module for name, module in network.named_modules() if isinstance(module, Attend)}
+    maps: dict[str, list[Tensor]] = {name: [] for name in layers}
+    for name, module in layers.items():
+        module.recorded = maps[name]
+    try:
+        yield maps
+    finally:
+        for module in layers.values():
+            module.recorded = None

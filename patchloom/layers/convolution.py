@@ -1,0 +1,91 @@
+"""Mixing neighbours by 3×3 convolutions: ResMLP's and sMLPNet's local layers, PatchConvNet's trunk.
+
+Maps are (B, H, W, C) with channels last in memory, so a convolution sees them without a copy and a linear layer too.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.layers.linear import fold_input_, fold_output_
+from patchloom.layers.resample import Grid
+
+
+class Conv3x3(nn.Conv2d):
+    """A 3×3 convolution that keeps the size, on channels-last maps."""
+
+    def __init__(self, dim: int, *, depthwise: bool, bias: bool = True) -> None:
+        super().__init__(dim, dim, 3, padding=1, groups=dim if depthwise else 1, bias=bias)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, H, W, C) → (B, H, W, C)."""
+        return super().forward(maps.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    def absorb_output_(self, scale: Tensor, shift: Tensor | None = None) -> None:
+        """Take over a following scale · x + shift."""
+        bias = torch.zeros_like(scale) if self.bias is None else self.bias * scale
+        self.weight.mul_(scale.view(-1, 1, 1, 1))
+        self.bias = nn.Parameter(bias if shift is None else bias + shift)
+
+
+class TokenConv(nn.Module):
+    """3×3 convolution between the patches of a grid in place of ResMLP's matrix (table 3)."""
+
+    def __init__(self, dim: int, grid: Grid, kind: Literal["conv", "depthwise", "separable"]) -> None:
+        super().__init__()
+        self.grid = grid
+        self.spatial = Conv3x3(dim, depthwise=kind != "conv")
+        self.pointwise = nn.Linear(dim, dim) if kind == "separable" else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, N, C) → (B, N, C)."""
+        mixed = self.spatial(tokens.unflatten(1, self.grid)).flatten(1, 2)
+        return mixed if self.pointwise is None else self.pointwise(mixed)
+
+    def absorb_output_(self, scale: Tensor) -> None:
+        """Take over a following scale · x."""
+        if self.pointwise is None:
+            self.spatial.absorb_output_(scale)
+        else:
+            fold_output_(self.pointwise, scale)
+
+
+class SqueezeExcite(nn.Module):
+    """Channels gated by a small network of their averages."""
+
+    def __init__(self, dim: int, *, ratio: float = 0.25) -> None:
+        super().__init__()
+        hidden = round(dim * ratio)
+        self.reduce = nn.Linear(dim, hidden)
+        self.expand = nn.Linear(hidden, dim)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, H, W, C) → (B, H, W, C)."""
+        gate = self.expand(F.relu(self.reduce(maps.mean(dim=(1, 2)))))
+        return maps * torch.sigmoid(gate)[:, None, None, :]
+
+
+class PatchConv(nn.Module):
+    """1×1, GELU, depth-wise 3×3, GELU, squeeze-and-excite, 1×1 (PatchConvNet's trunk)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(dim, dim)
+        self.spatial = Conv3x3(dim, depthwise=True)
+        self.gate = SqueezeExcite(dim)
+        self.last = nn.Linear(dim, dim)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, H, W, C) → (B, H, W, C)."""
+        maps = self.spatial(F.gelu(self.first(maps)))
+        return self.last(self.gate(F.gelu(maps)))
+
+    def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
+        """Take over a preceding weight · x + bias."""
+        return fold_input_(self.first, weight, bias)
+
+    def absorb_output_(self, scale: Tensor) -> None:
+        """Take over a following scale · x."""
+        fold_output_(self.last, scale)

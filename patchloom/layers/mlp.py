@@ -1,0 +1,63 @@
+"""Channel mixing: a two-layer perceptron applied to each position."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.layers.linear import fold_input_, fold_output_
+
+ActivationName = Literal["gelu", "gelu_tanh", "silu", "hardswish", "relu"]
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    # name: (out of place, in place)
+    "gelu": (_gelu, lambda x: torch.ops.aten.gelu_(x)),
+    "gelu_tanh": (_gelu_tanh, lambda x: torch.ops.aten.gelu_(x, approximate="tanh")),
+    "silu": (F.silu, lambda x: F.silu(x, inplace=True)),
+    "hardswish": (F.hardswish, lambda x: F.hardswish(x, inplace=True)),
+    "relu": (F.relu, lambda x: F.relu(x, inplace=True)),
+}
+
+
+def activate(name: str, x: Tensor) -> Tensor:
+    """The activation of a tensor nobody else reads.
+
+    Without gradients it overwrites x: on a CPU a fresh hidden tensor costs more (page faults) than the GELU itself.
+    """
+    out_of_place, in_place = ACTIVATIONS[name]
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.requires_grad:
+        return out_of_place(x)
+    return in_place(x)
+
+
+class MLP(nn.Module):
+    """fc2(activation(fc1(x))) over the last dimension."""
+
+    def __init__(self, dim: int, hidden: int, *, activation: ActivationName = "gelu") -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
+        return self.fc2(activate(self.activation, self.fc1(x)))
+
+    def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
+        """Take over a preceding weight · x + bias."""
+        return fold_input_(self.fc1, weight, bias)
+
+    def absorb_output_(self, scale: Tensor) -> None:
+        """Take over a following scale · x."""
+        fold_output_(self.fc2, scale)

@@ -1,0 +1,96 @@
+"""Normalisations over the last (channel) dimension, all with one weight and one bias per channel.
+
+Affine (ResMLP eq. 1) computes no statistics at all; LayerNorm, BatchNorm and the ℓ2 norm are the papers'
+alternatives. Each can be split into what must be computed and the weight and bias that a neighbouring linear layer
+can absorb.
+"""
+
+from typing import Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NormName = Literal["affine", "layer", "batch", "l2"]
+
+
+class Norm(Protocol):
+    """What a residual branch asks of its normalisation."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def split(self) -> tuple[nn.Module, Tensor, Tensor]:
+        """(the part that stays, weight (C), bias (C)) with norm(x) = weight · stays(x) + bias in eval mode."""
+        ...
+
+
+class Affine(nn.Module):
+    """Aff(x) = α·x + β, per channel; α is `weight`, β is `bias`."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
+        return torch.addcmul(self.bias, self.weight, x)
+
+    def split(self) -> tuple[nn.Module, Tensor, Tensor]:
+        """Nothing stays."""
+        return nn.Identity(), self.weight, self.bias
+
+
+class LayerNorm(nn.LayerNorm):
+    """Zero mean and unit variance of each token."""
+
+    def split(self) -> tuple[nn.Module, Tensor, Tensor]:
+        """The standardisation stays."""
+        bare = LayerNorm(self.normalized_shape, eps=self.eps, elementwise_affine=False)
+        return bare, self.weight, self.bias
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Statistics of each channel over the batch and all positions; channels are last, whatever stands before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
+        return super().forward(x.flatten(0, -2)).view_as(x)
+
+    def split(self) -> tuple[nn.Module, Tensor, Tensor]:
+        """Nothing stays in eval mode: the running statistics become part of weight and bias."""
+        mean, var = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
+        weight = self.weight * torch.rsqrt(var + self.eps)
+        return nn.Identity(), weight, self.bias - mean * weight
+
+
+class L2Norm(nn.Module):
+    """Each token brought to length √C, then Aff (ResMLP, arXiv appendix A)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.affine = Affine(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
+        return self.affine(_to_sqrt_length(x))
+
+    def split(self) -> tuple[nn.Module, Tensor, Tensor]:
+        """The division by the length stays."""
+        return _Length(), self.affine.weight, self.affine.bias
+
+
+class _Length(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _to_sqrt_length(x)
+
+
+def _to_sqrt_length(x: Tensor) -> Tensor:
+    return F.normalize(x, dim=-1) * x.shape[-1] ** 0.5
+
+
+def make_norm(name: NormName, dim: int, *, eps: float = 1e-6) -> nn.Module:
+    """The normalisation called `name`; `eps` is LayerNorm's (the authors use 1e-6, sMLPNet 1e-5)."""
+    if name == "layer":
+        return LayerNorm(dim, eps=eps)
+    return {"affine": Affine, "batch": BatchNorm, "l2": L2Norm}[name](dim)

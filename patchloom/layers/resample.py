@@ -1,0 +1,51 @@
+"""Grids of patches brought to another resolution, for everything that has one weight a position.
+
+A bicubic resize (align_corners false, no antialiasing, as the authors resize position embeddings) is linear, so it is
+a matrix R: new positions × old positions. Position embeddings become R·P. A matrix that mixes positions becomes
+R·A·D, where D averages the new grid down to the old one: rows of D sum to 1, so a constant image gives what it gave
+before, and at the same size R = D = identity.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Grid = tuple[int, ...]  # (height, width), or (length,) along one axis
+
+
+def upsampler(old: Grid, new: Grid) -> Tensor:
+    """R: (positions of `new`, positions of `old`), positions row-major; float64."""
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    for old_length, new_length in zip(old, new, strict=True):
+        matrix = torch.kron(matrix, _along_one_axis(old_length, new_length))
+    return matrix
+
+
+def downsampler(old: Grid, new: Grid) -> Tensor:
+    """D: (positions of `old`, positions of `new`), the transpose of R with rows that sum to 1."""
+    adjoint = upsampler(old, new).T
+    return adjoint / adjoint.sum(dim=1, keepdim=True)
+
+
+def resample_rows(weight: Tensor, old: Grid, new: Grid) -> Tensor:
+    """R·weight for a weight with one row a position: (old, ...) → (new, ...)."""
+    if old == new:
+        return weight.clone()
+    flat = upsampler(old, new).to(weight.device) @ weight.double().flatten(1)
+    return flat.view(-1, *weight.shape[1:]).to(weight.dtype)
+
+
+def resample_columns(weight: Tensor, old: Grid, new: Grid) -> Tensor:
+    """weight·D for a weight with one column a position: (..., old) → (..., new)."""
+    if old == new:
+        return weight.clone()
+    return (weight.double() @ downsampler(old, new).to(weight.device)).to(weight.dtype)
+
+
+def _along_one_axis(old: int, new: int) -> Tensor:
+    if old == new:
+        return torch.eye(old, dtype=torch.float64)
+    # Each old position as an image of its own, constant along the second axis: the resized images are R's columns.
+    images = torch.eye(old, dtype=torch.float64).view(old, 1, old, 1)
+    resized = F.interpolate(images, size=(new, 1), mode="bicubic", align_corners=False)
+    return resized.view(old, new).T

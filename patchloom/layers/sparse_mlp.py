@@ -1,0 +1,113 @@
+"""sMLPNet's token mixing: depth-wise 3×3 convolution, then each row and each column of the map mixed by a matrix.
+
+Maps are (B, H, W, C). A column mix multiplies (H, H) from the left of (B, H, W·C), a row mix (W, W) from the left of
+(B·H, W, C): both are views. The fusing layer is applied branch by branch and summed, so nothing is concatenated.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.layers.convolution import Conv3x3
+from patchloom.layers.norms import BatchNorm
+from patchloom.layers.resample import Grid
+from patchloom.layers.token_mixing import TokenLinear, TokenMLP
+
+Fusion = Literal["concat", "sum", "weighted"]
+
+
+class SparseMLP(nn.Module):
+    """Rows, columns and identity, fused (sMLP eq. 1); the ablations of tables 3 and 4 are arguments."""
+
+    def __init__(
+        self, dim: int, grid: Grid, *, fusion: Fusion = "concat", sequential: bool = False, identity: bool = True
+    ) -> None:
+        super().__init__()
+        self.sequential, self.identity = sequential, identity
+        height, width = grid
+        self.along_width = TokenLinear((width,))
+        self.along_height = TokenLinear((height,))
+        branches = (1 if sequential else 2) + identity
+        # Identity first, then along the width, then along the height: the order of the authors' weights.
+        self.fuse = nn.Linear(branches * dim, dim, bias=False) if fusion == "concat" else None
+        self.weights = BranchWeights(branches, dim) if fusion == "weighted" else None
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, H, W, C) → (B, H, W, C)."""
+        b, h, w, c = maps.shape
+        rows = self.along_width(maps.reshape(b * h, w, c)).view(b, h, w, c)
+        read_by_columns = rows if self.sequential else maps
+        columns = self.along_height(read_by_columns.reshape(b, h, w * c)).view(b, h, w, c)
+        branches = [columns] if self.sequential else [rows, columns]
+        return self._fused([maps, *branches] if self.identity else branches)
+
+    def _fused(self, branches: list[Tensor]) -> Tensor:
+        if self.fuse is not None:
+            parts = self.fuse.weight.chunk(len(branches), dim=1)
+            return sum_of_linears(branches, parts)
+        if self.weights is not None:
+            return self.weights(branches)
+        return torch.stack(branches).sum(dim=0)
+
+
+class BranchWeights(nn.Module):
+    """One weight a branch and channel (sMLPNet's weighted sum)."""
+
+    decays = False
+
+    def __init__(self, branches: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(branches, dim))
+
+    def forward(self, branches: list[Tensor]) -> Tensor:
+        """Σ weightᵢ · branchᵢ."""
+        out = branches[0] * self.weight[0]
+        for branch, weight in zip(branches[1:], self.weight[1:], strict=True):
+            out = torch.addcmul(out, branch, weight)
+        return out
+
+
+def sum_of_linears(inputs: list[Tensor], weights: tuple[Tensor, ...]) -> Tensor:
+    """Σ xᵢ·Wᵢᵀ: a linear layer of the concatenation, without the concatenation."""
+    flat = [x.flatten(0, -2) for x in inputs]
+    out = F.linear(flat[0], weights[0])
+    for x, weight in zip(flat[1:], weights[1:], strict=True):
+        out = torch.addmm(out, x, weight.T)
+    return out.view(*inputs[0].shape[:-1], -1)
+
+
+class MapMLP(TokenMLP):
+    """A dense token MLP over all positions of a map (sMLPNet table 5)."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, H, W, C) → (B, H, W, C)."""
+        return super().forward(maps.flatten(1, 2)).view_as(maps)
+
+
+class NormActMix(nn.Module):
+    """BatchNorm → GELU → mix, the unit sMLPNet's token mixing is made of."""
+
+    def __init__(self, dim: int, mix: nn.Module) -> None:
+        super().__init__()
+        self.norm: nn.Module = BatchNorm(dim)
+        self.mix = mix
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, H, W, C) → (B, H, W, C)."""
+        return self.mix(F.gelu(self.norm(maps)))
+
+
+class NormActMixes(nn.Sequential):
+    """Several such units one after the other."""
+
+    @torch.no_grad()
+    def absorb_(self) -> None:
+        """Fold each BatchNorm that follows a convolution into it."""
+        for before, after in zip(list(self), list(self)[1:], strict=False):
+            if isinstance(before, NormActMix) and isinstance(before.mix, Conv3x3):
+                assert isinstance(after, NormActMix)
+                stays, weight, bias = after.norm.split()  # type: ignore[operator]
+                before.mix.absorb_output_(weight, bias)
+                after.norm = stays

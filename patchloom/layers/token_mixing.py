@@ -1,0 +1,213 @@
+"""Mixing across positions with learned matrices: ResMLP's linear layer, Mixer's token MLP.
+
+Tokens are (B, N, C) and stay so: the matrix multiplies from the left, once for each image, and nothing is transposed
+or copied (the papers' (A Xᵀ)ᵀ is the same product written for column vectors).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.errors import UsageError
+from patchloom.layers.mlp import ActivationName, activate
+from patchloom.layers.resample import Grid, resample_columns, resample_rows
+
+
+def mix_tokens(weight: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
+    """weight (M, N) · tokens (B, N, C) + bias, (M) or (M, C) → (B, M, C)."""
+    bias = bias if bias.ndim == 2 else bias.unsqueeze(-1)
+    return torch.baddbmm(bias, weight.expand(tokens.shape[0], -1, -1), tokens)
+
+
+class TokenLinear(nn.Module):
+    """One matrix across the positions of a grid, the same for all channels (ResMLP's A)."""
+
+    def __init__(self, grid: Grid, *, extra: int = 0, outputs: int | None = None) -> None:
+        """`extra` tokens stand before the grid's; `outputs` rows instead of one a position."""
+        super().__init__()
+        self.grid, self.extra = grid, extra
+        inputs = extra + math.prod(grid)
+        self.rows_are_positions = outputs is None
+        rows = inputs if outputs is None else outputs
+        self.weight = nn.Parameter(torch.empty(rows, inputs))
+        self.bias = nn.Parameter(torch.empty(rows))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """PyTorch's own initialisation of a linear layer."""
+        init_linear_(self.weight, self.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, N, C) → (B, M, C)."""
+        return mix_tokens(self.weight, tokens, self.bias)
+
+    def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
+        """Take over a preceding weight · x + bias, all but the factor `weight`, which passes through to the output.
+
+        A(αx + β) + b = α(Ax + c) with c = (A1·β + b) / α; refused where an α is so small that c would lose digits.
+        """
+        if weight.abs().min() < 1e-3 * weight.abs().max():
+            return None
+        shift = torch.outer(self.weight.sum(dim=1), bias) + self.bias.unsqueeze(-1)  # (M, C)
+        self.bias = nn.Parameter(shift / weight)
+        return weight
+
+    @torch.no_grad()
+    def load_resampled_(self, other: "TokenLinear") -> None:
+        """Become `other` on this grid."""
+        weight, bias = other.weight, other.bias
+        if self.extra:
+            extra = weight[:, : self.extra]
+            weight = torch.cat([extra, resample_columns(weight[:, self.extra :], other.grid, self.grid)], dim=1)
+        else:
+            weight = resample_columns(weight, other.grid, self.grid)
+        if self.rows_are_positions:
+            weight = resample_rows(weight, other.grid, self.grid)
+            bias = resample_rows(bias, other.grid, self.grid)
+        self.weight.copy_(weight)
+        self.bias.copy_(bias)
+
+
+class TokenMLP(nn.Module):
+    """W2 · activation(W1 · x) across the positions of a grid (Mixer eq. 1; ResMLP's and sMLPNet's MLP ablations)."""
+
+    def __init__(
+        self, grid: Grid, hidden: int, *, activation: ActivationName = "gelu", outputs: int | None = None
+    ) -> None:
+        """`outputs` fewer tokens than the grid has make a step of a pyramid (Mixer, appendix A)."""
+        super().__init__()
+        self.grid, self.activation = grid, activation
+        inputs = math.prod(grid)
+        self.outputs = inputs if outputs is None else outputs
+        self.weight1 = nn.Parameter(torch.empty(hidden, inputs))
+        self.bias1 = nn.Parameter(torch.empty(hidden))
+        self.weight2 = nn.Parameter(torch.empty(self.outputs, hidden))
+        self.bias2 = nn.Parameter(torch.empty(self.outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """PyTorch's own initialisation of a linear layer, for both."""
+        init_linear_(self.weight1, self.bias1)
+        init_linear_(self.weight2, self.bias2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, N, C) → (B, N, C), or (B, outputs, C)."""
+        hidden = activate(self.activation, mix_tokens(self.weight1, tokens, self.bias1))
+        return mix_tokens(self.weight2, hidden, self.bias2)
+
+    @torch.no_grad()
+    def load_resampled_(self, other: "TokenMLP") -> None:
+        """Become `other` on this grid.
+
+        Where hidden units grow with the grid, copies of `other` side by side, one for each part of the larger grid
+        (Mixer, supplement C); where they shrink with it, the mean of such copies; where they stay, resampled.
+        """
+        mine, its = self.weight1.shape[0], other.weight1.shape[0]
+        if mine > its:
+            self.weight1.zero_()
+            self.weight2.zero_()
+            for positions, units in _parts(other, self):
+                self.weight1[units[:, None], positions] = other.weight1
+                self.weight2[positions[:, None], units] = other.weight2
+                self.bias1[units], self.bias2[positions] = other.bias1, other.bias2
+            return
+        if mine < its:
+            parts = _parts(self, other)
+            for tensor in self.parameters():
+                tensor.zero_()
+            for positions, units in parts:
+                self.weight1 += other.weight1[units[:, None], positions] / len(parts)
+                self.weight2 += other.weight2[positions[:, None], units] / len(parts)
+                self.bias1 += other.bias1[units] / len(parts)
+                self.bias2 += other.bias2[positions] / len(parts)
+            return
+        self.weight1.copy_(resample_columns(other.weight1, other.grid, self.grid))
+        self.bias1.copy_(other.bias1)
+        self.weight2.copy_(resample_rows(other.weight2, other.grid, self.grid))
+        self.bias2.copy_(resample_rows(other.bias2, other.grid, self.grid))
+
+
+class GroupedTokenMLP(TokenMLP):
+    """G neighbouring channels joined into one vector of G·N before the token MLP (Mixer, appendix A)."""
+
+    def __init__(self, grid: Grid, hidden: int, *, groups: int, activation: ActivationName = "gelu") -> None:
+        super().__init__((groups, *grid), hidden, activation=activation)
+        self.groups = groups
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, N, C) → (B, N, C)."""
+        b, n, c = tokens.shape
+        joined = tokens.view(b, n, c // self.groups, self.groups).permute(0, 3, 1, 2)
+        mixed = super().forward(joined.reshape(b, self.groups * n, c // self.groups))
+        return mixed.view(b, self.groups, n, c // self.groups).permute(0, 2, 3, 1).reshape(b, n, c)
+
+
+class UntiedTokenMLP(nn.Module):
+    """A token MLP of its own for each channel (Mixer, appendix A): C times the parameters."""
+
+    def __init__(self, grid: Grid, hidden: int, dim: int, *, activation: ActivationName = "gelu") -> None:
+        super().__init__()
+        self.grid, self.activation = grid, activation
+        n = math.prod(grid)
+        self.weight1 = nn.Parameter(torch.empty(dim, hidden, n))
+        self.bias1 = nn.Parameter(torch.empty(dim, hidden))
+        self.weight2 = nn.Parameter(torch.empty(dim, n, hidden))
+        self.bias2 = nn.Parameter(torch.empty(dim, n))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """PyTorch's own initialisation of a linear layer, for each channel."""
+        init_linear_(self.weight1, self.bias1)
+        init_linear_(self.weight2, self.bias2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, N, C) → (B, N, C)."""
+        columns = tokens.permute(2, 1, 0)  # (C, N, B): one product a channel
+        hidden = activate(self.activation, torch.baddbmm(self.bias1.unsqueeze(-1), self.weight1, columns))
+        return torch.baddbmm(self.bias2.unsqueeze(-1), self.weight2, hidden).permute(2, 1, 0)
+
+    @torch.no_grad()
+    def load_resampled_(self, other: "UntiedTokenMLP") -> None:
+        """Become `other` on this grid."""
+        self.weight1.copy_(resample_columns(other.weight1, other.grid, self.grid))
+        self.bias1.copy_(other.bias1)
+        rows_first = resample_rows(other.weight2.transpose(0, 1), other.grid, self.grid)
+        self.weight2.copy_(rows_first.transpose(0, 1))
+        self.bias2.copy_(resample_rows(other.bias2.T, other.grid, self.grid).T)
+
+
+def init_linear_(weight: Tensor, bias: Tensor) -> None:
+    """U(±1/√inputs) for both, as torch.nn.Linear starts."""
+    bound = weight.shape[-1] ** -0.5
+    nn.init.uniform_(weight, -bound, bound)
+    nn.init.uniform_(bias, -bound, bound)
+
+
+def block_positions(small: Grid, large: Grid) -> Tensor:
+    """The positions of `large` that each part of the size of `small` covers: (parts, positions), both row-major."""
+    positions = torch.arange(math.prod(large)).view(large)
+    split = [part for s, n in zip(small, large, strict=True) for part in (n // s, s)]
+    axes = len(small)
+    order = [*range(0, 2 * axes, 2), *range(1, 2 * axes, 2)]
+    return positions.view(split).permute(order).reshape(-1, math.prod(small))
+
+
+def _parts(small: TokenMLP, large: TokenMLP) -> list[tuple[Tensor, Tensor]]:
+    """(positions, hidden units) of each copy of `small` inside `large`."""
+    copies = integer_factor(small.grid, large.grid)
+    if not copies or large.weight1.shape[0] != math.prod(copies) * small.weight1.shape[0]:
+        raise UsageError(
+            f"a token MLP of {small.weight1.shape[0]} hidden units on a grid of {small.grid} and one of "
+            f"{large.weight1.shape[0]} on {large.grid} are no copies of each other: use a whole multiple of the size"
+        )
+    positions = block_positions(small.grid, large.grid)  # (copies, positions of one)
+    units = torch.arange(large.weight1.shape[0]).view(positions.shape[0], -1)
+    return list(zip(positions, units, strict=True))
+
+
+def integer_factor(small: Grid, large: Grid) -> tuple[int, ...] | None:
+    """By how much `large` is a multiple of `small` along each axis, or None where it is not."""
+    if any(n % s for s, n in zip(small, large, strict=True)):
+        return None
+    return tuple(n // s for s, n in zip(small, large, strict=True))

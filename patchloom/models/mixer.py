@@ -1,0 +1,150 @@
+"""MLP-Mixer: LayerNorm, an MLP across patches, LayerNorm, an MLP across channels.
+
+Letters: B images, N patches, C channels. Where ResMLP has one matrix across patches, Mixer has two with a GELU between.
+(Tolstikhin et al. 2021, eq. 1.)
+Paper and code: the authors' Flax weights were made with the tanh approximation of GELU (`gelu="tanh"`, the default);
+timm runs them with the exact one (`gelu="exact"`). Stochastic depth grows linearly (supplement B).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from patchloom.errors import UsageError
+from patchloom.layers.init import lecun_normal_
+from patchloom.layers.mlp import MLP, ActivationName
+from patchloom.layers.norms import LayerNorm
+from patchloom.layers.patches import PatchProjection
+from patchloom.layers.residual import Block, Branch, Residual
+from patchloom.layers.token_mixing import GroupedTokenMLP, TokenMLP, UntiedTokenMLP, integer_factor
+from patchloom.models.network import Network, NetworkConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerConfig(NetworkConfig):
+    """Options of MLP-Mixer; `untied`, `groups` and `pyramid` are those of appendix A."""
+
+    depth: int = 12
+    dim: int = 768
+    patch_size: int = 16
+    token_dim: int = 384
+    channel_dim: int | None = None  # None: mlp_ratio · dim
+    mlp_ratio: float = 4.0
+    gelu: Literal["tanh", "exact"] = "tanh"
+    untied: bool = False
+    groups: int = 1
+    pyramid: Mapping[int, int] = field(default_factory=dict)  # block → tokens left after it
+    copies: tuple[int, int] = (1, 1)  # of a smaller network, down and across, that it was grown from
+    drop_path_rule: Literal["uniform", "linear"] = "linear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if sum([self.untied, self.groups > 1, bool(self.pyramid)]) > 1:
+            raise UsageError("untied, groups and pyramid change the same layer: choose one of them")
+        if self.dim % self.groups:
+            raise UsageError(f"groups must divide dim {self.dim}, given {self.groups}")
+        if any(not 0 <= block < self.depth for block in self.pyramid):
+            raise UsageError(f"pyramid names blocks 0 to {self.depth - 1}, given {sorted(self.pyramid)}")
+
+
+class Reduce(Branch):
+    """A token MLP to fewer tokens, a step of a pyramid; nothing can be added to its output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) → (B, N', C)."""
+        return self.mix(self.norm(x))
+
+
+class Mixer(Network):
+    """Patch projection, mixer blocks, LayerNorm, average pooling, linear classifier."""
+
+    Config = MixerConfig
+    config: MixerConfig
+    pixel_mean = (0.5, 0.5, 0.5)
+    pixel_std = (0.5, 0.5, 0.5)
+
+    def __init__(self, config: MixerConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.grid = c.grid(c.patch_size)
+        self.stem = PatchProjection(c.channels, c.dim, c.patch_size)
+        blocks, shape = [], tuple(self.grid)
+        for i, drop in enumerate(c.drop_rates(c.depth)):
+            blocks.append(self._block(shape, drop, outputs=c.pyramid.get(i)))
+            shape = (c.pyramid[i],) if i in c.pyramid else shape
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = LayerNorm(c.dim, eps=1e-6)
+        lecun_normal_(self)
+        self.classifier = self.make_classifier(c.dim)
+
+    def _block(self, shape: tuple[int, ...], drop: float, outputs: int | None) -> Block:
+        c = self.config
+        activation: ActivationName = "gelu_tanh" if c.gelu == "tanh" else "gelu"
+        mix: nn.Module
+        if c.untied:
+            mix = UntiedTokenMLP(shape, c.token_dim, c.dim, activation=activation)
+        elif c.groups > 1:
+            mix = GroupedTokenMLP(shape, c.token_dim, groups=c.groups, activation=activation)
+        else:
+            mix = TokenMLP(shape, c.token_dim, activation=activation, outputs=outputs)
+        kind = Residual if outputs is None else Reduce
+        hidden = int(c.mlp_ratio * c.dim) if c.channel_dim is None else c.channel_dim
+        return Block(
+            tokens=kind(LayerNorm(c.dim, eps=1e-6), mix, None, drop),
+            channels=Residual(LayerNorm(c.dim, eps=1e-6), MLP(c.dim, hidden, activation=activation), None, drop),
+        )
+
+    def make_classifier(self, inputs: int) -> nn.Module:
+        """The classifier starts at zero."""
+        classifier = super().make_classifier(inputs)
+        if isinstance(classifier, nn.Linear):
+            nn.init.zeros_(classifier.weight)
+        return classifier
+
+    @property
+    def feature_dim(self) -> int:
+        """Channels of the features."""
+        return self.config.dim
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) → (B, N, C)."""
+        self.check_images(images)
+        return self.norm(self.run_all(self.blocks, self.stem(images).flatten(1, 2)))
+
+    @classmethod
+    def config_at(cls, config: MixerConfig, size: tuple[int, int]) -> MixerConfig:
+        """Another size.
+
+        Where the grid grows by whole factors the hidden units grow with it (supplement C), and shrink again on the
+        way back; otherwise they stay.
+        """
+        if config.pyramid:
+            raise UsageError("a Mixer with a pyramid has token counts of its own: make it anew at the other size")
+        new = dataclasses.replace(config, image_size=size)
+        old_grid, new_grid = config.grid(config.patch_size), new.grid(new.patch_size)
+        if config.untied:
+            return new
+        if grown := integer_factor(old_grid, new_grid):
+            copies = (config.copies[0] * grown[0], config.copies[1] * grown[1])
+            return dataclasses.replace(new, token_dim=config.token_dim * math.prod(grown), copies=copies)
+        shrunk = integer_factor(new_grid, old_grid)
+        if shrunk and integer_factor(shrunk, config.copies):
+            copies = (config.copies[0] // shrunk[0], config.copies[1] // shrunk[1])
+            return dataclasses.replace(new, token_dim=config.token_dim // math.prod(shrunk), copies=copies)
+        return new
+
+
+# Name → what differs from the defaults (table 1).
+VARIANTS: dict[str, dict[str, Any]] = {
+    "mixer_s32": {"depth": 8, "dim": 512, "token_dim": 256, "channel_dim": 2048, "patch_size": 32},
+    "mixer_s16": {"depth": 8, "dim": 512, "token_dim": 256, "channel_dim": 2048},
+    "mixer_b32": {"depth": 12, "dim": 768, "token_dim": 384, "channel_dim": 3072, "patch_size": 32},
+    "mixer_b16": {"depth": 12, "dim": 768, "token_dim": 384, "channel_dim": 3072},
+    "mixer_l32": {"depth": 24, "dim": 1024, "token_dim": 512, "channel_dim": 4096, "patch_size": 32},
+    "mixer_l16": {"depth": 24, "dim": 1024, "token_dim": 512, "channel_dim": 4096},
+    "mixer_h14": {"depth": 32, "dim": 1280, "token_dim": 640, "channel_dim": 5120, "patch_size": 14},
+}

@@ -1,0 +1,216 @@
+"""The contract every family keeps, written once.
+
+A network is features → pool → head. `features(images)` gives the tokens after the last norm (class tokens first) or,
+for pyramids, the last map; `head(features)` pools and classifies; `forward` does both. Resolution change, a new head,
+gradient checkpointing, parameter groups, checks of the input and absorption work the same for all families.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from patchloom.errors import UsageError
+from patchloom.layers.residual import drop_path_rates
+
+Size = int | tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """What all families can be asked for; each family adds its own. Frozen: a change makes another network."""
+
+    name: str = ""
+    num_classes: int = 1000  # 0: no classifier, the head returns the pooled features
+    image_size: tuple[int, int] = (224, 224)  # height, width; an int means both
+    channels: int = 3
+    drop_path: float = 0.0
+    drop_path_rule: Literal["uniform", "linear"] = "uniform"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.image_size, int):
+            object.__setattr__(self, "image_size", (self.image_size, self.image_size))
+        self._check_types()
+        if min(self.image_size) < 1 or len(self.image_size) != 2:
+            raise UsageError(f"image_size is a side or (height, width) in pixels, given {self.image_size!r}")
+        if self.num_classes < 0:
+            raise UsageError(f"num_classes is 0 (no classifier) or more, given {self.num_classes}")
+        if not 0 <= self.drop_path < 1:
+            raise UsageError(f"drop_path is a probability below 1, given {self.drop_path}")
+
+    def _check_types(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value, hint = getattr(self, field.name), hints[field.name]
+            if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
+                choices = ", ".join(map(str, typing.get_args(hint)))
+                raise UsageError(f"{field.name} is one of {choices}; given {value!r}")
+            if hint in (int, float, bool):
+                fits = isinstance(value, bool) if hint is bool else isinstance(value, int | hint)
+                if not fits or (hint is not bool and isinstance(value, bool)):
+                    raise UsageError(f"{field.name} is a {hint.__name__}; given {value!r}")
+
+    def drop_rates(self, depth: int) -> list[float]:
+        """Stochastic depth of each block."""
+        return drop_path_rates(self.drop_path, depth, self.drop_path_rule)
+
+    def grid(self, patch_size: int) -> tuple[int, int]:
+        """Patches down and across; a size that patches do not fill is an error."""
+        height, width = self.image_size
+        if height % patch_size or width % patch_size:
+            below = [max(side // patch_size, 1) * patch_size for side in self.image_size]
+            raise UsageError(
+                f"{self.name or 'the network'}: images of {height}×{width} are not filled by {patch_size}×{patch_size} "
+                f"patches; use a multiple of {patch_size}, such as {below[0]}×{below[1]}"
+            )
+        return height // patch_size, width // patch_size
+
+
+class Network(nn.Module):
+    """Base of all families."""
+
+    Config: ClassVar[type[NetworkConfig]]
+    any_resolution: ClassVar[bool] = False  # True where nothing in the network depends on the image size
+    pixel_mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)
+    pixel_std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.gradient_checkpointing = False
+        self.absorbed = False
+
+    # What a family writes ---------------------------------------------------------------------------------------
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) → tokens (B, T, C) or a map (B, H', W', C), after the last norm."""
+        raise UsageError(f"{type(self).__name__} is a base class: create a network with patchloom.create_model")
+
+    def pool(self, features: Tensor) -> Tensor:
+        """Features → one vector an image, (B, C)."""
+        return features.flatten(1, -2).mean(dim=1)
+
+    def classifiers(self) -> dict[str, int]:
+        """Attribute name of each classifier → its number of inputs."""
+        return {"classifier": self.feature_dim}
+
+    @property
+    def feature_dim(self) -> int:
+        """Channels of the features."""
+        raise UsageError(f"{type(self).__name__} does not say how wide its features are")
+
+    @classmethod
+    def config_at(cls, config: Any, size: tuple[int, int]) -> Any:
+        """The config of the same network for another image size."""
+        return dataclasses.replace(config, image_size=size)
+
+    # What all share ---------------------------------------------------------------------------------------------
+
+    def head(self, features: Tensor) -> Tensor:
+        """Features → logits (B, classes)."""
+        return self.classifier(self.pool(features))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) → logits (B, classes)."""
+        return self.head(self.features(images))
+
+    def make_classifier(self, inputs: int) -> nn.Module:
+        """A fresh linear classifier for the config's number of classes."""
+        if self.config.num_classes == 0:
+            return nn.Identity()
+        linear = nn.Linear(inputs, self.config.num_classes)
+        nn.init.trunc_normal_(linear.weight, std=0.02)
+        nn.init.zeros_(linear.bias)
+        return linear
+
+    def reset_head(self, num_classes: int) -> Self:
+        """Give this network a fresh classifier for `num_classes`; in place, returns itself."""
+        self.config = dataclasses.replace(self.config, num_classes=num_classes)
+        weight = next(self.parameters())
+        for name, inputs in self.classifiers().items():
+            setattr(self, name, self.make_classifier(inputs).to(weight.device, weight.dtype))
+        return self
+
+    def at_resolution(self, size: Size) -> Self:
+        """A copy of this network for images of another size; whatever has one weight a position is resampled."""
+        if self.absorbed:
+            raise UsageError("an absorbed copy keeps its resolution: call at_resolution first, then absorb")
+        size = (size, size) if isinstance(size, int) else tuple(size)  # type: ignore[assignment]
+        new = type(self)(self.config_at(self.config, size))  # type: ignore[arg-type]
+        weight = next(self.parameters())
+        new.to(weight.device, weight.dtype).train(self.training)
+        new.gradient_checkpointing = self.gradient_checkpointing
+        old_modules = dict(self.named_modules())
+        with torch.no_grad():
+            for name, module in new.named_modules():
+                old = old_modules[name]
+                resample = getattr(module, "load_resampled_", None)
+                if resample is not None:
+                    resample(old)
+                    continue
+                own = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+                for key, tensor in own.items():
+                    tensor.copy_(getattr(old, key))
+        return new
+
+    def train(self, mode: bool = True) -> Self:
+        """As torch's; an absorbed copy refuses to train."""
+        if mode and getattr(self, "absorbed", False):
+            raise UsageError("an absorbed copy is for inference only: train the network it was made from")
+        return super().train(mode)
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """Two groups for an optimiser: no decay on norms, biases, scales, tokens and positions."""
+        decayed: list[nn.Parameter] = []
+        free: list[nn.Parameter] = []
+        for module in self.modules():
+            for parameter in module.parameters(recurse=False):
+                if parameter.requires_grad:
+                    decays = parameter.ndim > 1 and getattr(module, "decays", True)
+                    (decayed if decays else free).append(parameter)
+        return [{"params": decayed, "weight_decay": weight_decay}, {"params": free, "weight_decay": 0.0}]
+
+    def run(self, block: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """block(*inputs); with gradient checkpointing its activations are recomputed in the backward pass."""
+        if self.gradient_checkpointing and self.training:
+            return checkpoint(block, *inputs, use_reentrant=False)
+        return block(*inputs)
+
+    def run_all(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
+        """The blocks one after the other."""
+        for block in blocks:
+            x = self.run(block, x)
+        return x
+
+    def check_images(self, images: Tensor) -> None:
+        """One clear line for images this network cannot take."""
+        name, channels = self.config.name or type(self).__name__, self.config.channels
+        if images.ndim != 4 or images.shape[1] != channels:
+            raise UsageError(
+                f"{name} takes images of shape (batch, {channels}, height, width), given {tuple(images.shape)}"
+                + ("; add a batch dimension with images[None]" if images.ndim == 3 else "")
+            )
+        if not images.is_floating_point():
+            raise UsageError(
+                f"{name} takes normalised floating-point images, given {images.dtype}; "
+                "divide by 255, subtract the mean and divide by the standard deviation first"
+            )
+        dtype = next(self.parameters()).dtype
+        if images.dtype != dtype and not torch.is_autocast_enabled(images.device.type):
+            raise UsageError(
+                f"{name} has {dtype} weights, given {images.dtype} images; use images.to({dtype}) or run under torch.autocast"
+            )
+        if not self.any_resolution and tuple(images.shape[2:]) != self.config.image_size:
+            given = f"{images.shape[2]}×{images.shape[3]}"
+            height, width = self.config.image_size
+            wanted = str(images.shape[2]) if images.shape[2] == images.shape[3] else str(tuple(images.shape[2:]))
+            raise UsageError(
+                f"{name} was made for {height}×{width} images, given {given}; resize the images, or use "
+                f"model.at_resolution({wanted}) or create_model(..., image_size={wanted})"
+            )
+

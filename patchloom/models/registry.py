@@ -1,0 +1,70 @@
+"""Names of published networks → networks."""
+
+import dataclasses
+import fnmatch
+from types import ModuleType
+from typing import Any
+
+from patchloom.errors import UsageError, nearest
+from patchloom.models import cait, mixer, patchconvnet, pooled_convnet, resmlp, smlpnet, vit
+from patchloom.models.network import Network, Size
+
+FAMILIES: dict[type[Network], ModuleType] = {
+    resmlp.ResMLP: resmlp,
+    mixer.Mixer: mixer,
+    smlpnet.SMLPNet: smlpnet,
+    vit.ViT: vit,
+    cait.CaiT: cait,
+    patchconvnet.PatchConvNet: patchconvnet,
+    pooled_convnet.PooledConvNet: pooled_convnet,
+}
+
+
+def create_model(name: str, *, num_classes: int = 1000, image_size: Size = 224, **options: Any) -> Network:
+    """A network by its published name, with random weights.
+
+    `options` are the family's (see `patchloom models NAME`); an unknown name or option is an error that names the
+    nearest ones.
+    """
+    family = family_of(name)
+    variant = FAMILIES[family].VARIANTS[name]
+    given = {"num_classes": num_classes, "image_size": image_size, **options}
+    _check_options(name, family, given)
+    return family(family.Config(name=name, **(variant | given)))
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that match a shell pattern, in the order of the papers."""
+    names = [name for module in FAMILIES.values() for name in module.VARIANTS]
+    return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+
+
+def family_of(name: str) -> type[Network]:
+    """The class of the network called `name`."""
+    for family, module in FAMILIES.items():
+        if name in module.VARIANTS:
+            return family
+    raise UsageError(
+        f"no network is called {name!r}.{nearest(name, list_models())} `patchloom models` lists all of them"
+    )
+
+
+def options_of(family: type[Network]) -> list[str]:
+    """Option names of a family, the shared ones first."""
+    return [field.name for field in dataclasses.fields(family.Config) if field.name != "name"]
+
+
+def default_options(name: str) -> dict[str, Any]:
+    """Every option of the network called `name` with the value it is published with."""
+    family = family_of(name)
+    return dataclasses.asdict(family.Config(name=name, **FAMILIES[family].VARIANTS[name]))
+
+
+def _check_options(name: str, family: type[Network], options: dict[str, Any]) -> None:
+    known = options_of(family)
+    for option in options:
+        if option not in known:
+            elsewhere = [other.__name__ for other in FAMILIES if option in options_of(other)]
+            hint = f" It is an option of {', '.join(elsewhere)}." if elsewhere else nearest(option, known)
+            raise UsageError(f"{name} has no option {option!r}.{hint} Its options: {', '.join(known)}")
+

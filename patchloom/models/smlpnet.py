@@ -1,0 +1,122 @@
+"""sMLPNet: four stages of depth-wise convolution and sparse MLP (rows, columns, identity), then a channel MLP.
+
+Letters: B images, H×W positions, C channels; maps are (B, H, W, C). A pyramid where Mixer and ResMLP are columns; its
+matrices reach along one row or column, so they are small. (Tang et al. 2021.)
+Paper and code: the text says only that BatchNorm and skips are "applied in a standard way". The authors' code, followed
+here, has BN → GELU → depth-wise 3×3 → BN → GELU → sMLP in one residual, LayerNorm (ε 1e-5) → MLP in another, biases in
+the row and column layers and none in the fusing layer, and a final BatchNorm.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from patchloom.errors import UsageError
+from patchloom.layers.convolution import Conv3x3
+from patchloom.layers.mlp import MLP
+from patchloom.layers.norms import BatchNorm, LayerNorm
+from patchloom.layers.patches import PatchMerging, PatchProjection
+from patchloom.layers.residual import Block, Residual
+from patchloom.layers.sparse_mlp import Fusion, MapMLP, NormActMix, NormActMixes, SparseMLP
+from patchloom.models.network import Network, NetworkConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SMLPNetConfig(NetworkConfig):
+    """Options of sMLPNet; the ablations of tables 1 to 5 are choices here. Stages are numbered from 1."""
+
+    depths: tuple[int, ...] = (2, 8, 14, 2)
+    dim: int = 80  # of the first stage; each further stage doubles it
+    alpha: float = 3.0  # expansion of the channel MLP
+    patch_size: int = 4
+    local: bool = True  # the depth-wise convolution before the sparse MLP
+    global_stages: tuple[int, ...] = (1, 2, 3, 4)  # stages with a sparse MLP
+    instead_of_global: Literal["conv", "nothing"] = "conv"  # in the other stages (tables 2 and 1)
+    fusion: Fusion = "concat"
+    sequential: bool = False
+    identity: bool = True
+    token_mlp: tuple[int, ...] = ()  # stages with a dense token MLP instead (table 5)
+    drop_path_rule: Literal["uniform", "linear"] = "linear"
+
+    def __post_init__(self) -> None:
+        for name in ("depths", "global_stages", "token_mlp"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        super().__post_init__()
+        if not self.depths or min(self.depths) < 1:
+            raise UsageError(f"depths has one number of blocks a stage, given {self.depths}")
+        if not self.local and not self.mixes_globally(range(1, len(self.depths) + 1)):
+            raise UsageError("local=False needs a sparse or token MLP in every stage: nothing else would mix tokens")
+
+    def mixes_globally(self, stages: Any) -> bool:
+        """Whether all of `stages` have a sparse or a dense token MLP."""
+        return all(stage in self.global_stages or stage in self.token_mlp for stage in stages)
+
+
+class SMLPNet(Network):
+    """Patch projection, stages with patch merging between them, BatchNorm, average pooling, linear classifier."""
+
+    Config = SMLPNetConfig
+    config: SMLPNetConfig
+
+    def __init__(self, config: SMLPNetConfig) -> None:
+        super().__init__(config)
+        c = config
+        c.grid(c.patch_size * 2 ** (len(c.depths) - 1))  # every merging must divide the map evenly
+        height, width = c.grid(c.patch_size)
+        drops = iter(c.drop_rates(sum(c.depths)))
+        self.stem = PatchProjection(c.channels, c.dim, c.patch_size, bias=False)
+        self.merges = nn.ModuleList(
+            PatchMerging(c.dim * 2**i, c.dim * 2 ** (i + 1)) for i in range(len(c.depths) - 1)
+        )
+        self.stages = nn.ModuleList(
+            nn.ModuleList(
+                self._block(i + 1, c.dim * 2**i, (height >> i, width >> i), next(drops)) for _ in range(depth)
+            )
+            for i, depth in enumerate(c.depths)
+        )
+        self.norm = BatchNorm(self.feature_dim)
+        self.classifier = self.make_classifier(self.feature_dim)
+
+    def _block(self, stage: int, dim: int, grid: tuple[int, int], drop: float) -> Block:
+        c = self.config
+        mixes: list[nn.Module] = [Conv3x3(dim, depthwise=True, bias=False)] if c.local else []
+        if stage in c.token_mlp:
+            mixes.append(MapMLP(grid, grid[0] * grid[1]))
+        elif stage in c.global_stages:
+            mixes.append(
+                SparseMLP(dim, grid, fusion=c.fusion, sequential=c.sequential, identity=c.identity)
+            )
+        elif c.instead_of_global == "conv":
+            mixes.append(Conv3x3(dim, depthwise=True, bias=False))
+        units = NormActMixes(*(NormActMix(dim, mix) for mix in mixes))
+        return Block(
+            tokens=Residual(nn.Identity(), units, None, drop),
+            channels=Residual(LayerNorm(dim, eps=1e-5), MLP(dim, int(c.alpha * dim)), None, drop),
+        )
+
+    def make_classifier(self, inputs: int) -> nn.Module:
+        """A linear layer as PyTorch starts it, as everything in this family."""
+        return nn.Linear(inputs, self.config.num_classes) if self.config.num_classes else nn.Identity()
+
+    @property
+    def feature_dim(self) -> int:
+        """Channels of the features."""
+        return self.config.dim * 2 ** (len(self.config.depths) - 1)
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) → the last stage's map (B, H/32, W/32, 8C)."""
+        self.check_images(images)
+        maps = self.stem(images)  # (B, H/4, W/4, C)
+        for i, stage in enumerate(self.stages):
+            maps = self.run_all(stage, self.merges[i - 1](maps) if i else maps)
+        return self.norm(maps)
+
+
+# Name → what differs from the defaults (table 6; T* has α = 2).
+VARIANTS: dict[str, dict[str, Any]] = {
+    "smlpnet_t2": {"alpha": 2.0},
+    "smlpnet_t": {},
+    "smlpnet_s": {"dim": 96, "depths": (2, 10, 24, 2)},
+    "smlpnet_b": {"dim": 112, "depths": (2, 10, 24, 2)},
+}

@@ -1,0 +1,166 @@
+"""Vision transformers: DeiT, distilled DeiT and DeiT III.
+
+Letters: B images, N patches, T class tokens, C channels. DeiT III adds LayerScale, positions for the patches alone, and
+blocks whose attentions (and MLPs) run in parallel. (Touvron et al.; thesis chapters 3 and 6.)
+Paper and code: the two classifiers of a distilled network are fused by averaging logits in the authors' code
+(`fusion="logits"`, the default); the text adds their softmaxes (`fusion="softmax"`, returned as log-probabilities).
+Stochastic depth is linear in DeiT and uniform in DeiT III, whose LayerScale starts at 1e-4.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.errors import UsageError
+from patchloom.layers.attention import Attention
+from patchloom.layers.init import truncated_normal_
+from patchloom.layers.mlp import MLP
+from patchloom.layers.norms import LayerNorm
+from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
+from patchloom.layers.residual import Block, Parallel, Residual, make_scale
+from patchloom.models.network import Network, NetworkConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig(NetworkConfig):
+    """Options of the vision transformers."""
+
+    depth: int = 12
+    dim: int = 384
+    heads: int = 6
+    patch_size: int = 16
+    mlp_ratio: float = 4.0
+    distilled: bool = False
+    fusion: Literal["logits", "softmax", "class", "distillation"] = "logits"
+    pool: Literal["class", "average"] = "class"
+    parallel: int = 1  # attentions, then MLPs, side by side in a block
+    layer_scale: bool = False
+    scale_init: float = 1e-4
+    class_position: bool = True  # class tokens have positions of their own (DeiT), or none (DeiT III)
+    drop_path_rule: Literal["uniform", "linear"] = "linear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_heads(self.dim, self.heads)
+        if self.distilled and self.pool == "average":
+            raise UsageError("a distilled network reads its class and distillation tokens: use pool='class'")
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Heads share the channels evenly."""
+    if heads < 1 or dim % heads:
+        raise UsageError(f"heads must divide dim: {heads} heads cannot share {dim} channels evenly")
+
+
+class ViT(Network):
+    """Patch projection, class tokens, positions, blocks of attention and MLP, LayerNorm, linear classifiers."""
+
+    Config = ViTConfig
+    config: ViTConfig
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.grid = c.grid(c.patch_size)
+        self.stem = PatchProjection(c.channels, c.dim, c.patch_size)
+        extra = 0 if c.pool == "average" else 2 if c.distilled else 1
+        self.class_tokens = LearnedTokens(extra, c.dim) if extra else None
+        self.position = PositionEmbedding(self.grid, c.dim, extra=extra if c.class_position else 0)
+        self.blocks = nn.ModuleList(self._block(drop) for drop in c.drop_rates(c.depth))
+        self.norm = LayerNorm(c.dim, eps=1e-6)
+        for name, inputs in self.classifiers().items():
+            setattr(self, name, self.make_classifier(inputs))
+        truncated_normal_(self)
+
+    def _block(self, drop: float) -> Block:
+        c = self.config
+
+        def branch(mix: nn.Module) -> Residual:
+            scale = make_scale("layerscale" if c.layer_scale else "none", c.dim, c.scale_init)
+            return Residual(LayerNorm(c.dim, eps=1e-6), mix, scale, drop)
+
+        def side_by_side(make: Any) -> nn.Module:
+            branches = [branch(make()) for _ in range(c.parallel)]
+            return branches[0] if c.parallel == 1 else Parallel(branches)
+
+        return Block(
+            tokens=side_by_side(lambda: Attention(c.dim, c.heads)),
+            channels=side_by_side(lambda: MLP(c.dim, int(c.mlp_ratio * c.dim))),
+        )
+
+    @property
+    def feature_dim(self) -> int:
+        """Channels of the features."""
+        return self.config.dim
+
+    def classifiers(self) -> dict[str, int]:
+        """One classifier, and a second for the distillation token."""
+        names = ["classifier", "distillation_classifier"] if self.config.distilled else ["classifier"]
+        return dict.fromkeys(names, self.config.dim)
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) → (B, T+N, C), class tokens first."""
+        self.check_images(images)
+        tokens = self.stem(images).flatten(1, 2)  # (B, N, C)
+        if not self.config.class_position:
+            tokens = self.position(tokens)
+        if self.class_tokens is not None:
+            tokens = torch.cat([self.class_tokens(tokens.shape[0]), tokens], dim=1)
+        if self.config.class_position:
+            tokens = self.position(tokens)
+        return self.norm(self.run_all(self.blocks, tokens))
+
+    def pool(self, features: Tensor) -> Tensor:
+        """The class token, or the average of the patches; a distilled network averages its two tokens."""
+        if self.config.pool == "average":
+            return features.mean(dim=1)
+        return features[:, :2].mean(dim=1) if self.config.distilled else features[:, 0]
+
+    def both_heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the class token and of the distillation token of a distilled network."""
+        if not self.config.distilled:
+            raise UsageError(f"{self.config.name} has one head; create it with distilled=True for two")
+        return self.classifier(features[:, 0]), self.distillation_classifier(features[:, 1])
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits (B, classes); of a distilled network, its heads fused as the config says."""
+        if not self.config.distilled or self.config.num_classes == 0:
+            return self.classifier(self.pool(features))
+        of_class, of_teacher = self.both_heads(features)
+        match self.config.fusion:
+            case "class":
+                return of_class
+            case "distillation":
+                return of_teacher
+            case "softmax":
+                return ((of_class.softmax(dim=-1) + of_teacher.softmax(dim=-1)) / 2).log()
+        return (of_class + of_teacher) / 2
+
+
+_T = {"dim": 192, "heads": 3}
+_S = {"dim": 384, "heads": 6}
+_M = {"dim": 512, "heads": 8}
+_B = {"dim": 768, "heads": 12}
+_L = {"dim": 1024, "heads": 16, "depth": 24}
+_H = {"dim": 1280, "heads": 16, "depth": 32, "patch_size": 14}
+_DEIT3 = {"layer_scale": True, "class_position": False, "drop_path_rule": "uniform"}
+
+# Name → what differs from the defaults (thesis tables 3.1 and 6.7; H-52 and H-26×2 in section 6.3).
+VARIANTS: dict[str, dict[str, Any]] = {
+    "deit_ti": _T,
+    "deit_s": _S,
+    "deit_b": _B,
+    "deit_ti_distilled": _T | {"distilled": True},
+    "deit_s_distilled": _S | {"distilled": True},
+    "deit_b_distilled": _B | {"distilled": True},
+    "deit3_t": _T | _DEIT3,
+    "deit3_s": _S | _DEIT3,
+    "deit3_m": _M | _DEIT3,
+    "deit3_b": _B | _DEIT3,
+    "deit3_l": _L | _DEIT3,
+    "deit3_h": _H | _DEIT3,
+    "deit3_h52": _H | _DEIT3 | {"depth": 52},
+    "deit3_h26x2": _H | _DEIT3 | {"depth": 26, "parallel": 2},
+}

@@ -1,0 +1,47 @@
+"""Recipes by name. A recipe is a function of the network's name that says how it differs from another one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, ParamSpec
+
+from patchloom.errors import UsageError, nearest
+from patchloom.recipes.schema import Recipe
+
+P = ParamSpec("P")
+_RECIPES: dict[str, Callable[..., Recipe]] = {}
+
+
+def recipe(function: Callable[P, Recipe]) -> Callable[P, Recipe]:
+    """Register a recipe function; what it returns carries the function's name."""
+
+    @functools.wraps(function)
+    def named(*args: P.args, **kwargs: P.kwargs) -> Recipe:
+        return dataclasses.replace(function(*args, **kwargs), name=function.__name__)
+
+    _RECIPES[function.__name__] = named
+    return named
+
+
+def based_on(base: Recipe, *, source: str, **changes: Any) -> Recipe:
+    """`base` with another source and, per group, the fields that differ: `optim={"lr": 1e-3}`."""
+    for group, fields in changes.items():
+        if isinstance(fields, Mapping):
+            changes[group] = dataclasses.replace(getattr(base, group), **fields)
+    return dataclasses.replace(base, source=source, **changes)
+
+
+def get_recipe(name: str, model: str | None = None) -> Recipe:
+    """The recipe of that name, with its document's values for `model` (default: the recipe's own network)."""
+    if name not in _RECIPES:
+        hint = nearest(name, list(_RECIPES)) or " List them with `patchloom recipes`."
+        raise UsageError(f'There is no recipe "{name}".{hint}')
+    return _RECIPES[name](model) if model else _RECIPES[name]()
+
+
+def list_recipes(pattern: str = "*") -> list[str]:
+    """Names of recipes that match a shell pattern, family by family."""
+    return [name for name in _RECIPES if fnmatchcase(name, pattern)]

@@ -1,0 +1,498 @@
+"""The recipe: everything a training run is told, in one frozen, typed, comparable value.
+
+A recipe has six groups of fields (model, augment, objective, optim, schedule, test) and a few of its own.
+A field is named by its dotted key, `augment.mixup`, in files, overrides and messages alike. Text is read by
+the field's type wherever it comes from: `1e-3` means the same on a command line, in YAML and in Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from patchloom.errors import UsageError, nearest
+
+OptionValue = bool | int | float | str | None | tuple[bool | int | float | str | None, ...]
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers a field may take."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False  # low itself is excluded
+
+    def __contains__(self, value: float) -> bool:
+        above_low = value > self.low if self.above else value >= self.low
+        return above_low and value <= self.high and abs(value) < math.inf
+
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            return "" if math.isinf(self.low) else f" {'above' if self.above else 'of at least'} {self.low:g}"
+        return (
+            f" {'above' if self.above else 'from'} {self.low:g} {'up ' if self.above else ''}to {self.high:g}"
+        )
+
+
+Probability = Annotated[float, Range(0, 1)]
+NotNegative = Annotated[float, Range(0)]
+Positive = Annotated[float, Range(0, above=True)]
+Count = Annotated[int, Range(1)]
+CountOrZero = Annotated[int, Range(0)]
+
+
+class Options(Mapping[str, OptionValue]):
+    """Further constructor options of a network: a read-only mapping of names to plain values."""
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._values = {name: _plain_value(f"model.options.{name}", v) for name, v in (values or {}).items()}
+
+    def __getitem__(self, name: str) -> OptionValue:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"Options({self._values!r})"
+
+
+class _Checked:
+    """Reads every field by its type when the value is made, then looks for fields that clash."""
+
+    group: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            key = f"{self.group}.{name}" if self.group else name
+            object.__setattr__(self, name, _read(key, getattr(self, name), hint))
+        self.check_clashes()
+
+    def check_clashes(self) -> None:
+        """Raise UsageError where two fields of the group contradict each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPart(_Checked):
+    """Which network is trained, at which size, and how much of it."""
+
+    group: ClassVar[str] = "model"
+
+    name: str
+    image_size: Count = 224  # side in pixels, as seen by the network while training
+    drop_path: Probability = 0.0  # stochastic depth
+    drop_path_rule: Literal["uniform", "linear"] = "uniform"  # the same in every layer, or growing from 0
+    dropout: Probability = 0.0
+    trainable: Literal["all", "attention", "head"] = "all"
+    eval_mode: bool = False  # fine-tune without stochastic depth and dropout, batch statistics fixed
+    options: Mapping[str, OptionValue] = field(default_factory=Options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentPart(_Checked):
+    """What happens to training images."""
+
+    group: ClassVar[str] = "augment"
+
+    crop: Literal["random_resized", "simple_random", "pad", "resize"] = "random_resized"
+    crop_min_scale: Annotated[float, Range(0, 1, above=True)] = (
+        0.08  # random_resized: smallest share of the area
+    )
+    crop_padding: CountOrZero = 4  # simple_random and pad: pixels added on each side
+    flip: Probability = 0.5  # left to right
+    policy: Literal["none", "randaugment", "autoaugment", "three_augment", "trivial"] = "none"
+    policy_magnitude: NotNegative = 9.0  # randaugment
+    policy_magnitude_std: NotNegative = 0.0  # randaugment
+    policy_layers: Count = 2  # randaugment: transformations an image
+    color_jitter: NotNegative = 0.0  # brightness, contrast and saturation
+    erasing: Probability = 0.0
+    mixup: NotNegative = 0.0  # α of the Beta distribution; 0 = off
+    cutmix: NotNegative = 0.0  # α of the Beta distribution; 0 = off
+    mix_probability: Probability = 1.0  # that a batch is mixed at all
+    mix_switch: Probability = 0.5  # that it is CutMix, where both are on
+    repeats: Count = 1  # repeated augmentation: copies of an image in a batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectivePart(_Checked):
+    """What is minimised."""
+
+    group: ClassVar[str] = "objective"
+
+    loss: Literal["cross_entropy", "bce"] = "cross_entropy"  # bce: every mixed class is a target of 1
+    smoothing: Annotated[float, Range(0, 1)] = 0.0
+    distillation: Literal["none", "soft", "hard"] = "none"
+    teacher: str | None = None
+    distillation_weight: Probability = 0.5  # of the teacher's term; the labels keep the rest
+    temperature: Positive = 1.0  # soft distillation
+
+    def check_clashes(self) -> None:
+        """BCE has no smoothed targets; a teacher needs a way to be followed."""
+        if self.loss == "bce" and self.smoothing:
+            raise UsageError(
+                f"objective.loss bce cannot be smoothed, but objective.smoothing is {self.smoothing:g}. "
+                "Set objective.smoothing to 0 or objective.loss to cross_entropy."
+            )
+        if self.teacher and self.distillation == "none":
+            raise UsageError(
+                f"objective.teacher is {self.teacher}, but objective.distillation is none. "
+                "Set objective.distillation to hard or soft, or objective.teacher to none."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimPart(_Checked):
+    """How weights are updated."""
+
+    group: ClassVar[str] = "optim"
+
+    name: Literal["adamw", "lamb", "sgd", "adam", "adagrad"] = "adamw"
+    lr: Positive  # at the reference batch
+    lr_reference_batch: Count | None = None  # the lr grows with batch_size over this; none = as it stands
+    batch_size: Count  # images a step, over all devices and accumulation steps
+    weight_decay: NotNegative = 0.0
+    betas: tuple[Probability, Probability] = (0.9, 0.999)  # adamw, lamb, adam
+    momentum: Probability = 0.9  # sgd
+    nesterov: bool = False  # sgd
+    clip_norm: Positive | None = None  # global norm of the gradient
+    ema_decay: Probability | None = None  # average of the weights, a step
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate after warm-up, at this batch size."""
+        return self.lr * self.batch_size / self.lr_reference_batch if self.lr_reference_batch else self.lr
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulePart(_Checked):
+    """How long, and how the learning rate moves."""
+
+    group: ClassVar[str] = "schedule"
+
+    epochs: Count
+    warmup_epochs: CountOrZero = 0
+    warmup_steps: CountOrZero = 0
+    warmup_lr: NotNegative = 0.0  # where the linear warm-up starts
+    decay: Literal["cosine", "linear", "step", "constant"] = "cosine"
+    min_lr: NotNegative = 0.0  # where cosine and linear end
+    step_epochs: tuple[Count, ...] = ()  # step: epochs at which the rate drops
+    step_factor: Annotated[float, Range(0, 1, above=True)] = 0.1  # step: what it is multiplied by
+
+    def check_clashes(self) -> None:
+        """One warm-up, within the run; steps where and only where the decay is by steps."""
+        if self.warmup_epochs and self.warmup_steps:
+            raise UsageError(
+                f"schedule.warmup_epochs is {self.warmup_epochs} and schedule.warmup_steps is "
+                f"{self.warmup_steps}, expected one of them. Set the other to 0."
+            )
+        if self.warmup_epochs > self.epochs:
+            raise UsageError(
+                f"schedule.warmup_epochs is {self.warmup_epochs} in a run of {self.epochs} epochs. "
+                f"Set schedule.warmup_epochs to {self.epochs} or less."
+            )
+        if (self.decay == "step") != bool(self.step_epochs):
+            given = ",".join(map(str, self.step_epochs)) or "empty"
+            raise UsageError(
+                f"schedule.decay is {self.decay} and schedule.step_epochs {given}. "
+                "Set schedule.step_epochs for the decay step, and for no other."
+            )
+        if list(self.step_epochs) != sorted(set(self.step_epochs)):
+            raise UsageError(
+                f"schedule.step_epochs is {','.join(map(str, self.step_epochs))}, expected rising epochs. "
+                "Sort them."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPart(_Checked):
+    """How the network is tested."""
+
+    group: ClassVar[str] = "test"
+
+    image_size: Count | None = None  # none = as in training
+    crop_ratio: Annotated[float, Range(0, 1, above=True)] = 0.875  # image_size over the resized short side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(_Checked):
+    """All settings of a run and the document they come from."""
+
+    name: str
+    source: str  # document, table or section, and any departure from it
+    seed: CountOrZero = 0
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    model: ModelPart
+    augment: AugmentPart = field(default_factory=AugmentPart)
+    objective: ObjectivePart = field(default_factory=ObjectivePart)
+    optim: OptimPart
+    schedule: SchedulePart
+    test: EvaluationPart = field(default_factory=EvaluationPart)
+
+    def check_clashes(self) -> None:
+        """The schedule cannot end above its peak (rounding of a scaled rate apart)."""
+        peak, end = self.optim.peak_lr, self.schedule.min_lr
+        if self.schedule.decay in ("cosine", "linear") and end > peak * (1 + 1e-9):
+            raise UsageError(
+                f"schedule.min_lr is {end:g}, above the peak learning rate {peak:g}. Lower schedule.min_lr."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts, lists and plain values: what JSON and YAML hold."""
+        return _as_plain(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+        """The recipe that `to_dict` wrote; fields left out take their defaults, unknown keys are errors."""
+        made: dict[str, Any] = {}
+        for key, value in values.items():
+            group = GROUPS.get(key)
+            if group is None:
+                if key not in _hints(cls):
+                    _refuse_key(str(key))
+                made[key] = value
+                continue
+            if not isinstance(value, Mapping):
+                raise UsageError(
+                    f"{key} is {value!r}, expected fields such as {_keys_of(group)[0]}. Indent them under it."
+                )
+            for name in value:
+                if name not in _hints(group):
+                    _refuse_key(f"{key}.{name}")
+            made[key] = _make(group, value)
+        return _make(cls, made)
+
+    def to_yaml(self) -> str:
+        """The text form of a recipe."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=110)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Recipe:
+        """The recipe that `to_yaml` wrote or a person edited."""
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UsageError(
+                f"The recipe is not YAML: {' '.join(str(error).split())}. Correct that line."
+            ) from error
+        if not isinstance(values, Mapping):
+            raise UsageError(
+                "The recipe is not a list of `key: value` lines. Start from one written by to_yaml."
+            )
+        return cls.from_dict(values)
+
+
+GROUPS: dict[str, type[_Checked]] = {
+    part.group: part
+    for part in (ModelPart, AugmentPart, ObjectivePart, OptimPart, SchedulePart, EvaluationPart)
+}
+_OPTION = "model.options."
+
+
+def field_names() -> list[str]:
+    """The dotted keys of all fields, in the order of the schema."""
+    own = [name for name in _hints(Recipe) if name not in GROUPS]
+    return own + [key for part in GROUPS.values() for key in _keys_of(part)]
+
+
+def flatten(recipe: Recipe) -> dict[str, Any]:
+    """Dotted key → value; each model option under its own key."""
+    flat: dict[str, Any] = {}
+    for key in field_names():
+        group, _, name = key.rpartition(".")
+        flat[key] = getattr(getattr(recipe, group) if group else recipe, name)
+    options = flat.pop("model.options")
+    return flat | {_OPTION + name: value for name, value in options.items()}
+
+
+def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with some fields changed: dotted key → Python value or text, all checked together."""
+    known = field_names()
+    own: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    options = dict(recipe.model.options)
+    for key, value in changes.items():
+        if key.startswith(_OPTION) and key != _OPTION:
+            options[key.removeprefix(_OPTION)] = value
+            parts.setdefault("model", {})["options"] = options
+            continue
+        if key not in known:
+            _refuse_key(key)
+        group, _, name = key.rpartition(".")
+        (parts.setdefault(group, {}) if group else own)[name] = value
+    changed: Any = {
+        group: dataclasses.replace(getattr(recipe, group), **values) for group, values in parts.items()
+    }
+    return dataclasses.replace(recipe, **own, **changed)
+
+
+def difference(a: Recipe, b: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Dotted key → (value in a, value in b) where two recipes train differently; not their name and source."""
+    left, right = flatten(a), flatten(b)
+    keys = [key for key in left | right if key not in ("name", "source")]
+    return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
+
+
+@cache
+def _hints(part: Any) -> dict[str, Any]:
+    hints = get_type_hints(part, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(part)}
+
+
+def _keys_of(part: type[_Checked]) -> list[str]:
+    return [f"{part.group}.{name}" for name in _hints(part)]
+
+
+def _make(part: type[Any], values: Mapping[str, Any]) -> Any:
+    for f in dataclasses.fields(part):
+        if (
+            f.name not in values
+            and f.default is dataclasses.MISSING
+            and f.default_factory is dataclasses.MISSING
+        ):
+            key = f"{part.group}.{f.name}" if part.group else f.name
+            raise UsageError(f"The recipe has no {key}, which has no default. Add it.")
+    return part(**values)
+
+
+def _as_plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _as_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Options):
+        return {name: _as_plain(v) for name, v in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _refuse_key(key: str) -> NoReturn:
+    known = field_names()
+    leaf = key.rpartition(".")[2]
+    # A bare or misplaced name is too far from its dotted key for `nearest`; its last part is not.
+    leaves = {k.rpartition(".")[2] for k in known}
+    close = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
+    same = [k for k in known if close and k.rpartition(".")[2] == close[0]]
+    hint = f" Did you mean {', '.join(same)}?" if same else nearest(key, known)
+    raise UsageError(f'A recipe has no field "{key}".{hint or " Its groups are " + ", ".join(GROUPS) + "."}')
+
+
+def _refuse_value(key: str, value: Any, expected: str, hint: str = "") -> NoReturn:
+    raise UsageError(f"{key} is {value!r}, expected {expected}.{hint}")
+
+
+def _read(key: str, value: Any, hint: Any) -> Any:
+    """`value` as the type `hint` wants it, or a UsageError that names `key`."""
+    if isinstance(hint, type) and issubclass(hint, _Checked):
+        return value if isinstance(value, hint) else _refuse_value(key, value, f"a {hint.__name__}")
+    if get_origin(hint) in (Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+            return None
+        (hint,) = (h for h in get_args(hint) if h is not types.NoneType)
+    allowed = Range()
+    if get_origin(hint) is Annotated:
+        hint, allowed = get_args(hint)
+    if get_origin(hint) is Literal:
+        return _read_choice(key, value, get_args(hint))
+    if get_origin(hint) is tuple:
+        return _read_sequence(key, value, get_args(hint))
+    if hint is bool:
+        return _read_switch(key, value)
+    if hint in (int, float):
+        return _read_number(key, value, hint, allowed)
+    if hint is str:
+        return (
+            value
+            if isinstance(value, str) and value
+            else _refuse_value(key, value, "a text that is not empty")
+        )
+    return value if isinstance(value, Options) else _read_options(key, value)
+
+
+def _read_choice(key: str, value: Any, choices: tuple[str, ...]) -> str:
+    if isinstance(value, str) and value in choices:
+        return value
+    _refuse_value(key, value, f"one of {', '.join(choices)}", nearest(str(value), choices))
+
+
+def _read_sequence(key: str, value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        value = [] if value.strip().lower() in ("", "none") else value.split(",")
+    if not isinstance(value, list | tuple):
+        _refuse_value(key, value, "values separated by commas")
+    if hints[-1] is Ellipsis:
+        hints = (hints[0],) * len(value)
+    if len(value) != len(hints):
+        _refuse_value(key, value, f"{len(hints)} values")
+    return tuple(_read(key, v, hint) for v, hint in zip(value, hints, strict=True))
+
+
+def _read_switch(key: str, value: Any) -> bool:
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().lower(), value)
+    return value if isinstance(value, bool) else _refuse_value(key, value, "true or false")
+
+
+def _read_number(key: str, value: Any, kind: type[int] | type[float], allowed: Range) -> int | float:
+    number = _number_in(value) if isinstance(value, str) else value
+    if kind is int and isinstance(number, float) and number.is_integer():
+        number = int(number)
+    wanted = int if kind is int else (int, float)
+    if isinstance(number, bool) or not isinstance(number, wanted) or number not in allowed:
+        _refuse_value(key, value, f"a {'whole ' if kind is int else ''}number{allowed}")
+    return kind(number)
+
+
+def _read_options(key: str, value: Any) -> Options:
+    if not isinstance(value, Mapping):
+        _refuse_value(key, value, "names with values")
+    for name in value:
+        if not (isinstance(name, str) and name.isidentifier()):
+            _refuse_value(key, name, "names that can be keywords of a constructor")
+    return Options(value)
+
+
+def _plain_value(key: str, value: Any) -> OptionValue:
+    """An option has no declared type: text that reads as a number, a switch or none is taken as one."""
+    if isinstance(value, str) and "," in value:
+        value = value.split(",")
+    if isinstance(value, list | tuple):
+        return tuple(_plain_scalar(key, v) for v in value)
+    return _plain_scalar(key, value)
+
+
+def _plain_scalar(key: str, value: Any) -> bool | int | float | str | None:
+    if isinstance(value, str):
+        text = value.strip()
+        words: dict[str, bool | None] = {"none": None, "true": True, "false": False}
+        if text.lower() in words:
+            return words[text.lower()]
+        number = _number_in(text)
+        value = text if number is None else number
+    if (
+        value is None
+        or isinstance(value, str | bool | int)
+        or (isinstance(value, float) and math.isfinite(value))
+    ):
+        return value
+    _refuse_value(key, value, "a finite number, a text, true, false, none, or a list of these")
+
+
+def _number_in(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None

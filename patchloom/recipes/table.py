@@ -1,0 +1,99 @@
+"""Recipes side by side, with the rows of thesis table 6.1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from patchloom.recipes.schema import Recipe
+
+ABSENT = "×"
+
+
+class Row(NamedTuple):
+    """One line of the table: a printable value for each recipe."""
+
+    group: str
+    label: str
+    values: tuple[str, ...]
+
+
+def recipe_table(recipes: Sequence[Recipe]) -> list[Row]:
+    """A row for each line of table 6.1 and those it leaves out (network, size, epochs), grouped as there."""
+    return [
+        Row(group, label, tuple(show(recipe) for recipe in recipes))
+        for group, lines in LINES.items()
+        for label, show in lines.items()
+    ]
+
+
+def _number(value: float | None) -> str:
+    return f"{value:g}" if value else ABSENT
+
+
+def _tick(value: bool) -> str:
+    return "✓" if value else ABSENT
+
+
+def _warmup(recipe: Recipe) -> str:
+    steps = recipe.schedule.warmup_steps
+    return f"{steps} steps" if steps else _number(recipe.schedule.warmup_epochs)
+
+
+def _rand_augment(recipe: Recipe) -> str:
+    augment = recipe.augment
+    if augment.policy != "randaugment":
+        return ABSENT
+    return f"{augment.policy_magnitude:g}/{augment.policy_magnitude_std:g}"
+
+
+def _other_policy(recipe: Recipe) -> str:
+    policy = recipe.augment.policy
+    return ABSENT if policy in ("none", "randaugment", "three_augment") else policy
+
+
+def _layer_scale(recipe: Recipe) -> str:
+    start = recipe.model.options.get("scale_init")
+    return f"{start:g}" if isinstance(start, int | float) else ABSENT
+
+
+LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
+    "run": {
+        "Network": lambda r: r.model.name,
+        "Image size": lambda r: str(r.model.image_size),
+        "Epochs": lambda r: str(r.schedule.epochs),
+    },
+    "optimisation": {
+        "Batch size": lambda r: str(r.optim.batch_size),
+        "Optimizer": lambda r: r.optim.name,
+        "LR": lambda r: _number(r.optim.peak_lr),
+        "LR decay": lambda r: r.schedule.decay,
+        "Weight decay": lambda r: _number(r.optim.weight_decay),
+        "Warm-up epochs": _warmup,
+    },
+    "regularisation": {
+        "Label smoothing": lambda r: _number(r.objective.smoothing),
+        "Dropout": lambda r: _number(r.model.dropout),
+        "Stochastic depth": lambda r: _number(r.model.drop_path),
+        "Repeated augmentation": lambda r: _tick(r.augment.repeats > 1),
+        "Gradient clipping": lambda r: _number(r.optim.clip_norm),
+        "EMA": lambda r: _number(r.optim.ema_decay),
+    },
+    "augmentation": {
+        "Horizontal flip": lambda r: _tick(r.augment.flip > 0),
+        "Random resized crop": lambda r: _tick(r.augment.crop == "random_resized"),
+        "RandAugment": _rand_augment,
+        "3-Augment": lambda r: _tick(r.augment.policy == "three_augment"),
+        "Other policy": _other_policy,
+        "LayerScale": _layer_scale,
+        "Mixup α": lambda r: _number(r.augment.mixup),
+        "CutMix α": lambda r: _number(r.augment.cutmix),
+        "Erasing": lambda r: _number(r.augment.erasing),
+        "Color jitter": lambda r: _number(r.augment.color_jitter),
+    },
+    "test and loss": {
+        "Test crop ratio": lambda r: _number(r.test.crop_ratio),
+        "Loss": lambda r: r.objective.loss,
+        "Distillation": lambda r: ABSENT if r.objective.distillation == "none" else r.objective.distillation,
+    },
+}
