@@ -5,7 +5,7 @@ memory; the main process joins their parts into one batch. Only numbers travel b
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.augment import IMAGENET_MEAN, IMAGENET_STD, Size
-from patchloom.data.sampler import Plan, Views
+from patchloom.data.sampler import Plan
 from patchloom.data.sets import ImageSet
 from patchloom.errors import DataError, ResourceError
 
@@ -139,7 +139,10 @@ class Loader:
 
     def close(self) -> None:
         """End the workers now instead of when the loader is forgotten."""
-        self._pool = DataLoader(self._pool.dataset, batch_size=None, sampler=self._tasks)
+        running = self._pool._iterator
+        self._pool._iterator = None
+        if hasattr(running, "_shutdown_workers"):
+            running._shutdown_workers()
 
     def _filled_parts(self) -> Iterator[tuple[int, dict[int, tuple[int, str]]]]:
         try:
