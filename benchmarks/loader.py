@@ -1,9 +1,11 @@
-"""Images a second from a folder of JPEGs: patchloom's loader against timm's, same augmentation, same workers.
+"""Images a second: patchloom's loader against timm's from a folder of JPEGs, and augmentation on a GPU.
 
-    python benchmarks/loader.py [--pictures imagenette160-train.parquet] [--workers 2] [--batch 64] [--rounds 5]
+    python benchmarks/loader.py --pictures imagenette160-train.parquet --workers 2 --batch 64 --rounds 5
+    python benchmarks/loader.py --device cuda --batch 1024
 
-Both sides end with normalised float32 batches in the main process. Rounds alternate, and the best round of each side
-counts: whatever else runs on the machine only makes a round slower.
+The first compares the same augmentation with the same number of workers. Both sides end with normalised
+float32 batches in the main process. Rounds alternate, and the best round of each side counts: whatever else
+runs on the machine only makes a round slower.
 """
 
 import argparse
@@ -18,8 +20,11 @@ import torch
 from PIL import Image
 
 from patchloom.data.augment import train_transform
+from patchloom.data.device import DeviceLoader, Store
 from patchloom.data.folder import FilePictures
 from patchloom.data.loader import Loader, normalise
+from patchloom.data.mixing import mix
+from patchloom.data.sampler import step_seed
 from patchloom.data.sets import ClassTable, PictureSet
 from patchloom.recipes.schema import AugmentPart
 
@@ -30,6 +35,12 @@ POLICIES = {
         AugmentPart(policy="randaugment", policy_magnitude=9, policy_magnitude_std=0.5, erasing=0.25),
         {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25, "re_mode": "pixel"},
     ),
+}
+DEVICE_POLICIES = {
+    "pad + flip": AugmentPart(crop="pad"),
+    "crop + flip": AugmentPart(),
+    "crop + flip + RandAugment + erasing": POLICIES["crop + flip + RandAugment + erasing"][0],
+    "SRC + flip + 3-Augment + jitter": AugmentPart(crop="simple_random", policy="three_augment", color_jitter=0.3),
 }
 
 
@@ -56,9 +67,9 @@ def timm_loader(folder: Path, options: dict, workers: int, batch: int) -> Callab
     import timm.data
     import timm.data.auto_augment as timm_augment
 
-    from patchloom.data.augment import posterize
+    from patchloom.data.policies import posterize
 
-    # Pillow 13 refuses the 0 bits timm asks for; without this its RandAugment stops after some hundred pictures.
+    # Pillow 13 refuses the 0 bits timm sometimes asks for: without this its RandAugment soon stops.
     names = timm_augment.NAME_TO_OP
     names.update({name: posterize for name in names if name.startswith("Posterize")})
     loader = timm.data.create_loader(
@@ -85,11 +96,52 @@ def our_loader(folder: Path, augment: AugmentPart, workers: int, batch: int) -> 
     return lambda: (normalise(b.images) for b in loader.epoch(next(epochs)))
 
 
-def images_per_second(epoch: Iterable[torch.Tensor]) -> float:
+def images_per_second(epoch: Iterable[torch.Tensor], finish: Callable[[], None] = lambda: None) -> float:
     begin, seen = time.perf_counter(), 0
     for images in epoch:
         seen += len(images)
+    finish()
     return seen / (time.perf_counter() - begin)
+
+
+def on_device(device: str, batch: int) -> None:
+    """CIFAR-sized pictures augmented on the device: alone, and in front of a compiled ResMLP-S12/4 step."""
+    import torch.nn.functional as F
+
+    from patchloom.models.resmlp import ResMLP, ResMLPConfig
+
+    pixels = torch.randint(0, 256, (50_000, 32, 32, 3), dtype=torch.uint8, device=device)
+    store = Store(pixels, torch.randint(0, 100, (50_000,), device=device))
+    model = ResMLP(ResMLPConfig(image_size=(32, 32), patch_size=4, num_classes=100)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    @torch.compile
+    def loss_of(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            return F.cross_entropy(model(images).float(), targets)
+
+    def train(epoch: int, loader: DeviceLoader) -> Iterable[torch.Tensor]:
+        for step, batch in enumerate(loader.epoch(epoch)):
+            seed = step_seed(0, epoch, step)
+            images, targets = mix(normalise(batch.images), batch.labels, 100, mixup=0.8, cutmix=1.0, seed=seed)
+            loss_of(images, targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield images
+
+    for title, augment in DEVICE_POLICIES.items():
+        loader = DeviceLoader(store, augment, 32, batch_size=batch)
+        images_per_second(train(0, loader))  # compiles
+        torch.cuda.set_sync_debug_mode("error")  # nothing may wait for the device
+        rates = [
+            max(images_per_second(run(epoch), finish=torch.cuda.synchronize) for epoch in (1, 2, 3))
+            for run in (
+                lambda epoch, loader=loader: (normalise(b.images, dtype=torch.bfloat16) for b in loader.epoch(epoch)),
+                lambda epoch, loader=loader: train(epoch, loader),
+            )
+        ]
+        torch.cuda.set_sync_debug_mode("default")
+        print(f"{title}: {rates[0]:,.0f} images/s alone, {rates[1]:,.0f} with the training step", flush=True)
 
 
 def main() -> None:
@@ -99,7 +151,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", help="measure augmentation on this device instead, e.g. cuda")
     args = parser.parse_args()
+    if args.device:
+        on_device(args.device, args.batch)
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_jpegs(folder, args.pictures, args.count)
@@ -108,7 +164,10 @@ def main() -> None:
             theirs = timm_loader(folder, options, args.workers, args.batch)
             rounds = [(images_per_second(ours()), images_per_second(theirs())) for _ in range(args.rounds + 1)]
             best = [max(side[1:]) for side in zip(*rounds, strict=True)]  # the first round starts the workers
-            print(f"{title}: patchloom {best[0]:.0f}, timm {best[1]:.0f} images/s, {best[0] / best[1]:.2f}×", flush=True)
+            print(
+                f"{title}: patchloom {best[0]:.0f}, timm {best[1]:.0f} images/s, {best[0] / best[1]:.2f}×",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Data sets that need no download: `digits` (real handwriting) and `shapes` (drawn, with masks and boxes).
 
 shapes: sixteen fine classes in four coarse families. The label is that of the largest object; smaller ones,
-strokes and specks lie around it; colour, size, place and turn say nothing about the class. A picture depends on
-(seed, its number) alone.
+strokes and specks lie around it; colour, size, place and turn say nothing about the class. A picture depends
+on (seed, its number) alone.
 """
 
 import colorsys
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +40,9 @@ def open_digits() -> Source:
     train = np.setdiff1d(np.arange(len(labels)), val)
     names = tuple(str(digit) for digit in range(10))
     return Source(
-        "digits (built in)", *(Listing(pictures, rows, labels[rows], names) for rows in (train, val))
+        "digits (built in)",
+        train=Listing(pictures, train, labels[train], names),
+        val=Listing(pictures, val, labels[val], names),
     )
 
 
@@ -52,26 +53,20 @@ def open_shapes(options: str = "") -> Source:
         name, _, value = option.partition("=")
         if name not in values or not value.isdecimal():
             hint = nearest(name, list(values))
-            raise UsageError(
-                f"shapes:{option} is not an option; expected count=, size= or seed= a number.{hint}"
-            )
+            raise UsageError(f"shapes:{option} is not an option; expected count=, size= or seed= a number.{hint}")
         values[name] = int(value)
     count, size = values["count"], values["size"]
     if count < len(SHAPES) or not 16 <= size <= 1024:
-        raise UsageError(
-            f"shapes of count={count}, size={size}; expected count ≥ {len(SHAPES)}, size 16…1024"
-        )
+        raise UsageError(f"shapes of count={count}, size={size}; expected count ≥ {len(SHAPES)}, size 16…1024")
     held_out = max(count // 5, len(SHAPES))
     pictures = ShapePictures(count + held_out, size, values["seed"])
     levels = {"coarse": {shape: family for family, members in FAMILIES.items() for shape in members}}
-    splits = (np.arange(count), np.arange(count, count + held_out))
+    train, val = np.arange(count), np.arange(count, count + held_out)
     return Source(
         f"shapes of {size}×{size} (built in)",
-        *(Listing(pictures, rows, rows % len(SHAPES), SHAPES, levels) for rows in splits),
+        train=Listing(pictures, train, train % len(SHAPES), SHAPES, levels),
+        val=Listing(pictures, val, val % len(SHAPES), SHAPES, levels),
     )
-
-
-BUILTIN: dict[str, Callable[..., Source]] = {"digits": open_digits, "shapes": open_shapes}
 
 
 @dataclass(frozen=True)
@@ -142,9 +137,7 @@ def _draw_scene(rng: np.random.Generator, label: int, size: int) -> _Scene:
     return _Scene(image, Mask(classes, instances), np.array(boxes, dtype=np.int64))
 
 
-def _draw_object(
-    rng: np.random.Generator, shape: str, radius: float, centre: np.ndarray, size: int
-) -> Image.Image:
+def _draw_object(rng: np.random.Generator, shape: str, radius: float, centre: np.ndarray, size: int) -> Image.Image:
     """Cover of one object, 0…255: turned and a little squeezed at random, cut out of a finer drawing."""
     angle = rng.uniform(0, 2 * math.pi)
     turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
@@ -203,9 +196,7 @@ def _draw_ground(rng: np.random.Generator, size: int, dark: bool) -> Image.Image
     for _ in range(rng.integers(3, 8)):
         ends = [(x, y) for x, y in rng.uniform(0, size * _FINE, (2, 2))]
         draw.line(ends, fill=_colour(rng, dark), width=int(rng.integers(1, 2 + size * _FINE // 50)))
-    for x, y, speck in (
-        rng.uniform([0, 0, 0.005], [1, 1, 0.025], (int(rng.integers(4, 14)), 3)) * size * _FINE
-    ):
+    for x, y, speck in rng.uniform([0, 0, 0.005], [1, 1, 0.025], (int(rng.integers(4, 14)), 3)) * size * _FINE:
         draw.ellipse((x - speck, y - speck, x + speck, y + speck), fill=_colour(rng, dark))
     return fine.resize((size, size), Image.Resampling.BOX)
 

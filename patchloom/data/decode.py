@@ -18,10 +18,10 @@ import os
 import stat
 import struct
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import (
@@ -42,10 +42,16 @@ MAX_PIXELS = 25_000_000
 MIN_SIDE_PIXELS = 4  # nothing smaller holds one patch
 MAX_FILE_BYTES = 1 << 28  # 256 MiB: 25 MP of 16-bit RGBA fit
 
+
+class _Jpeg(JpegImagePlugin.JpegImageFile):
+    def _read_dpi_from_exif(self) -> None:
+        """Skip it: nobody needs the resolution, and Pillow warns where EXIF is damaged."""
+
+
 # Pillow's classes rather than `Image.open`: no search through formats, nothing read beyond the first frame,
 # and no warning of its own about large images (ours is an error).
 FORMATS: dict[str, tuple[type[ImageFile], tuple[bytes, ...]]] = {
-    "JPEG": (JpegImagePlugin.JpegImageFile, (b"\xff\xd8\xff",)),
+    "JPEG": (_Jpeg, (b"\xff\xd8\xff",)),
     "PNG": (PngImagePlugin.PngImageFile, (b"\x89PNG\r\n\x1a\n",)),
     "WebP": (WebPImagePlugin.WebPImageFile, (b"RIFF",)),
     "GIF": (GifImagePlugin.GifImageFile, (b"GIF87a", b"GIF89a")),
@@ -54,9 +60,8 @@ FORMATS: dict[str, tuple[type[ImageFile], tuple[bytes, ...]]] = {
     "PPM": (PpmImagePlugin.PpmImageFile, (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6", b"Pf")),
 }
 EXTENSIONS = frozenset(
-    f".{name}"
-    for names in ("jpg jpeg jpe jfif png webp gif bmp", "tif tiff ppm pgm pbm pnm pfm")
-    for name in names.split()
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".pfm"}
 )
 _REFUSED = {b"%!PS": "EPS", b"\xc5\xd0\xd3\xc6": "EPS", b"%PDF": "PDF", b"PK\x03\x04": "a zip archive"}
 
@@ -89,17 +94,12 @@ def decode(data: bytes | Path, where: str) -> Image.Image:
     if isinstance(data, Path):
         data = read_file(data, where)
     name, image = _open(data, where)
-    try:
-        with _quiet(name):
-            image.load()
+    with _reading(name, data, where):
+        image.load()
         picture = _to_rgb(image, where)
         orientation = _orientation(image)
         if orientation in _UPRIGHT:
             picture = picture.transpose(_UPRIGHT[orientation])
-    except DataError:
-        raise
-    except Exception as error:  # damaged files make Pillow raise nearly anything
-        raise DataError(f"{where}: {_what_broke(name, data, error)}") from error
     picture.info.clear()  # what was true of the file (orientation, transparency) is not of the picture
     return picture
 
@@ -107,12 +107,8 @@ def decode(data: bytes | Path, where: str) -> Image.Image:
 def decode_ids(data: bytes, where: str) -> np.ndarray:
     """(H, W) uint8 class or instance ids from an image of one channel (grey or palette), values untouched."""
     name, image = _open(data, where)
-    try:
-        with _quiet(name):
-            image.load()
+    with _reading(name, data, where):
         ids = np.asarray(image)
-    except Exception as error:  # see decode
-        raise DataError(f"{where}: {_what_broke(name, data, error)}") from error
     if ids.ndim != 2 or ids.dtype != np.uint8:
         raise DataError(f"{where}: a mask of mode {image.mode}, expected one channel of 8 bits")
     return ids
@@ -123,14 +119,15 @@ def facts(data: bytes | Path, where: str) -> ImageFacts:
     if isinstance(data, Path):
         data = read_file(data, where)
     name, image = _open(data, where)
-    return ImageFacts(
-        format=name,
-        mode=image.mode,
-        width=image.width,
-        height=image.height,
-        rotated=_orientation(image) in _UPRIGHT,
-        animated=bool(getattr(image, "is_animated", False)),
-    )
+    with _reading(name, data, where):
+        return ImageFacts(
+            format=name,
+            mode=image.mode,
+            width=image.width,
+            height=image.height,
+            rotated=_orientation(image) in _UPRIGHT,
+            animated=bool(getattr(image, "is_animated", False)),
+        )
 
 
 def read_file(path: Path, where: str) -> bytes:
@@ -155,16 +152,11 @@ def _open(data: bytes, where: str) -> tuple[str, ImageFile]:
     name = _format_of(data)
     if name is None:
         raise DataError(f"{where}: {_what_instead(data)}")
-    try:
-        with _quiet(name):
-            image = FORMATS[name][0](io.BytesIO(data))
-    except Exception as error:  # see decode
-        raise DataError(f"{where}: {_what_broke(name, data, error)}") from error
+    with _reading(name, data, where):
+        image = FORMATS[name][0](io.BytesIO(data))
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise DataError(
-            f"{where}: {width}×{height} pixels, more than the limit of {MAX_PIXELS:,}; shrink the image"
-        )
+        raise DataError(f"{where}: {width}×{height} pixels, more than the limit of {MAX_PIXELS:,}; shrink the image")
     if min(width, height) < MIN_SIDE_PIXELS:
         raise DataError(f"{where}: {width}×{height} pixels, less than {MIN_SIDE_PIXELS} on a side")
     return name, image
@@ -177,11 +169,20 @@ def _format_of(data: bytes) -> str | None:
     return None
 
 
-def _quiet(format_name: str) -> Any:
-    """Silence about damaged TIFF tags, since the pixels decide; other formats never warn."""
-    if format_name != "TIFF":
-        return nullcontext()
-    return warnings.catch_warnings(action="ignore", category=UserWarning)
+@contextmanager
+def _reading(name: str, data: bytes, where: str) -> Iterator[None]:
+    """Pillow at work: whatever it raises becomes a `DataError`; its warnings about TIFF tags stay silent."""
+    try:
+        if name != "TIFF":
+            yield
+        else:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", module=r"PIL\.")
+                yield
+    except DataError:
+        raise
+    except Exception as error:  # damaged files make Pillow raise nearly anything
+        raise DataError(f"{where}: {_what_broke(name, data, error)}") from error
 
 
 def _to_rgb(image: ImageFile, where: str) -> Image.Image:
@@ -212,9 +213,7 @@ def _to_8_bit(values: np.ndarray, where: str) -> np.ndarray:
 
 def _orientation(image: ImageFile) -> int:
     """EXIF orientation, 1…8; 1 where there is none. Read here because Pillow warns about damaged EXIF."""
-    if isinstance(
-        image, TiffImagePlugin.TiffImageFile
-    ):  # turned, and the tag removed, by Pillow's own `load`
+    if isinstance(image, TiffImagePlugin.TiffImageFile):  # turned, and the tag removed, by Pillow's own `load`
         return int(image.tag_v2.get(0x0112, 1))
     exif = image.info.get("exif")
     if not isinstance(exif, bytes):
@@ -251,13 +250,9 @@ def _what_instead(data: bytes) -> str:
     if not any(data[:512]):
         return "not an image (zeros)"
     text = data[:512].decode("utf-8", errors="ignore")
-    if text and sum(letter.isprintable() or letter.isspace() for letter in text) >= 0.95 * min(
-        len(data), 512
-    ):
+    if text and sum(letter.isprintable() or letter.isspace() for letter in text) >= 0.95 * min(len(data), 512):
         return (
-            "not an image (HTML)"
-            if "<html" in text.lower() or "<!doctype" in text.lower()
-            else "not an image (text)"
+            "not an image (HTML)" if "<html" in text.lower() or "<!doctype" in text.lower() else "not an image (text)"
         )
     return "not an image (unknown format)"
 

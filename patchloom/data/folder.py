@@ -108,20 +108,20 @@ def open_labels_file(
 ) -> Source:
     """A csv or tsv with a header: path, label, then coarser levels and `split` if wanted."""
     root = root or file.parent
+    if not file.is_file():
+        raise UsageError(f"labels file {printable(file)} does not exist; expected a csv or tsv of path,label")
     rows, header = _read_table(file)
     levels = {column: i for i, column in enumerate(header) if i > 1 and column != "split"}
-    paths = [row[0] for row in rows]
-    missing = [i for i, path in enumerate(paths) if not (root / path).is_file()]
+    present = [row for row in rows if (root / row[0]).is_file()]
     notes: tuple[str, ...] = ()
-    if missing:
-        said = (
-            f"{file}: {len(missing)} of {len(rows)} files are not in {root}, the first is {paths[missing[0]]}"
-        )
-        if strict or len(missing) == len(rows):
+    if len(present) < len(rows):
+        first = next(row[0] for row in rows if not (root / row[0]).is_file())
+        count = f"{len(rows) - len(present)} of {len(rows)}"
+        said = f"{file}: {count} files are not in {root}, the first is {printable(first)}"
+        if strict or not present:
             raise DataError(said)
         notes = (f"{said}; left out",)
-        gone = set(missing)
-        rows = [row for i, row in enumerate(rows) if i not in gone]
+        rows = present
     pictures = FilePictures(root, [row[0] for row in rows])
     names = tuple(sorted({row[1] for row in rows}))
     number = {name: i for i, name in enumerate(names)}
@@ -140,10 +140,17 @@ def open_labels_file(
 
 def _folders_in(root: Path) -> dict[str, str]:
     """Lower-case name → name of each folder that is not hidden."""
-    with os.scandir(root) as entries:
-        return {
-            entry.name.lower(): entry.name for entry in entries if entry.is_dir() and entry.name[0] != "."
-        }
+    return {entry.name.lower(): entry.name for entry in _entries(root) if entry.is_dir()}
+
+
+def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
+    """What is in a folder and not hidden, ordered by name."""
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{printable(folder)}: cannot be listed ({error.strerror})") from error
+    return sorted(visible, key=lambda entry: os.fsencode(entry.name))
 
 
 def list_classes(root: Path, split: str, taxonomy: Taxonomy) -> tuple[Listing, tuple[str, ...]]:
@@ -181,15 +188,8 @@ def _scan(root: Path, fine_names: frozenset[str]) -> _Scan:
         if real in above:  # a link to a folder it lies in
             found.special.append(relative.rstrip(os.sep))
             return 0
-        try:
-            with os.scandir(folder) as entries:
-                ordered = sorted(entries, key=lambda entry: os.fsencode(entry.name))
-        except OSError as error:
-            raise DataError(f"{printable(folder)}: cannot be listed ({error.strerror})") from error
         count = 0
-        for entry in ordered:
-            if entry.name.startswith("."):
-                continue
+        for entry in _entries(folder):
             path = relative + entry.name
             extension = os.path.splitext(entry.name)[1].lower()
             if entry.is_dir():
@@ -225,19 +225,11 @@ def _read_table(file: Path) -> tuple[list[list[str]], list[str]]:
     with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
     header = [column.strip().lower() for column in rows[0]] if rows else []
-    if (
-        len(header) < 2
-        or header[0] not in ("path", "file", "filename", "image")
-        or header[1] not in ("label", "class")
-    ):
-        raise UsageError(
-            f"{file}: the first line is {','.join(header)!r}, expected 'path,label' (then coarser levels)"
-        )
+    if len(header) < 2 or header[0] not in ("path", "file", "filename", "image") or header[1] not in ("label", "class"):
+        raise UsageError(f"{file}: the first line is {','.join(header)!r}, expected 'path,label' (then coarser levels)")
     for line, row in enumerate(rows[1:], start=2):
         if len(row) != len(header):
-            raise DataError(
-                f"{file}, line {line}: {len(row)} fields, expected {len(header)} ({','.join(header)})"
-            )
+            raise DataError(f"{file}, line {line}: {len(row)} fields, expected {len(header)} ({','.join(header)})")
     return rows[1:], header
 
 

@@ -30,16 +30,21 @@ class HubPictures(Pictures):
 
     def read(self, index: int) -> Image.Image:
         """The picture: decoded, upright, mode RGB."""
-        return decode(self.encoded(index), self.where(index))
+        return decode(*self._data_and_place(index))
 
     def encoded(self, index: int) -> bytes:
         """The image's bytes, from the table or from the file it points to."""
+        return self._data_and_place(index)[0]
+
+    def _data_and_place(self, index: int) -> tuple[bytes, str]:
         value = self._rows[index][self._column] or {}
+        path = value.get("path")
+        where = f"{self.where(index)} ({path})" if path else self.where(index)
         if value.get("bytes") is not None:
-            return bytes(value["bytes"])
-        if not value.get("path"):
-            raise DataError(f"{self.where(index)}: no image in column {self._column!r}")
-        return read_file(Path(value["path"]), f"{self.where(index)} ({value['path']})")
+            return bytes(value["bytes"]), where
+        if not path:
+            raise DataError(f"{where}: no image in column {self._column!r}")
+        return read_file(Path(path), where), where
 
     def where(self, index: int) -> str:
         """Data set, split and row."""
@@ -62,9 +67,7 @@ def open_huggingface(name: str) -> Source:
         found = datasets.load_from_disk(name) if is_saved_dataset(folder) else datasets.load_dataset(name)
     except Exception as error:  # network, hub, file system: each with its own errors
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(
-            f"hf:{name} cannot be opened ({cause}); expected user/name or a saved folder"
-        ) from error
+        raise UsageError(f"hf:{name} cannot be opened ({cause}); expected user/name or a saved folder") from error
     splits = dict(found) if isinstance(found, dict) else {"train": found}
     train, val, unused = group_by_split(sorted(splits))
     notes = (f"splits not used: {', '.join(unused)}",) if unused else ()
@@ -80,9 +83,7 @@ def _listing(rows: Any, name: str) -> Listing:
     image = next((column for column, kind in kinds.items() if kind == "Image"), None)
     if image is None:
         raise DataError(f"{name}: columns {', '.join(kinds)}; expected one of images")
-    pictures = HubPictures(
-        rows.select_columns([image]).cast_column(image, datasets.Image(decode=False)), image, name
-    )
+    pictures = HubPictures(rows.select_columns([image]).cast_column(image, datasets.Image(decode=False)), image, name)
     column = next((column for column in _LABEL_COLUMNS if column in kinds), None)
     order = np.arange(len(rows))
     if column is None:
@@ -91,9 +92,7 @@ def _listing(rows: Any, name: str) -> Listing:
     levels = {}
     if "coarse_label" in kinds:
         coarse, coarse_names = _numbered(rows, "coarse_label")
-        levels["coarse"] = {
-            names[f]: coarse_names[c] for f, c in {*zip(labels.tolist(), coarse.tolist(), strict=True)}
-        }
+        levels["coarse"] = {names[f]: coarse_names[c] for f, c in {*zip(labels.tolist(), coarse.tolist(), strict=True)}}
     return Listing(pictures, order, labels, names, levels)
 
 

@@ -1,12 +1,13 @@
 """Batches from worker processes, the same whatever their number, startable at any step.
 
-`Plan` says which picture is seen when and from which seed; workers read, augment and write it straight into shared
-memory; the main process joins their parts into one batch. Only numbers travel between processes.
+`Plan` says which picture is seen when and from which seed; workers read, augment and write it straight into
+shared memory; the main process joins their parts into one batch. Only numbers travel between processes.
 """
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from patchloom.data.augment import IMAGENET_MEAN, IMAGENET_STD, Size
+from patchloom.data.policies import IMAGENET_MEAN, IMAGENET_STD, Size
 from patchloom.data.sampler import Plan
 from patchloom.data.sets import ImageSet
 from patchloom.errors import DataError, ResourceError
@@ -61,20 +62,27 @@ def normalise(
     std: tuple[float, ...] = IMAGENET_STD,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """(B, 3, H, W) of 0…255 → (x/255 − mean)/std of `dtype`, in the same memory layout."""
+    """(B, 3, H, W) of 0…255 → (x/255 − mean)/std of `dtype`, channels last in memory."""
     width = images.shape[3]
-    # One row of W·3 values: on a CPU a channel axis of 3 as the innermost loop takes twice the time.
-    scale = torch.tensor([1 / (255 * s) for s in std], dtype=dtype, device=images.device).repeat(width)
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], dtype=dtype, device=images.device).repeat(width)
-    rows = images.permute(0, 2, 3, 1).flatten(2).to(dtype).mul_(scale).add_(shift)  # (B, H, W·3)
-    return rows.unflatten(2, (width, -1)).permute(0, 3, 1, 2)
+    # Rows of W·3 values: with the 3 channels as its innermost loop a CPU takes much longer.
+    rows = images.permute(0, 2, 3, 1).flatten(2).to(dtype)  # (B, H, W·3)
+    scale = _row(tuple(1 / (255 * s) for s in std), width, dtype, images.device)
+    shift = _row(tuple(-m / s for m, s in zip(mean, std, strict=True)), width, dtype, images.device)
+    return rows.mul_(scale).add_(shift).unflatten(2, (width, -1)).permute(0, 3, 1, 2)
+
+
+@lru_cache(maxsize=16)
+def _row(values: tuple[float, ...], width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(W·3,), sent to the device once: a transfer makes the host wait."""
+    return torch.tensor(values, dtype=dtype, device=device).repeat(width)
 
 
 class Loader:
-    """An `ImageSet` in batches. `batch_size` counts all processes; this one yields its `rank`'s share of each.
+    """An `ImageSet` in batches. `batch_size` counts all processes; this one yields its `rank`'s share of
+    each.
 
-    One epoch is iterated at a time. With `skip_broken`, a picture that cannot be read is replaced by the next one
-    that can, and `broken` names it; otherwise its `DataError` ends the epoch.
+    One epoch is iterated at a time. With `skip_broken`, a picture that cannot be read is replaced by the
+    next one that can, and `broken` names it; otherwise its `DataError` ends the epoch.
     """
 
     def __init__(
@@ -139,10 +147,10 @@ class Loader:
 
     def close(self) -> None:
         """End the workers now instead of when the loader is forgotten."""
-        running = self._pool._iterator
+        shutdown = getattr(self._pool._iterator, "_shutdown_workers", None)
+        if shutdown:
+            shutdown()
         self._pool._iterator = None
-        if hasattr(running, "_shutdown_workers"):
-            running._shutdown_workers()
 
     def _filled_parts(self) -> Iterator[tuple[int, dict[int, tuple[int, str]]]]:
         try:
@@ -150,12 +158,13 @@ class Loader:
                 if isinstance(replaced, DataError):
                     raise replaced
                 yield slot, replaced
-        except RuntimeError as error:
+        except Exception as error:
+            self.close()
             if not str(error).startswith("DataLoader "):
                 raise
             raise ResourceError(
-                f"A worker that prepares pictures is gone: {error} Often memory ran out: use fewer workers or a "
-                "smaller batch."
+                f"A worker that prepares pictures stopped: {error} "
+                "Often memory ran out: use fewer workers or a smaller batch."
             ) from error
 
 
@@ -168,9 +177,11 @@ class _Task:
 
 
 class _Tasks:
-    """The parts of one epoch in their order, each with the place in shared memory where it is to be written.
+    """The parts of one epoch in their order, each with the place in shared memory where it is to be
+    written.
 
-    The pool hands out a task only when fewer than `slots` − 1 are unread, so a slot is free again when its turn comes.
+    The pool hands out a task only when fewer than `slots` − 1 are unread, so a slot is free again when its
+    turn comes.
     """
 
     def __init__(self, parts: int, slots: int) -> None:
@@ -240,5 +251,5 @@ def _as_it_is(filled: Any) -> Any:
 
 
 def _keep_pillow_memory(worker: int) -> None:  # noqa: ARG001
-    # Pillow gives a picture's memory back to the system at once; getting it again costs a tenth of the decoding.
+    # Pillow gives a picture's memory back at once; getting it again costs a tenth of the decoding.
     Image.core.set_blocks_max(32)

@@ -1,7 +1,8 @@
-"""Mixup and CutMix: every picture of a batch is blended with the one at the mirrored place, and so are the labels.
+"""Mixup and CutMix: every picture of a batch is blended with the one at the mirrored place, and so are the
+labels.
 
-One λ (and for CutMix one box) is drawn per batch, on the host and from a seed, so nothing waits for the device and
-all processes of a run draw the same. mixup: arXiv 1710.09412; CutMix: arXiv 1905.04899.
+One λ (and for CutMix one box) is drawn per batch, on the host and from a seed, so nothing waits for the
+device and all processes of a run draw the same. mixup: arXiv 1710.09412; CutMix: arXiv 1905.04899.
 """
 
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def draw_blend(
     switch: float = 0.5,
     seed: int,
 ) -> Blend:
-    """Draw one batch's blend. `mixup` and `cutmix` are the α of Beta(α, α), 0 = off; `switch` is CutMix's share."""
+    """One batch's blend. `mixup` and `cutmix` are α of Beta(α, α), 0 = off; `switch` is CutMix's share."""
     rng = np.random.default_rng(seed)
     if not (mixup or cutmix) or rng.random() >= probability:
         return Blend()
@@ -75,18 +76,16 @@ def mix(
     smoothing: float = 0.0,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
-    """Mix a batch: images (B, 3, H, W) floating point, labels (B,) → images, soft targets (B, num_classes) float32.
+    """Mix a batch: images (B, 3, H, W) floating point, labels (B,) → images, soft targets (B, num_classes)
+    float32.
 
-    With `seed=step_seed(seed, epoch, step)` the result repeats exactly, also on several processes (`rank_positions`).
+    With `seed=step_seed(seed, epoch, step)` the result repeats exactly, also on several processes
+    (`rank_positions`).
     """
     if not images.is_floating_point():
-        raise UsageError(
-            f"mix() blends normalised images, but these are {images.dtype}. Normalise them first."
-        )
+        raise UsageError(f"mix() blends normalised images, but these are {images.dtype}. Normalise them first.")
     height, width = images.shape[-2:]
-    blend = draw_blend(
-        height, width, mixup=mixup, cutmix=cutmix, probability=probability, switch=switch, seed=seed
-    )
+    blend = draw_blend(height, width, mixup=mixup, cutmix=cutmix, probability=probability, switch=switch, seed=seed)
     return blend.images(images), blend.targets(labels, num_classes, smoothing, torch.float32)
 
 

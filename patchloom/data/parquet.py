@@ -19,7 +19,7 @@ from PIL import Image
 
 from patchloom.data.decode import decode, decode_ids
 from patchloom.data.sets import UNLABELLED, Listing, Mask, Pictures, Source
-from patchloom.data.splits import group_by_split, listings_by_split
+from patchloom.data.splits import group_by_split, listings_by_split, name_files
 from patchloom.errors import DataError, UsageError
 
 _IMAGE_COLUMNS = ("image", "img")
@@ -61,9 +61,14 @@ class ParquetPictures(Pictures):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def _value(self, column: str, index: int) -> Any:
+    def _place(self, index: int) -> tuple[int, int]:
+        """Number of the file and row in it."""
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return self._tables[number][column][index - int(self._starts[number])].as_py()
+        return number, index - int(self._starts[number])
+
+    def _value(self, column: str, index: int) -> Any:
+        number, row = self._place(index)
+        return self._tables[number][column][row].as_py()
 
     def column(self, name: str) -> list[Any]:
         """All values of a column."""
@@ -83,12 +88,13 @@ class ParquetPictures(Pictures):
 
     def where(self, index: int) -> str:
         """File and row."""
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return f"{self.files[number]}, row {index - self._starts[number]}"
+        number, row = self._place(index)
+        return f"{self.files[number]}, row {row}"
 
     def key(self, index: int) -> str:
         """File name and row."""
-        return Path(self.where(index)).name
+        number, row = self._place(index)
+        return f"{self.files[number].name}, row {row}"
 
     def mask(self, index: int) -> Mask | None:
         """The decoded `mask`."""
@@ -110,13 +116,11 @@ class ParquetPictures(Pictures):
 
 def open_parquet(files: Sequence[Path], name: str) -> Source:
     """The data set in `files`, its splits told by a column `split` or by the file names."""
-    by_name = {file.name: file for file in sorted(files)}
+    by_name = name_files(files)
     in_train, in_val, unused = group_by_split(list(by_name))
     train = ParquetPictures([by_name[file] for file in in_train])
     if "split" in train.columns:
-        return Source(
-            name, *listings_by_split(_listing(train), [str(split) for split in train.column("split")])
-        )
+        return Source(name, *listings_by_split(_listing(train), [str(split) for split in train.column("split")]))
     val = ParquetPictures([by_name[file] for file in in_val]) if in_val else None
     notes = (f"not used: {', '.join(unused)}",) if unused else ()
     return Source(name, _listing(train), _listing(val) if val else None, notes)
@@ -134,11 +138,11 @@ def _listing(pictures: ParquetPictures) -> Listing:
         coarse, coarse_names = _numbered(pictures, "coarse_label", "coarse_label_names")
         mapping: dict[str, str] = {}
         for row, (fine, group) in enumerate(zip(labels, coarse, strict=True)):
+            if fine == UNLABELLED or group == UNLABELLED:
+                continue
             if mapping.setdefault(names[fine], coarse_names[group]) != coarse_names[group]:
                 two = f"{mapping[names[fine]]!r} and {coarse_names[group]!r}"
-                raise DataError(
-                    f"{pictures.where(row)}: {names[fine]!r} is both {two}; expected one coarse label"
-                )
+                raise DataError(f"{pictures.where(row)}: {names[fine]!r} is both {two}; expected one coarse label")
         levels["coarse"] = mapping
     return Listing(pictures, rows, labels, names, levels)
 
@@ -151,11 +155,11 @@ def _numbered(pictures: ParquetPictures, column: str, names_key: str) -> tuple[n
         names = tuple(sorted(set(given)))
         number = {name: i for i, name in enumerate(names)}
         return np.array([UNLABELLED if v is None else number[v] for v in values], dtype=np.int64), names
-    names = tuple(pictures.info.get(names_key, ())) or tuple(
-        str(i) for i in range(max(given, default=-1) + 1)
-    )
+    names = tuple(pictures.info.get(names_key, ())) or tuple(str(i) for i in range(max(given, default=-1) + 1))
     labels = np.array([UNLABELLED if value is None else value for value in values], dtype=np.int64)
-    for row in np.flatnonzero((labels < UNLABELLED) | (labels >= len(names)))[:1]:
+    outside = np.flatnonzero((labels < UNLABELLED) | (labels >= len(names)))
+    if len(outside):
+        row = int(outside[0])
         raise DataError(f"{pictures.where(row)}: {column} {labels[row]} is outside 0…{len(names) - 1}")
     return labels, names
 
@@ -165,16 +169,10 @@ def _metadata(schema: Any) -> dict[str, Any]:
     stored = schema.metadata or {}
     if b"dataset_info" in stored:
         info = json.loads(stored[b"dataset_info"])
-        return {
-            key: info[key] for key in ("label_names", "coarse_label_names", "ignore_index") if key in info
-        }
+        return {key: info[key] for key in ("label_names", "coarse_label_names", "ignore_index") if key in info}
     features = json.loads(stored.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     keys = {"label": "label_names", "fine_label": "label_names", "coarse_label": "coarse_label_names"}
-    return {
-        keys[name]: feature["names"]
-        for name, feature in features.items()
-        if name in keys and "names" in feature
-    }
+    return {keys[name]: feature["names"] for name, feature in features.items() if name in keys and "names" in feature}
 
 
 def _read(file: Path) -> Any:

@@ -1,7 +1,8 @@
 """Which picture is seen when, and from which seed its augmentation is drawn.
 
-Everything random about data follows from (seed, epoch, position in the epoch), never from a process's history. So a
-run may stop at any step and go on, and neither the number of workers nor the number of processes changes a picture.
+Everything random about data follows from (seed, epoch, position in the epoch), never from a process's
+history. So a run may stop at any step and go on, and neither the number of workers nor the number of
+processes changes a picture.
 """
 
 from dataclasses import dataclass
@@ -18,18 +19,20 @@ _VIEW_STREAM, _STEP_STREAM = 0, 1
 
 
 def epoch_order(pictures: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
-    """The pictures of one epoch in their order: (pictures,) int64. Seed 0 gives the order of DeiT's own sampler."""
+    """The pictures of one epoch in their order: (pictures,) int64. Seed 0 is the order of DeiT's sampler."""
     if not shuffle:
         return np.arange(pictures)
-    # torch's CPU generator uses 32 bits of its seed.
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**32)
+    # torch's CPU generator reads 32 bits of its seed; modulo the largest prime below, no bit of ours is lost.
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % (2**32 - 5))
     return torch.randperm(pictures, generator=generator).numpy()
 
 
 def repeated_order(order: np.ndarray, repeats: int) -> np.ndarray:
-    """Repeated augmentation: each picture `repeats` times in a row, cut to about the length of a plain epoch.
+    """Repeated augmentation: each picture `repeats` times in a row, cut to about the length of a plain
+    epoch.
 
-    An epoch so sees about 1/repeats of the pictures. DeiT's process r of R takes every R-th entry from r on.
+    An epoch so sees about 1/repeats of the pictures. DeiT's process r of R takes every R-th entry from r
+    on.
     """
     return np.repeat(order, repeats)[: epoch_length(len(order), repeats)]
 
@@ -53,15 +56,16 @@ def mixed_seeds(seed: int, epoch: int, stream: int, positions: np.ndarray) -> np
 
 
 def step_seed(seed: int, epoch: int, step: int) -> int:
-    """The seed of what is drawn once for a whole batch, the same on every process: mixing, batched augmentation."""
+    """The seed of what is drawn for a whole batch, the same on every process: mixing, batched operations."""
     return int(mixed_seeds(seed, epoch, _STEP_STREAM, np.array([step]))[0] >> np.uint64(1))
 
 
 def rank_positions(size: int, rank: int, world: int) -> np.ndarray:
     """The positions of a batch of `size` that one process of `world` takes.
 
-    Where the batch divides by 2·world, positions i and size−1−i stay together, in mirrored order: Mixup with the
-    reversed batch then pairs the same pictures on any number of processes. Otherwise every world-th position.
+    Where the batch divides by 2·world, positions i and size−1−i stay together, in mirrored order: Mixup
+    with the reversed batch then pairs the same pictures on any number of processes. Otherwise every
+    world-th position.
     """
     if size % (2 * world):
         return np.arange(rank, size, world)
@@ -104,7 +108,7 @@ class Plan:
             raise UsageError(f"The seed is {self.seed}; give 0 or more.")
         if self.steps_per_epoch == 0:
             raise UsageError(
-                f"A batch of {self.batch_size} is larger than the {self.views_per_epoch} pictures of an epoch. "
+                f"A batch of {self.batch_size} is larger than an epoch of {self.views_per_epoch} pictures. "
                 f"Give a batch size of at most {self.views_per_epoch}, or keep the last, smaller batch."
             )
 
@@ -119,9 +123,13 @@ class Plan:
         extra = 0 if self.drop_last else self.batch_size - 1
         return (self.views_per_epoch + extra) // self.batch_size
 
+    def order(self, epoch: int) -> np.ndarray:
+        """The pictures of all processes' batches, in a row: (views_per_epoch,) int64, read-only."""
+        return _views_of_epoch(self.pictures, self.seed, epoch, self.shuffle, self.repeats)
+
     def views(self, epoch: int, step: int) -> Views:
         """What this process reads in `step` of `epoch`."""
-        order = _views_of_epoch(self.pictures, self.seed, epoch, self.shuffle, self.repeats)
+        order = self.order(epoch)
         start = step * self.batch_size
         size = min(self.batch_size, len(order) - start)
         positions = start + rank_positions(size, self.rank, self.world)

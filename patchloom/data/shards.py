@@ -16,7 +16,7 @@ from PIL import Image
 
 from patchloom.data.decode import EXTENSIONS, MAX_FILE_BYTES, decode
 from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source
-from patchloom.data.splits import group_by_split
+from patchloom.data.splits import group_by_split, name_files
 from patchloom.errors import DataError, UsageError
 
 _MAX_LABEL_BYTES = 1 << 20
@@ -58,7 +58,7 @@ class ShardPictures(Pictures):
 
 def open_shards(shards: Sequence[Path], name: str) -> Source:
     """The data set in `shards`, its splits told by the file names (…train…, …val… or …test…)."""
-    by_name = {shard.name: shard for shard in sorted(shards)}
+    by_name = name_files(shards)
     train, val, unused = group_by_split(list(by_name))
     notes = (f"not used: {', '.join(unused)}",) if unused else ()
     val_listing = _listing([by_name[shard] for shard in val]) if val else None
@@ -107,9 +107,7 @@ def _index(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]
                 if f".{extension.lower()}" in EXTENSIONS:
                     if key in images or member.size > MAX_FILE_BYTES:
                         fault = "a second image of this key" if key in images else f"{member.size:,} bytes"
-                        raise DataError(
-                            f"{where}: {fault}; expected one image of at most {MAX_FILE_BYTES:,} bytes"
-                        )
+                        raise DataError(f"{where}: {fault}; expected one image of at most {MAX_FILE_BYTES:,} bytes")
                     images[key] = (member.name, member.offset_data, member.size)
                 elif extension in ("cls", "json") and member.size <= _MAX_LABEL_BYTES:
                     content = archive.extractfile(member)

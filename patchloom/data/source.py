@@ -12,16 +12,17 @@ hf:user/name
 import glob
 import os
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from patchloom.data.builtin import BUILTIN
+from patchloom.data.builtin import open_digits, open_shapes
 from patchloom.data.folder import open_folder, open_labels_file, printable
 from patchloom.data.huggingface import is_saved_dataset, open_huggingface
 from patchloom.data.parquet import open_parquet
-from patchloom.data.sets import ClassTable, PictureSet, Source, Splits
+from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits
 from patchloom.data.shards import open_shards
-from patchloom.data.splits import at_level, class_table, make_splits, match, read_taxonomy
+from patchloom.data.splits import Taxonomy, coarsen, make_splits, match, read_taxonomy
 from patchloom.data.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.torchvision_sets import open_torchvision
 from patchloom.errors import UsageError, nearest
@@ -50,9 +51,7 @@ def open_data(
     lie, and only `download=True` fetches one.
     """
     source = find_source(spec, root=root, labels=labels, taxonomy=taxonomy, strict=strict, download=download)
-    return make_splits(
-        source, val_fraction=val_fraction, strict=strict, seed=seed, level=level, labelled=labelled
-    )
+    return make_splits(source, val_fraction=val_fraction, strict=strict, seed=seed, level=level, labelled=labelled)
 
 
 def open_for(
@@ -71,9 +70,9 @@ def open_for(
 ) -> PictureSet:
     """A data set to evaluate a model on: its labels are matched to the model's `classes` by name.
 
-    `split` is 'train', 'val' (held out as `open_data` would, where there is none) or 'all'. By default the val
-    split where the data have one, else everything. Classes the model does not know are left out and named in
-    `.notes`, or are an error where `strict`.
+    `split` is 'train', 'val' (held out as `open_data` would, where there is none) or 'all'. By default the
+    val split where the data have one, else everything. Classes the model does not know are left out and named
+    in `.notes`, or are an error where `strict`.
     """
     if split not in (None, "train", "val", "all"):
         raise UsageError(f"split is {split!r}, expected train, val or all")
@@ -82,10 +81,110 @@ def open_for(
         made = make_splits(source, val_fraction=val_fraction, seed=seed, level=level, labelled=False)
         chosen = made.train if split == "train" else made.val
         assert isinstance(chosen, PictureSet)
+        listing = Listing(chosen.pictures, chosen.rows, chosen.labels, chosen.classes.names)
     elif split == "all" and source.val is not None:
         raise UsageError(f"{source.name} has train and val; choose one of them")
     else:
         listing = source.train if split == "train" or source.val is None else source.val
-        chosen = match(listing, class_table(listing)[0])
-        chosen = at_level(chosen, level) if level else chosen
-    return _renumber(chosen, classes, source.name, strict)
+        listing = coarsen(listing, level) if level else listing
+    matched = match(listing, classes, strict=strict, what=source.name, known_by="the model")
+    return replace(matched, notes=(*source.notes, *matched.notes))
+
+
+def find_source(
+    spec: Spec,
+    *,
+    root: Spec | None = None,
+    labels: Spec | None = None,
+    taxonomy: Spec | None = None,
+    strict: bool = False,
+    download: bool = False,
+) -> Source:
+    """Decide what `spec` is and list it; classes are not matched yet."""
+    given = os.fspath(spec)
+    path = Path(given).expanduser()
+    levels = read_taxonomy(Path(taxonomy)) if taxonomy is not None else {}
+    if labels is not None:
+        return open_labels_file(Path(labels), path, levels, strict)
+    if path.is_dir():
+        source = _open_directory(path, levels)
+    elif path.is_file():
+        source = _open_file(path, levels, strict)
+    else:
+        source = _open_named(given, Path(root) if root is not None else None, download)
+    if not levels:
+        return source
+    train = replace(source.train, levels={**source.train.levels, **levels})
+    val = source.val and replace(source.val, levels={**source.val.levels, **levels})
+    return replace(source, train=train, val=val)
+
+
+def _open_directory(path: Path, levels: Taxonomy) -> Source:
+    name = printable(path.resolve().name)
+    if is_saved_dataset(path):
+        return open_huggingface(os.fspath(path))
+    for suffix, opener, kind in ((".parquet", open_parquet, "parquet"), (".tar", open_shards, "tar shards")):
+        files = sorted(path.glob(f"*{suffix}"))
+        if files:
+            return opener(files, f"{name} ({kind})")
+    return open_folder(path, levels)
+
+
+def _open_file(path: Path, levels: Taxonomy, strict: bool) -> Source:
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return open_labels_file(path, None, levels, strict)
+    return _open_files([path], printable(path.name))
+
+
+def _open_files(files: list[Path], name: str) -> Source:
+    suffix = files[0].suffix.lower()
+    if suffix == ".parquet":
+        return open_parquet(files, f"{name} (parquet)")
+    if suffix == ".tar":
+        return open_shards(files, f"{name} (tar shards)")
+    raise UsageError(f"{printable(files[0])} is a {suffix or 'plain'} file; expected .parquet, .tar, .csv or .tsv")
+
+
+def _open_named(given: str, root: Path | None, download: bool) -> Source:
+    kind, _, rest = given.partition(":")
+    if kind == "hf":
+        return open_huggingface(rest)
+    if kind == "torchvision" or given.partition("@")[0] in TORCHVISION:
+        name, _, place = (rest if kind == "torchvision" else given).partition("@")
+        return open_torchvision(name, Path(place).expanduser() if place else root, download=download)
+    if kind == "digits" and not rest:
+        return open_digits()
+    if kind == "shapes":
+        return open_shapes(rest)
+    if any(letter in given for letter in "*?[{"):
+        files = [Path(found) for pattern in _expand_braces(given) for found in sorted(glob.glob(pattern))]
+        if files:
+            return _open_files(files, printable(Path(given).name))
+    raise UsageError(f"{printable(given)} is neither a path nor a known data set.{_nearest_path(given)}")
+
+
+def _expand_braces(pattern: str) -> list[str]:
+    """a-{000..003}.tar → a-000.tar … a-003.tar; {x,y} likewise."""
+    parts = re.split(r"\{([^{}]+)\}", pattern)
+    choices = []
+    for i, part in enumerate(parts):
+        span = re.fullmatch(r"(\d+)\.\.(\d+)", part)
+        if i % 2 == 0:
+            choices.append([part])
+        elif span:
+            first, last = span.groups()
+            choices.append([f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1)])
+        else:
+            choices.append(part.split(","))
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def _nearest_path(given: str) -> str:
+    """What may have been meant: a neighbour of the path in the last folder that exists, or a known name."""
+    path = Path(given).expanduser()
+    while not path.parent.is_dir():
+        path = path.parent
+    known = [printable(entry.name) for entry in os.scandir(path.parent)]
+    if os.sep not in given:
+        known += ["digits", "shapes", *TORCHVISION]
+    return nearest(printable(path.name), known)

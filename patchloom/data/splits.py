@@ -96,9 +96,7 @@ def match(
     `what` and `known_by` say in messages whose pictures and whose table these are.
     """
     number = {name: i for i, name in enumerate(table.names)}
-    renumbered = np.array(
-        [*(number.get(name, _STRANGER) for name in listing.names), UNLABELLED], dtype=np.int64
-    )
+    renumbered = np.array([*(number.get(name, _STRANGER) for name in listing.names), UNLABELLED], dtype=np.int64)
     labels = renumbered[listing.labels]  # UNLABELLED (−1) picks the last entry
     strangers = np.flatnonzero(labels == _STRANGER)
     notes: tuple[str, ...] = ()
@@ -121,18 +119,20 @@ def split_rows(pictures: PictureSet, fraction: float, seed: int) -> tuple[np.nda
         raise UsageError(f"val_fraction is {fraction}, expected a number between 0 and 1")
     salt = f"{seed}/".encode()
     keys = [pictures.key(i).encode("utf-8", "surrogateescape") for i in range(len(pictures))]
-    order = np.array(
-        sorted(
-            range(len(keys)), key=lambda i: (hashlib.blake2b(salt + keys[i], digest_size=8).digest(), keys[i])
-        ),
-        dtype=np.int64,
-    )
+    ranks = [(hashlib.blake2b(salt + key, digest_size=8).digest(), key) for key in keys]
+    order = np.array(sorted(range(len(keys)), key=ranks.__getitem__), dtype=np.int64)
     held_out = np.zeros(len(pictures), dtype=bool)
     for number in np.unique(pictures.labels):
         members = order[pictures.labels[order] == number]
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         held_out[members[:count]] = True
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def name_files(files: Sequence[Path]) -> dict[str, Path]:
+    """Files by name, or by folder/name where names repeat (train/0000.parquet, test/0000.parquet)."""
+    unique = len({file.name for file in files}) == len(files)
+    return {file.name if unique else f"{file.parent.name}/{file.name}": file for file in sorted(files)}
 
 
 def group_by_split(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -150,9 +150,7 @@ def group_by_split(names: Sequence[str]) -> tuple[list[str], list[str], list[str
     return train, val, [name for name in rest if name not in val]
 
 
-def listings_by_split(
-    whole: Listing, splits: Sequence[str]
-) -> tuple[Listing, Listing | None, tuple[str, ...]]:
+def listings_by_split(whole: Listing, splits: Sequence[str]) -> tuple[Listing, Listing | None, tuple[str, ...]]:
     """`whole` divided by the split each row names: train, val or None, and a note on the others."""
     train, val, unused = group_by_split(sorted(set(splits)))
     said = np.array(splits)
@@ -167,29 +165,38 @@ def listings_by_split(
 
 def at_level(pictures: PictureSet, level: str) -> PictureSet:
     """The same pictures labelled by a coarser level of their class table."""
-    levels = pictures.classes.levels
+    _check_level(level, pictures.classes.levels)
+    names, coarse = pictures.classes.levels[level]
+    labels = np.array([*coarse, UNLABELLED], dtype=np.int64)[pictures.labels]
+    return PictureSet(pictures.pictures, pictures.rows, labels, ClassTable(names), pictures.notes)
+
+
+def coarsen(listing: Listing, level: str) -> Listing:
+    """The same listing labelled by a coarser level; a class that the level does not know keeps its name."""
+    _check_level(level, listing.levels)
+    coarse = [listing.levels[level].get(name, name) for name in listing.names]
+    names = tuple(sorted(set(coarse)))
+    number = np.array([*(names.index(name) for name in coarse), UNLABELLED], dtype=np.int64)
+    return replace(listing, labels=number[listing.labels], names=names, levels={})
+
+
+def _check_level(level: str, levels: Mapping[str, object]) -> None:
     if level not in levels:
         known = f"it has {', '.join(levels)}" if levels else "it has no levels (give a taxonomy file)"
         raise UsageError(f"no label level {level!r}; {known}.{nearest(level, list(levels))}")
-    names, coarse = levels[level]
-    labels = np.array([*coarse, UNLABELLED], dtype=np.int64)[pictures.labels]
-    return PictureSet(pictures.pictures, pictures.rows, labels, ClassTable(names), pictures.notes)
 
 
 def read_taxonomy(path: Path) -> Taxonomy:
     """Levels: JSON or YAML {class: coarse} or {level: {class: coarse}}; CSV class,coarse[,coarser …]."""
     if not path.is_file():
-        raise UsageError(
-            f"taxonomy {path} is not a file; expected a .json, .yaml or .csv of class → coarse class"
-        )
+        raise UsageError(f"taxonomy {path} is not a file; expected a .json, .yaml or .csv of class → coarse class")
     text = path.read_text(encoding="utf-8-sig")
     try:
         if path.suffix.lower() in (".csv", ".tsv"):
             delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
             header, *rows = csv.reader(text.splitlines(), delimiter=delimiter)
             return {
-                level: {row[0]: row[column] for row in rows if row}
-                for column, level in enumerate(header[1:], start=1)
+                level: {row[0]: row[column] for row in rows if row} for column, level in enumerate(header[1:], start=1)
             }
         if path.suffix.lower() in (".yaml", ".yml"):
             import yaml
@@ -204,9 +211,7 @@ def read_taxonomy(path: Path) -> Taxonomy:
             for level, mapping in levels.items()
         }
     except Exception as error:  # three parsers, each with its own errors
-        raise UsageError(
-            f"taxonomy {path} cannot be read ({error}); expected class → coarse class"
-        ) from error
+        raise UsageError(f"taxonomy {path} cannot be read ({error}); expected class → coarse class") from error
 
 
 def _coarse_column(

@@ -5,6 +5,7 @@ torchvision finds, checks and (only when asked) downloads them; files are then r
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,8 @@ from patchloom.errors import UsageError, nearest
 
 # name → (class in torchvision.datasets, its train splits, its val split)
 _BY_PATH: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "flowers102": (
-        "Flowers102",
-        ("train", "val"),
-        "test",
-    ),  # 2,040 + 6,149, as DeiT and ResMLP transfer to it
+    # 2,040 and 6,149 pictures, as DeiT and ResMLP transfer to it.
+    "flowers102": ("Flowers102", ("train", "val"), "test"),
     "stanford_cars": ("StanfordCars", ("train",), "test"),
     "food101": ("Food101", ("train",), "test"),
     "oxford_pets": ("OxfordIIITPet", ("trainval",), "test"),
@@ -43,11 +41,9 @@ def open_torchvision(name: str, root: Path | None, *, download: bool = False) ->
     if name in _FOLDERS:
         return Source(title, *_folder_splits(name, root))
     if name in _CIFAR:
-        return Source(title, *(_cifar(name, root, train, download) for train in (True, False)))
+        return Source(title, _cifar(name, root, True, download), _cifar(name, root, False, download))
     _, train_splits, val_split = _BY_PATH[name]
-    return Source(
-        title, _by_path(name, root, train_splits, download), _by_path(name, root, (val_split,), download)
-    )
+    return Source(title, _by_path(name, root, train_splits, download), _by_path(name, root, (val_split,), download))
 
 
 def _construct(name: str, class_name: str, root: Path, download: bool, **options: Any) -> Any:
@@ -60,8 +56,8 @@ def _construct(name: str, class_name: str, root: Path, download: bool, **options
     except (RuntimeError, OSError) as error:
         cause = str(error).splitlines()[0]
         raise UsageError(
-            f"{name} is not complete in {root} ({cause}); allow the download once (download=True), or fetch it "
-            f"yourself as torchvision.datasets.{class_name} describes"
+            f"{name} is not complete in {root} ({cause}); allow the download once (download=True), "
+            f"or fetch it yourself as torchvision.datasets.{class_name} describes"
         ) from error
 
 
@@ -71,8 +67,8 @@ def _folder_splits(name: str, root: Path) -> tuple[Listing, Listing, tuple[str, 
     for split in splits:
         if not (root / split).is_dir():
             raise UsageError(
-                f"{name} is not complete in {root}: no folder {split}; expected {' and '.join(splits)}, each with a "
-                "folder for each class"
+                f"{name} is not complete in {root}: no folder {split}; "
+                f"expected {' and '.join(splits)}, each with a folder for each class"
             )
     (train, notes), (val, val_notes) = (list_classes(root, split, {}) for split in splits)
     if name == "inaturalist":
@@ -81,7 +77,7 @@ def _folder_splits(name: str, root: Path) -> tuple[Listing, Listing, tuple[str, 
             level: {folder: words[i] for folder, words in pieces.items() if len(words) > i}
             for i, level in enumerate(_INATURALIST_LEVELS, start=1)
         }
-        train = Listing(train.pictures, train.rows, train.labels, train.names, levels)
+        train, val = replace(train, levels=levels), replace(val, levels=levels)
     return train, val, notes + val_notes
 
 
@@ -97,9 +93,7 @@ def _cifar(name: str, root: Path, train: bool, download: bool) -> Listing:
         coarse = _unpickle(folder / split)["coarse_labels"]
         coarse_names = _unpickle(folder / found.meta["filename"])["coarse_label_names"]
         levels["coarse"] = {names[f]: coarse_names[c] for f, c in {*zip(found.targets, coarse, strict=True)}}
-    return Listing(
-        ArrayPictures(found.data, f"{name} {split}"), np.arange(len(labels)), labels, names, levels
-    )
+    return Listing(ArrayPictures(found.data, f"{name} {split}"), np.arange(len(labels)), labels, names, levels)
 
 
 def _unpickle(path: Path) -> dict[str, Any]:

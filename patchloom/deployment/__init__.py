@@ -1,0 +1,1 @@
+"""What leaves the lab: export, prediction, serving."""

@@ -4,11 +4,9 @@
 device, so the largest networks take no memory and no time.
 """
 
-import json
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +21,11 @@ from patchloom.models.network import Network, Size
 aten = torch.ops.aten
 
 # Scalar operations an output element takes, where it is not one: (with weight and bias, without).
-_NORMS = {aten.native_layer_norm: (5, 4), aten.native_batch_norm: (2, 1), aten._native_batch_norm_legit_no_training: (2, 1)}
+_NORMS = {
+    aten.native_layer_norm: (5, 4),
+    aten.native_batch_norm: (2, 1),
+    aten._native_batch_norm_legit_no_training: (2, 1),
+}
 _TWO = {aten.addcmul}
 
 
@@ -101,50 +103,78 @@ def _elementwise(packet: Any, args: Any, out: Any) -> int:
 
 
 def measure(
-    model: nn.Module,
+    models: Mapping[str, nn.Module],
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     image_size: Size | None = None,
     batch_sizes: Sequence[int] = (1, 4, 16, 64),
     seconds: float = 2.0,
-) -> Speed:
-    """Images per second of the forward pass: the best median over the batch sizes; those that do not fit are left out."""
+) -> dict[str, Speed]:
+    """Images per second of each network's forward pass: the best median over the batch sizes.
+
+    The networks take turns, so what else the machine does hits all of them alike; `seconds` is the time for each
+    network and batch size. A batch that does not fit is left out.
+    """
     device = torch.device(device)
-    model = model.to(device, dtype).eval()
-    best: Speed | None = None
+    models = {name: model.to(device, dtype).eval() for name, model in models.items()}
+    best: dict[str, Speed] = {}
     for batch in batch_sizes:
-        images = torch.randn(batch, 3, *_size_of(model, image_size), device=device, dtype=dtype)
-        try:
-            speed = _measure_one(model, images, seconds / len(batch_sizes))
-        except torch.OutOfMemoryError:
-            continue
-        if best is None or speed.images_per_second > best.images_per_second:
-            best = speed
-    if best is None:
-        raise ResourceError(f"not even a batch of {min(batch_sizes)} fits into the memory of {device}")
+        images = {
+            name: torch.randn(batch, 3, *_size_of(model, image_size), device=device, dtype=dtype)
+            for name, model in models.items()
+        }
+        for name, speed in _take_turns(models, images, seconds).items():
+            if name not in best or speed.images_per_second > best[name].images_per_second:
+                best[name] = speed
+    if lost := [name for name in models if name not in best]:
+        raise ResourceError(
+            f"{', '.join(lost)}: not even a batch of {min(batch_sizes)} fits into the memory of {device}"
+        )
     return best
 
 
-def _measure_one(model: nn.Module, images: Tensor, seconds: float) -> Speed:
-    device = images.device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    times: list[float] = []
+def _take_turns(models: Mapping[str, nn.Module], images: Mapping[str, Tensor], seconds: float) -> dict[str, Speed]:
+    times: dict[str, list[float]] = {}
+    peaks: dict[str, float | None] = {}
     with torch.inference_mode():
-        for _ in range(2):
-            model(images)
-        started = time.perf_counter()
-        while not times or (time.perf_counter() - started < seconds and len(times) < 200):
-            _synchronise(device)
-            before = time.perf_counter()
-            model(images)
-            _synchronise(device)
-            times.append(time.perf_counter() - before)
-    median = sorted(times)[len(times) // 2]
-    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
-    return Speed(len(images) / median, len(images), peak, name, str(images.dtype).removeprefix("torch."))
+        for name, model in models.items():  # warm-up: kernels chosen, memory taken
+            try:
+                peaks[name] = _peak_mem_mib(model, images[name])
+                times[name] = []
+            except torch.OutOfMemoryError:
+                continue
+        deadline = time.perf_counter() + seconds * len(times)
+        while times and (time.perf_counter() < deadline or min(map(len, times.values())) < 3):
+            for name in times:
+                times[name].append(_seconds_of(models[name], images[name]))
+    return {name: _speed(images[name], sorted(of)[len(of) // 2], peaks[name]) for name, of in times.items()}
+
+
+def _peak_mem_mib(model: nn.Module, images: Tensor) -> float | None:
+    if images.device.type != "cuda":
+        model(images)
+        return None
+    torch.cuda.reset_peak_memory_stats(images.device)
+    model(images)
+    torch.cuda.synchronize(images.device)
+    return torch.cuda.max_memory_allocated(images.device) / 2**20
+
+
+def _seconds_of(model: nn.Module, images: Tensor) -> float:
+    _synchronise(images.device)
+    before = time.perf_counter()
+    model(images)
+    _synchronise(images.device)
+    return time.perf_counter() - before
+
+
+def _speed(images: Tensor, seconds: float, peak_mem_mib: float | None) -> Speed:
+    device = images.device
+    threads = torch.get_num_threads()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {threads} threads"
+    dtype = str(images.dtype).removeprefix("torch.")
+    return Speed(len(images) / seconds, len(images), peak_mem_mib, name, dtype)
 
 
 def _synchronise(device: torch.device) -> None:
@@ -160,20 +190,8 @@ def _size_of(model: nn.Module, image_size: Size | None) -> tuple[int, int]:
     return (image_size, image_size) if isinstance(image_size, int) else image_size
 
 
-def row(name: str, of: Cost, speed: Speed | None = None) -> dict[str, Any]:
-    """One line of a cost table, as JSON would have it."""
-    return {"model": name, **asdict(of), **(asdict(speed) if speed else {})}
-
-
-def to_json(rows: list[dict[str, Any]]) -> str:
-    """A cost table for machines."""
-    return json.dumps(rows, indent=2)
-
-
 def human(count: float) -> str:
-    """A count in M or G with as many digits as the papers print."""
-    if count <= 0:
-        return "0"
-    exponent = 9 if count >= 1e9 else 6
-    digits = max(0, 3 - max(1, math.ceil(math.log10(count / 10**exponent) + 1e-9)))
-    return f"{count / 10**exponent:.{min(digits, 2)}f} {'G' if exponent == 9 else 'M'}"
+    """A count as the papers print it: 15.4 M, 3.01 G, 23.0 G."""
+    if count < 1e9:
+        return f"{count / 1e6:.1f} M"
+    return f"{count / 1e9:.2f} G" if count < 1e10 else f"{count / 1e9:.1f} G"

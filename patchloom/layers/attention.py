@@ -6,7 +6,6 @@ The weights are not kept: `record_attention` switches the fused kernel off and h
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -40,9 +39,9 @@ class Attend(nn.Module):
 class Attention(Attend):
     """Multi-head self-attention of all tokens."""
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, *, dropout: float = 0.0) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, dropout
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
@@ -50,7 +49,8 @@ class Attention(Attend):
         """(B, N, C) → (B, N, C)."""
         b, n, c = tokens.shape
         q, k, v = self.qkv(tokens).view(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
-        return self.proj(self.attend(q, k, v))
+        out = self.proj(self.attend(q, k, v))
+        return F.dropout(out, self.dropout) if self.dropout and self.training else out
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
         """Take over a preceding weight · x + bias."""

@@ -44,15 +44,18 @@ def activate(name: str, x: Tensor) -> Tensor:
 class MLP(nn.Module):
     """fc2(activation(fc1(x))) over the last dimension."""
 
-    def __init__(self, dim: int, hidden: int, *, activation: ActivationName = "gelu") -> None:
+    def __init__(self, dim: int, hidden: int, *, activation: ActivationName = "gelu", dropout: float = 0.0) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
-        self.activation = activation
+        self.activation, self.dropout = activation, dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) → (..., C)."""
-        return self.fc2(activate(self.activation, self.fc1(x)))
+        hidden = activate(self.activation, self.fc1(x))  # (..., hidden)
+        if self.dropout and self.training:
+            return F.dropout(self.fc2(F.dropout(hidden, self.dropout)), self.dropout)
+        return self.fc2(hidden)
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
         """Take over a preceding weight · x + bias."""

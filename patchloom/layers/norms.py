@@ -5,23 +5,13 @@ alternatives. Each can be split into what must be computed and the weight and bi
 can absorb.
 """
 
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 NormName = Literal["affine", "layer", "batch", "l2"]
-
-
-class Norm(Protocol):
-    """What a residual branch asks of its normalisation."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-    def split(self) -> tuple[nn.Module, Tensor, Tensor]:
-        """(the part that stays, weight (C), bias (C)) with norm(x) = weight · stays(x) + bias in eval mode."""
-        ...
 
 
 class Affine(nn.Module):

@@ -1,5 +1,6 @@
 """Pixels to tokens: the linear patch projection, PatchConvNet's convolutional stem, learned tokens and positions."""
 
+import itertools
 import math
 
 import torch
@@ -48,7 +49,7 @@ class ConvStem(nn.Module):
         super().__init__()
         widths = [channels, dim // 8, dim // 4, dim // 2, dim]
         self.convs = nn.ModuleList(
-            nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in zip(widths, widths[1:], strict=False)
+            nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in itertools.pairwise(widths)
         )
 
     def forward(self, images: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def resample_rows(weight: Tensor, old: Grid, new: Grid) -> Tensor:
     """R·weight for a weight with one row a position: (old, ...) → (new, ...)."""
     if old == new:
         return weight.clone()
-    flat = upsampler(old, new).to(weight.device) @ weight.double().flatten(1)
+    flat = upsampler(old, new).to(weight.device) @ weight.double().reshape(weight.shape[0], -1)
     return flat.view(-1, *weight.shape[1:]).to(weight.dtype)
 
 

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 ResidualWeight = Literal["layerscale", "rezero", "fixup", "tfixup", "scalar", "none"]
 
 
-def make_scale(
-    kind: ResidualWeight, dim: int, init: float, *, uniform: bool = False
-) -> nn.Parameter | None:
+def make_scale(kind: ResidualWeight, dim: int, init: float, *, uniform: bool = False) -> nn.Parameter | None:
     """The weight of a branch; `uniform` draws LayerScale from U[0, 2·init] (thesis 3.5.3)."""
     if kind == "none":
         return None
@@ -41,9 +39,7 @@ def drop_path_rates(rate: float, depth: int, rule: Literal["uniform", "linear"])
 class Branch(nn.Module):
     """norm → mix → scale → drop path, without the sum."""
 
-    def __init__(
-        self, norm: nn.Module, mix: nn.Module, scale: nn.Parameter | None = None, drop: float = 0.0
-    ) -> None:
+    def __init__(self, norm: nn.Module, mix: nn.Module, scale: nn.Parameter | None = None, drop: float = 0.0) -> None:
         super().__init__()
         self.norm = norm
         self.mix = mix
@@ -60,8 +56,9 @@ class Branch(nn.Module):
     def absorb_(self) -> None:
         """Fold the norm's weight and bias, and the scale, into the mixer where it can take them."""
         absorb_input = getattr(self.mix, "absorb_input_", None)
-        if absorb_input is not None and hasattr(self.norm, "split"):
-            stays, weight, bias = self.norm.split()
+        split = getattr(self.norm, "split", None)
+        if absorb_input is not None and split is not None:
+            stays, weight, bias = split()
             owed = absorb_input(weight, bias)
             if owed is not None:
                 self.norm = stays
@@ -99,7 +96,7 @@ class Parallel(nn.ModuleList):
         """(B, N, C) → (B, N, C)."""
         out = x
         for branch in self:
-            out = branch.add_to(out, branch.mix(branch.norm(x)))
+            out = branch.add_to(out, branch.mix(branch.norm(x)))  # type: ignore[operator]
         return out
 
 

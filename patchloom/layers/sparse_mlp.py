@@ -4,6 +4,7 @@ Maps are (B, H, W, C). A column mix multiplies (H, H) from the left of (B, H, WÂ
 (BÂ·H, W, C): both are views. The fusing layer is applied branch by branch and summed, so nothing is concatenated.
 """
 
+import itertools
 from typing import Literal
 
 import torch
@@ -22,7 +23,13 @@ class SparseMLP(nn.Module):
     """Rows, columns and identity, fused (sMLP eq. 1); the ablations of tables 3 and 4 are arguments."""
 
     def __init__(
-        self, dim: int, grid: Grid, *, fusion: Fusion = "concat", sequential: bool = False, identity: bool = True
+        self,
+        dim: int,
+        grid: Grid,
+        *,
+        fusion: Fusion = "concat",
+        sequential: bool = False,
+        identity: bool = True,
     ) -> None:
         super().__init__()
         self.sequential, self.identity = sequential, identity
@@ -105,7 +112,7 @@ class NormActMixes(nn.Sequential):
     @torch.no_grad()
     def absorb_(self) -> None:
         """Fold each BatchNorm that follows a convolution into it."""
-        for before, after in zip(list(self), list(self)[1:], strict=False):
+        for before, after in itertools.pairwise(self):
             if isinstance(before, NormActMix) and isinstance(before.mix, Conv3x3):
                 assert isinstance(after, NormActMix)
                 stays, weight, bias = after.norm.split()  # type: ignore[operator]

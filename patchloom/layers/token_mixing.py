@@ -56,7 +56,7 @@ class TokenLinear(nn.Module):
     @torch.no_grad()
     def load_resampled_(self, other: "TokenLinear") -> None:
         """Become `other` on this grid."""
-        weight, bias = other.weight, other.bias
+        weight, bias = other.weight.data, other.bias.data
         if self.extra:
             extra = weight[:, : self.extra]
             weight = torch.cat([extra, resample_columns(weight[:, self.extra :], other.grid, self.grid)], dim=1)
@@ -117,10 +117,10 @@ class TokenMLP(nn.Module):
             for tensor in self.parameters():
                 tensor.zero_()
             for positions, units in parts:
-                self.weight1 += other.weight1[units[:, None], positions] / len(parts)
-                self.weight2 += other.weight2[positions[:, None], units] / len(parts)
-                self.bias1 += other.bias1[units] / len(parts)
-                self.bias2 += other.bias2[positions] / len(parts)
+                self.weight1.add_(other.weight1[units[:, None], positions] / len(parts))
+                self.weight2.add_(other.weight2[positions[:, None], units] / len(parts))
+                self.bias1.add_(other.bias1[units] / len(parts))
+                self.bias2.add_(other.bias2[positions] / len(parts))
             return
         self.weight1.copy_(resample_columns(other.weight1, other.grid, self.grid))
         self.bias1.copy_(other.bias1)

@@ -9,7 +9,7 @@ before block k and be mixed by self-attention from there (table 3.13).
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,9 +55,7 @@ class CaiTConfig(NetworkConfig):
         if self.insert_class_at is None and self.class_depth == 0:
             raise UsageError("without class blocks the class token needs a place: set insert_class_at")
         if self.insert_class_at is not None and not 0 <= self.insert_class_at < self.depth:
-            raise UsageError(
-                f"insert_class_at is a block from 0 to {self.depth - 1}, given {self.insert_class_at}"
-            )
+            raise UsageError(f"insert_class_at is a block from 0 to {self.depth - 1}, given {self.insert_class_at}")
 
 
 class CaiT(Network):
@@ -83,9 +81,7 @@ class CaiT(Network):
         )
         self.class_blocks = nn.ModuleList(
             ClassBlock(
-                attend=self._branch(
-                    ClassResidual, ClassAttention(c.dim, c.heads, class_in_keys=c.class_in_keys)
-                ),
+                attend=self._branch(ClassResidual, ClassAttention(c.dim, c.heads, class_in_keys=c.class_in_keys)),
                 channels=self._branch(Residual, self._mlp()),
             )
             for _ in range(c.class_depth)

@@ -53,7 +53,8 @@ class NetworkConfig:
             if hint in (int, float, bool):
                 fits = isinstance(value, bool) if hint is bool else isinstance(value, int | hint)
                 if not fits or (hint is not bool and isinstance(value, bool)):
-                    raise UsageError(f"{field.name} is a {hint.__name__}; given {value!r}")
+                    kind = {int: "a whole number", float: "a number", bool: "true or false"}[hint]
+                    raise UsageError(f"{field.name} is {kind}; given {value!r}")
 
     def drop_rates(self, depth: int) -> list[float]:
         """Stochastic depth of each block."""
@@ -79,6 +80,8 @@ class Network(nn.Module):
     pixel_mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)
     pixel_std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
 
+    classifier: nn.Module
+
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
@@ -89,7 +92,9 @@ class Network(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """(B, channels, H, W) → tokens (B, T, C) or a map (B, H', W', C), after the last norm."""
-        raise UsageError(f"{type(self).__name__} is a base class: create a network with patchloom.create_model")
+        raise UsageError(
+            f"{type(self).__name__} has no features for {tuple(images.shape)} images: a family defines them"
+        )
 
     def pool(self, features: Tensor) -> Tensor:
         """Features → one vector an image, (B, C)."""
@@ -203,7 +208,8 @@ class Network(nn.Module):
         dtype = next(self.parameters()).dtype
         if images.dtype != dtype and not torch.is_autocast_enabled(images.device.type):
             raise UsageError(
-                f"{name} has {dtype} weights, given {images.dtype} images; use images.to({dtype}) or run under torch.autocast"
+                f"{name} has {dtype} weights, given {images.dtype} images; "
+                f"use images.to({dtype}) or run under torch.autocast"
             )
         if not self.any_resolution and tuple(images.shape[2:]) != self.config.image_size:
             given = f"{images.shape[2]}×{images.shape[3]}"
@@ -213,4 +219,3 @@ class Network(nn.Module):
                 f"{name} was made for {height}×{width} images, given {given}; resize the images, or use "
                 f"model.at_resolution({wanted}) or create_model(..., image_size={wanted})"
             )
-

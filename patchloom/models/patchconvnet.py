@@ -119,7 +119,10 @@ class PatchConvNet(AttentionPooled):
             self.stem = PatchProjection(c.channels, c.dim, c.patch_size)
         self.blocks = nn.ModuleList(
             Residual(
-                make_norm(c.norm, c.dim), PatchConv(c.dim), make_scale("layerscale", c.dim, c.scale_init), drop
+                make_norm(c.norm, c.dim),
+                PatchConv(c.dim),
+                make_scale("layerscale", c.dim, c.scale_init),
+                drop,
             )
             for drop in c.drop_rates(c.depth)
         )

@@ -1,5 +1,6 @@
 """Attention pooling on a convnet of timm's, in place of its average (thesis 5.3.4: ResNet-50, 4.1 → 4.6 G)."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,10 @@ class PooledConvNet(AttentionPooled):
         import timm
 
         self.trunk = timm.create_model(
-            config.backbone, num_classes=0, global_pool="", in_chans=config.channels,
+            config.backbone,
+            num_classes=0,
+            global_pool="",
+            in_chans=config.channels,
             drop_path_rate=config.drop_path,
         )
         check_heads(self.feature_dim, config.pool_heads)
@@ -41,7 +45,7 @@ class PooledConvNet(AttentionPooled):
     @property
     def feature_dim(self) -> int:
         """Channels of the convnet's last map."""
-        return self.trunk.num_features
+        return int(self.trunk.num_features)  # type: ignore[arg-type]
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → (B, T+N, C), class tokens first."""
@@ -57,7 +61,7 @@ def absorb_batch_norms_(trunk: nn.Module) -> None:
     """Fold each BatchNorm of a convnet into the convolution registered just before it in the same module."""
     for module in trunk.modules():
         children = list(module.named_children())
-        for (conv_name, conv), (norm_name, norm) in zip(children, children[1:], strict=False):
+        for (conv_name, conv), (norm_name, norm) in itertools.pairwise(children):
             if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
                 setattr(module, conv_name, fuse_conv_bn_eval(conv, norm))
                 setattr(module, norm_name, getattr(norm, "act", nn.Identity()))

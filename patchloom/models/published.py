@@ -76,7 +76,7 @@ def _read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, An
 
             return load_file(path)
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
         # The authors' training checkpoints hold their command line as an argparse.Namespace, which runs no code.
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -109,7 +109,9 @@ def _unwrapped(state: Mapping[str, Any]) -> State:
         if any(key.startswith(prefix) for key in tensors):
             tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
     if not tensors:
-        raise CheckpointError(f"the checkpoint holds no tensors; its entries are {', '.join(list(state)[:8]) or 'none'}")
+        raise CheckpointError(
+            f"the checkpoint holds no tensors; its entries are {', '.join(list(state)[:8]) or 'none'}"
+        )
     return tensors
 
 
@@ -191,8 +193,8 @@ _SMLP_BLOCK: list[Rule] = [
 
 def _apply(rules: list[Rule], key: str) -> str:
     for pattern, replacement in rules:
-        if re.fullmatch(pattern, key):
-            return re.sub(pattern, replacement, key)
+        if match := re.fullmatch(pattern, key):
+            return match.expand(replacement)
     return key
 
 
@@ -214,7 +216,7 @@ def _shaped(tensor: Tensor, expected: Tensor | None) -> Tensor:
     return tensor.reshape(expected.shape) if same else tensor
 
 
-def _resmlp(model: Network, state: State) -> State:
+def _resmlp(_: Network, state: State) -> State:
     return {_columns(key): tensor for key, tensor in state.items()}
 
 
@@ -225,7 +227,7 @@ def _columns(key: str) -> str:
     return _apply(_COMMON, key)
 
 
-def _mixer(model: Network, state: State) -> State:
+def _mixer(_: Network, state: State) -> State:
     out = {}
     for key, tensor in state.items():
         if key == "stem/kernel":
@@ -258,7 +260,7 @@ def _class_block(name: str) -> str:
     return re.sub(r"^tokens\.", "attend.", _apply(_BLOCK, name))
 
 
-def _cait(model: Network, state: State) -> State:
+def _cait(_: Network, state: State) -> State:
     out = {}
     for key, tensor in state.items():
         if key == "cls_token":
@@ -269,7 +271,7 @@ def _cait(model: Network, state: State) -> State:
     return out
 
 
-def _patchconvnet(model: Network, state: State) -> State:
+def _patchconvnet(_: Network, state: State) -> State:
     out = {}
     heads = {key: tensor for key, tensor in state.items() if re.fullmatch(r"head\.\d+\.(weight|bias)", key)}
     for kind in ("weight", "bias"):
@@ -339,7 +341,11 @@ def _with_own_head(model: Network, state: State) -> State:
     fits = all(key in state and state[key].shape == own[key].shape for key in heads)
     if fits:
         return state
-    body = {key: tensor for key, tensor in state.items() if key.split(".")[0] not in ("classifier", "distillation_classifier")}
+    body = {
+        key: tensor
+        for key, tensor in state.items()
+        if key.split(".")[0] not in ("classifier", "distillation_classifier")
+    }
     return body | {key: own[key] for key in heads}
 
 
@@ -363,7 +369,8 @@ def _misfit(model: Network, state: State, unknown: list[str], missing: list[str]
         parts.append(f"{len(missing)} missing ({_some(missing)})")
     if unknown:
         parts.append(f"{len(unknown)} unknown ({_some(unknown)})")
-    return f"the checkpoint does not fit {model.config.name}: {'; '.join(parts)}. {_advice(model, state, unknown, missing, wrong)}"
+    advice = _advice(model, state, unknown, missing, wrong)
+    return f"the checkpoint does not fit {model.config.name}: {'; '.join(parts)}. {advice}"
 
 
 def _advice(model: Network, state: State, unknown: list[str], missing: list[str], wrong: dict[str, Any]) -> str:
@@ -397,7 +404,7 @@ def _image_size_of(model: Network, state: State) -> tuple[int, int]:
         if key not in state:
             continue
         positions = state[key].shape[axis] - getattr(module, "extra", 0)
-        return _scaled(model, module.grid, positions)  # type: ignore[arg-type]
+        return _scaled(model, module.grid, positions)
     return model.config.image_size
 
 

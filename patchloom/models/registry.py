@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import typing
 from types import ModuleType
 from typing import Any
 
@@ -60,6 +61,16 @@ def default_options(name: str) -> dict[str, Any]:
     return dataclasses.asdict(family.Config(name=name, **FAMILIES[family].VARIANTS[name]))
 
 
+def choices_of(name: str) -> dict[str, str]:
+    """The options of the network called `name` that are one of a few words → those words."""
+    hints = typing.get_type_hints(family_of(name).Config)
+    return {
+        key: ", ".join(typing.get_args(hint))
+        for key, hint in hints.items()
+        if typing.get_origin(hint) is typing.Literal
+    }
+
+
 def _check_options(name: str, family: type[Network], options: dict[str, Any]) -> None:
     known = options_of(family)
     for option in options:
@@ -67,4 +78,3 @@ def _check_options(name: str, family: type[Network], options: dict[str, Any]) ->
             elsewhere = [other.__name__ for other in FAMILIES if option in options_of(other)]
             hint = f" It is an option of {', '.join(elsewhere)}." if elsewhere else nearest(option, known)
             raise UsageError(f"{name} has no option {option!r}.{hint} Its options: {', '.join(known)}")
-

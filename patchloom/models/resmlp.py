@@ -91,9 +91,7 @@ class ResMLP(Network):
 
     def _class_block(self) -> ClassBlock:
         row = ClassMixing(self.grid, extra=1, outputs=1)
-        return ClassBlock(
-            attend=self._branch(ClassResidual, row), channels=self._branch(Residual, self._mlp())
-        )
+        return ClassBlock(attend=self._branch(ClassResidual, row), channels=self._branch(Residual, self._mlp()))
 
     @property
     def feature_dim(self) -> int:

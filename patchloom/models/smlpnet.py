@@ -66,9 +66,7 @@ class SMLPNet(Network):
         height, width = c.grid(c.patch_size)
         drops = iter(c.drop_rates(sum(c.depths)))
         self.stem = PatchProjection(c.channels, c.dim, c.patch_size, bias=False)
-        self.merges = nn.ModuleList(
-            PatchMerging(c.dim * 2**i, c.dim * 2 ** (i + 1)) for i in range(len(c.depths) - 1)
-        )
+        self.merges = nn.ModuleList(PatchMerging(c.dim * 2**i, c.dim * 2 ** (i + 1)) for i in range(len(c.depths) - 1))
         self.stages = nn.ModuleList(
             nn.ModuleList(
                 self._block(i + 1, c.dim * 2**i, (height >> i, width >> i), next(drops)) for _ in range(depth)
@@ -84,9 +82,7 @@ class SMLPNet(Network):
         if stage in c.token_mlp:
             mixes.append(MapMLP(grid, grid[0] * grid[1]))
         elif stage in c.global_stages:
-            mixes.append(
-                SparseMLP(dim, grid, fusion=c.fusion, sequential=c.sequential, identity=c.identity)
-            )
+            mixes.append(SparseMLP(dim, grid, fusion=c.fusion, sequential=c.sequential, identity=c.identity))
         elif c.instead_of_global == "conv":
             mixes.append(Conv3x3(dim, depthwise=True, bias=False))
         units = NormActMixes(*(NormActMix(dim, mix) for mix in mixes))
@@ -109,7 +105,7 @@ class SMLPNet(Network):
         self.check_images(images)
         maps = self.stem(images)  # (B, H/4, W/4, C)
         for i, stage in enumerate(self.stages):
-            maps = self.run_all(stage, self.merges[i - 1](maps) if i else maps)
+            maps = self.run_all(stage, self.merges[i - 1](maps) if i else maps)  # type: ignore[arg-type]
         return self.norm(maps)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from patchloom.errors import UsageError
 from patchloom.layers.attention import Attention
@@ -38,6 +39,7 @@ class ViTConfig(NetworkConfig):
     parallel: int = 1  # attentions, then MLPs, side by side in a block
     layer_scale: bool = False
     scale_init: float = 1e-4
+    dropout: float = 0.0  # after positions, attention and both layers of the MLP (the original ViT)
     class_position: bool = True  # class tokens have positions of their own (DeiT), or none (DeiT III)
     drop_path_rule: Literal["uniform", "linear"] = "linear"
 
@@ -59,6 +61,7 @@ class ViT(Network):
 
     Config = ViTConfig
     config: ViTConfig
+    distillation_classifier: nn.Module
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
@@ -86,8 +89,8 @@ class ViT(Network):
             return branches[0] if c.parallel == 1 else Parallel(branches)
 
         return Block(
-            tokens=side_by_side(lambda: Attention(c.dim, c.heads)),
-            channels=side_by_side(lambda: MLP(c.dim, int(c.mlp_ratio * c.dim))),
+            tokens=side_by_side(lambda: Attention(c.dim, c.heads, dropout=c.dropout)),
+            channels=side_by_side(lambda: MLP(c.dim, int(c.mlp_ratio * c.dim), dropout=c.dropout)),
         )
 
     @property
@@ -110,6 +113,8 @@ class ViT(Network):
             tokens = torch.cat([self.class_tokens(tokens.shape[0]), tokens], dim=1)
         if self.config.class_position:
             tokens = self.position(tokens)
+        if self.config.dropout and self.training:
+            tokens = F.dropout(tokens, self.config.dropout)
         return self.norm(self.run_all(self.blocks, tokens))
 
     def pool(self, features: Tensor) -> Tensor:

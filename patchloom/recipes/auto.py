@@ -62,10 +62,11 @@ def auto_recipe(
         raise UsageError(f"device is {device!r}, expected cpu or cuda.")
     budget = (FINE_TUNE if pretrained else SCRATCH)[device]
     reasons = _network(images, image_size_median, model, device, pretrained, budget)
-    image_size = next(reason.value for reason in reasons if reason.field == "model.image_size")
-    reasons += _run(images, device, pretrained, budget)
-    epochs = next(reason.value for reason in reasons if reason.field == "schedule.epochs")
-    reasons += _augmentation(images, image_size, epochs, pretrained)
+    chosen = {reason.field: reason.value for reason in reasons}
+    peak_lr = 1e-4 if pretrained else 3e-3 if "model.options.dim" in chosen else 1e-3
+    reasons += _run(images, device, pretrained, budget, peak_lr)
+    chosen |= {reason.field: reason.value for reason in reasons}
+    reasons += _augmentation(images, chosen["model.image_size"], chosen["schedule.epochs"], pretrained)
     start = Recipe(
         name="auto",
         source=f"Rules of thumb for {_thousands(images)} images in {classes} classes.",
@@ -85,9 +86,7 @@ def _network(
         why = "starts from trained weights" if pretrained else f"{_thousands(images)} images carry 24 layers"
         reasons = [Reason("model.name", "resmlp_s24", why)]
     else:
-        reasons = [
-            Reason("model.name", "resmlp_s12", "the smallest ResMLP: fast, and enough for a small set")
-        ]
+        reasons = [Reason("model.name", "resmlp_s12", "the smallest ResMLP: fast, and enough for a small set")]
     name = reasons[0].value
 
     if pretrained:
@@ -113,11 +112,7 @@ def _network(
 
 def _width(size: int, device: str) -> list[Reason]:
     if device == "cuda":
-        return (
-            [Reason("model.options.dim", 192, "half the width for tiny pictures")]
-            if size < TINY_PIXELS
-            else []
-        )
+        return [Reason("model.options.dim", 192, "half the width for tiny pictures")] if size < TINY_PIXELS else []
     dim = 64 if size < 16 else 128 if size <= TINY_PIXELS else 192
     return [
         Reason("model.options.depth", 6, "half the layers without a GPU"),
@@ -125,10 +120,10 @@ def _width(size: int, device: str) -> list[Reason]:
     ]
 
 
-def _run(images: int, device: str, pretrained: bool, budget: _Budget) -> list[Reason]:
+def _run(images: int, device: str, pretrained: bool, budget: _Budget, peak_lr: float) -> list[Reason]:
     epochs = _within(round(budget.pictures / images), *budget.epochs)
     batch = _within(2 ** int(math.log2(max(1, images / 32))), 16, budget.largest_batch)
-    lr = float(f"{(1e-4 if pretrained else 1e-3) * min(1.0, math.sqrt(batch / 64)):.1e}")
+    lr = float(f"{peak_lr * min(1.0, math.sqrt(batch / 64)):.1e}")
     steps = epochs * math.ceil(images / batch)
     warmup = _within(round(epochs / 20), 1, 5)
     drop_path = 0.05 if device == "cuda" and not pretrained else 0.0
@@ -143,7 +138,7 @@ def _run(images: int, device: str, pretrained: bool, budget: _Budget) -> list[Re
         Reason(
             "optim.lr",
             lr,
-            f"AdamW, {'trained weights' if pretrained else 'from scratch'}, batch {batch}; cosine to 0",
+            f"AdamW, {peak_lr:g} for this network, less for batches below 64; cosine to 0",
         ),
         Reason("optim.weight_decay", 0.05, "as in DeiT"),
         Reason("objective.smoothing", 0.1, "as in DeiT"),
@@ -184,9 +179,7 @@ def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list
         ),
         Reason("augment.mixup", 0.8 if long else 0.2, f"{'strong' if long else 'mild'}, for {epochs} epochs"),
         Reason("augment.cutmix", 1.0 if long else 0.0, "long runs only"),
-        Reason(
-            "test.crop_ratio", 1.0 if small else 0.9, "the whole picture" if small else "as ResMLP is tested"
-        ),
+        Reason("test.crop_ratio", 1.0 if small else 0.9, "the whole picture" if small else "as ResMLP is tested"),
     ]
 
 

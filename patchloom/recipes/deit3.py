@@ -33,7 +33,7 @@ def vit(model: str = "deit_b") -> Recipe:
     """ImageNet-1k from scratch as in the ViT paper: B 77.9 % at 384 pixels (thesis table 3.5)."""
     return based_on(
         deit(model),
-        source="Thesis table 6.1, column ViT (3.9: weight decay 0.3, no smoothing); dropout of 3.9; of 3-4, 4.",
+        source="Thesis table 6.1, ViT (3.9 has weight decay 0.3, no smoothing); dropout of 3.9; warm-up 3-4.",
         model={"drop_path": 0.0, "dropout": 0.1},
         augment=AugmentPart(),
         optim={
@@ -53,7 +53,7 @@ def steiner(model: str = "deit_b") -> Recipe:
     magnitude, mixup = STEINER_AUGMENT.get(model, (15, 0.5))
     return based_on(
         vit(model),
-        source="Thesis table 6.1, column Steiner et al.; its 'adapt.' and both drop rates from their paper and code.",
+        source="Thesis table 6.1, Steiner et al.; 'adapt.' and both drop rates from their paper and code.",
         model={"drop_path": 0.1, "drop_path_rule": "linear"},
         augment={"policy": "randaugment", "policy_magnitude": magnitude, "mixup": mixup},
         optim={"weight_decay": 0.3},
@@ -65,7 +65,7 @@ def wightman_a2(model: str = "timm:resnet50") -> Recipe:
     """ResNet strikes back, 300 epochs: ResNet-50 79.8 % top-1; the column Wightman et al. of table 6.1."""
     return based_on(
         deit(model),
-        source="Thesis table 6.1, column Wightman et al.; epochs, drop path from ResNet strikes back, table 2.",
+        source="Thesis table 6.1, Wightman et al.; epochs, drop path from ResNet strikes back, table 2.",
         model={"drop_path": 0.05},
         augment={"policy_magnitude": 7, "erasing": 0.0, "mixup": 0.2},
         objective={"loss": "bce", "smoothing": 0.0},
@@ -111,7 +111,7 @@ def deit3(model: str = "deit3_b") -> Recipe:
     """ImageNet-1k from scratch, 400 epochs: S 80.4, B 83.1, L 84.2, H 84.8 % top-1."""
     return based_on(
         wightman_a2(model),
-        source="Thesis table 6.1, column ImNet-1k, and 6.14. The code trains S with lr 4e-3.",
+        source="Thesis table 6.1, ImNet-1k, and 6.14. The code trains S with lr 4e-3.",
         model={
             "drop_path": DROP_PATH_1K.get(model, 0.1),
             "drop_path_rule": "uniform",
@@ -170,7 +170,7 @@ def deit3_21k(model: str = "deit3_b") -> Recipe:
     """Pre-training on ImageNet-21k, 90 epochs; with 240, drop path is 0.05 higher (table 6.5)."""
     return based_on(
         deit3(model),
-        source="Thesis table 6.1, column ImNet-21k pretrain, and 6.14. The code's lr is 1e-3.",
+        source="Thesis table 6.1, ImNet-21k pretrain, and 6.14. The code's lr is 1e-3.",
         model={"drop_path": DROP_PATH_21K.get(model, 0.1)},
         augment={"crop": "simple_random", "crop_padding": 4, "mixup": 0.0, "repeats": 1},
         objective={"loss": "cross_entropy", "smoothing": 0.1},
@@ -183,7 +183,7 @@ def deit3_21k_to_1k(model: str = "deit3_b") -> Recipe:
     """From ImageNet-21k to ImageNet-1k, 50 epochs at 224 pixels: S 82.6, B 85.2, L 86.8 % top-1."""
     return based_on(
         deit3_21k(model),
-        source="Thesis table 6.1, column ImNet-21k finetune; drop path, 'marginally adapted', as in training.",
+        source="Thesis table 6.1, ImNet-21k finetune; drop path, 'marginally adapted', as in training.",
         optim={"lr": 3e-4},
         schedule={"epochs": 50},
     )

@@ -74,7 +74,7 @@ def mixer_jft(model: str = "mixer_l16") -> Recipe:
 def mixer_finetune(model: str = "mixer_b16") -> Recipe:
     """Pre-trained Mixer on ImageNet-1k at 224 pixels: 20,000 steps.
 
-    The learning rate was searched for: 0.003, 0.01, 0.03, 0.06. CIFAR took 10,000 steps, Flowers and Pets 500.
+    The learning rate was searched for: 0.003, 0.01, 0.03, 0.06. CIFAR took 10,000 steps, Flowers, Pets 500.
     """
     return Recipe(
         name="mixer_finetune",

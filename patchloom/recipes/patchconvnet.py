@@ -68,7 +68,7 @@ def patchconvnet_21k(model: str = "patchconvnet_b60") -> Recipe:
 
 @recipe
 def patchconvnet_21k_to_1k(model: str = "patchconvnet_b60") -> Recipe:
-    """From ImageNet-21k to ImageNet-1k: S60 82.9, B60 85.0, L60 85.6, B120 86.0, L120 86.1 % at 224 pixels."""
+    """From ImageNet-21k to 1k at 224 pixels: S60 82.9, B60 85.0, L60 85.6, B120 86.0, L120 86.1 %."""
     return based_on(
         patchconvnet_21k(model),
         source="Thesis 5.2.3 and 5.3.4: drop path 0.1 below training; results of table 5.2.",

@@ -19,7 +19,7 @@ def resmlp(model: str = "resmlp_s12") -> Recipe:
     """
     return based_on(
         deit(model),
-        source="ResMLP 3.1, table 3, rest as DeiT; batch, S12's drop path, fp32: issue 106; test crop: the code.",
+        source="ResMLP 3.1, table 3, rest as DeiT; batch, S12's drop path, fp32: issue 106; crop: code.",
         precision="fp32",
         model={"drop_path": DROP_PATH.get(model, 0.1), "drop_path_rule": "uniform"},
         optim={
@@ -63,8 +63,6 @@ def resmlp_old_fashioned(model: str = "resmlp_s12") -> Recipe:
         model={"drop_path": 0.0},
         augment=AugmentPart(),
         objective=ObjectivePart(),
-        optim=OptimPart(
-            name="sgd", lr=0.1, lr_reference_batch=256, batch_size=256, weight_decay=1e-4, momentum=0.9
-        ),
+        optim=OptimPart(name="sgd", lr=0.1, lr_reference_batch=256, batch_size=256, weight_decay=1e-4, momentum=0.9),
         schedule=SchedulePart(epochs=90, decay="step", step_epochs=(30, 60), step_factor=0.1),
     )

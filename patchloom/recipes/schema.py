@@ -9,67 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, get_type_hints
 
 import yaml
 
 from patchloom.errors import UsageError, nearest
-
-OptionValue = bool | int | float | str | None | tuple[bool | int | float | str | None, ...]
-
-
-@dataclass(frozen=True)
-class Range:
-    """The numbers a field may take."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    above: bool = False  # low itself is excluded
-
-    def __contains__(self, value: float) -> bool:
-        above_low = value > self.low if self.above else value >= self.low
-        return above_low and value <= self.high and abs(value) < math.inf
-
-    def __str__(self) -> str:
-        if math.isinf(self.high):
-            return "" if math.isinf(self.low) else f" {'above' if self.above else 'of at least'} {self.low:g}"
-        return (
-            f" {'above' if self.above else 'from'} {self.low:g} {'up ' if self.above else ''}to {self.high:g}"
-        )
-
-
-Probability = Annotated[float, Range(0, 1)]
-NotNegative = Annotated[float, Range(0)]
-Positive = Annotated[float, Range(0, above=True)]
-Count = Annotated[int, Range(1)]
-CountOrZero = Annotated[int, Range(0)]
-
-
-class Options(Mapping[str, OptionValue]):
-    """Further constructor options of a network: a read-only mapping of names to plain values."""
-
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self._values = {name: _plain_value(f"model.options.{name}", v) for name, v in (values or {}).items()}
-
-    def __getitem__(self, name: str) -> OptionValue:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._values.items()))
-
-    def __repr__(self) -> str:
-        return f"Options({self._values!r})"
+from patchloom.recipes.values import (
+    Count,
+    CountOrZero,
+    NotNegative,
+    Options,
+    OptionValue,
+    Positive,
+    Probability,
+    Range,
+    read_value,
+)
 
 
 class _Checked:
@@ -80,7 +38,7 @@ class _Checked:
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
             key = f"{self.group}.{name}" if self.group else name
-            object.__setattr__(self, name, _read(key, getattr(self, name), hint))
+            object.__setattr__(self, name, read_value(key, getattr(self, name), hint))
         self.check_clashes()
 
     def check_clashes(self) -> None:
@@ -110,9 +68,7 @@ class AugmentPart(_Checked):
     group: ClassVar[str] = "augment"
 
     crop: Literal["random_resized", "simple_random", "pad", "resize"] = "random_resized"
-    crop_min_scale: Annotated[float, Range(0, 1, above=True)] = (
-        0.08  # random_resized: smallest share of the area
-    )
+    crop_min_scale: Annotated[float, Range(0, 1, above=True)] = 0.08  # random_resized: smallest share of the area
     crop_padding: CountOrZero = 4  # simple_random and pad: pixels added on each side
     flip: Probability = 0.5  # left to right
     policy: Literal["none", "randaugment", "autoaugment", "three_augment", "trivial"] = "none"
@@ -213,8 +169,7 @@ class SchedulePart(_Checked):
             )
         if list(self.step_epochs) != sorted(set(self.step_epochs)):
             raise UsageError(
-                f"schedule.step_epochs is {','.join(map(str, self.step_epochs))}, expected rising epochs. "
-                "Sort them."
+                f"schedule.step_epochs is {','.join(map(str, self.step_epochs))}, expected rising epochs. Sort them."
             )
 
 
@@ -286,19 +241,14 @@ class Recipe(_Checked):
         try:
             values = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise UsageError(
-                f"The recipe is not YAML: {' '.join(str(error).split())}. Correct that line."
-            ) from error
+            raise UsageError(f"The recipe is not YAML: {' '.join(str(error).split())}. Correct that line.") from error
         if not isinstance(values, Mapping):
-            raise UsageError(
-                "The recipe is not a list of `key: value` lines. Start from one written by to_yaml."
-            )
+            raise UsageError("The recipe is not a list of `key: value` lines. Start from one written by to_yaml.")
         return cls.from_dict(values)
 
 
 GROUPS: dict[str, type[_Checked]] = {
-    part.group: part
-    for part in (ModelPart, AugmentPart, ObjectivePart, OptimPart, SchedulePart, EvaluationPart)
+    part.group: part for part in (ModelPart, AugmentPart, ObjectivePart, OptimPart, SchedulePart, EvaluationPart)
 }
 _OPTION = "model.options."
 
@@ -334,23 +284,23 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
             _refuse_key(key)
         group, _, name = key.rpartition(".")
         (parts.setdefault(group, {}) if group else own)[name] = value
-    changed: Any = {
-        group: dataclasses.replace(getattr(recipe, group), **values) for group, values in parts.items()
-    }
+    changed: Any = {group: dataclasses.replace(getattr(recipe, group), **values) for group, values in parts.items()}
     return dataclasses.replace(recipe, **own, **changed)
 
 
 def difference(a: Recipe, b: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Dotted key → (value in a, value in b) where two recipes train differently; not their name and source."""
+    """Dotted key → (value in a, value in b) where two recipes train differently, name and source apart."""
     left, right = flatten(a), flatten(b)
     keys = [key for key in left | right if key not in ("name", "source")]
     return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
 
 
-@cache
-def _hints(part: Any) -> dict[str, Any]:
+def _read_hints(part: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(part, include_extras=True)
     return {f.name: hints[f.name] for f in dataclasses.fields(part)}
+
+
+_hints: Callable[..., dict[str, Any]] = cache(_read_hints)
 
 
 def _keys_of(part: type[_Checked]) -> list[str]:
@@ -359,11 +309,7 @@ def _keys_of(part: type[_Checked]) -> list[str]:
 
 def _make(part: type[Any], values: Mapping[str, Any]) -> Any:
     for f in dataclasses.fields(part):
-        if (
-            f.name not in values
-            and f.default is dataclasses.MISSING
-            and f.default_factory is dataclasses.MISSING
-        ):
+        if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             key = f"{part.group}.{f.name}" if part.group else f.name
             raise UsageError(f"The recipe has no {key}, which has no default. Add it.")
     return part(**values)
@@ -384,115 +330,5 @@ def _refuse_key(key: str) -> NoReturn:
     leaves = {k.rpartition(".")[2] for k in known}
     close = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
     same = [k for k in known if close and k.rpartition(".")[2] == close[0]]
-    hint = f" Did you mean {', '.join(same)}?" if same else nearest(key, known)
+    hint = f" Did you mean {', '.join(same)}?" if same else nearest(key, [*GROUPS, *known])
     raise UsageError(f'A recipe has no field "{key}".{hint or " Its groups are " + ", ".join(GROUPS) + "."}')
-
-
-def _refuse_value(key: str, value: Any, expected: str, hint: str = "") -> NoReturn:
-    raise UsageError(f"{key} is {value!r}, expected {expected}.{hint}")
-
-
-def _read(key: str, value: Any, hint: Any) -> Any:
-    """`value` as the type `hint` wants it, or a UsageError that names `key`."""
-    if isinstance(hint, type) and issubclass(hint, _Checked):
-        return value if isinstance(value, hint) else _refuse_value(key, value, f"a {hint.__name__}")
-    if get_origin(hint) in (Union, types.UnionType):
-        if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
-            return None
-        (hint,) = (h for h in get_args(hint) if h is not types.NoneType)
-    allowed = Range()
-    if get_origin(hint) is Annotated:
-        hint, allowed = get_args(hint)
-    if get_origin(hint) is Literal:
-        return _read_choice(key, value, get_args(hint))
-    if get_origin(hint) is tuple:
-        return _read_sequence(key, value, get_args(hint))
-    if hint is bool:
-        return _read_switch(key, value)
-    if hint in (int, float):
-        return _read_number(key, value, hint, allowed)
-    if hint is str:
-        return (
-            value
-            if isinstance(value, str) and value
-            else _refuse_value(key, value, "a text that is not empty")
-        )
-    return value if isinstance(value, Options) else _read_options(key, value)
-
-
-def _read_choice(key: str, value: Any, choices: tuple[str, ...]) -> str:
-    if isinstance(value, str) and value in choices:
-        return value
-    _refuse_value(key, value, f"one of {', '.join(choices)}", nearest(str(value), choices))
-
-
-def _read_sequence(key: str, value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
-    if isinstance(value, str):
-        value = [] if value.strip().lower() in ("", "none") else value.split(",")
-    if not isinstance(value, list | tuple):
-        _refuse_value(key, value, "values separated by commas")
-    if hints[-1] is Ellipsis:
-        hints = (hints[0],) * len(value)
-    if len(value) != len(hints):
-        _refuse_value(key, value, f"{len(hints)} values")
-    return tuple(_read(key, v, hint) for v, hint in zip(value, hints, strict=True))
-
-
-def _read_switch(key: str, value: Any) -> bool:
-    if isinstance(value, str):
-        value = {"true": True, "false": False}.get(value.strip().lower(), value)
-    return value if isinstance(value, bool) else _refuse_value(key, value, "true or false")
-
-
-def _read_number(key: str, value: Any, kind: type[int] | type[float], allowed: Range) -> int | float:
-    number = _number_in(value) if isinstance(value, str) else value
-    if kind is int and isinstance(number, float) and number.is_integer():
-        number = int(number)
-    wanted = int if kind is int else (int, float)
-    if isinstance(number, bool) or not isinstance(number, wanted) or number not in allowed:
-        _refuse_value(key, value, f"a {'whole ' if kind is int else ''}number{allowed}")
-    return kind(number)
-
-
-def _read_options(key: str, value: Any) -> Options:
-    if not isinstance(value, Mapping):
-        _refuse_value(key, value, "names with values")
-    for name in value:
-        if not (isinstance(name, str) and name.isidentifier()):
-            _refuse_value(key, name, "names that can be keywords of a constructor")
-    return Options(value)
-
-
-def _plain_value(key: str, value: Any) -> OptionValue:
-    """An option has no declared type: text that reads as a number, a switch or none is taken as one."""
-    if isinstance(value, str) and "," in value:
-        value = value.split(",")
-    if isinstance(value, list | tuple):
-        return tuple(_plain_scalar(key, v) for v in value)
-    return _plain_scalar(key, value)
-
-
-def _plain_scalar(key: str, value: Any) -> bool | int | float | str | None:
-    if isinstance(value, str):
-        text = value.strip()
-        words: dict[str, bool | None] = {"none": None, "true": True, "false": False}
-        if text.lower() in words:
-            return words[text.lower()]
-        number = _number_in(text)
-        value = text if number is None else number
-    if (
-        value is None
-        or isinstance(value, str | bool | int)
-        or (isinstance(value, float) and math.isfinite(value))
-    ):
-        return value
-    _refuse_value(key, value, "a finite number, a text, true, false, none, or a list of these")
-
-
-def _number_in(text: str) -> int | float | None:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return None

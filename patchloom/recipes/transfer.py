@@ -81,7 +81,7 @@ def _transfer(model: str, *, lr_divisor: int, epochs: int) -> Recipe:
     schedule = trained.schedule
     return based_on(
         trained,
-        source=f"Thesis 3.7.1.3: lr / {lr_divisor}, {epochs} epochs, rest as training; crop of tables 3.19, 6.11.",
+        source=f"Thesis 3.7.1.3: lr / {lr_divisor}, {epochs} epochs, rest as training; tables 3.19, 6.11.",
         optim={"lr": trained.optim.lr / lr_divisor},
         schedule={
             "epochs": epochs,

@@ -1,0 +1,92 @@
+"""`patchloom bench NAME…`: parameters, multiply-adds, throughput and peak memory, measured here and now."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def bench(
+    names: Annotated[list[str], typer.Argument(help="Names or patterns; 'timm:NAME' is timm's network.")],
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
+    size: Annotated[int, typer.Option(help="Image size in pixels.")] = 224,
+    batch: Annotated[str, typer.Option(help="Batch sizes tried; the fastest is reported.")] = "1,4,16,64",
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision.")] = "float32",
+    absorb: Annotated[bool, typer.Option(help="Also measure each network with its affine parts absorbed.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="Measure under torch.compile.")] = False,
+    seconds: Annotated[float, typer.Option(help="Time for each network and batch size.")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Measure networks side by side: they take turns, so noise hits all alike."""
+    import torch
+
+    from patchloom.cli.table import print_table
+    from patchloom.errors import UsageError
+    from patchloom.inspection.cost import cost, human, measure
+    from patchloom.models.absorb import absorb as absorbed
+    from patchloom.models.network import Network
+
+    try:
+        batch_sizes = [int(b) for b in batch.split(",")]
+    except ValueError:
+        raise UsageError(f"--batch takes numbers with commas, such as 1,16,64; given {batch!r}") from None
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    networks: dict[str, nn.Module] = {}
+    for name in names:
+        for label, network in _networks(name, size):
+            networks[label] = network.eval()
+            if absorb and isinstance(network, Network):
+                networks[f"{label} absorbed"] = absorbed(network)
+    costs = {label: cost(network, size) for label, network in networks.items()}
+    if compiled:
+        networks = {label: torch.compile(network) for label, network in networks.items()}  # type: ignore[misc]
+    speeds = measure(
+        networks,
+        device=device,
+        dtype=getattr(torch, dtype),
+        image_size=size,
+        batch_sizes=batch_sizes,
+        seconds=seconds,
+    )
+    rows: list[dict[str, Any]] = [
+        {"model": label, **asdict(costs[label]), **asdict(speeds[label])} for label in networks
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    print_table(
+        ["model", "#parameters", "#multiply-adds", "#images/s", "#at batch", "#peak memory"],
+        [
+            (
+                r["model"],
+                human(r["parameters"]),
+                human(r["multiply_adds"]),
+                f"{r['images_per_second']:.1f}",
+                str(r["batch_size"]),
+                "–" if r["peak_mem_mib"] is None else f"{r['peak_mem_mib']:.0f} MiB",
+            )
+            for r in rows
+        ],
+        title=f"forward, {size}×{size}, {dtype}, {rows[0]['device']}{', compiled' if compiled else ''}",
+    )
+
+
+def _networks(name: str, size: int) -> "list[tuple[str, nn.Module]]":
+    from patchloom.cli.models import matching
+    from patchloom.models.registry import create_model
+
+    if not name.startswith("timm:"):
+        return [(found, create_model(found, image_size=size)) for found in matching([name])]
+    import timm
+
+    from patchloom.errors import UsageError, nearest
+
+    short = name.removeprefix("timm:")
+    if not timm.is_model(short):
+        raise UsageError(f"timm has no network {short!r}.{nearest(short, timm.list_models())}")
+    return [(name, timm.create_model(short))]

@@ -1,0 +1,237 @@
+"""Sets that fit in memory: decoded once, kept on the device as bytes, augmented there batch by batch.
+
+`DeviceLoader` looks like `Loader` from outside. `make_loader` takes it where it applies and says why or why
+not.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from patchloom.data.augment import as_size, covering_size, resize, train_transform
+from patchloom.data.batched import BATCHED_POLICIES, Draws, augment_batch
+from patchloom.data.loader import ImageBatch, Loader, Transform
+from patchloom.data.policies import Size
+from patchloom.data.sampler import Plan, rank_positions, step_seed
+from patchloom.data.sets import ImageSet
+from patchloom.errors import DataError, UsageError
+from patchloom.recipes.schema import AugmentPart
+
+DEFAULT_BUDGET_BYTES = 4 << 30
+# Crops are not antialiased on the device; from pictures much larger than the crop it would show.
+LARGEST_REDUCTION = 1.5
+DECODED_AT_ONCE = 256
+
+
+def fits_in_memory(pictures: int, size: Size, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> bool:
+    """Whether `pictures` of (height, width), a byte a value, take at most `budget_bytes`."""
+    return pictures * size[0] * size[1] * 3 <= budget_bytes
+
+
+@dataclass(frozen=True)
+class Store:
+    """A whole set, decoded."""
+
+    pixels: Tensor  # (N, h, w, 3) uint8
+    labels: Tensor  # (N,) int64
+    broken: dict[int, str] = field(default_factory=dict)  # what was replaced, and why
+
+
+def decode_all(
+    dataset: ImageSet,
+    transform: Transform,
+    device: torch.device | str,
+    *,
+    workers: int = 0,
+    skip_broken: bool = False,
+) -> Store:
+    """Read every picture once, through a transform without chance: `test_transform` or `BeforeCrop`."""
+    loader = Loader(
+        dataset,
+        transform,
+        batch_size=min(DECODED_AT_ONCE, len(dataset)),
+        shuffle=False,
+        drop_last=False,
+        workers=workers,
+        skip_broken=skip_broken,
+    )
+    pixels = torch.empty((len(dataset), *transform.image_size, 3), dtype=torch.uint8, device=device)
+    labels = torch.empty(len(dataset), dtype=torch.int64, device=device)
+    done = 0
+    with closing(loader):
+        for batch in loader.epoch(0):
+            rows = slice(done, done + len(batch))
+            pixels[rows] = batch.images.permute(0, 2, 3, 1).to(device)
+            labels[rows] = batch.labels.to(device)
+            done = rows.stop
+    return Store(pixels, labels, loader.broken)
+
+
+class UnevenSizesError(DataError):
+    """A picture whose size is not that of the others."""
+
+
+@dataclass(frozen=True)
+class BeforeCrop:
+    """What the random part of a crop starts from, the same size for every picture of a set."""
+
+    crop: str
+    crop_size: Size
+    image_size: Size  # what comes out
+
+    @classmethod
+    def like(cls, first: Image.Image, crop: str, crop_size: Size) -> "BeforeCrop":
+        """For a set of pictures like its first."""
+        return cls(crop, crop_size, cls._size(first, crop, crop_size))
+
+    def __call__(self, image: Image.Image, rng: random.Random | None = None) -> np.ndarray:  # noqa: ARG002
+        """RGB picture → (h, w, 3) uint8."""
+        if self._size(image, self.crop, self.crop_size) != self.image_size:
+            raise UnevenSizesError("the pictures differ in size")
+        return resize(image, self.image_size)
+
+    @staticmethod
+    def _size(image: Image.Image, crop: str, crop_size: Size) -> Size:
+        if crop == "random_resized":
+            return image.height, image.width
+        return covering_size(image, crop_size) if crop == "simple_random" else crop_size
+
+
+class DeviceLoader:
+    """A decoded set in augmented batches, with `Loader`'s interface. Without `augment`, pictures stay as
+    they are.
+
+    Augmentation follows from (seed, epoch, step, place in the batch): a run resumes exactly, and several
+    processes see the pictures of one. The numbers come from the device's own generator, so a CPU and a GPU
+    draw differently.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        augment: AugmentPart | None,
+        image_size: int | Size,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        repeats: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        drop_last: bool = True,
+    ) -> None:
+        if augment and augment.policy not in BATCHED_POLICIES:
+            raise UsageError(
+                f"augment.policy {augment.policy} has no version for whole batches; "
+                f"those that have one: {', '.join(BATCHED_POLICIES)}. Use Loader with workers for the others."
+            )
+        self.plan = Plan(len(store.labels), batch_size, seed, shuffle, repeats, drop_last, rank, world)
+        self.broken = store.broken
+        self._store = store
+        self._augment = augment
+        self._size = as_size(image_size)
+        self._rows: dict[int, Tensor] = {}  # of a batch of so many pictures, sent to the device once
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return self.plan.steps_per_epoch
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ImageBatch]:
+        """The batches of `epoch` from `start_step` on, on the store's device."""
+        device = self._store.labels.device
+        # One transfer an epoch instead of one a step.
+        order = torch.from_numpy(self.plan.order(epoch).copy()).to(device, non_blocking=True)
+        for step in range(start_step, self.steps_per_epoch):
+            index = order[step * self.plan.batch_size : (step + 1) * self.plan.batch_size]
+            size, rows = len(index), None
+            if self.plan.world > 1:
+                rows = self._own_rows(size)
+                index = index[rows]
+            if self._augment:
+                draws = Draws(size, step_seed(self.plan.seed, epoch, step), device, rows)
+                images = augment_batch(self._store.pixels, index, self._augment, self._size, draws)
+            else:
+                images = self._store.pixels[index].permute(0, 3, 1, 2)
+            yield ImageBatch(images, self._store.labels[index], index)
+
+    def _own_rows(self, size: int) -> Tensor:
+        if size not in self._rows:
+            rows = torch.from_numpy(rank_positions(size, self.plan.rank, self.plan.world))
+            self._rows[size] = rows.to(self._store.labels.device)
+        return self._rows[size]
+
+    def close(self) -> None:
+        """Nothing to end: there are no workers."""
+
+
+def make_loader(
+    dataset: ImageSet,
+    augment: AugmentPart,
+    image_size: int | Size,
+    *,
+    batch_size: int,
+    seed: int,
+    device: torch.device | str,
+    workers: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    skip_broken: bool = False,
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+) -> tuple[Loader | DeviceLoader, str]:
+    """A recipe's training loader, on the device where that applies, else from workers; and the reason."""
+    size = as_size(image_size)
+    try:
+        before_crop = BeforeCrop.like(dataset.read(0), augment.crop, size)
+        reason = _against_device(len(dataset), augment, before_crop, budget_bytes)
+        if not reason:
+            store = decode_all(dataset, before_crop, device, workers=workers, skip_broken=skip_broken)
+            loader = DeviceLoader(
+                store,
+                augment,
+                size,
+                batch_size=batch_size,
+                seed=seed,
+                repeats=augment.repeats,
+                rank=rank,
+                world=world,
+            )
+            mib = store.pixels.numel() / 2**20
+            return loader, f"pictures stay decoded on {device} ({mib:.0f} MiB) and are augmented there"
+    except DataError as error:
+        # Uneven sizes, or a first picture that workers may replace.
+        reason = str(error)
+    return (
+        Loader(
+            dataset,
+            train_transform(augment, size),
+            batch_size=batch_size,
+            seed=seed,
+            repeats=augment.repeats,
+            workers=workers,
+            rank=rank,
+            world=world,
+            pin=torch.device(device).type == "cuda",
+            skip_broken=skip_broken,
+        ),
+        f"pictures are decoded and augmented by {workers} workers: {reason}",
+    )
+
+
+def _against_device(pictures: int, augment: AugmentPart, before_crop: BeforeCrop, budget_bytes: int) -> str:
+    """Why a set cannot be kept and augmented on the device; '' where it can."""
+    (height, width), size = before_crop.image_size, before_crop.crop_size
+    if augment.policy not in BATCHED_POLICIES:
+        return f"augment.policy {augment.policy} has no version for whole batches"
+    if not fits_in_memory(pictures, (height, width), budget_bytes):
+        needed, allowed = pictures * height * width * 3 / 2**20, budget_bytes / 2**20
+        return f"decoded they take {needed:,.0f} MiB, more than the {allowed:,.0f} MiB set aside"
+    if augment.crop == "random_resized" and max(height / size[0], width / size[1]) > LARGEST_REDUCTION:
+        return f"pictures of {height}×{width} are reduced too much for crops without antialiasing"
+    return ""

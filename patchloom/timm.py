@@ -1,0 +1,110 @@
+"""After `import patchloom.timm` the networks of patchloom can be created by `timm.create_model`, under the same names.
+
+They answer timm's names too (forward_features, forward_head, reset_classifier, num_features), so its scripts can train
+and evaluate them. `img_size`, `in_chans` and `drop_path_rate` are understood as timm means them.
+"""
+
+from typing import Any
+
+import timm
+from timm.models import register_model
+from torch import Tensor
+
+from patchloom.errors import UsageError
+from patchloom.models.network import Network
+from patchloom.models.registry import create_model, family_of, list_models
+
+_SAME = {"img_size": "image_size", "in_chans": "channels", "drop_path_rate": "drop_path"}
+
+
+class TimmNames:
+    """timm's names for what a `Network` does."""
+
+    config: Any
+    pretrained_cfg: dict[str, Any]
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the head."""
+        return self.config.num_classes
+
+    @property
+    def num_features(self) -> int:
+        """Channels of the features."""
+        return self.feature_dim  # type: ignore[attr-defined]
+
+    head_hidden_size = num_features
+
+    @property
+    def default_cfg(self) -> dict[str, Any]:
+        """What timm's data configuration reads."""
+        return self.pretrained_cfg
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """`features`."""
+        return self.features(x)  # type: ignore[attr-defined]
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """`head`, or `pool` alone."""
+        return self.pool(x) if pre_logits else self.head(x)  # type: ignore[attr-defined]
+
+    def get_classifier(self) -> Any:
+        """The linear classifier."""
+        return self.classifier  # type: ignore[attr-defined]
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """`reset_head`; the pooling belongs to the network."""
+        if global_pool not in (None, ""):
+            raise UsageError(
+                f"the pooling of {self.config.name} is an option of its own, given global_pool={global_pool!r}"
+            )
+        self.reset_head(num_classes)  # type: ignore[attr-defined]
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """`gradient_checkpointing`."""
+        self.gradient_checkpointing = enable
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that are not decayed although they have more than one dimension."""
+        named = self.named_modules()  # type: ignore[attr-defined]
+        return {f"{name}.weight" for name, module in named if not getattr(module, "decays", True)}
+
+
+def _register(name: str) -> None:
+    def entry(pretrained: bool = False, **options: Any) -> Network:
+        if pretrained:
+            raise UsageError(f"{name}: patchloom ships no weights; create it and use patchloom.load_published")
+        for unused in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
+            options.pop(unused, None)
+        options = {_SAME.get(key, key): value for key, value in options.items() if value is not None}
+        network = create_model(name, **options)
+        network.__class__ = _with_timm_names(type(network))
+        network.pretrained_cfg = {  # type: ignore[assignment]
+            "input_size": (network.config.channels, *network.config.image_size),
+            "mean": network.pixel_mean,
+            "std": network.pixel_std,
+            "interpolation": "bicubic",
+            "crop_pct": 0.9,
+            "num_classes": network.config.num_classes,
+            "classifier": "classifier",
+        }
+        return network
+
+    entry.__name__ = entry.__qualname__ = name
+    entry.__module__ = __name__
+    entry.__doc__ = f"{name} of patchloom's {family_of(name).__name__} family."
+    register_model(entry)
+
+
+_CLASSES: dict[type[Network], type[Network]] = {}
+
+
+def _with_timm_names(family: type[Network]) -> type[Network]:
+    if family not in _CLASSES:
+        _CLASSES[family] = type(family.__name__, (TimmNames, family), {"__module__": family.__module__})
+    return _CLASSES[family]
+
+
+for _name in list_models():
+    if not timm.is_model(_name):
+        _register(_name)

@@ -1,0 +1,95 @@
+"""The way through the code: imports go to the left alone, and importing patchloom costs nothing."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent.parent / "patchloom"
+
+# Left to right; a stage imports itself and what stands before it.
+ORDER = [
+    "errors",
+    "recipes",
+    "data",
+    "layers",
+    "models",
+    "objectives",
+    "engine",
+    "checkpoint",
+    "evaluation",
+    "inspection",
+    "deployment",
+    "build",
+    "timm",
+    "cli",
+]
+
+
+def stage_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of patchloom that a file imports anywhere, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("patchloom"):
+            found.add(node.module if node.module != "patchloom" else f"patchloom.{node.names[0].name}")
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("patchloom")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_to_the_left(path) -> None:
+    if path == PACKAGE / "__init__.py":
+        pytest.skip("the package's own names import every stage when they are first used")
+    own = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    for module in imports_of(path):
+        stage = stage_of(module)
+        assert stage in ORDER, f"{path.name} imports {module}, a stage ORDER does not know"
+        assert ORDER.index(stage) <= ORDER.index(own), f"{own} imports {module}, which stands to its right"
+
+
+def test_no_utils() -> None:
+    names = [path.stem for path in PACKAGE.rglob("*.py")]
+    assert not [name for name in names if name in ("utils", "util", "helpers", "misc", "common")]
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_importing_is_silent_and_loads_no_torch() -> None:
+    heavy = "{'torch', 'timm', 'torchvision', 'numpy', 'rich', 'typer', 'accelerate'}"
+    assert run(f"import sys, patchloom; print({heavy} & set(sys.modules))") == "set()\n"
+
+
+def test_the_help_loads_no_torch() -> None:
+    code = "import sys, patchloom.cli; print({'torch', 'timm', 'torchvision', 'numpy'} & set(sys.modules))"
+    assert run(code) == "set()\n"
+
+
+def test_importing_and_creating_open_no_socket() -> None:
+    run(
+        "import socket\n"
+        "def refuse(*a, **k): raise AssertionError('a socket was opened')\n"
+        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
+        "import patchloom\n"
+        "patchloom.create_model('resmlp_s12', depth=1, dim=16)\n"
+        "patchloom.list_models()\n"
+    )
+
+
+def test_every_public_name_exists() -> None:
+    import patchloom
+
+    assert {name for name in patchloom.__all__ if getattr(patchloom, name) is None} == set()
+    assert set(patchloom.__all__) <= set(dir(patchloom))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = patchloom.nothing

@@ -1,0 +1,35 @@
+"""The README's tree is the repository's."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def tree() -> set[str]:
+    """Paths named in the README's annotated tree."""
+    block = re.search(r"```text\n(patchloom/.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block, "README.md has no tree"
+    paths, stack = set(), []
+    for line in block[1].splitlines()[1:]:
+        match = re.match(r"^((?:│   |    )*)[├└]── (\S+)", line)
+        if not match:
+            continue
+        depth = len(match[1]) // 4
+        stack = [*stack[:depth], match[2].rstrip("/")]
+        paths.add("/".join(stack))
+    return paths
+
+
+def test_what_the_tree_names_exists() -> None:
+    missing = [path for path in tree() if not (ROOT / path).exists()]
+    assert missing == []
+
+
+def test_every_module_is_in_the_tree() -> None:
+    named = tree()
+    stages = {p.parent.relative_to(ROOT) for p in (ROOT / "patchloom").rglob("*.py")} - {Path("patchloom")}
+    assert {str(stage) for stage in stages} <= named
+    for stage in ("layers", "models"):
+        files = {str(p.relative_to(ROOT)) for p in (ROOT / "patchloom" / stage).glob("*.py") if p.stem != "__init__"}
+        assert files <= named

@@ -1,0 +1,39 @@
+"""What all tests share: where the reference data is, one thread a worker, small networks of every name."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
+
+REPOSITORY = Path(__file__).parent.parent
+SHARED = REPOSITORY.parent / "shared"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Workers of pytest-xdist share the cores; more threads would only fight for them."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def parity() -> Any:
+    """Reads a stored input and output of the authors' code: parity(name) → (tensors, config)."""
+    folder = SHARED / "parity"
+    if not folder.is_dir():
+        pytest.skip("../shared/parity is not here: the authors' stored outputs cannot be compared")
+
+    def read(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        import json
+
+        from safetensors import safe_open
+
+        with safe_open(folder / f"{name}.safetensors", "pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            return tensors, json.loads(file.metadata()["config"])
+
+    return read

@@ -1,0 +1,330 @@
+"""What every registered network does, checked on all of them at a small size."""
+
+import pytest
+import torch
+
+import patchloom
+from patchloom.errors import UsageError
+from patchloom.models.network import Network
+from patchloom.models.registry import family_of, list_models
+from tests.networks import ONE_OF_EACH, SMALL, assert_same, images, small
+
+every_network = pytest.mark.parametrize("name", list_models())
+every_family = pytest.mark.parametrize("name", ONE_OF_EACH.values(), ids=ONE_OF_EACH.keys())
+
+
+@every_network
+def test_features_head_and_forward(name) -> None:
+    network = small(name)
+    x = images(network)
+    with torch.no_grad():
+        features = network.features(x)
+        logits = network(x)
+        torch.testing.assert_close(network.head(features), logits, rtol=0, atol=0)
+    assert logits.shape == (2, 5)
+    assert features.shape[-1] == network.feature_dim
+    assert torch.isfinite(logits).all()
+    assert (logits[0] - logits[1]).abs().max() > 1e-4  # it looks at the picture
+
+
+@every_network
+def test_gradient_reaches_every_parameter(name) -> None:
+    network = small(name).train()
+    network(images(network, 16)).square().mean().backward()
+    silent = [key for key, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    # Adding a constant to all logits of a softmax changes nothing, so key biases get none.
+    assert [key for key in silent if not key.endswith("mix.k.bias")] == []
+
+
+@every_network
+def test_absorb_gives_the_same_outputs_with_fewer_operations(name) -> None:
+    network = small(name)
+    lean = patchloom.absorb(network)
+    x = images(network)
+    with torch.no_grad():
+        assert_same(lean(x), network(x))
+        assert_same(lean.features(x), network.features(x))
+    full, less = patchloom.cost(network), patchloom.cost(lean)
+    assert less.operations < full.operations
+    assert less.multiply_adds <= full.multiply_adds
+
+
+@every_network
+def test_save_and_load(name, tmp_path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    network, other = small(name), small(name, seed=1)
+    save_file(network.state_dict(), tmp_path / "w.safetensors")
+    other.load_state_dict(load_file(tmp_path / "w.safetensors"))
+    with torch.no_grad():
+        assert torch.equal(other(images(network)), network(images(network)))
+
+
+@every_network
+def test_reset_head(name) -> None:
+    network = small(name)
+    with torch.no_grad():
+        features = network.features(images(network))
+        assert network.reset_head(3) is network
+        assert network.config.num_classes == 3
+        if network.config.__dict__.get("class_tokens") == "per_class":
+            return
+        assert torch.equal(network.features(images(network)), features)
+        assert network(images(network)).shape == (2, 3)
+        assert network.reset_head(0)(images(network)).shape == (2, network.feature_dim)
+
+
+@every_network
+def test_at_resolution_there_and_back(name) -> None:
+    network = small(name)
+    size = network.config.image_size
+    bigger = tuple(2 * side for side in size)
+    there = network.at_resolution(bigger)
+    back = there.at_resolution(size)
+    x = images(network)
+    with torch.no_grad():
+        assert there(images(there)).shape == (2, 5)
+        assert back.state_dict().keys() == network.state_dict().keys()
+        assert torch.equal(network.at_resolution(size)(x), network(x))
+        # Interpolation loses a little; with these rough random weights the answer still has to be recognisable.
+        close = torch.nn.functional.cosine_similarity(back.features(x).flatten(1), network.features(x).flatten(1))
+    assert close.min() > 0.2
+    assert network.config.image_size == size
+
+
+@every_family
+def test_at_resolution_not_a_multiple_and_not_square(name) -> None:
+    network = small(name)
+    step = 32 if family_of(name).__name__ == "SMLPNet" else 8
+    height, width = (side + step * (i + 1) for i, side in enumerate(network.config.image_size))
+    other = network.at_resolution((height, width))
+    with torch.no_grad():
+        assert other(images(other)).shape == (2, 5)
+
+
+@every_family
+def test_gradient_checkpointing_changes_nothing_but_memory(name) -> None:
+    network = small(name, seed=2).train()
+    for module in network.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.momentum = 0.0
+    x = images(network)
+    network(x).square().mean().backward()
+    expected = {key: p.grad.clone() for key, p in network.named_parameters()}
+    network.zero_grad()
+    network.gradient_checkpointing = True
+    network(x).square().mean().backward()
+    for key, parameter in network.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[key], rtol=1e-5, atol=1e-6)
+
+
+@every_network
+def test_parameter_groups(name) -> None:
+    network = small(name)
+    decayed, free = network.parameter_groups(0.05)
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.05, 0.0)
+    both = [*decayed["params"], *free["params"]]
+    assert len(both) == len(set(map(id, both))) == len(list(network.parameters()))
+    names = {id(parameter): key for key, parameter in network.named_parameters()}
+    for parameter in decayed["params"]:
+        assert parameter.ndim > 1
+        assert not any(
+            word in names[id(parameter)]
+            for word in ("norm", "bias", "scale", "token.weight", "tokens.weight", "position")
+        )
+
+
+@every_family
+def test_bfloat16_forward_is_finite(name) -> None:
+    network = small(name).bfloat16()
+    with torch.no_grad():
+        assert torch.isfinite(network(images(network).bfloat16())).all()
+
+
+@every_family
+def test_compiles_in_one_graph(name) -> None:
+    network = small(name)
+    x = images(network)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(network, backend="aot_eager", fullgraph=True)(x)
+        torch.testing.assert_close(compiled, network(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@every_family
+def test_compiles_with_inductor(name) -> None:
+    network = small(name)
+    x = images(network)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(network)(x), network(x), rtol=1e-4, atol=1e-4)
+
+
+@every_family
+def test_exports_with_any_batch(name) -> None:
+    network = small(name)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(network, (images(network, 3),), dynamic_shapes=({0: batch},))
+    x = images(network, 5, seed=3)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(x), network(x), rtol=1e-5, atol=1e-5)
+
+
+@every_family
+def test_stochastic_depth_acts_in_training_alone(name) -> None:
+    network = small(name, drop_path=0.5)
+    x = images(network, 8)
+    with torch.no_grad():
+        assert torch.equal(network(x), network(x))
+    if family_of(name).__name__ != "PooledConvNet":
+        network.train()
+        torch.manual_seed(0)
+        assert not torch.equal(network(x), network(x))
+
+
+def refused(network: Network, x: torch.Tensor) -> str:
+    with pytest.raises(UsageError) as caught:
+        network(x)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert network.config.name in message
+    return message
+
+
+@every_family
+def test_images_it_cannot_take(name) -> None:
+    network = small(name)
+    size = network.config.image_size
+    assert "takes images of shape (batch, 3, height, width), given (2, 1," in refused(network, torch.zeros(2, 1, *size))
+    assert "add a batch dimension with images[None]" in refused(network, torch.zeros(3, *size))
+    assert "given torch.uint8; divide by 255" in refused(network, torch.zeros(2, 3, *size, dtype=torch.uint8))
+    assert "images.to(torch.float32)" in refused(network, torch.zeros(2, 3, *size, dtype=torch.float64))
+    if not network.any_resolution:
+        message = refused(network, torch.zeros(2, 3, 2 * size[0], 2 * size[1]))
+        assert f"was made for {size[0]}×{size[1]} images" in message
+        assert f"model.at_resolution({2 * size[0]})" in message
+
+
+def test_any_resolution_without_change() -> None:
+    for name in ("patchconvnet_s60", "resnet50_attention_pool"):
+        network = small(name)
+        with torch.no_grad():
+            for size in ((64, 64), (96, 160), (70, 50)):
+                assert network(torch.randn(1, 3, *size)).shape == (1, 5)
+
+
+def test_an_absorbed_copy_is_for_inference_alone() -> None:
+    lean = patchloom.absorb(small("resmlp_s12"))
+    with pytest.raises(UsageError, match="inference only"):
+        lean.train()
+    with pytest.raises(UsageError, match="call at_resolution first"):
+        lean.at_resolution(64)
+    with pytest.raises(UsageError, match="takes a network of patchloom, given Linear"):
+        patchloom.absorb(torch.nn.Linear(1, 1))
+
+
+def test_a_misspelt_name() -> None:
+    with pytest.raises(UsageError, match=r"no network is called 'resmpl_s12'\. Did you mean resmlp_s12"):
+        patchloom.create_model("resmpl_s12")
+
+
+def test_a_misspelt_option_and_one_of_another_family() -> None:
+    with pytest.raises(UsageError, match=r"resmlp_s12 has no option 'dept'\. Did you mean depth"):
+        patchloom.create_model("resmlp_s12", dept=3)
+    with pytest.raises(UsageError, match=r"has no option 'talking_heads'\. It is an option of CaiT\."):
+        patchloom.create_model("resmlp_s12", talking_heads=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resmlp_s12", {"norm": "group"}, "norm is one of affine, layer, batch, l2; given 'group'"),
+        ("resmlp_s12", {"depth": "12"}, "depth is a whole number; given '12'"),
+        (
+            "resmlp_s12",
+            {"image_size": 225},
+            "are not filled by 16×16 patches; use a multiple of 16, such as 224×224",
+        ),
+        ("resmlp_s12", {"drop_path": 1.5}, "drop_path is a probability below 1, given 1.5"),
+        ("smlpnet_t", {"image_size": 240}, "use a multiple of 32, such as 224×224"),
+        ("deit_s", {"heads": 7}, "7 heads cannot share 384 channels evenly"),
+        ("cait_xxs24", {"insert_class_at": 24}, "insert_class_at is a block from 0 to 23, given 24"),
+        ("mixer_b16", {"untied": True, "groups": 2}, "choose one of them"),
+        ("deit_s", {"num_classes": -1}, "num_classes is 0 (no classifier) or more, given -1"),
+    ],
+)
+def test_options_that_cannot_be(name, options, message) -> None:
+    with pytest.raises(UsageError) as caught:
+        patchloom.create_model(name, **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# Every choice of every option that the registry does not use by itself.
+OPTIONS = [
+    *[("resmlp_s12", {"norm": norm}) for norm in ("layer", "batch", "l2")],
+    *[("resmlp_s12", {"communication": c}) for c in ("none", "mlp", "conv", "depthwise", "separable")],
+    *[("resmlp_s12", {"activation": a}) for a in ("silu", "hardswish", "relu", "gelu_tanh")],
+    ("resmlp_s12", {"communication": "mlp", "communication_expansion": 0.5}),
+    ("resmlp_s12", {"pool": "class_mlp"}),
+    ("resmlp_s12", {"position": True}),
+    ("resmlp_s12", {"channels": 1}),
+    ("mixer_b16", {"untied": True}),
+    ("mixer_b16", {"groups": 4}),
+    ("mixer_b16", {"gelu": "exact"}),
+    ("smlpnet_t", {"local": False}),
+    ("smlpnet_t", {"global_stages": (3,)}),
+    ("smlpnet_t", {"global_stages": (), "instead_of_global": "nothing"}),
+    ("smlpnet_t", {"global_stages": (), "token_mlp": (2, 3, 4)}),
+    *[
+        ("smlpnet_t", {"fusion": f, "identity": i, "sequential": s})
+        for f in ("concat", "sum", "weighted") for i in (True, False) for s in (True, False)
+    ],
+    *[("deit_s_distilled", {"fusion": f}) for f in ("softmax", "class", "distillation")],
+    ("deit_s", {"pool": "average"}),
+    ("deit_s", {"dropout": 0.1}),
+    ("deit_s", {"layer_scale": True, "parallel": 2}),
+    ("cait_xxs24", {"talking_heads": False}),
+    ("cait_xxs24", {"class_in_keys": False}),
+    ("cait_xxs24", {"insert_class_at": 1}),
+    ("cait_xxs24", {"insert_class_at": 0, "class_depth": 0}),
+    *[("cait_xxs24", {"residual": r}) for r in ("rezero", "fixup", "tfixup", "scalar", "none")],
+    ("cait_xxs24", {"scale_uniform": True}),
+    ("patchconvnet_s60", {"norm": "batch"}),
+    ("patchconvnet_s60", {"pool": "average"}),
+    ("patchconvnet_s60", {"pool_heads": 4}),
+    ("patchconvnet_s60", {"class_tokens": "per_class"}),
+    ("patchconvnet_s60", {"stem": "linear"}),
+    ("resnet50_attention_pool", {"class_tokens": "per_class"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=[f"{n}-{o}" for n, o in OPTIONS])
+def test_every_option_keeps_the_contract(name, options) -> None:
+    network = small(name, **options)
+    x = images(network)
+    with torch.no_grad():
+        logits = network(x)
+        assert logits.shape == (2, 5)
+        assert_same(patchloom.absorb(network)(x), logits)
+        twice = network.at_resolution(tuple(2 * side for side in network.config.image_size))
+        assert twice(images(twice)).shape == (2, 5)
+    network.train()
+    network(images(network, 16)).square().mean().backward()
+    heads = {"class": "distillation_classifier", "distillation": "classifier"}
+    unread = heads.get(options.get("fusion", ""), "-")
+    silent = [key for key, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert [key for key in silent if not key.endswith("mix.k.bias") and not key.startswith(unread)] == []
+
+
+def test_a_pyramid_of_tokens() -> None:
+    network = small("mixer_b16", pyramid={0: 4})
+    with torch.no_grad():
+        assert network.features(images(network)).shape == (2, 4, 16)
+    with pytest.raises(UsageError, match="make it anew at the other size"):
+        network.at_resolution(64)
+
+
+def test_small_options_cover_every_family() -> None:
+    assert set(SMALL) == {family_of(name) for name in list_models()}

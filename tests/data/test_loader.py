@@ -1,0 +1,178 @@
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchloom.data.augment import train_transform
+from patchloom.data.loader import Loader, normalise
+from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
+from patchloom.errors import DataError, ResourceError
+from patchloom.recipes.schema import AugmentPart
+
+AUGMENT = AugmentPart(policy="randaugment", policy_magnitude_std=0.5, color_jitter=0.3, erasing=0.3)
+
+
+class Fragile(ArrayPictures):
+    """Pictures of which some cannot be read."""
+
+    broken: tuple[int, ...] = ()
+
+    def read(self, index: int) -> Image.Image:
+        if index in self.broken:
+            raise DataError(f"{self.where(index)}: ends after 3 bytes")
+        return super().read(index)
+
+
+def pictures(count: int = 50, broken: tuple[int, ...] = ()) -> PictureSet:
+    arrays = np.random.default_rng(0).integers(0, 256, (count, 20, 24, 3), np.uint8)
+    source = Fragile(arrays, "noise")
+    source.broken = broken
+    return PictureSet(source, np.arange(count), np.arange(count) % 7, ClassTable(tuple("abcdefg")))
+
+
+def loader(dataset: PictureSet | None = None, *, augment: AugmentPart = AUGMENT, **options: object) -> Loader:
+    options = {"batch_size": 8, "seed": 3, **options}
+    return Loader(dataset or pictures(), train_transform(augment, 16), **options)
+
+
+def contents(batches) -> list[tuple[bytes, list[int], list[int]]]:
+    return [(b.images.contiguous().numpy().tobytes(), b.labels.tolist(), b.index.tolist()) for b in batches]
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[list[tuple[bytes, list[int], list[int]]]]:
+    alone = loader(repeats=2, drop_last=False)
+    return [contents(alone.epoch(epoch)) for epoch in range(2)]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_number_of_workers_changes_nothing(workers, reference):
+    many = loader(repeats=2, drop_last=False, workers=workers)
+    assert [contents(many.epoch(epoch)) for epoch in range(2)] == reference
+    assert reference[0] != reference[1]
+    many.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_can_start_anywhere_and_be_left_anywhere(workers, reference):
+    some = loader(repeats=2, drop_last=False, workers=workers)
+    left = some.epoch(0)
+    next(left)
+    assert contents(some.epoch(1, start_step=4)) == reference[1][4:]
+    assert contents(some.epoch(0, start_step=2)) == reference[0][2:]
+    assert contents(some.epoch(0, start_step=some.steps_per_epoch)) == []
+    some.close()
+
+
+def views(batches) -> list[tuple[int, bytes]]:
+    rows = [(int(i), image) for b in batches for i, image in zip(b.index, b.images, strict=True)]
+    return sorted((i, image.numpy().tobytes()) for i, image in rows)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_several_processes_see_the_pictures_of_one(world):
+    whole = list(loader(batch_size=16).epoch(2))
+    shares = [list(loader(batch_size=16, rank=rank, world=world).epoch(2)) for rank in range(world)]
+    for step, batch in enumerate(whole):
+        assert views([share[step] for share in shares]) == views([batch])
+        assert {len(share[step]) for share in shares} == {16 // world}
+
+
+def test_batches_hold_what_they_say():
+    dataset = pictures()
+    for batch in loader(dataset, augment=AugmentPart(crop="resize", flip=0.0), drop_last=False).epoch(0):
+        assert batch.images.shape == (len(batch), 3, 16, 16)
+        assert batch.images.dtype == torch.uint8
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+        assert batch.labels.tolist() == dataset.labels[batch.index].tolist()
+        assert batch.to("meta").images.device.type == "meta"
+    assert loader(dataset, drop_last=False).steps_per_epoch == 7
+    assert loader(dataset).steps_per_epoch == 6
+
+
+def test_batches_do_not_share_memory():
+    kept = list(loader(workers=1).epoch(0))
+    assert contents(kept) == contents(loader().epoch(0))
+
+
+def test_repeated_pictures_get_different_augmentation():
+    batch = next(loader(repeats=3, batch_size=6).epoch(0))
+    assert batch.index.tolist() == [batch.index[0]] * 3 + [batch.index[3]] * 3
+    assert len({image.numpy().tobytes() for image in batch.images}) == 6
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_picture_stops_the_epoch_by_name(workers):
+    with pytest.raises(DataError, match="noise, picture 5: ends after 3 bytes"):
+        list(loader(pictures(broken=(5,)), workers=workers).epoch(0))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_picture_is_replaced_and_named(workers):
+    dataset = pictures(broken=(5, 6, 49))
+    tolerant = loader(dataset, workers=workers, skip_broken=True, drop_last=False)
+    batches = list(tolerant.epoch(0))
+    seen = [(int(i), int(n)) for b in batches for i, n in zip(b.index, b.labels, strict=True)]
+    assert sorted(i for i, _ in seen) == sorted([*set(range(50)) - {5, 6, 49}, 7, 7, 0])
+    assert all(label == index % 7 for index, label in seen)
+    assert tolerant.broken == {i: f"noise, picture {i}: ends after 3 bytes" for i in (5, 6, 49)}
+    tolerant.close()
+
+
+def test_a_set_of_broken_pictures_is_an_error_even_when_they_may_be_skipped():
+    with pytest.raises(DataError, match=r"20 pictures in a row cannot be read. The first: noise, picture"):
+        list(loader(pictures(broken=tuple(range(50))), skip_broken=True).epoch(0))
+
+
+@dataclass(frozen=True)
+class Deadly:
+    image_size: tuple[int, int] = (16, 16)
+
+    def __call__(self, image: Image.Image, rng: random.Random) -> np.ndarray:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def test_a_dead_worker_is_named():
+    with pytest.raises(ResourceError, match=r"worker that prepares pictures stopped: .*pid.* \d+"):
+        list(Loader(pictures(), Deadly(), batch_size=8, workers=1).epoch(0))
+
+
+@dataclass(frozen=True)
+class Stuck:
+    image_size: tuple[int, int] = (16, 16)
+
+    def __call__(self, image: Image.Image, rng: random.Random) -> np.ndarray:
+        time.sleep(60)
+        raise AssertionError
+
+
+def test_a_stuck_worker_is_noticed():
+    with pytest.raises(ResourceError, match=r"stopped: DataLoader timed out after 0\.2 seconds"):
+        list(Loader(pictures(), Stuck(), batch_size=8, workers=1, timeout_s=0.2).epoch(0))
+
+
+def test_closing_ends_the_workers_and_an_epoch_starts_new_ones():
+    some = loader(workers=2)
+    first = contents(some.epoch(0))
+    processes = list(some._pool._iterator._workers)
+    some.close()
+    assert not any(process.is_alive() for process in processes)
+    assert contents(some.epoch(0)) == first
+    some.close()
+
+
+def test_normalise_in_both_memory_layouts():
+    images = torch.randint(0, 256, (2, 3, 5, 7), dtype=torch.uint8)
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+    expected = (images / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.testing.assert_close(normalise(images.contiguous(memory_format=layout), mean, std), expected)
+    assert normalise(images, dtype=torch.bfloat16).dtype == torch.bfloat16

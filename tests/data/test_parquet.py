@@ -1,0 +1,215 @@
+"""Parquet files: labels, names, levels, splits, annotations; usable after fork and pickle."""
+
+import io
+import json
+import multiprocessing
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.data.source import open_data, open_for
+from patchloom.errors import DataError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+with_real_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real data in {SHARED}")
+
+
+def png(value: int, mode: str = "RGB", size: tuple[int, int] = (8, 8)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, size, (value, 0, 0) if mode == "RGB" else value).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write(path: Path, info: dict | None = None, **columns) -> Path:
+    metadata = {"dataset_info": json.dumps(info)} if info else None
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path, compression="zstd")
+    return path
+
+
+INFO = {"label_names": ["cat", "dog", "oak"], "coarse_label_names": ["animal", "plant"]}
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, labels in (("s-train-0of2", [0, 1, 2]), ("s-train-1of2", [2, 1, 0]), ("s-test", [1, 2, 0])):
+        write(
+            tmp_path / f"{name}.parquet",
+            INFO,
+            image=[png(10 * label + 5) for label in labels],
+            label=pa.array(labels, pa.uint8()),
+            coarse_label=pa.array([label // 2 for label in labels], pa.uint8()),
+        )
+    return tmp_path
+
+
+def test_files_named_by_split(files):
+    data = open_data(files)
+    assert data.name == f"{files.name} (parquet)"
+    assert data.classes.names == ("cat", "dog", "oak")
+    assert data.classes.levels == {"coarse": (("animal", "plant"), (0, 0, 1))}
+    assert data.train.labels.tolist() == [0, 1, 2, 2, 1, 0]
+    assert data.val.labels.tolist() == [1, 2, 0]
+    assert [data.train.read(i).getpixel((0, 0))[0] for i in range(6)] == [5, 15, 25, 25, 15, 5]
+    assert data.train.where(4) == f"{files / 's-train-1of2.parquet'}, row 1"
+    assert open_data(files / "s-train-*.parquet", level="coarse").classes.names == ("animal", "plant")
+
+
+def test_pickled_copy_opens_its_files_again(files):
+    train = open_data(files).train
+    stored = pickle.dumps(train)
+    assert png(25) not in stored
+    assert pickle.loads(stored).read(3).getpixel((0, 0)) == (25, 0, 0)
+
+
+def first_pixel(pictures, index, answers):
+    answers.put(pictures.read(index).getpixel((0, 0)))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_processes_read_the_same(files, method):
+    train = open_data(files).train
+    context = multiprocessing.get_context(method)
+    answers = context.Queue()
+    worker = context.Process(target=first_pixel, args=(train, 2, answers))
+    worker.start()
+    assert answers.get(timeout=30) == (25, 0, 0)
+    worker.join(timeout=30)
+    assert worker.exitcode == 0
+
+
+def test_split_column_struct_images_and_names_as_labels(tmp_path):
+    path = write(
+        tmp_path / "all.parquet",
+        image=[{"bytes": png(i), "path": f"{i}.png"} for i in range(6)],
+        label=["b", "a", "b", "a", "b", "a"],
+        split=["train", "train", "train", "validation", "validation", "other"],
+    )
+    data = open_data(path)
+    assert data.classes.names == ("a", "b")
+    assert (data.train.labels.tolist(), data.val.labels.tolist()) == ([1, 0, 1], [0, 1])
+    assert data.val.read(0).getpixel((0, 0)) == (3, 0, 0)
+    assert data.notes == ("rows of other splits, not used: other",)
+
+
+def test_the_same_name_in_two_folders(tmp_path):
+    for split, count in (("train", 4), ("test", 2)):
+        (tmp_path / split).mkdir()
+        write(tmp_path / split / "0000.parquet", INFO, image=[png(1)] * count, label=[0, 1] * (count // 2))
+    data = open_data(tmp_path / "*" / "0000.parquet")
+    assert (len(data.train), len(data.val)) == (4, 2)
+
+
+def test_hugging_face_metadata_names_the_classes(tmp_path):
+    table = pa.table({"img": [png(1), png(2)] * 5, "label": [0, 1] * 5})
+    features = {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "a.parquet")
+    data = open_data(tmp_path / "a.parquet")
+    assert data.classes.names == ("no", "yes")
+    assert (len(data.train), len(data.val)) == (8, 2)
+
+
+def test_faults_are_located(tmp_path):
+    path = write(tmp_path / "a.parquet", INFO, image=[png(1)] * 3, label=[0, 1, 9])
+    with pytest.raises(DataError, match=r"a\.parquet, row 2: label 9 is outside 0…2"):
+        open_data(path)
+    write(path, INFO, image=[png(1), b"", None, png(2)], label=[0, 0, 1, 1])
+    everything = open_for(path, open_data(path).classes)
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: empty file"):
+        everything.read(1)
+    with pytest.raises(DataError, match=r"a\.parquet, row 2: no image bytes in column 'image'"):
+        everything.read(2)
+    write(path, INFO, picture=[png(1)], label=[0])
+    with pytest.raises(DataError, match="columns picture, label; expected one called 'image'"):
+        open_data(path)
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as parquet"):
+        open_data(path)
+    write(tmp_path / "c.parquet", INFO, image=[png(1)] * 2, label=[0, 1], coarse_label=[0, 0])
+    write(tmp_path / "c.parquet", INFO, image=[png(1)] * 2, label=[0, 0], coarse_label=[0, 1])
+    with pytest.raises(DataError, match=r"row 1: 'cat' is both 'animal' and 'plant'"):
+        open_data(tmp_path / "c.parquet")
+
+
+def test_files_that_do_not_belong_together(files):
+    write(files / "s-train-2of2.parquet", {"label_names": ["x"]}, image=[png(1)], label=[0])
+    with pytest.raises(DataError, match=r"s-train-2of2\.parquet: other columns or class names than"):
+        open_data(files)
+
+
+def test_masks_of_classes(tmp_path):
+    info = {"label_names": ["sky", "road", "nothing"], "ignore_index": 2}
+    path = write(tmp_path / "m.parquet", info, image=[png(1)] * 5, mask=[png(i % 3, "L") for i in range(5)])
+    data = open_data(path)
+    assert (len(data.train), len(data.val)) == (4, 1)
+    assert set(data.train.labels) == {-1}
+    pictures = data.train.pictures
+    assert (pictures.mask_names, pictures.mask_ignore) == (("sky", "road", "nothing"), 2)
+    mask = pictures.mask(4)
+    assert (mask.classes.shape, set(mask.classes.flat), mask.instances) == ((8, 8), {1}, None)
+    assert data.train.boxes(0) is None
+
+
+def test_boxes_with_classes(tmp_path):
+    path = write(
+        tmp_path / "b.parquet",
+        {"label_names": ["red", "white"]},
+        image=[png(1)] * 3,
+        boxes=pa.array([[[0, 1, 4, 5], [2, 2, 6, 8]], [], [[0, 0, 8, 8]]], pa.list_(pa.list_(pa.int32()))),
+        labels=pa.array([[1, 0], [], [1]], pa.list_(pa.uint8())),
+    )
+    pictures = open_data(path).train.pictures
+    assert pictures.object_names == ("red", "white")
+    assert pictures.boxes(0).tolist() == [[0, 1, 4, 5, 1], [2, 2, 6, 8, 0]]
+    assert pictures.boxes(1).shape == (0, 5)
+    assert pictures.mask(0) is None
+
+
+def test_boxes_with_instance_masks(tmp_path):
+    path = write(
+        tmp_path / "i.parquet",
+        {"label_names": ["background", "person"]},
+        image=[png(1)] * 2,
+        mask=[png(3, "L")] * 2,
+        boxes=[[[0, 0, 8, 8, 3]]] * 2,
+    )
+    pictures = open_data(path).train.pictures
+    assert pictures.object_names == ("person",)
+    assert pictures.boxes(0).tolist() == [[0, 0, 8, 8, 0]]
+    mask = pictures.mask(0)
+    assert (set(mask.classes.flat), set(mask.instances.flat)) == ({1}, {3})
+
+
+@with_real_data
+def test_real_photographs():
+    data = open_data(SHARED / "imagenette160-*.parquet")
+    assert (len(data.train), len(data.val)) == (2000, 500)
+    assert data.classes.names[:2] == ("tench", "English springer")
+    picture = data.val.read(7)
+    assert (picture.mode, picture.size) == ("RGB", (160, 160))
+
+
+@with_real_data
+@pytest.mark.parametrize(
+    ("file", "sizes"),
+    [("camvid-240x180-trainval", (367, 101)), ("bccd", (205, 87)), ("pennfudan-half", (136, 34))],
+)
+def test_real_annotations(file, sizes):
+    data = open_data(SHARED / f"{file}.parquet")
+    assert (len(data.train), len(data.val)) == sizes
+    picture, mask, boxes = data.train.read(0), data.train.mask(0), data.train.boxes(0)
+    assert mask is not None or boxes is not None
+    if mask is not None:
+        assert mask.classes.shape == picture.size[::-1]
+        assert mask.classes.max() < len(data.train.pictures.mask_names)
+    if boxes is not None:
+        assert np.all(boxes[:, :2] < boxes[:, 2:4])
+        assert np.all(boxes[:, 2:4] <= picture.size)
+        assert boxes[:, 4].max() < len(data.train.pictures.object_names)

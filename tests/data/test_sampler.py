@@ -1,0 +1,128 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchloom.data.sampler import Plan, epoch_order, rank_positions, repeated_order, step_seed
+from patchloom.errors import UsageError
+
+PARITY = Path(__file__).parents[3] / "shared" / "parity" / "ra_sampler.safetensors"
+
+sizes = st.integers(1, 700)
+seeds = st.integers(0, 2**40)
+epochs = st.integers(0, 1000)
+
+
+@given(sizes, seeds, epochs)
+def test_an_epoch_sees_every_picture_once(pictures, seed, epoch):
+    order = epoch_order(pictures, seed, epoch)
+    assert sorted(order) == list(range(pictures))
+    assert (epoch_order(pictures, seed, epoch) == order).all()
+
+
+def test_order_changes_with_seed_and_epoch_and_stays_without_shuffling():
+    orders = {tuple(epoch_order(50, seed, epoch)) for seed in (0, 1, 2**33) for epoch in range(4)}
+    assert len(orders) == 12
+    assert (epoch_order(50, 3, 4, shuffle=False) == np.arange(50)).all()
+
+
+@pytest.mark.skipif(not PARITY.exists(), reason="the authors' stored indices are not here")
+def test_repeated_augmentation_is_the_authors_order():
+    from safetensors import safe_open
+
+    with safe_open(PARITY, "pt") as stored:
+        assert json.loads(stored.metadata()["config"])["family"] == "ra_sampler"
+        for key in stored.keys():  # noqa: SIM118 - not a dict
+            names = ("n", "replicas", "rank", "epoch", "repeats")
+            parts = key.split("_")
+            n, world, rank, epoch, repeats = (
+                int(part.removeprefix(name)) for part, name in zip(parts, names, strict=True)
+            )
+            theirs = stored.get_tensor(key)
+            ours = repeated_order(epoch_order(n, 0, epoch), repeats)[rank::world]
+            assert ours[: len(theirs)].tolist() == theirs.tolist(), key
+            # They cut every process to the same length, at most one view each.
+            assert len(ours) - len(theirs) in (0, 1), key
+
+
+@given(st.integers(1, 1500), st.integers(2, 4))
+def test_repeated_epochs_have_whole_256s_of_few_pictures_seen_often(pictures, repeats):
+    order = Plan(pictures, 1, repeats=repeats).order(0)
+    assert len(order) == (pictures // 256 * 256 or pictures)
+    seen, counts = np.unique(order, return_counts=True)
+    assert len(seen) == -(-len(order) // repeats)
+    assert (counts == repeats).sum() >= len(seen) - 1
+
+
+@given(
+    pictures=sizes,
+    share=st.integers(1, 40),
+    world=st.integers(1, 5),
+    repeats=st.integers(1, 3),
+    drop_last=st.booleans(),
+    seed=seeds,
+    epoch=epochs,
+)
+def test_processes_share_the_batches_of_one(pictures, share, world, repeats, drop_last, seed, epoch):
+    batch = share * world
+
+    def plan(rank: int, world: int) -> Plan:
+        return Plan(pictures, batch, seed, True, repeats, drop_last, rank, world)
+
+    if drop_last and batch > plan_length(pictures, repeats):
+        with pytest.raises(UsageError, match="larger than an epoch"):
+            plan(0, 1)
+        return
+    for step in range(min(plan(0, 1).steps_per_epoch, 3)):
+        whole = plan(0, 1).views(epoch, step)
+        shares = [plan(rank, world).views(epoch, step) for rank in range(world)]
+        together = sorted((s, i) for views in shares for s, i in zip(views.seed, views.index, strict=True))
+        assert together == sorted(zip(whole.seed, whole.index, strict=True))
+        if len(whole.index) == batch:
+            assert {len(views.index) for views in shares} == {share}
+
+
+def plan_length(pictures: int, repeats: int) -> int:
+    return pictures if repeats == 1 else pictures // 256 * 256 or pictures
+
+
+@given(st.integers(1, 20), st.integers(1, 6))
+def test_mirrored_pictures_stay_on_one_process(pairs, world):
+    size = 2 * world * pairs
+    for rank in range(world):
+        positions = rank_positions(size, rank, world)
+        assert (positions + positions[::-1] == size - 1).all()
+
+
+def test_view_seeds_differ_between_copies_epochs_and_seeds():
+    found = [Plan(512, 64, seed, repeats=3).views(epoch, 1).seed for seed in (0, 1) for epoch in (0, 1)]
+    assert len(np.unique(np.concatenate(found))) == 4 * 64
+    assert len({step_seed(seed, epoch, step) for seed in (0, 1) for epoch in (0, 1) for step in (0, 1)}) == 8
+
+
+def test_the_order_does_not_read_the_process_random_state():
+    torch.manual_seed(0)
+    first = epoch_order(20, 5, 6)
+    state = torch.get_rng_state()
+    assert (epoch_order(20, 5, 6) == first).all()
+    assert (torch.get_rng_state() == state).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 3, "world": 2}, "A batch of 3 cannot be shared by 2 processes"),
+        ({"batch_size": 0}, "A batch of 0"),
+        ({"batch_size": 2, "world": 2, "rank": 2}, "Process 2 of 2 does not exist"),
+        ({"batch_size": 2, "repeats": 0}, "repeats is 0"),
+        ({"batch_size": 2, "seed": -1}, "The seed is -1"),
+        ({"batch_size": 11}, "A batch of 11 is larger than an epoch of 10 pictures"),
+    ],
+)
+def test_impossible_plans_say_why(options, message):
+    with pytest.raises(UsageError, match=message):
+        Plan(10, **options)

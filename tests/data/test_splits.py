@@ -1,0 +1,127 @@
+"""One class table by name, and a held-out list that depends on names and seed alone."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from patchloom.data.sets import ImageSet, Listing, Pictures, Source
+from patchloom.data.splits import class_table, group_by_split, make_splits, match
+from patchloom.errors import DataError, UsageError
+
+
+class Named(Pictures):
+    def __init__(self, names):
+        self.names = names
+
+    def __len__(self):
+        return len(self.names)
+
+    def read(self, index):
+        return Image.new("RGB", (8, 8))
+
+    def where(self, index):
+        return self.names[index]
+
+
+def listing(pairs):
+    """[(picture, class), …] → a listing."""
+    names = tuple(sorted({label for _, label in pairs}))
+    labels = np.array([names.index(label) for _, label in pairs], dtype=np.int64)
+    return Listing(Named([name for name, _ in pairs]), np.arange(len(pairs)), labels, names)
+
+
+def held(pictures):
+    return {pictures.where(i): pictures.classes.names[pictures.labels[i]] for i in range(len(pictures))}
+
+
+classes = st.dictionaries(st.text("abcdef", min_size=1, max_size=4), st.integers(1, 30), min_size=2, max_size=6)
+
+
+@given(classes, st.floats(0.05, 0.95), st.integers(0, 5), st.randoms(use_true_random=False))
+def test_held_out_list(counts, fraction, seed, random):
+    pairs = [(f"{name}/{i}.png", name) for name, count in counts.items() for i in range(count)]
+    if all(count == 1 for count in counts.values()):
+        with pytest.raises(DataError, match="no picture is left for val"):
+            make_splits(Source("test", listing(pairs)), val_fraction=fraction, seed=seed)
+        return
+    data = make_splits(Source("test", listing(pairs)), val_fraction=fraction, seed=seed)
+    train, val = held(data.train), held(data.val)
+    assert not set(train) & set(val)
+    assert train | val == dict(pairs)
+    for name, count in counts.items():
+        held_out = Counter(val.values())[name]
+        assert held_out == min(max(round(fraction * count), 1), count - 1)
+
+    random.shuffle(pairs)
+    again = make_splits(Source("test", listing(pairs)), val_fraction=fraction, seed=seed)
+    assert (held(again.train), held(again.val)) == (train, val)
+
+
+def test_seed_changes_the_list():
+    pairs = [(f"{name}/{i}", name) for name in "ab" for i in range(50)]
+    first, second = (held(make_splits(Source("test", listing(pairs)), seed=seed).val) for seed in (0, 1))
+    assert len(first) == len(second) == 20
+    assert first != second
+
+
+def test_the_list_does_not_change_between_releases():
+    pairs = [(f"{name}/{i}", name) for name in "ab" for i in range(5)]
+    assert sorted(held(make_splits(Source("test", listing(pairs))).val)) == ["a/3", "b/2"]
+
+
+@given(
+    st.sets(st.sampled_from("abcdefgh"), min_size=2),
+    st.sets(st.sampled_from("abcdefgh"), min_size=1),
+)
+def test_val_is_numbered_by_name(in_train, in_val):
+    train = listing([(f"train/{name}{i}", name) for name in sorted(in_train) for i in range(2)])
+    val = listing([(f"val/{name}", name) for name in sorted(in_val)])
+    if not in_train & in_val:
+        with pytest.raises(DataError, match="and no other; train has"):
+            make_splits(Source("test", train, val))
+        return
+    data = make_splits(Source("test", train, val))
+    assert data.classes.names == tuple(sorted(in_train))
+    assert held(data.val) == {f"val/{name}": name for name in in_train & in_val}
+    strangers = in_val - in_train
+    assert len(data.notes) == bool(strangers)
+    assert all(repr(name) in data.notes[0] for name in strangers)
+
+
+def test_fraction_out_of_range():
+    pairs = [(f"{name}{i}", name) for name in "ab" for i in range(3)]
+    for fraction in (0, 1, -0.2, 20):
+        with pytest.raises(UsageError, match="expected a number between 0 and 1"):
+            make_splits(Source("test", listing(pairs)), val_fraction=fraction)
+
+
+def test_label_outside_the_names_is_located():
+    bad = Listing(Named(["a", "b", "c"]), np.arange(3), np.array([0, 7, 1]), ("x", "y"))
+    with pytest.raises(DataError, match=r"^b: label 7 is outside 0…1"):
+        class_table(bad)
+
+
+def test_sets_follow_the_protocol():
+    pairs = [(f"{name}{i}", name) for name in "ab" for i in range(3)]
+    data = make_splits(Source("test", listing(pairs)))
+    assert isinstance(data.train, ImageSet)
+    assert data.train.labels.dtype == np.int64
+    assert data.train.mask(0) is None
+    assert data.train.boxes(0) is None
+
+
+def test_many_strangers_are_counted():
+    table, _ = class_table(listing([("p", "a"), ("q", "b")]))
+    many = listing([("p", "a"), *((f"{i}", f"x{i:02d}") for i in range(12))])
+    assert match(many, table).notes[0].endswith("'x07' (1 picture) and 4 more; left out")
+
+
+def test_names_that_say_their_split():
+    files = ["c-train-0.tar", "c-train-1.tar", "c-test.tar", "c-val.tar", "trainer.tar"]
+    assert group_by_split(files) == (files[:2], ["c-val.tar"], ["c-test.tar", "trainer.tar"])
+    assert group_by_split(["c-test.tar"]) == (["c-test.tar"], [], [])
+    assert group_by_split(["train", "validation"]) == (["train"], ["validation"], [])

@@ -1,0 +1,110 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchloom.errors import UsageError
+from patchloom.recipes import Recipe, auto_recipe, flatten
+
+
+def choose(images=5_000, classes=10, image_size_median=32, **kwargs):
+    recipe, reasons = auto_recipe(images=images, classes=classes, image_size_median=image_size_median, **kwargs)
+    return recipe, {reason.field: reason for reason in reasons}
+
+
+@pytest.mark.parametrize(
+    ("median", "device", "image_size", "patch"),
+    [(8, "cpu", 8, 1), (28, "cpu", 28, 4), (32, "cpu", 32, 4), (500, "cpu", 64, 8), (64, "cuda", 64, 8)],
+)
+def test_small_pictures_get_small_patches(median, device, image_size, patch):
+    recipe, _ = choose(image_size_median=median, device=device)
+    assert recipe.model.image_size == image_size
+    assert recipe.model.options["patch_size"] == patch
+
+
+def test_photographs_on_a_gpu_keep_the_published_network():
+    recipe, _ = choose(image_size_median=500, device="cuda")
+    assert (recipe.model.name, recipe.model.image_size, dict(recipe.model.options)) == ("resmlp_s12", 224, {})
+
+
+def test_the_reason_for_the_epochs_is_printable():
+    _, reasons = choose(images=5_000)
+    assert reasons["schedule.epochs"].why == "5 000 images: 90 epochs (about 450 k pictures seen)"
+
+
+def test_digits_are_not_mirrored():
+    assert choose(image_size_median=8)[0].augment.flip == 0
+    assert choose(image_size_median=32)[0].augment.flip == 0.5
+
+
+def test_an_average_of_weights_only_for_long_runs():
+    assert choose(images=1_000)[0].optim.ema_decay is None
+    assert choose(images=50_000, device="cuda")[0].optim.ema_decay == 0.999
+
+
+@pytest.mark.parametrize(
+    ("model", "median", "image_size", "options"),
+    [
+        ("deit3_h", 500, 224, {}),
+        ("mixer_s32", 500, 224, {}),
+        ("resmlp_s12_8", 500, 224, {}),
+        ("cait_s48", 100, 96, {"patch_size": 8}),
+        ("smlpnet_t", 40, 32, {}),
+        ("timm:resnet18", 100, 96, {}),
+    ],
+)
+def test_a_network_asked_for_is_kept(model, median, image_size, options):
+    recipe, reasons = choose(model=model, image_size_median=median, device="cuda")
+    assert recipe.model.name == model
+    assert reasons["model.name"].why == "as asked"
+    assert recipe.model.image_size == image_size
+    assert dict(recipe.model.options) == options
+
+
+def test_trained_weights_keep_their_size_and_train_gently():
+    scratch, _ = choose(image_size_median=300, device="cuda")
+    tuned, _ = choose(image_size_median=300, device="cuda", pretrained=True)
+    assert (tuned.model.image_size, dict(tuned.model.options)) == (224, {})
+    assert tuned.optim.lr < scratch.optim.lr
+    assert tuned.schedule.epochs < scratch.schedule.epochs
+
+
+def test_narrow_networks_learn_faster_and_small_batches_slower():
+    assert choose(images=100_000)[0].optim.lr == 3e-3
+    assert choose(images=600)[0].optim.lr == 1.5e-3
+    assert choose(images=100_000, image_size_median=224, device="cuda")[0].optim.lr == 1e-3
+
+
+@settings(deadline=None)
+@given(
+    images=st.integers(1, 20_000_000),
+    classes=st.integers(2, 20_000),
+    median=st.integers(1, 5_000),
+    device=st.sampled_from(["cpu", "cuda"]),
+    pretrained=st.booleans(),
+)
+def test_every_choice_has_a_reason_and_is_in_the_recipe(images, classes, median, device, pretrained):
+    recipe, reasons = auto_recipe(
+        images=images, classes=classes, image_size_median=median, device=device, pretrained=pretrained
+    )
+    flat = flatten(recipe)
+    assert [flat[reason.field] for reason in reasons] == [reason.value for reason in reasons]
+    assert all(reason.why for reason in reasons)
+    assert len({reason.field for reason in reasons}) == len(reasons)
+    assert recipe.model.image_size % recipe.model.options.get("patch_size", 16) == 0
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+
+
+def test_more_images_are_seen_fewer_times():
+    epochs = [choose(images=n, device="cuda")[0].schedule.epochs for n in (1_000, 100_000, 1_000_000)]
+    assert epochs == [300, 100, 60]
+
+
+def test_what_cannot_be_trained_on():
+    with pytest.raises(UsageError) as caught:
+        choose(classes=1)
+    assert str(caught.value) == (
+        "5000 images of 32 pixels in 1 classes cannot be trained on; "
+        "expected at least 1 image, 1 pixel and 2 classes. Check the folder."
+    )
+    with pytest.raises(UsageError, match=r"device is 'tpu', expected cpu or cuda\."):
+        choose(device="tpu")

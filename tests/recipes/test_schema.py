@@ -1,0 +1,283 @@
+import pickle
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchloom.errors import UsageError
+from patchloom.recipes import Recipe, difference, field_names, flatten, get_recipe, list_recipes, override
+from patchloom.recipes.schema import AugmentPart, ModelPart, OptimPart, SchedulePart
+
+DEIT = get_recipe("deit")
+
+
+def error_of(action, *args, **kwargs):
+    with pytest.raises(UsageError) as caught:
+        action(*args, **kwargs)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_survives_its_text_form(name):
+    recipe = get_recipe(name)
+    assert recipe.name == name
+    assert "\n" not in recipe.source
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
+    assert hash(recipe) == hash(get_recipe(name))
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_takes_another_network(name):
+    assert get_recipe(name, "resmlp_s24").model.name == "resmlp_s24"
+
+
+def test_recipes_by_pattern():
+    assert list_recipes("wightman_*") == ["wightman_a2", "wightman_a1", "wightman_a3"]
+    assert list_recipes("nothing*") == []
+
+
+def test_unknown_recipe():
+    assert error_of(get_recipe, "diet") == 'There is no recipe "diet". Did you mean deit, deit3, vit?'
+    assert error_of(get_recipe, "qqqq") == 'There is no recipe "qqqq". List them with `patchloom recipes`.'
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("augment.mixup", "0", 0.0),
+        ("optim.lr", "1e-3", 1e-3),
+        ("optim.batch_size", "1e3", 1000),
+        ("optim.clip_norm", "none", None),
+        ("optim.clip_norm", "1", 1.0),
+        ("optim.betas", "0.9, 0.95", (0.9, 0.95)),
+        ("model.eval_mode", "true", True),
+        ("objective.loss", "cross_entropy", "cross_entropy"),
+        ("augment.policy", "none", "none"),
+        ("test.image_size", "288", 288),
+        ("seed", "7", 7),
+        ("model.options.scale_init", "1e-4", 1e-4),
+        ("model.options.norm", "layernorm", "layernorm"),
+        ("model.options.depths", "2,8,14,2", (2, 8, 14, 2)),
+        ("model.options.identity", "false", False),
+        ("optim.batch_size", 64, 64),
+        ("optim.betas", [0.8, 0.9], (0.8, 0.9)),
+    ],
+)
+def test_override_reads_text_by_the_field_type(key, text, value):
+    changed = flatten(override(DEIT, {key: text}))[key]
+    assert changed == value
+    assert type(changed) is type(value)
+
+
+def test_override_changes_nothing_else():
+    changed = override(DEIT, {"augment.mixup": "0", "schedule.epochs": "100"})
+    assert difference(DEIT, changed) == {"augment.mixup": (0.8, 0.0), "schedule.epochs": (300, 100)}
+    assert DEIT.augment.mixup == 0.8
+
+
+def test_override_checks_fields_together():
+    changes = {"schedule.decay": "step", "schedule.step_epochs": "30,60"}
+    assert override(DEIT, changes).schedule.step_epochs == (30, 60)
+
+
+def test_options_are_added_one_by_one():
+    cait = override(get_recipe("cait"), {"model.options.norm": "layernorm"})
+    assert dict(cait.model.options) == {"scale_init": 1e-5, "norm": "layernorm"}
+    assert difference(get_recipe("cait"), cait) == {"model.options.norm": (None, "layernorm")}
+
+
+def test_written_by_hand():
+    recipe = Recipe.from_yaml(
+        "name: mine\nsource: me\nmodel: {name: resmlp_s12, options: {scale_init: 1e-4}}\n"
+        "optim: {lr: 1e-3, batch_size: 64}\nschedule: {epochs: 10}\n"
+    )
+    assert recipe.optim.lr == 1e-3
+    assert recipe.model.options["scale_init"] == 1e-4
+    assert recipe.augment == AugmentPart()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"augment.mixpu": 0},
+            'A recipe has no field "augment.mixpu". Did you mean augment.mixup?',
+        ),
+        (
+            {"lr": 1},
+            'A recipe has no field "lr". Did you mean optim.lr?',
+        ),
+        (
+            {"optim.rl": 1},
+            'A recipe has no field "optim.rl". Did you mean optim.lr, optim, optim.name?',
+        ),
+        (
+            {"qqqq": 1},
+            'A recipe has no field "qqqq". Its groups are model, augment, objective, optim, schedule, test.',
+        ),
+        (
+            {"optim.name": "adamx"},
+            "optim.name is 'adamx', expected one of adamw, lamb, sgd, adam, adagrad. "
+            "Did you mean adam, adamw, adagrad?",
+        ),
+        ({"augment.erasing": 1.5}, "augment.erasing is 1.5, expected a number from 0 to 1."),
+        ({"optim.lr": "fast"}, "optim.lr is 'fast', expected a number above 0."),
+        ({"optim.lr": "nan"}, "optim.lr is 'nan', expected a number above 0."),
+        ({"optim.lr": True}, "optim.lr is True, expected a number above 0."),
+        ({"schedule.epochs": 2.5}, "schedule.epochs is 2.5, expected a whole number of at least 1."),
+        ({"model.eval_mode": 1}, "model.eval_mode is 1, expected true or false."),
+        ({"optim.betas": "0.9"}, "optim.betas is ['0.9'], expected 2 values."),
+        ({"test.crop_ratio": 0}, "test.crop_ratio is 0, expected a number above 0 up to 1."),
+        ({"name": "two\nlines"}, "name is 'two\\nlines', expected a line of text."),
+        ({"name": ""}, "name is '', expected a line of text."),
+        (
+            {"model.options.f": object},
+            "model.options.f is <class 'object'>, expected a finite number, a line of text, true, false, "
+            "none, or a list of these.",
+        ),
+        (
+            {"objective.loss": "bce"},
+            "objective.loss bce cannot be smoothed, but objective.smoothing is 0.1. "
+            "Set objective.smoothing to 0 or objective.loss to cross_entropy.",
+        ),
+        (
+            {"objective.teacher": "timm:x"},
+            "objective.teacher is timm:x, but objective.distillation is none. "
+            "Set objective.distillation to hard or soft, or objective.teacher to none.",
+        ),
+        (
+            {"schedule.warmup_steps": 10},
+            "schedule.warmup_epochs is 5 and schedule.warmup_steps is 10, expected one of them. Set the other to 0.",
+        ),
+        (
+            {"schedule.epochs": 2},
+            "schedule.warmup_epochs is 5 in a run of 2 epochs. Set schedule.warmup_epochs to 2 or less.",
+        ),
+        (
+            {"schedule.decay": "step"},
+            "schedule.decay is step and schedule.step_epochs empty. "
+            "Set schedule.step_epochs for the decay step, and for no other.",
+        ),
+        (
+            {"schedule.decay": "step", "schedule.step_epochs": "60,30"},
+            "schedule.step_epochs is 60,30, expected rising epochs. Sort them.",
+        ),
+        (
+            {"schedule.min_lr": 1},
+            "schedule.min_lr is 1, above the peak learning rate 0.001. Lower schedule.min_lr.",
+        ),
+    ],
+)
+def test_errors_say_what_to_do(changes, message):
+    assert error_of(override, DEIT, changes) == message
+
+
+def test_distillation_without_a_teacher_is_left_to_the_run():
+    assert override(DEIT, {"objective.distillation": "hard"}).objective.teacher is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1", "The recipe is not a list of `key: value` lines. Start from one written by to_yaml."),
+        ("model: resmlp", "model is 'resmlp', expected fields such as model.name. Indent them under it."),
+        ("modle: {}", 'A recipe has no field "modle". Did you mean model, model.name, model.trainable?'),
+        ("optim: {lrr: 1}", 'A recipe has no field "optim.lrr". Did you mean optim.lr?'),
+        ("optim: {lr: 1}", "The recipe has no optim.batch_size, which has no default. Add it."),
+        ("name: x", "The recipe has no source, which has no default. Add it."),
+    ],
+)
+def test_files_are_checked(text, message):
+    assert error_of(Recipe.from_yaml, text) == message
+
+
+def test_broken_yaml_is_one_line():
+    message = error_of(Recipe.from_yaml, "a: [1\nb: 2")
+    assert message.startswith("The recipe is not YAML: ")
+    assert "\n" not in message
+
+
+def test_no_python_objects_from_yaml():
+    assert "not YAML" in error_of(Recipe.from_yaml, "!!python/object/apply:os.getcwd []")
+
+
+def test_frozen():
+    with pytest.raises(AttributeError):
+        DEIT.optim.lr = 1.0
+    with pytest.raises(TypeError):
+        get_recipe("cait").model.options["scale_init"] = 1.0
+
+
+def test_learning_rate_follows_the_batch():
+    assert OptimPart(lr=5e-4, lr_reference_batch=512, batch_size=1024).peak_lr == 1e-3
+    assert OptimPart(lr=5e-4, batch_size=1024).peak_lr == 5e-4
+
+
+def test_importing_recipes_brings_no_torch():
+    code = "import sys, patchloom.recipes; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+lines = st.text(min_size=1).filter(str.isprintable)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.none() | st.booleans() | st.integers() | numbers | lines | st.just("")
+FIELDS = {
+    "seed": st.integers(0, 2**63),
+    "precision": st.sampled_from(["auto", "bf16", "fp16", "fp32"]),
+    "source": lines,
+    "model.name": lines,
+    "model.drop_path": st.floats(0, 1),
+    "model.eval_mode": st.booleans(),
+    "augment.mixup": st.floats(0, 1e300),
+    "augment.repeats": st.integers(1, 10),
+    "objective.smoothing": st.floats(0, 1),
+    "optim.lr": st.floats(1e-4, 1e300),
+    "optim.lr_reference_batch": st.none() | st.integers(1, 1024),
+    "optim.betas": st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    "optim.clip_norm": st.none() | st.floats(1e-300, 1e300),
+    "schedule.epochs": st.integers(5, 10**6),
+    "test.image_size": st.none() | st.integers(1, 4096),
+}
+options = st.dictionaries(
+    st.from_regex(r"[a-z_]{1,8}", fullmatch=True).map("model.options.{}".format),
+    scalars.filter(lambda v: not isinstance(v, str) or not any(w in v.lower() for w in ("nan", "inf"))),
+    max_size=3,
+)
+
+
+@settings(deadline=None)
+@given(st.fixed_dictionaries({}, optional=FIELDS), options)
+def test_overrides_survive_the_text_form(fields, options):
+    recipe = override(DEIT, fields | options)
+    again = Recipe.from_yaml(recipe.to_yaml())
+    assert again == recipe
+    assert difference(recipe, again) == {}
+    flat = flatten(recipe)
+    assert {key: flat[key] for key in fields} == fields
+
+
+@settings(deadline=None)
+@given(st.fixed_dictionaries({}, optional=FIELDS))
+def test_text_means_what_the_value_means(fields):
+    def as_text(value):
+        return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+    texts = {key: value if isinstance(value, str) else as_text(value) for key, value in fields.items()}
+    assert override(DEIT, texts) == override(DEIT, fields)
+
+
+def test_every_field_is_reachable_by_its_key():
+    flat = flatten(DEIT)
+    assert set(field_names()) - {"model.options"} == set(flat)
+    for key, value in flat.items():
+        assert override(DEIT, {key: value}) == DEIT
+
+
+def test_parts_stand_alone():
+    assert ModelPart(name="x").options == {}
+    assert error_of(SchedulePart, epochs=0) == "schedule.epochs is 0, expected a whole number of at least 1."
