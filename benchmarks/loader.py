@@ -136,7 +136,7 @@ def on_device(device: str, batch: int) -> None:
         rates = [
             max(images_per_second(run(epoch), finish=torch.cuda.synchronize) for epoch in (1, 2, 3))
             for run in (
-                lambda epoch, loader=loader: (normalise(b.images, dtype=torch.bfloat16) for b in loader.epoch(epoch)),
+                lambda epoch, loader=loader: (normalise(b.images) for b in loader.epoch(epoch)),
                 lambda epoch, loader=loader: train(epoch, loader),
             )
         ]

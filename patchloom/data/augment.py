@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from patchloom.data.policies import IMAGENET_MEAN, IMAGENET_STD, Policy, Size, jitter_colours, make_policy
+from patchloom.errors import UsageError
 from patchloom.recipes.schema import AugmentPart
 
 CROP_ASPECTS = (3 / 4, 4 / 3)
@@ -105,6 +106,8 @@ def test_transform(
     interpolation: str = "bicubic",  # noqa: PT028
 ) -> EvaluationTransform:
     """The evaluation of pictures: resize the short side to image_size / crop_ratio, centre crop."""
+    if not 0 < crop_ratio <= 1:
+        raise UsageError(f"crop_ratio is {crop_ratio:g}; it is the share of the short side that is kept, 0…1.")
     return EvaluationTransform(as_size(image_size), crop_ratio, interpolation)
 
 
@@ -127,7 +130,7 @@ def random_crop_box(size: tuple[int, int], min_scale: float, rng: random.Random)
 
 
 def resize(image: Image.Image, size: Size) -> np.ndarray:
-    """Bicubic with antialiasing → (H, W, 3). torch takes a fifth of Pillow's time and differs by 1."""
+    """Bicubic with antialiasing → (H, W, 3). torch takes a fifth of Pillow's time and stays within 1."""
     if image.size == (size[1], size[0]):
         return np.asarray(image)
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)

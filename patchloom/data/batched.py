@@ -24,7 +24,8 @@ from patchloom.recipes.schema import AugmentPart
 
 BATCHED_POLICIES = ("none", "randaugment", "three_augment")
 BOX_TRIES = 10
-DRAWS_A_PICTURE = 96
+# Of each picture: crop 23, 3-Augment 2, jitter 6, erasing 25; and for each layer of RandAugment.
+FIXED_DRAWS, LAYER_DRAWS = 56, 4
 # timm's list for RandAugment; an operation's number is its place here.
 OPERATIONS = (
     *(
@@ -45,9 +46,10 @@ NO_OPERATION = -1
 class Draws:
     """U(0, 1) numbers of each picture, in order; drawn for all processes' batch, then shared out."""
 
-    def __init__(self, pictures: int, seed: int, device: torch.device, rows: Tensor | None = None) -> None:
+    def __init__(self, pictures: int, layers: int, seed: int, device: torch.device, rows: Tensor | None = None) -> None:
         self._generator = torch.Generator(device).manual_seed(seed)
-        values = torch.rand(pictures, DRAWS_A_PICTURE, generator=self._generator, device=device)
+        count = FIXED_DRAWS + LAYER_DRAWS * layers
+        values = torch.rand(pictures, count, generator=self._generator, device=device)
         self._values = values if rows is None else values[rows]
         self._next = 0
 
@@ -236,19 +238,16 @@ def _tables(pixels: Tensor, level: Tensor, factor: Tensor, operation: Tensor) ->
 def _reshape(pixels: Tensor, angle: Tensor, slope_x: Tensor, slope_y: Tensor, move_x: Tensor, move_y: Tensor) -> Tensor:
     """Turn, shear or move each picture (one of the numbers is not 0); `FILL_COLOUR` comes in from outside."""
     _, _, height, width = pixels.shape
-    sin, cos = angle.sin(), angle.cos()
-    # From places of the result to places of the picture, both −1…1 from edge to edge. Pillow's shears leave
-    # the first row or column where it is; here that is at −1.
-    x_from_y = (slope_x - sin) * height / width
-    y_from_x = (slope_y + sin) * width / height
-    matrix = torch.stack(
-        [
-            torch.stack([cos, x_from_y, 2 * move_x + slope_x * height / width], 1),
-            torch.stack([y_from_x, cos, 2 * move_y + slope_y * width / height], 1),
-        ],
-        1,
-    )  # (b, 2, 3)
-    grid = F.affine_grid(matrix, list(pixels.shape), align_corners=False)
+    sin, cos, slope_x, slope_y, move_x, move_y = (
+        number[:, None, None] for number in (angle.sin(), angle.cos(), slope_x, slope_y, move_x, move_y)
+    )
+    # Places −1…1 from edge to edge. Not by affine_grid: its matrix product would blur at TF32's precision.
+    y = ((torch.arange(height, device=pixels.device) + 0.5) / height * 2 - 1)[:, None]
+    x = (torch.arange(width, device=pixels.device) + 0.5) / width * 2 - 1
+    # Pillow's shears leave the first row or column where it is, hence + 1.
+    source_x = cos * x - sin * height / width * y + slope_x * height / width * (y + 1) + 2 * move_x
+    source_y = cos * y + sin * width / height * x + slope_y * width / height * (x + 1) + 2 * move_y
+    grid = torch.stack([source_x, source_y], -1)  # (b, H, W, 2)
     fill = _constant(FILL_COLOUR, pixels.device)[:, None, None]
     return (F.grid_sample(pixels - fill, grid, padding_mode="zeros", align_corners=False) + fill).round()
 

@@ -1,7 +1,6 @@
 """Sets that fit in memory: decoded once, kept on the device as bytes, augmented there batch by batch.
 
-`DeviceLoader` looks like `Loader` from outside. `make_loader` takes it where it applies and says why or why
-not.
+`DeviceLoader` has `Loader`'s interface. `make_loader` takes it where it applies and says why or why not.
 """
 
 import random
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from patchloom.data.augment import as_size, covering_size, resize, train_transform
 from patchloom.data.batched import BATCHED_POLICIES, Draws, augment_batch
-from patchloom.data.loader import ImageBatch, Loader, Transform
+from patchloom.data.loader import ImageBatch, Loader, Transform, read_or_next
 from patchloom.data.policies import Size
 from patchloom.data.sampler import Plan, rank_positions, step_seed
 from patchloom.data.sets import ImageSet
@@ -104,8 +103,7 @@ class BeforeCrop:
 
 
 class DeviceLoader:
-    """A decoded set in augmented batches, with `Loader`'s interface. Without `augment`, pictures stay as
-    they are.
+    """A decoded set in augmented batches; without `augment`, pictures stay as they are.
 
     Augmentation follows from (seed, epoch, step, place in the batch): a run resumes exactly, and several
     processes see the pictures of one. The numbers come from the device's own generator, so a CPU and a GPU
@@ -155,7 +153,8 @@ class DeviceLoader:
                 rows = self._own_rows(size)
                 index = index[rows]
             if self._augment:
-                draws = Draws(size, step_seed(self.plan.seed, epoch, step), device, rows)
+                seed = step_seed(self.plan.seed, epoch, step)
+                draws = Draws(size, self._augment.policy_layers, seed, device, rows)
                 images = augment_batch(self._store.pixels, index, self._augment, self._size, draws)
             else:
                 images = self._store.pixels[index].permute(0, 3, 1, 2)
@@ -187,10 +186,11 @@ def make_loader(
 ) -> tuple[Loader | DeviceLoader, str]:
     """A recipe's training loader, on the device where that applies, else from workers; and the reason."""
     size = as_size(image_size)
-    try:
-        before_crop = BeforeCrop.like(dataset.read(0), augment.crop, size)
-        reason = _against_device(len(dataset), augment, before_crop, budget_bytes)
-        if not reason:
+    first, _, _ = read_or_next(dataset, 0, skip_broken)
+    before_crop = BeforeCrop.like(first, augment.crop, size)
+    reason = _against_device(len(dataset), augment, before_crop, budget_bytes)
+    if not reason:
+        try:
             store = decode_all(dataset, before_crop, device, workers=workers, skip_broken=skip_broken)
             loader = DeviceLoader(
                 store,
@@ -204,9 +204,8 @@ def make_loader(
             )
             mib = store.pixels.numel() / 2**20
             return loader, f"pictures stay decoded on {device} ({mib:.0f} MiB) and are augmented there"
-    except DataError as error:
-        # Uneven sizes, or a first picture that workers may replace.
-        reason = str(error)
+        except UnevenSizesError as error:
+            reason = str(error)
     return (
         Loader(
             dataset,
@@ -220,7 +219,7 @@ def make_loader(
             pin=torch.device(device).type == "cuda",
             skip_broken=skip_broken,
         ),
-        f"pictures are decoded and augmented by {workers} workers: {reason}",
+        f"pictures are decoded and augmented by {f'{workers} workers' if workers else 'the main process'}: {reason}",
     )
 
 

@@ -6,7 +6,7 @@ shared memory; the main process joins their parts into one batch. Only numbers t
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -52,8 +52,8 @@ class ImageBatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "ImageBatch":
         """The same batch on another device; `non_blocking` pays when the loader pins its memory."""
-        tensors = {name: getattr(self, name) for name in ("images", "labels", "index")}
-        return replace(self, **{name: t.to(device, non_blocking=non_blocking) for name, t in tensors.items()})
+        tensors = (self.images, self.labels, self.index)
+        return ImageBatch(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
 
 
 def normalise(
@@ -65,7 +65,7 @@ def normalise(
     """(B, 3, H, W) of 0…255 → (x/255 − mean)/std of `dtype`, channels last in memory."""
     width = images.shape[3]
     # Rows of W·3 values: with the 3 channels as its innermost loop a CPU takes much longer.
-    rows = images.permute(0, 2, 3, 1).flatten(2).to(dtype)  # (B, H, W·3)
+    rows = images.permute(0, 2, 3, 1).flatten(2).to(dtype, copy=True)  # (B, H, W·3)
     scale = _row(tuple(1 / (255 * s) for s in std), width, dtype, images.device)
     shift = _row(tuple(-m / s for m, s in zip(mean, std, strict=True)), width, dtype, images.device)
     return rows.mul_(scale).add_(shift).unflatten(2, (width, -1)).permute(0, 3, 1, 2)
@@ -78,11 +78,11 @@ def _row(values: tuple[float, ...], width: int, dtype: torch.dtype, device: torc
 
 
 class Loader:
-    """An `ImageSet` in batches. `batch_size` counts all processes; this one yields its `rank`'s share of
-    each.
+    """An `ImageSet` in batches.
 
-    One epoch is iterated at a time. With `skip_broken`, a picture that cannot be read is replaced by the
-    next one that can, and `broken` names it; otherwise its `DataError` ends the epoch.
+    `batch_size` counts all processes; this one yields its `rank`'s share of each batch. One epoch is iterated
+    at a time. With `skip_broken`, a picture that cannot be read is replaced by the next one that can, and
+    `broken` names it; otherwise its `DataError` ends the epoch.
     """
 
     def __init__(
@@ -109,8 +109,7 @@ class Loader:
         self._parts = max(1, workers)
         self._tasks = _Tasks(self._parts, slots=PREFETCHED_PARTS * workers + 1)
         part_size = -(-batch_size // world // self._parts)
-        shape = (self._tasks.slots, part_size, *transform.image_size, 3)
-        self._shared = torch.empty(shape, dtype=torch.uint8).share_memory_()
+        self._shared = _shared_memory((self._tasks.slots, part_size, *transform.image_size, 3), workers)
         pictures = _Pictures(dataset, transform, self.plan, self._parts, self._shared, skip_broken)
         self._pool: DataLoader = DataLoader(
             pictures,
@@ -177,8 +176,7 @@ class _Task:
 
 
 class _Tasks:
-    """The parts of one epoch in their order, each with the place in shared memory where it is to be
-    written.
+    """The parts of one epoch in their order, each with the slot of shared memory it is to be written into.
 
     The pool hands out a task only when fewer than `slots` − 1 are unread, so a slot is free again when its
     turn comes.
@@ -196,10 +194,7 @@ class _Tasks:
         epoch, start, end = self._span
         for number in range((end - start) * self._parts):
             step, part = divmod(number, self._parts)
-            yield _Task(epoch, start + step, part, number % self.slots)
-
-    def __len__(self) -> int:
-        return (self._span[2] - self._span[1]) * self._parts
+            yield _Task(epoch, step, part, number % self.slots)
 
 
 @dataclass(frozen=True)
@@ -220,7 +215,7 @@ class _Pictures(Dataset):
         replaced = {}
         try:
             for row, (index, seed) in enumerate(zip(views.index[rows], views.seed[rows], strict=True)):
-                image, used, message = self._read(int(index))
+                image, used, message = read_or_next(self.dataset, int(index), self.skip_broken)
                 out[row] = self.transform(image, random.Random(int(seed)))
                 if message:
                     replaced[row] = (used, message)
@@ -228,17 +223,32 @@ class _Pictures(Dataset):
             return task.slot, error
         return task.slot, replaced
 
-    def _read(self, index: int) -> tuple[Image.Image, int, str]:
-        """The picture, the place it was read from, and what was wrong with the one asked for."""
-        message = ""
-        for used in range(index, index + REPLACEMENTS_TRIED):
-            try:
-                return self.dataset.read(used % len(self.dataset)), used % len(self.dataset), message
-            except DataError as error:
-                if not self.skip_broken:
-                    raise
-                message = message or str(error)
-        raise DataError(f"{REPLACEMENTS_TRIED} pictures in a row cannot be read. The first: {message}")
+
+def read_or_next(dataset: ImageSet, index: int, skip_broken: bool) -> tuple[Image.Image, int, str]:
+    """The picture, the place it was read from, and what was wrong with the one asked for ('' if nothing)."""
+    message = ""
+    for attempt in range(REPLACEMENTS_TRIED):
+        used = (index + attempt) % len(dataset)
+        try:
+            return dataset.read(used), used, message
+        except DataError as error:
+            if not skip_broken:
+                raise
+            message = message or str(error)
+    raise DataError(f"{REPLACEMENTS_TRIED} pictures in a row cannot be read. The first: {message}")
+
+
+def _shared_memory(shape: tuple[int, ...], workers: int) -> Tensor:
+    memory = torch.empty(shape, dtype=torch.uint8)
+    if not workers:
+        return memory
+    try:
+        return memory.share_memory_()
+    except RuntimeError as error:
+        raise ResourceError(
+            f"{memory.numel() / 2**20:,.0f} MiB of shared memory for batches cannot be had: {error}. "
+            "Use fewer workers or a smaller batch, or give the container more (docker: --shm-size)."
+        ) from error
 
 
 def _split(size: int, parts: int) -> list[slice]:

@@ -1,0 +1,1 @@
+"""Numbers: an evaluation yields (name, value) pairs, with names that stay."""

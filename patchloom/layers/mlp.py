@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.linear import fold_input_, fold_output_
+from patchloom.layers.linear import fold_input, fold_input_, fold_output, fold_output_
 
 ActivationName = Literal["gelu", "gelu_tanh", "silu", "hardswish", "relu"]
 
@@ -56,6 +56,11 @@ class MLP(nn.Module):
         if self.dropout and self.training:
             return F.dropout(self.fc2(F.dropout(hidden, self.dropout)), self.dropout)
         return self.fc2(hidden)
+
+    def folded(self, x: Tensor, norm: tuple[Tensor, Tensor] | None, scale: Tensor) -> Tensor:
+        """scale · self(weight · x + bias), with `norm` = (weight, bias) and the scale folded into the two layers."""
+        inner = (self.fc1.weight, self.fc1.bias) if norm is None else fold_input(self.fc1, *norm)
+        return F.linear(activate(self.activation, F.linear(x, *inner)), *fold_output(self.fc2, scale))
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
         """Take over a preceding weight · x + bias."""

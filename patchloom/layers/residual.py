@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from patchloom.layers.norms import Affine
+
 ResidualWeight = Literal["layerscale", "rezero", "fixup", "tfixup", "scalar", "none"]
 
 
@@ -45,6 +47,8 @@ class Branch(nn.Module):
         self.mix = mix
         self.scale = scale
         self.drop = drop
+        self.foldable = hasattr(mix, "folded")
+        self.weights = sum(parameter.numel() for parameter in mix.parameters())
 
     def add_to(self, x: Tensor, y: Tensor) -> Tensor:
         """x plus the weighted, possibly dropped, y."""
@@ -74,7 +78,18 @@ class Residual(Branch):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, ..., C) → (B, ..., C)."""
+        if self.scale is not None and self._folding_pays(x):
+            norm = (self.norm.weight, self.norm.bias) if isinstance(self.norm, Affine) else None
+            y = self.mix.folded(x if norm else self.norm(x), norm, self.scale)  # type: ignore[operator]
+            return x + (drop_path(y, self.drop) if self.drop else y)
         return self.add_to(x, self.mix(self.norm(x)))
+
+    def _folding_pays(self, x: Tensor) -> bool:
+        """Training on more numbers than the mixer has weights: fold the scale (and Aff) into them at every step.
+
+        It saves passes over the activations, and the backward pass keeps fewer of them.
+        """
+        return self.training and torch.is_grad_enabled() and self.foldable and x.numel() > self.weights
 
 
 class ClassResidual(Branch):

@@ -5,6 +5,7 @@ or copied (the papers' (A Xᵀ)ᵀ is the same product written for column vector
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,37 @@ def mix_tokens(weight: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
     """weight (M, N) · tokens (B, N, C) + bias, (M) or (M, C) → (B, M, C)."""
     bias = bias if bias.ndim == 2 else bias.unsqueeze(-1)
     return torch.baddbmm(bias, weight.expand(tokens.shape[0], -1, -1), tokens)
+
+
+class ScaledMix(torch.autograd.Function):
+    """scale · (weight · tokens) + shift.
+
+    Autograd would keep the product to find the gradient of the scale. It follows as well from the tokens and
+    weightᵀ · gradient, which the gradient of the tokens needs anyway, so the product is dropped.
+    """
+
+    @staticmethod
+    def forward(tokens: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        """(B, N, C), (M, N), (C), (M, C) → (B, M, C)."""
+        mixed = torch.bmm(weight.expand(tokens.shape[0], -1, -1), tokens)
+        return torch.addcmul(shift, mixed, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG004
+        """Keep the inputs, not the product."""
+        tokens, weight, scale, _ = inputs
+        ctx.save_for_backward(tokens, weight, scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of tokens, weight, scale and shift."""
+        tokens, weight, scale = ctx.saved_tensors
+        low = grad.to(tokens.dtype)
+        back = torch.bmm(weight.T.expand(tokens.shape[0], -1, -1), low)  # (B, N, C)
+        of_tokens = (back * scale).to(tokens.dtype)
+        of_weight = torch.bmm(low, (tokens * scale).to(tokens.dtype).transpose(1, 2)).sum(dim=0)
+        of_scale = (tokens * back).sum(dim=(0, 1), dtype=scale.dtype)
+        return of_tokens, of_weight, of_scale, grad.sum(dim=0).to(scale.dtype)
 
 
 class TokenLinear(nn.Module):
@@ -41,6 +73,17 @@ class TokenLinear(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, N, C) → (B, M, C)."""
         return mix_tokens(self.weight, tokens, self.bias)
+
+    def folded(self, tokens: Tensor, norm: tuple[Tensor, Tensor] | None, scale: Tensor) -> Tensor:
+        """scale · self(weight · x + bias), with `norm` = (weight, bias); keeps nothing but x for the backward pass."""
+        shift = self.bias.unsqueeze(-1) * scale  # (M, C)
+        if norm is not None:
+            weight, bias = norm
+            shift = torch.outer(self.weight.sum(dim=1), bias * scale) + shift
+            scale = scale * weight
+        if torch.is_autocast_enabled(tokens.device.type):
+            tokens = tokens.to(torch.get_autocast_dtype(tokens.device.type))
+        return ScaledMix.apply(tokens, self.weight.to(tokens.dtype), scale, shift)
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
         """Take over a preceding weight · x + bias, all but the factor `weight`, which passes through to the output.

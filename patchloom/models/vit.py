@@ -143,6 +143,11 @@ class ViT(Network):
                 return ((of_class.softmax(dim=-1) + of_teacher.softmax(dim=-1)) / 2).log()
         return (of_class + of_teacher) / 2
 
+    def forward(self, images: Tensor, *, both_heads: bool = False) -> Any:
+        """(B, 3, H, W) → logits (B, classes), or with `both_heads` the pair that a distilled network trains."""
+        features = self.features(images)
+        return self.both_heads(features) if both_heads else self.head(features)
+
 
 _T = {"dim": 192, "heads": 3}
 _S = {"dim": 384, "heads": 6}

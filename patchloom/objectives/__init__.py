@@ -1,0 +1,1 @@
+"""What is minimised: called with (model, batch), an objective returns a dict of scalars with `loss`."""

@@ -18,6 +18,7 @@ from patchloom.data import augment as augmentation
 from patchloom.data import policies
 from patchloom.data.augment import erase, random_crop_box, resize, shifted_crop, train_transform
 from patchloom.data.policies import make_policy, three_augment
+from patchloom.errors import UsageError
 from patchloom.recipes.schema import AugmentPart
 
 RANDAUGMENT = AugmentPart(policy="randaugment", policy_magnitude=9.0, policy_magnitude_std=0.5)
@@ -247,6 +248,11 @@ def test_evaluation_is_timms(shape, size, ratio):
     reference = create_transform(size, interpolation="bicubic", crop_pct=ratio, use_prefetcher=True)
     ours = augmentation.test_transform(size, ratio)(image)
     assert (ours.transpose(2, 0, 1) == np.asarray(reference(image))).all()
+
+
+def test_a_crop_larger_than_the_picture_is_refused():
+    with pytest.raises(UsageError, match=r"crop_ratio is 1\.1"):
+        augmentation.test_transform(32, 1.1)
 
 
 def test_evaluation_of_other_shapes():

@@ -1,4 +1,3 @@
-import math
 import random
 
 import numpy as np
@@ -15,7 +14,7 @@ from patchloom.data.device import DeviceLoader, Store, decode_all, fits_in_memor
 from patchloom.data.loader import Loader
 from patchloom.data.sampler import rank_positions
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
-from patchloom.errors import UsageError
+from patchloom.errors import DataError, UsageError
 from patchloom.recipes.schema import AugmentPart
 
 CPU = torch.device("cpu")
@@ -48,7 +47,7 @@ def as_pixels(batch: torch.Tensor) -> np.ndarray:
 
 
 def draws(count: int, seed: int = 0) -> Draws:
-    return Draws(count, seed, CPU)
+    return Draws(count, 2, seed, CPU)
 
 
 def by_pillow(name: str, arrays: np.ndarray, level: float, sign: int, monkeypatch) -> np.ndarray:
@@ -180,7 +179,7 @@ def test_a_whole_crop_is_the_picture():
         def several(self, count):
             return torch.full((12, count), 0.5)
 
-    views = augment_batch(torch.from_numpy(square), torch.arange(12), part, (24, 24), NoChance(12, 0, CPU))
+    views = augment_batch(torch.from_numpy(square), torch.arange(12), part, (24, 24), NoChance(12, 2, 0, CPU))
     assert (as_pixels(views) == square).all()
 
 
@@ -296,7 +295,7 @@ def test_the_device_is_taken_where_it_applies(crop):
 def test_workers_are_taken_where_it_does_not(augment, options, why):
     chosen, reason = choose(AugmentPart(**augment), **{"batch_size": 2, **options})
     assert isinstance(chosen, Loader)
-    assert reason.startswith("pictures are decoded and augmented by 0 workers: ")
+    assert reason.startswith("pictures are decoded and augmented by the main process: ")
     assert why in reason
     assert len(list(chosen.epoch(0))) == chosen.steps_per_epoch
 
@@ -316,9 +315,24 @@ def test_a_policy_without_batched_version_is_refused():
         DeviceLoader(store(photos()), AugmentPart(policy="trivial"), 16, batch_size=4)
 
 
-def test_draws_are_enough_for_everything():
-    used = draws(2)
-    most = AugmentPart(policy="randaugment", policy_layers=3, color_jitter=0.1, erasing=0.5)
+@pytest.mark.parametrize("layers", [1, 7])
+@pytest.mark.parametrize("policy", ["randaugment", "three_augment"])
+def test_no_picture_runs_out_of_draws(layers, policy):
+    most = AugmentPart(policy=policy, policy_layers=layers, color_jitter=0.1, erasing=0.5)
+    used = Draws(2, layers, 0, CPU)
     augment_batch(torch.from_numpy(photos(2)), torch.arange(2), most, (24, 32), used)
-    assert used._next < batched.DRAWS_A_PICTURE
-    assert math.isfinite(used._values.sum())
+    assert used._next <= used._values.shape[1]
+
+
+def test_a_broken_picture_is_not_taken_for_an_uneven_one():
+    class Broken(ArrayPictures):
+        def read(self, index):
+            if index == 3:
+                raise DataError("picture 3: ends after 3 bytes")
+            return super().read(index)
+
+    dataset = PictureSet(Broken(photos(), "x"), np.arange(12), np.zeros(12, int), ClassTable(("a",)))
+    with pytest.raises(DataError, match="picture 3"):
+        choose(AugmentPart(), dataset)
+    chosen, _ = choose(AugmentPart(), dataset, skip_broken=True)
+    assert chosen.broken == {3: "picture 3: ends after 3 bytes"}

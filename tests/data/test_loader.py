@@ -159,6 +159,15 @@ def test_a_stuck_worker_is_noticed():
         list(Loader(pictures(), Stuck(), batch_size=8, workers=1, timeout_s=0.2).epoch(0))
 
 
+def test_missing_shared_memory_is_said(monkeypatch):
+    def refuse(tensor: torch.Tensor) -> None:
+        raise RuntimeError("No space left on device")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
+    with pytest.raises(ResourceError, match="0 MiB of shared memory for batches cannot be had: No space left"):
+        loader(workers=1)
+
+
 def test_closing_ends_the_workers_and_an_epoch_starts_new_ones():
     some = loader(workers=2)
     first = contents(some.epoch(0))

@@ -128,6 +128,31 @@ def test_gradcheck_of_class_layers(mix) -> None:
     assert torch.autograd.gradcheck(lambda x, *_: mix(x, 1), (x, *parameters))
 
 
+FOLDED = {
+    "Aff, matrix": lambda: Residual(Affine(3), TokenLinear((2, 2)), make_scale("layerscale", 3, 0.5)),
+    "Aff, MLP": lambda: Residual(Affine(3), MLP(3, 4), make_scale("layerscale", 3, 0.5)),
+    "LayerNorm, matrix": lambda: Residual(LayerNorm(3), TokenLinear((2, 2)), make_scale("layerscale", 3, 0.5)),
+    "LayerNorm, MLP, scalar": lambda: Residual(LayerNorm(3), MLP(3, 4), make_scale("scalar", 3, 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_folding_while_training_changes_neither_output_nor_gradients(name) -> None:
+    branch = perturbed(FOLDED[name]()).train()
+    x = torch.randn(9, 4, 3, dtype=torch.float64, requires_grad=True)
+    assert branch._folding_pays(x)
+
+    def run(folds: bool) -> list[torch.Tensor]:
+        branch.foldable = folds
+        out = branch(x)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), [x, *branch.parameters()])]
+
+    for folded, plain in zip(run(True), run(False), strict=True):
+        torch.testing.assert_close(folded, plain)
+    branch.foldable = True
+    assert torch.autograd.gradcheck(lambda x, *_: branch(x), (x, *branch.parameters()))
+
+
 # Resolution ---------------------------------------------------------------------------------------------------------
 
 

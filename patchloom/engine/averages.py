@@ -1,0 +1,43 @@
+"""Means of what an objective returns, kept on the device: reading a number makes the host wait for the device."""
+
+import torch
+from torch import Tensor
+
+from patchloom.engine.distribution import Processes
+
+
+class Averages:
+    """Sums since the last reset and how many batches they hold."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.count = 0.0
+
+    def add(self, values: dict[str, Tensor], share: float) -> None:
+        """Count in the scalars of a micro-batch that is `share` of a batch."""
+        for name, value in values.items():
+            if name in self.sums:
+                self.sums[name].add_(value.detach(), alpha=share)
+            else:
+                self.sums[name] = value.detach().float() * share
+        self.count += share
+
+    def read(self, processes: Processes | None = None) -> dict[str, float]:
+        """The means: of all ranks when `processes` is given, which all of them must then do together."""
+        if not self.sums:
+            return {}
+        sums = torch.stack(list(self.sums.values()))
+        batches = self.count
+        if processes:
+            processes.sum_(sums)
+            batches *= processes.world
+        return {name: value / batches for name, value in zip(self.sums, sums.tolist(), strict=True)}
+
+    def reset(self) -> None:
+        """Start a new mean."""
+        self.sums, self.count = {}, 0.0
+
+    def restore(self, sums: dict[str, Tensor], count: float, device: torch.device) -> None:
+        """Go on with a mean that was interrupted."""
+        self.sums = {name: value.to(device) for name, value in sums.items()}
+        self.count = count

@@ -1,0 +1,161 @@
+"""One process or many, any device, any precision: what the loop needs of them, in one class.
+
+accelerate does the wrapping; processes are started by torchrun or srun and meet in `rendezvous`.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from patchloom.engine.rendezvous import ANSWER_WITHIN_S, meet, place_from
+from patchloom.errors import UsageError
+
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+
+
+class Processes:
+    """This process among those of the run: its rank, device and precision, and what is done together."""
+
+    def __init__(
+        self,
+        precision: Precision = "auto",
+        *,
+        device: str | torch.device | None = None,
+        answer_within_s: float = ANSWER_WITHIN_S,
+    ) -> None:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+
+        place = place_from(os.environ)
+        kind = torch.device(device).type if device else ("cuda" if torch.cuda.is_available() else "cpu")
+        self.rank, self.world = place.rank, place.world
+        self.device = torch.device("cuda", place.local_rank) if kind == "cuda" else torch.device(device or kind)
+        self.precision = _chosen(precision, self.device)
+        if kind == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.world > 1:
+            # accelerate would set the threads itself and warn about it.
+            os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+            if not dist.is_initialized():
+                meet(place, "nccl" if kind == "cuda" else "gloo", answer_within_s)
+        # accelerate keeps one state a process; a second run of this process may want another precision.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        mixed = "no" if self.precision == "fp32" else self.precision
+        self._accelerator = Accelerator(cpu=kind == "cpu", mixed_precision=mixed)
+        self.scaler: Any = self._accelerator.scaler
+        self._sharded = False
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+    def shard(self, model: nn.Module) -> nn.Module:
+        """Split weights, gradients and optimiser over the ranks (FSDP), in place; before the optimiser is made."""
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        for module in model.modules():
+            if isinstance(module, nn.ModuleList):
+                for block in module:
+                    if any(True for _ in block.parameters()):
+                        fully_shard(block)
+        fully_shard(model)
+        for method in ("features", "head"):
+            if hasattr(model, method):
+                register_fsdp_forward_method(model, method)
+        self._sharded = True
+        return model
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        """`module` on this rank's device, under autocast, with gradients averaged over the ranks."""
+        module = module.to(self.device)
+        return self._accelerator.prepare_model(
+            module, device_placement=False, evaluation_mode=self._sharded
+        )
+
+    def no_sync(self, prepared: nn.Module) -> AbstractContextManager[Any]:
+        """Gradients stay on their rank: for all but the last of accumulated micro-batches."""
+        return self._accelerator.no_sync(prepared) if self.world > 1 and not self._sharded else nullcontext()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The run's precision, for code outside the prepared module."""
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(
+            self.device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16
+        )
+
+    def backward(self, loss: Tensor) -> None:
+        """Add this loss's gradients."""
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+
+    def update(self, optimizer: Optimizer, clip_norm: float | None) -> None:
+        """Clip the gradients, update the weights, forget the gradients."""
+        if self.scaler:
+            self.scaler.unscale_(optimizer)
+        if clip_norm is not None:
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(params, clip_norm, foreach=True)
+        if self.scaler:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        else:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """Add up `values` over the ranks, in place."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on every rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def from_main(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        box = [value]
+        if self.world > 1:
+            dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @contextmanager
+    def randomness_kept(self) -> Iterator[None]:
+        """Random numbers drawn inside do not change those drawn after."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            yield
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The network inside torch.compile's wrapper."""
+    return getattr(model, "_orig_mod", model)
+
+
+def _chosen(precision: Precision, device: torch.device) -> Precision:
+    if precision == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "fp32"
+    if precision == "fp16" and device.type != "cuda":
+        raise UsageError(f"precision fp16 needs a CUDA device, this is {device}. Set precision to bf16 or fp32.")
+    return precision

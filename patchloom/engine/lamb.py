@@ -1,0 +1,69 @@
+"""LAMB (arXiv 1904.00962) over all tensors at once: a loop over tensors keeps a GPU waiting for its next command.
+
+The rule is that of apex's FusedLAMB and timm's Lamb, without their own clipping of the gradient: Adam's step plus
+decay, scaled by |weights|/|step| for each tensor that decays.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Lamb(Optimizer):
+    """Layer-wise adaptive moments, for large batches."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._update(group, params)
+        return loss
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        grads = [p.grad for p in params]
+        for p in params:
+            if not self.state[p]:
+                self.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        first = [self.state[p]["exp_avg"] for p in params]
+        second = [self.state[p]["exp_avg_sq"] for p in params]
+        group["step"] = group.get("step", 0) + 1
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(first, grads, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
+        spread = torch._foreach_sqrt(second)
+        torch._foreach_div_(spread, (1 - beta2 ** group["step"]) ** 0.5)
+        torch._foreach_add_(spread, group["eps"])
+        change = torch._foreach_div(first, 1 - beta1 ** group["step"])
+        torch._foreach_div_(change, spread)
+        if group["weight_decay"]:
+            torch._foreach_add_(change, params, alpha=group["weight_decay"])
+            torch._foreach_mul_(change, _trust(params, change))
+        torch._foreach_add_(params, change, alpha=-group["lr"])
+
+
+def _trust(params: list[Tensor], change: tuple[Tensor, ...] | list[Tensor]) -> list[Tensor]:
+    """|weights|/|change| of each tensor; 1 where either is zero."""
+    weight = torch.stack(torch._foreach_norm(params))
+    length = torch.stack(torch._foreach_norm(change))
+    ratio = torch.where((weight > 0) & (length > 0), weight / length, 1.0)
+    return list(ratio.unbind())

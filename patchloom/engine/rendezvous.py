@@ -1,0 +1,131 @@
+"""How the processes of a run find each other, and who is missing when they do not.
+
+torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; srun sets its own variables, which are
+translated here. Each rank signs in at a store, so a missing one is known by number within seconds, where the
+process group alone would wait for minutes and then name nobody.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from patchloom.errors import ResourceError, UsageError
+
+ANSWER_WITHIN_S = 20.0
+# After the start: longer than the slowest step, an evaluation or a checkpoint.
+RUN_TIMEOUT = timedelta(minutes=10)
+DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many processes this is, and where they meet."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+
+
+def place_from(env: Mapping[str, str]) -> Place:
+    """Read torchrun's variables, else those of a Slurm step of several tasks, else a single process."""
+    host, port = env.get("MASTER_ADDR"), int(env.get("MASTER_PORT", DEFAULT_PORT))
+    if "RANK" in env and "WORLD_SIZE" in env:
+        rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+        if not 0 <= rank < world:
+            raise UsageError(f"RANK is {rank} and WORLD_SIZE {world}; ranks go from 0 to WORLD_SIZE − 1.")
+        return Place(rank, world, int(env.get("LOCAL_RANK", 0)), host or Place.host, port)
+    # An interactive shell inside an allocation has SLURM_NTASKS too, but only a task started by srun has a step.
+    if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env and "SLURM_STEP_ID" in env:
+        nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST", "")
+        if "MASTER_PORT" not in env:
+            # Jobs that share a node must not meet at one port.
+            port = 15000 + int(env.get("SLURM_JOB_ID", 0)) % 20000
+        rank, world = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
+        return Place(rank, world, int(env.get("SLURM_LOCALID", 0)), host or first_host(nodes), port)
+    return Place()
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a Slurm node list: 'gpu[07-09,12],cpu1' → 'gpu07'."""
+    if not nodes:
+        raise UsageError("SLURM_NODELIST is empty, so rank 0's host is unknown. Set MASTER_ADDR to it.")
+    match = re.match(r"([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,]*)", nodes)
+    return "".join(part or "" for part in match.groups()) if match else nodes
+
+
+def meet(place: Place, backend: str, answer_within_s: float = ANSWER_WITHIN_S) -> None:
+    """Start the process group once every rank has signed in; a ResourceError names the ranks that have not."""
+    os.environ.update(
+        RANK=str(place.rank),
+        WORLD_SIZE=str(place.world),
+        LOCAL_RANK=str(place.local_rank),
+        MASTER_ADDR=place.host,
+        MASTER_PORT=str(place.port),
+    )
+    store = _open_store(place, answer_within_s)
+    _sign_in(store, place, answer_within_s)
+    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=RUN_TIMEOUT)
+    _exchange_once(place, backend, answer_within_s)
+
+
+def _open_store(place: Place, within_s: float) -> dist.Store:
+    # torchrun's agent already serves a store at this address; an attempt after a restart must not read the last's.
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store = dist.TCPStore(
+            place.host,
+            place.port,
+            place.world,
+            is_master=place.rank == 0 and not agent,
+            timeout=timedelta(seconds=within_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except (RuntimeError, dist.DistError) as error:
+        if place.rank == 0 and not agent:
+            raise ResourceError(
+                f"rank 0 cannot listen at port {place.port} of {place.host}. Set MASTER_PORT to a free port."
+            ) from error
+        raise ResourceError(
+            f"rank 0 of {place.world} did not answer at {place.host}:{place.port} within {within_s:g} s. "
+            "See whether it started, and whether that host can be reached from here."
+        ) from error
+    return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def _sign_in(store: dist.Store, place: Place, within_s: float) -> None:
+    store.set(f"here/{place.rank}", "yes")
+    keys = {rank: f"here/{rank}" for rank in range(place.world)}
+    try:
+        store.wait(list(keys.values()), timedelta(seconds=within_s))
+    except (RuntimeError, dist.DistError) as error:
+        missing = [str(rank) for rank, key in keys.items() if not store.check([key])]
+        who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {place.world}"
+        raise ResourceError(
+            f"{who} did not answer within {within_s:g} s at {place.host}:{place.port}. "
+            "See the output of that process, and start all of them with the same MASTER_ADDR and MASTER_PORT."
+        ) from error
+
+
+def _exchange_once(place: Place, backend: str, within_s: float) -> None:
+    device = torch.device("cuda", place.local_rank) if backend == "nccl" else torch.device("cpu")
+    here = torch.ones(1, device=device)
+    try:
+        work = dist.all_reduce(here, async_op=True)
+        assert work is not None
+        work.wait(timedelta(seconds=within_s))
+        answered = int(here.item())
+    except (RuntimeError, dist.DistError) as error:
+        raise ResourceError(
+            f"all {place.world} ranks started, but rank {place.rank} could not exchange a number with the others "
+            f"within {within_s:g} s over {backend}. Set {backend.upper()}_SOCKET_IFNAME to the network between them."
+        ) from error
+    if answered != place.world:
+        raise ResourceError(f"{answered} of {place.world} ranks answered. Start the run again.")

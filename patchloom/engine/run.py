@@ -1,0 +1,77 @@
+"""What the loop is told: one value with the objects of a run. `build.py` makes it from a recipe."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from patchloom.engine.averages import Averages
+from patchloom.engine.distribution import Processes
+from patchloom.engine.ema import Ema
+from patchloom.engine.optimisation import Schedule
+from patchloom.engine.records import Records
+
+if TYPE_CHECKING:
+    from patchloom.engine.state import Snapshot
+
+Evaluator = Callable[[nn.Module], Iterable[tuple[str, float]]]
+
+
+class Objective(Protocol):
+    """A method. If it is an nn.Module, its state is saved too, and it is moved to the device with the model.
+
+    It may also have `after_update(model, step)`, called after every update (a teacher that follows its student).
+    """
+
+    def __call__(self, model: nn.Module, batch: Any, *, epoch: int, step: int) -> dict[str, Tensor]:
+        """Scalars, means over the batch, with `loss`; `step` counts within the epoch."""
+
+
+class Batches(Protocol):
+    """A loader: this rank's share of every effective batch, from any step of any epoch on."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Any]:
+        """The batches of `epoch` from `start_step` on."""
+
+
+class Saver(Protocol):
+    """Where a run is kept; called on rank 0 only."""
+
+    def save(self, snapshot: "Snapshot") -> None:
+        """Keep what a resume needs."""
+
+    def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Keep the best weights so far, with what is known of them."""
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The objects of one training run; the model is already on `processes.device`."""
+
+    model: nn.Module
+    objective: Objective
+    optimizer: Optimizer
+    schedule: Schedule
+    loader: Batches
+    processes: Processes
+    records: Records = field(default_factory=Records)
+    saver: Saver | None = None
+    ema: Ema | None = None
+    accumulate: int = 1  # micro-batches an update
+    clip_norm: float | None = None  # of the gradient of the whole batch
+    eval_mode: bool = False  # train without stochastic depth, batch statistics fixed
+    evaluators: Sequence[Evaluator] = ()
+    evaluate_every: int = 1  # epochs; the last epoch is always evaluated
+    metric: str | None = None  # of the evaluators' names: what "best" means
+    lower_is_better: bool = False
+    patience: int | None = None  # evaluations without a better metric before the run ends
+    time_limit_s: float | None = None  # of this call
+    save_every_s: float = 300.0
+    log_every: int = 50  # steps a line of metrics.jsonl averages over
+    averages: Averages = field(default_factory=Averages)

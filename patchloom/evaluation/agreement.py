@@ -1,0 +1,81 @@
+"""How alike classifiers decide, and how alike the two tokens of a distilled network are (thesis 3.3, table 3.4)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from patchloom.data.loader import ImageBatch, normalise
+from patchloom.errors import UsageError
+from patchloom.evaluation.classification import in_eval_mode
+from patchloom.models.vit import ViT
+
+
+@dataclass(frozen=True, eq=False)
+class DisagreementTable:
+    """Table 3.4: the share of images, 0…1, that two classifiers decide differently."""
+
+    names: tuple[str, ...]
+    shares: np.ndarray  # (classifiers, classifiers) float64, symmetric, 0 on the diagonal
+
+    def between(self, a: str, b: str) -> float:
+        """The share of images that `a` and `b` decide differently."""
+        return float(self.shares[self.names.index(a), self.names.index(b)])
+
+
+def disagreement(decisions: Mapping[str, Sequence[int] | np.ndarray | Tensor]) -> DisagreementTable:
+    """Compare classifiers: name → the class it chose for each image, all in the same order.
+
+    The labels themselves are one more "classifier": name them groundtruth, as the thesis does.
+    """
+    rows = [np.asarray(classes) for classes in decisions.values()]
+    counts = {name: len(row) for name, row in zip(decisions, rows, strict=True)}
+    if len(set(counts.values())) != 1 or not all(counts.values()):
+        given = ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
+        raise UsageError(f"Classifiers are compared on the same images, given decisions by {given}.")
+    shares = [[np.mean(a != b) for b in rows] for a in rows]
+    return DisagreementTable(tuple(decisions), np.array(shares))
+
+
+@torch.no_grad()
+def head_decisions(model: ViT, batches: Iterable[ImageBatch]) -> dict[str, Tensor]:
+    """Classes (N,) chosen by each head of a distilled network and by both together, as rows of table 3.4."""
+    device = next(model.parameters()).device
+    chosen: dict[str, list[Tensor]] = {"class": [], "distillation": [], "class+distillation": []}
+    with in_eval_mode(model):
+        for batch in batches:
+            images = normalise(batch.images.to(device, non_blocking=True), model.pixel_mean, model.pixel_std)
+            features = model.features(images)
+            for rows, logits in zip(chosen.values(), (*model.both_heads(features), model.head(features)), strict=True):
+                rows.append(logits.argmax(dim=1))
+    return {name: torch.cat(rows).cpu() for name, rows in chosen.items()}
+
+
+@torch.no_grad()
+def token_cosines(model: ViT, images: Tensor) -> Tensor:
+    """Cosine of the class and the distillation token: as learned, then after each block: (1 + depth,).
+
+    `images` (B, 3, H, W) are normalised; a block's cosine is the mean over them.
+    """
+    if not model.config.distilled or model.class_tokens is None:
+        raise UsageError(f"{model.config.name} has no distillation token; create it with distilled=True")
+    cosines = [_cosine(model.class_tokens.weight)]
+    hooks = [
+        block.register_forward_hook(lambda _block, _inputs, tokens: cosines.append(_cosine(tokens)))
+        for block in model.blocks
+    ]
+    try:
+        with in_eval_mode(model):
+            model.features(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(cosines)
+
+
+def _cosine(tokens: Tensor) -> Tensor:
+    """Tokens (B, T, C), class and distillation first → mean cosine of these two."""
+    return F.cosine_similarity(tokens[:, 0].float(), tokens[:, 1].float(), dim=-1).mean()

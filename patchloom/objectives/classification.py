@@ -1,0 +1,97 @@
+"""Learning from labels: mixed images, and cross-entropy or binary cross-entropy on mixed labels.
+
+Letters: B images, K classes. The labels come as class numbers (B,) or as shares of the classes (B, K).
+DeiT III's binary cross-entropy (thesis 6.2) is a two-way decision for each class: every class that has a share
+in a mixed image is wholly right, however small its share is.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from patchloom.data.loader import ImageBatch, normalise
+from patchloom.data.mixing import draw_blend
+from patchloom.data.sampler import step_seed
+from patchloom.errors import UsageError
+from patchloom.recipes.schema import AugmentPart, ObjectivePart
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """−Σ_k q_k log softmax(logits)_k, mean over B; q = (1 − smoothing)·targets + smoothing/K."""
+    return F.cross_entropy(at_least_float32(logits), targets, label_smoothing=smoothing)
+
+
+def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over B·K of the logistic loss; a class is right where its share is above 0."""
+    logits = at_least_float32(logits)
+    if targets.ndim == 1:
+        targets = F.one_hot(targets, logits.shape[1])
+    return F.binary_cross_entropy_with_logits(logits, (targets > 0).to(logits.dtype))
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Losses of bfloat16 and float16 logits would keep 3 digits."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class Classification:
+    """Labels → loss.
+
+    `accuracy` (percent of the batch) is among the results of a run that never mixes images. Mixing follows from
+    (seed, epoch, step) alone. Nothing here waits for the device.
+    """
+
+    def __init__(
+        self,
+        objective: ObjectivePart,
+        augment: AugmentPart,
+        *,
+        num_classes: int,
+        pixel_mean: tuple[float, ...],
+        pixel_std: tuple[float, ...],
+        seed: int,
+    ) -> None:
+        self.objective = objective
+        self.augment = augment
+        self.num_classes = num_classes
+        self.pixel_mean = pixel_mean
+        self.pixel_std = pixel_std
+        self.seed = seed
+
+    def __call__(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        """Scalars of one batch: `loss`, to be minimised, and what is only looked at."""
+        images, targets = self.inputs(batch, epoch, step)
+        logits = model(images)
+        return {"loss": self.label_loss(logits, targets), **self.accuracy(logits, batch.labels)}
+
+    def inputs(self, batch: ImageBatch, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        """Normalised, mixed images (B, 3, H, W) and their targets: (B,) where nothing is mixed, else (B, K)."""
+        images = normalise(batch.images, self.pixel_mean, self.pixel_std)
+        blend = draw_blend(
+            *images.shape[2:],
+            mixup=self.augment.mixup,
+            cutmix=self.augment.cutmix,
+            probability=self.augment.mix_probability,
+            switch=self.augment.mix_switch,
+            seed=step_seed(self.seed, epoch, step),
+        )
+        if blend.weight == 1.0:
+            return images, batch.labels
+        return blend.images(images), blend.targets(batch.labels, self.num_classes, 0.0, torch.float32)
+
+    def label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The recipe's loss of logits (B, K)."""
+        if logits.shape[1] != self.num_classes:
+            raise UsageError(
+                f"The network tells {logits.shape[1]} classes apart, the data has {self.num_classes}. "
+                f"Create it with num_classes={self.num_classes} or call reset_head({self.num_classes})."
+            )
+        if self.objective.loss == "bce":
+            return binary_cross_entropy(logits, targets)
+        return cross_entropy(logits, targets, self.objective.smoothing)
+
+    def accuracy(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """`accuracy`, or nothing where a run mixes: a mixed image has no one right class."""
+        if self.augment.mixup or self.augment.cutmix:
+            return {}
+        return {"accuracy": 100 * (logits.detach().argmax(dim=1) == labels).float().mean()}
