@@ -194,7 +194,7 @@ class _Tasks:
         epoch, start, end = self._span
         for number in range((end - start) * self._parts):
             step, part = divmod(number, self._parts)
-            yield _Task(epoch, step, part, number % self.slots)
+            yield _Task(epoch, start + step, part, number % self.slots)
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,17 @@ class Averages:
         """The means: of all ranks when `processes` is given, which all of them must then do together."""
         if not self.sums:
             return {}
-        sums = torch.stack(list(self.sums.values()))
-        batches = self.count
-        if processes:
-            processes.sum_(sums)
-            batches *= processes.world
-        return {name: value / batches for name, value in zip(self.sums, sums.tolist(), strict=True)}
+        sums = self.over_ranks(processes) if processes else self.sums
+        names = sorted(sums)
+        means = torch.stack([sums[name] for name in names]).tolist()
+        return {name: mean / self.count for name, mean in zip(names, means, strict=True)}
+
+    def over_ranks(self, processes: Processes) -> dict[str, Tensor]:
+        """The sums of an average rank; all ranks do this together."""
+        if processes.world == 1 or not self.sums:
+            return dict(self.sums)
+        sums = processes.sum_(torch.stack(list(self.sums.values()))) / processes.world
+        return dict(zip(self.sums, sums.unbind(), strict=True))
 
     def reset(self) -> None:
         """Start a new mean."""

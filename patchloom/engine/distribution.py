@@ -75,9 +75,7 @@ class Processes:
     def prepare(self, module: nn.Module) -> nn.Module:
         """`module` on this rank's device, under autocast, with gradients averaged over the ranks."""
         module = module.to(self.device)
-        return self._accelerator.prepare_model(
-            module, device_placement=False, evaluation_mode=self._sharded
-        )
+        return self._accelerator.prepare_model(module, device_placement=False, evaluation_mode=self._sharded)
 
     def no_sync(self, prepared: nn.Module) -> AbstractContextManager[Any]:
         """Gradients stay on their rank: for all but the last of accumulated micro-batches."""
@@ -87,9 +85,7 @@ class Processes:
         """The run's precision, for code outside the prepared module."""
         if self.precision == "fp32":
             return nullcontext()
-        return torch.autocast(
-            self.device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16
-        )
+        return torch.autocast(self.device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
     def backward(self, loss: Tensor) -> None:
         """Add this loss's gradients."""

@@ -19,10 +19,7 @@ class Ema:
         self.decay = decay
         source = unwrap(model)
         self.model = copy.deepcopy(source).eval().requires_grad_(False)
-        pairs = [
-            (mine, theirs)
-            for (_, mine), (_, theirs) in zip(_tensors(self.model), _tensors(source), strict=True)
-        ]
+        pairs = [(mine, theirs) for (_, mine), (_, theirs) in zip(_tensors(self.model), _tensors(source), strict=True)]
         self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
         self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
 

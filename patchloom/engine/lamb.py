@@ -39,7 +39,7 @@ class Lamb(Optimizer):
         return loss
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        grads = [p.grad for p in params]
+        grads: Any = [p.grad for p in params]
         for p in params:
             if not self.state[p]:
                 self.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}

@@ -30,7 +30,7 @@ def freeze(model: nn.Module, trainable: Trainable) -> int:
                     f"model.trainable is attention, but {_name(model)} has no attention layers. "
                     "Set model.trainable to head or all."
                 )
-            learning = learning + attention
+            learning = [*learning, *attention]
         model.requires_grad_(False)
         for module in learning:
             module.requires_grad_(True)
@@ -39,8 +39,9 @@ def freeze(model: nn.Module, trainable: Trainable) -> int:
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters with and without decay: the network's own rule, or matrices and the rest."""
-    if hasattr(model, "parameter_groups"):
-        groups = model.parameter_groups(weight_decay)
+    own_rule: Any = getattr(model, "parameter_groups", None)
+    if own_rule:
+        groups = own_rule(weight_decay)
     else:
         params = [p for p in model.parameters() if p.requires_grad]
         groups = [

@@ -75,3 +75,8 @@ class Run:
     save_every_s: float = 300.0
     log_every: int = 50  # steps a line of metrics.jsonl averages over
     averages: Averages = field(default_factory=Averages)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the whole run."""
+        return self.schedule.schedule.epochs

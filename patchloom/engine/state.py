@@ -53,7 +53,7 @@ def capture(run: Run, progress: Progress) -> Snapshot:
     tensors = {
         "weights": dict(unwrap(run.model).state_dict()),
         "optimizer": optimizer_tensors,
-        "averages": dict(run.averages.sums),
+        "averages": run.averages.over_ranks(run.processes),
     }
     if run.ema:
         tensors["ema"] = dict(run.ema.model.state_dict())
@@ -150,7 +150,7 @@ def load_optimizer_state(optimizer: Optimizer, tensors: Tensors, values: dict[st
 def random_state(device: torch.device) -> Tensors:
     """The global generators of this process. Python's and NumPy's 32-bit words are exact in float64."""
     _, words, gauss = random.getstate()
-    name, array, position, has_gauss, cached = np.random.get_state()
+    _, array, position, has_gauss, cached = np.random.get_state()
     state = {
         "python": torch.tensor([*words, gauss is not None, gauss or 0.0], dtype=torch.float64),
         "numpy": torch.tensor([*array, position, has_gauss, cached], dtype=torch.float64),

@@ -85,7 +85,7 @@ class ClassificationReport:
     def calibration_error(self, bins: int = CALIBRATION_BINS) -> float:
         """Percent by which confidence and accuracy differ, over equal bins of confidence (arXiv 1706.04599)."""
         # Bin b holds confidences in (b/bins, (b+1)/bins].
-        place = np.clip(np.ceil(self.confidence.astype(np.float64) * bins).astype(int) - 1, 0, bins - 1)
+        place = np.clip(np.ceil(np.nan_to_num(self.confidence).astype(np.float64) * bins).astype(int) - 1, 0, bins - 1)
         gap = np.bincount(place, self.confidence - (self.ranks == 0), minlength=bins)
         return 100 * float(np.abs(gap).sum()) / len(self.index)
 

@@ -54,7 +54,9 @@ class Branch(nn.Module):
         """x plus the weighted, possibly dropped, y."""
         if self.training and self.drop:
             y = drop_path(y, self.drop)
-        return x + y if self.scale is None else torch.addcmul(x, y, self.scale)
+        # Without gradients the sum overwrites y, which nobody else reads: a fresh tensor costs a CPU page faults.
+        out = None if torch.is_grad_enabled() or torch.compiler.is_compiling() or y.dtype != x.dtype else y
+        return torch.add(x, y, out=out) if self.scale is None else torch.addcmul(x, y, self.scale, out=out)
 
     @torch.no_grad()
     def absorb_(self) -> None:

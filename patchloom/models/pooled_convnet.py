@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from patchloom.errors import UsageError, nearest
 from patchloom.layers.norms import make_norm
 from patchloom.models.patchconvnet import AttentionPool, AttentionPoolConfig, AttentionPooled
 from patchloom.models.vit import check_heads
@@ -30,6 +31,8 @@ class PooledConvNet(AttentionPooled):
         super().__init__(config)
         import timm
 
+        if not timm.is_model(config.backbone):
+            raise UsageError(f"timm has no network {config.backbone!r}.{nearest(config.backbone, timm.list_models())}")
         self.trunk = timm.create_model(
             config.backbone,
             num_classes=0,
@@ -39,7 +42,8 @@ class PooledConvNet(AttentionPooled):
         )
         check_heads(self.feature_dim, config.pool_heads)
         self.attention_pool = AttentionPool(config, self.feature_dim) if config.pool == "attention" else None
-        self.norm = make_norm("layer", self.feature_dim)
+        # With its own average it stays the convnet it is.
+        self.norm = make_norm("layer", self.feature_dim) if self.attention_pool else nn.Identity()
         self.classifier = self.make_classifier(self.feature_dim)
 
     @property

@@ -237,6 +237,12 @@ def test_batches_repeat_and_start_anywhere():
     assert loader(drop_last=False).steps_per_epoch == 7
 
 
+def test_no_two_steps_augment_alike():
+    same = Store(torch.from_numpy(np.repeat(photos(1, 16, 16), 32, 0)), torch.zeros(32, dtype=torch.int64))
+    views = [b.images for epoch in (0, 1) for b in DeviceLoader(same, EVERYTHING, 16, batch_size=8).epoch(epoch)]
+    assert len({image.contiguous().numpy().tobytes() for images in views for image in images}) == 64
+
+
 def test_order_is_that_of_the_workers():
     arrays = photos(50, 16, 16)
     workers = Loader(pictures(arrays), train_transform(EVERYTHING, 16), batch_size=8, seed=4, repeats=3)

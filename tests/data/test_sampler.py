@@ -98,9 +98,10 @@ def test_mirrored_pictures_stay_on_one_process(pairs, world):
         assert (positions + positions[::-1] == size - 1).all()
 
 
-def test_view_seeds_differ_between_copies_epochs_and_seeds():
-    found = [Plan(512, 64, seed, repeats=3).views(epoch, 1).seed for seed in (0, 1) for epoch in (0, 1)]
-    assert len(np.unique(np.concatenate(found))) == 4 * 64
+def test_view_seeds_differ_between_copies_steps_epochs_and_seeds():
+    plans = [Plan(512, 64, seed, repeats=3) for seed in (0, 1)]
+    found = [plan.views(epoch, step).seed for plan in plans for epoch in (0, 1) for step in range(8)]
+    assert len(np.unique(np.concatenate(found))) == 2 * 2 * 512
     assert len({step_seed(seed, epoch, step) for seed in (0, 1) for epoch in (0, 1) for step in (0, 1)}) == 8
 
 

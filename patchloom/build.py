@@ -1,0 +1,168 @@
+"""Names become objects: a recipe, a data set and a command's choices → network, teacher, loaders, objective.
+
+The only file that knows all of them by name. `train.py` puts the objects into a run.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patchloom.checkpoint import load_network
+from patchloom.data.augment import test_transform
+from patchloom.data.device import DeviceLoader, decode_all, fits_in_memory
+from patchloom.data.loader import Loader
+from patchloom.data.sets import ImageSet, Splits
+from patchloom.errors import UsageError
+from patchloom.models.network import Network
+from patchloom.models.published import load_published
+from patchloom.models.registry import create_model
+from patchloom.objectives.classification import Classification
+from patchloom.objectives.distillation import Distillation
+from patchloom.objectives.teacher import Teacher, load_teacher
+from patchloom.recipes import auto_recipe, get_recipe, override
+from patchloom.recipes.schema import ModelPart, Recipe
+
+# Pictures of which the median size is taken: enough to know it, few enough to open at once.
+SIZED_PICTURES = 64
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One field of the resolved recipe and who chose it."""
+
+    key: str
+    value: Any
+    why: str  # "auto: …", "given", or "recipe"
+
+
+def resolve_recipe(
+    splits: Splits,
+    *,
+    recipe: str | Recipe | None,
+    model: str | None,
+    changes: dict[str, Any],
+    device: str,
+    pretrained: bool,
+) -> tuple[Recipe, list[Choice]]:
+    """The recipe a run will follow, and why each field that nobody published has its value."""
+    chosen: list[Choice] = []
+    if recipe is None or recipe == "auto":
+        resolved, reasons = auto_recipe(
+            images=len(splits.train),
+            classes=len(splits.classes),
+            image_size_median=median_side(splits.train),
+            model=model,
+            device="cuda" if device.startswith("cuda") else "cpu",
+            pretrained=pretrained,
+        )
+        chosen = [Choice(reason.field, reason.value, f"auto: {reason.why}") for reason in reasons]
+    elif isinstance(recipe, Recipe):
+        resolved = recipe if model is None else override(recipe, {"model.name": model})
+    elif recipe.endswith((".yaml", ".yml")):
+        resolved = Recipe.from_yaml(_text(Path(recipe)))
+        resolved = resolved if model is None else override(resolved, {"model.name": model})
+    else:
+        resolved = get_recipe(recipe, model)
+    resolved = override(resolved, changes)
+    given = [Choice(key, value, "given") for key, value in changes.items()]
+    return resolved, [choice for choice in chosen if choice.key not in changes] + given
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise UsageError(f"{path}: no such recipe file; give one written by a run, or a name from `patchloom recipes`")
+    return path.read_text("utf-8")
+
+
+def median_side(dataset: ImageSet) -> int:
+    """The median of the shorter sides of some pictures, in pixels."""
+    step = max(1, len(dataset) // SIZED_PICTURES)
+    sides = sorted(min(dataset.read(i).size) for i in range(0, len(dataset), step))
+    return sides[len(sides) // 2]
+
+
+# Networks and teachers ----------------------------------------------------------------------------------------------
+
+
+def make_network(part: ModelPart, num_classes: int) -> Network:
+    """The recipe's network for `num_classes`, with random weights; 'timm:NAME' is timm's convnet as it is."""
+    name, options = part.name, dict(part.options)
+    if name.startswith("timm:"):
+        options = {"backbone": name.removeprefix("timm:"), "pool": "average", **options}
+        name = "resnet50_attention_pool"
+    options |= {"drop_path": part.drop_path, "drop_path_rule": part.drop_path_rule}
+    if part.dropout:
+        options["dropout"] = part.dropout
+    return create_model(name, num_classes=num_classes, image_size=part.image_size, **options)
+
+
+def initialise(network: Network, init: str) -> None:
+    """Start from the weights of a run or of a published file.
+
+    Another number of classes keeps the fresh head, another resolution is resampled.
+    """
+    source = load_network(Path(init))[0].state_dict() if is_run(init) else init
+    load_published(network, source, new_head=True, adapt_resolution=True)
+
+
+def make_teacher(spec: str, splits: Splits) -> Teacher:
+    """A run of patchloom, or any name `load_teacher` knows; its classes are compared with the data's."""
+    names = splits.classes.names
+    if not is_run(spec):
+        return load_teacher(spec, len(names), names)
+    network, files = load_network(Path(spec))
+    shown = files.preprocessing
+    teacher = Teacher(
+        network,
+        mean=shown.mean,
+        std=shown.std,
+        image_size=None if network.any_resolution else shown.image_size,
+        num_classes=len(files.labels),
+        classes=files.labels,
+    )
+    return teacher.match_classes(names)
+
+
+def is_run(path: str) -> bool:
+    """Whether `path` is the folder of a run."""
+    return (Path(path) / "config.json").is_file()
+
+
+# Objective and loaders ----------------------------------------------------------------------------------------------
+
+
+def make_objective(recipe: Recipe, network: Network, teacher: Teacher | None) -> Classification:
+    """What the recipe minimises."""
+    shared: dict[str, Any] = {
+        "num_classes": network.config.num_classes,
+        "pixel_mean": network.pixel_mean,
+        "pixel_std": network.pixel_std,
+        "seed": recipe.seed,
+    }
+    if teacher is None:
+        return Classification(recipe.objective, recipe.augment, **shared)
+    token = bool(getattr(network.config, "distilled", False))
+    return Distillation(recipe.objective, recipe.augment, teacher=teacher, token=token, **shared)
+
+
+def make_evaluation_loader(
+    dataset: ImageSet,
+    image_size: int | tuple[int, int],
+    crop_ratio: float,
+    *,
+    batch_size: int,
+    device: torch.device,
+    workers: int,
+    rank: int = 0,
+    world: int = 1,
+    skip_broken: bool = True,
+) -> Loader | DeviceLoader:
+    """A set in its order, every picture once; kept decoded on the device where it fits."""
+    transform = test_transform(image_size, crop_ratio)
+    shared: dict[str, Any] = {"batch_size": batch_size, "shuffle": False, "drop_last": False, "rank": rank, "world": world}
+    if fits_in_memory(len(dataset), transform.image_size):
+        store = decode_all(dataset, transform, device, workers=workers, skip_broken=skip_broken)
+        return DeviceLoader(store, None, transform.image_size, **shared)
+    return Loader(dataset, transform, workers=workers, skip_broken=skip_broken, pin=device.type == "cuda", **shared)

@@ -1,0 +1,386 @@
+"""What a run leaves on disk: one folder that is enough alone.
+
+    config.json               format, network and its options, preprocessing
+    recipe.yaml               what was asked for
+    labels.json               class names, in the order of the outputs
+    metrics.jsonl             see `engine.records`
+    weights.safetensors       the best weights so far; what `load_network` reads
+    checkpoints/step-00000123 what an exact resume needs; the newest two are kept
+
+A checkpoint is written into a hidden folder, synced, and renamed; its manifest, with the SHA-256 of every file, is
+written last. Whatever interrupts a write, the checkpoint before it stays as it was. There is no pickle anywhere.
+"""
+
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from patchloom.engine.state import Snapshot, load_weights
+from patchloom.errors import CheckpointError, NumericalError, ResourceError, UsageError
+from patchloom.models.network import Network
+from patchloom.models.registry import create_model
+from patchloom.recipes.schema import Recipe
+
+FORMAT = 1
+KEPT = 2
+_NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From a picture to what the network was trained on."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    image_size: tuple[int, int]  # height, width
+    crop_ratio: float
+    interpolation: str = "bicubic"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What is known of a run before its weights are read."""
+
+    network: str
+    options: dict[str, Any]
+    preprocessing: Preprocessing
+    recipe: Recipe | None
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint that is whole, and why newer ones were passed over."""
+
+    path: Path
+    snapshot: Snapshot
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The engine's saver: a run folder."""
+
+    path: Path
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Keep what a resume needs."""
+        save_checkpoint(self.path, snapshot)
+
+    def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Keep the best weights so far."""
+        save_weights(self.path, weights, about)
+
+
+# What can be resumed ------------------------------------------------------------------------------------------------
+
+
+def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
+    """Write a checkpoint beside the last, then remove all but the newest two."""
+    for part, tensors in snapshot.tensors.items():
+        _refuse_bad(tensors, f"{part} at step {snapshot.step}")
+    parent = folder / "checkpoints"
+    with _disk_errors(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        for leftover in parent.glob(".*.tmp"):
+            shutil.rmtree(leftover)
+        target = _free_name(parent, snapshot.step)
+        temporary = parent / f".{target.name}.tmp"
+        try:
+            temporary.mkdir()
+            digests = {}
+            for part, tensors in snapshot.tensors.items():
+                digests[f"{part}.safetensors"] = _write(temporary / f"{part}.safetensors", _packed(tensors))
+            digests["state.json"] = _write(temporary / "state.json", _json(snapshot.values))
+            _write(temporary / "manifest.json", _manifest(digests))
+            _sync(temporary)
+            os.rename(temporary, target)
+            _sync(parent)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        for old in _checkpoints(folder)[KEPT:]:
+            shutil.rmtree(old)
+    return target
+
+
+def load_checkpoint(path: Path) -> Snapshot:
+    """Read one checkpoint; every file is compared with the manifest before it is used."""
+    manifest = _read_json(path / "manifest.json")
+    _check_format(manifest, path / "manifest.json")
+    digests = manifest.get("sha256", {})
+    if _json(manifest) != _manifest(digests):
+        raise CheckpointError(f"{path / 'manifest.json'} is damaged: its checksum is not its own.")
+    contents = {}
+    for name, digest in digests.items():
+        contents[name] = _read(path / name)
+        if hashlib.sha256(contents[name]).hexdigest() != digest:
+            raise CheckpointError(f"{path / name} is damaged: its checksum is not that of the manifest.")
+    values = json.loads(contents.pop("state.json"))
+    tensors = {name.removesuffix(".safetensors"): _unpacked(data, path / name) for name, data in contents.items()}
+    for part, named in tensors.items():
+        _refuse_bad(named, str(path / f"{part}.safetensors"), CheckpointError)
+    return Snapshot(tensors, values)
+
+
+def find_checkpoint(folder: Path) -> Found | None:
+    """The newest checkpoint that is whole; None where there never was one, an error where all are damaged."""
+    notes: list[str] = []
+    for path in _checkpoints(folder):
+        try:
+            return Found(path, load_checkpoint(path), notes)
+        except CheckpointError as error:
+            notes.append(f"skipped {path.name}: {error}")
+    if notes:
+        raise CheckpointError(
+            f"No checkpoint in {folder / 'checkpoints'} can be used. {' '.join(notes)} "
+            "Restore one from a backup, or remove the folder to start again."
+        )
+    return None
+
+
+# What is used afterwards --------------------------------------------------------------------------------------------
+
+
+def save_weights(folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Write `weights.safetensors`, with a checksum of the weights and what is known of them in its header."""
+    _refuse_bad(weights, "weights")
+    # One key: safetensors writes several in an order that changes from file to file.
+    header = {"patchloom": json.dumps({"sha256": _digest(weights), **about})}
+    atomic_write(folder / "weights.safetensors", _packed(weights, header))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The weights of a safetensors file; one that `save_weights` wrote is compared with its checksum."""
+    data = _read(path)
+    weights = _unpacked(data, path)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
+    if f'"{_digest(weights)}"' not in header.get("patchloom", f'"{_digest(weights)}"'):
+        raise CheckpointError(f"{path} is damaged: its checksum is not that of its weights. Train or copy it again.")
+    _refuse_bad(weights, str(path), CheckpointError)
+    return weights
+
+
+def write_run_files(
+    folder: Path,
+    network: Network,
+    preprocessing: Preprocessing,
+    recipe: Recipe,
+    labels: Sequence[str],
+) -> None:
+    """Write `config.json`, `recipe.yaml` and `labels.json`: before the first step, so a bad folder is known then."""
+    options = dataclasses.asdict(network.config)
+    config = {
+        "format": FORMAT,
+        "network": options.pop("name"),
+        "options": options,
+        "preprocessing": dataclasses.asdict(preprocessing),
+    }
+    atomic_write(folder / "config.json", _json(config))
+    atomic_write(folder / "recipe.yaml", recipe.to_yaml().encode())
+    atomic_write(folder / "labels.json", _json(list(labels)))
+
+
+def read_run_files(folder: Path) -> RunFiles:
+    """What `write_run_files` wrote."""
+    config = _read_json(folder / "config.json")
+    _check_format(config, folder / "config.json")
+    recipe = folder / "recipe.yaml"
+    try:
+        return RunFiles(
+            network=config["network"],
+            options={name: _tuples(value) for name, value in config["options"].items()},
+            preprocessing=Preprocessing(**{k: _tuples(v) for k, v in config["preprocessing"].items()}),
+            recipe=Recipe.from_yaml(_read(recipe).decode()) if recipe.exists() else None,
+            labels=tuple(_read_json(folder / "labels.json")),
+        )
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} lacks a field or has one too many: {error}.") from error
+
+
+def load_network(folder: Path) -> tuple[Network, RunFiles]:
+    """The trained network of a run folder, in eval mode, and what belongs to it."""
+    files = read_run_files(folder)
+    network = create_model(files.network, **files.options)
+    load_weights(network, read_weights(folder / "weights.safetensors"), str(folder / "weights.safetensors"))
+    return network.eval(), files
+
+
+# One run a folder ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep the folder for this run; a UsageError names the process that has it already."""
+    with _disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("a+")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise UsageError(
+                f"{folder} is in use by process {file.read().strip() or '?'}. Wait for it, stop it, "
+                "or give another folder."
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a file so that whoever reads it, after whatever happens, finds the old or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with _disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(temporary, data)
+            os.replace(temporary, path)
+            _sync(path.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+# Bytes --------------------------------------------------------------------------------------------------------------
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Newest first."""
+    found = [(m, path) for path in (folder / "checkpoints").glob("step-*") if (m := _NAME.fullmatch(path.name))]
+    return [p for _, p in sorted(found, key=lambda f: (int(f[0][1]), int(f[0][2] or 1)), reverse=True)]
+
+
+def _free_name(parent: Path, step: int) -> Path:
+    """A step may be saved twice (stopped again before the next); the first stays until the second is whole."""
+    path, number = parent / f"step-{step:08d}", 2
+    while path.exists():
+        path, number = parent / f"step-{step:08d}-{number}", number + 1
+    return path
+
+
+def _packed(tensors: dict[str, Tensor], header: dict[str, str] | None = None) -> bytes:
+    on_host: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        # A weight used in two places is stored twice: safetensors refuses to guess which one owns it.
+        shared = tensor.numel() > 0 and tensor.data_ptr() in seen
+        on_host[name] = tensor.clone() if shared else tensor
+        seen.add(tensor.data_ptr())
+    return save(on_host, header)
+
+
+def _unpacked(data: bytes, path: Path) -> dict[str, Tensor]:
+    try:
+        return load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {error}.") from error
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        if tensor.numel():
+            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _refuse_bad(tensors: dict[str, Tensor], where: str, error: type[Exception] = NumericalError) -> None:
+    names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+    if not names:
+        return
+    finite = torch.stack([tensors[name].isfinite().all().cpu() for name in names]).tolist()
+    bad = [name for name, good in zip(names, finite, strict=True) if not good]
+    if bad:
+        raise error(f"{where}: {bad[0]} and {len(bad) - 1} other tensors hold NaN or infinity.")
+
+
+def _json(values: Any) -> bytes:
+    return (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if not data:
+        raise CheckpointError(f"{path} is empty.")
+    return data
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: it is not JSON.") from error
+
+
+def _manifest(digests: dict[str, str]) -> bytes:
+    """Checksums of the other files, and one of the manifest itself."""
+    own = hashlib.sha256(_json([FORMAT, digests])).hexdigest()
+    return _json({"format": FORMAT, "sha256": digests, "own_sha256": own})
+
+
+def _check_format(values: Any, path: Path) -> None:
+    found = values.get("format") if isinstance(values, dict) else None
+    if not isinstance(found, int):
+        raise CheckpointError(f"{path} does not say which format it has.")
+    if found > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {found}, written by a newer patchloom; this one reads up to {FORMAT}. Update patchloom."
+        )
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def _write(path: Path, data: bytes) -> str:
+    """Write and sync; returns the SHA-256."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceError(
+                f"There is no space left to write {path}. What was saved before is intact: free some space and "
+                "run again."
+            ) from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}. Give a folder that can.") from error

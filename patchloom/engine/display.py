@@ -1,0 +1,150 @@
+"""The user's view of a run: a bar for the whole run on a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is and how fast."""
+
+    step: int
+    total_steps: int
+    epoch: int  # from 1
+    epochs: int
+    lr: float
+    images_per_s: float
+    data_share: float  # of the time, waited for data
+    left_s: float | None
+    memory_mib: float
+    values: dict[str, float]  # training means so far
+    best: str = ""
+
+    def line(self) -> str:
+        """All of it in one line."""
+        parts = [f"epoch {self.epoch}/{self.epochs}", f"step {self.step}/{self.total_steps}", self.numbers()]
+        return "  ".join(parts) + f"  {duration(self.left_s)} left"
+
+    def numbers(self) -> str:
+        """What changes besides the position."""
+        parts = [f"{name} {value:.4g}" for name, value in self.values.items()]
+        parts += [f"lr {self.lr:.2e}", f"{self.images_per_s:,.0f} img/s", f"data {self.data_share:.0%}"]
+        parts += [f"{self.memory_mib:,.0f} MiB"] if self.memory_mib else []
+        return "  ".join(parts + ([self.best] if self.best else []))
+
+
+class Display(Protocol):
+    """A place to show a run."""
+
+    def begin(self) -> None:
+        """Start showing."""
+
+    def tick(self, status: Status) -> None:
+        """Show the newest status."""
+
+    def show_values(self, record: dict[str, Any]) -> None:
+        """Show the result of an evaluation."""
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+
+    def close(self) -> None:
+        """Stop showing."""
+
+
+class Lines:
+    """Plain lines for logs: the first status, then one every ten seconds."""
+
+    def __init__(self, print_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._print, self._clock = print_line, clock
+        self._shown_at: float | None = None
+
+    def begin(self) -> None:
+        """Nothing to open."""
+
+    def tick(self, status: Status) -> None:
+        """A line, if the last is old enough or the run ends."""
+        now = self._clock()
+        due = self._shown_at is None or now - self._shown_at >= SECONDS_BETWEEN_LINES
+        if due or status.step == status.total_steps:
+            self._shown_at = now
+            self._print(status.line())
+
+    def show_values(self, record: dict[str, Any]) -> None:
+        """A line an evaluation."""
+        self._print(evaluation_line(record))
+
+    def note(self, text: str) -> None:
+        """The line itself."""
+        self._print(text)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Bar:
+    """A bar over the whole run, redrawn in place; evaluations scroll by above it."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[numbers]}  {task.fields[left]} left"),
+            refresh_per_second=4,
+        )
+        self._task = self._progress.add_task("", epoch="", numbers="", left="?", total=None)
+
+    def begin(self) -> None:
+        """Draw the bar."""
+        self._progress.start()
+
+    def tick(self, status: Status) -> None:
+        """Redraw with the newest numbers."""
+        self._progress.update(
+            self._task,
+            completed=status.step,
+            total=status.total_steps,
+            epoch=f"{status.epoch}/{status.epochs}",
+            numbers=status.numbers(),
+            left=duration(status.left_s),
+        )
+
+    def show_values(self, record: dict[str, Any]) -> None:
+        """A line an evaluation, above the bar."""
+        self.note(evaluation_line(record))
+
+    def note(self, text: str) -> None:
+        """A line above the bar."""
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        self._progress.stop()
+
+
+def make_display() -> Display:
+    """A bar where somebody watches, lines where a file does."""
+    return Bar() if sys.stdout.isatty() else Lines(lambda line: print(line, flush=True))
+
+
+def evaluation_line(record: dict[str, Any]) -> str:
+    """One evaluation in words."""
+    values = "  ".join(f"{name} {value:.4g}" for name, value in record["values"].items())
+    average = " (EMA)" if record["weights"] == "ema" else ""
+    return f"epoch {record['epoch']} evaluated{average}: {values}"
+
+
+def duration(seconds: float | None) -> str:
+    """h:mm:ss, or ? where it is not known yet."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

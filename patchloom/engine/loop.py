@@ -1,0 +1,175 @@
+"""The training loop. `train` is the whole of it; it knows no method, no network and no file."""
+
+import signal
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.engine.batches import Feed, len_of, split
+from patchloom.engine.meter import Meter
+from patchloom.engine.optimisation import set_lr
+from patchloom.engine.pulse import Pulse, Wishes, is_bad
+from patchloom.engine.reporter import Reporter
+from patchloom.engine.run import Objective, Run
+from patchloom.engine.selection import Selection
+from patchloom.engine.signals import Caught, Stopped, caught_signals
+from patchloom.engine.state import Progress, Snapshot, capture, restore
+from patchloom.errors import NumericalError, ResourceError
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    ended: str  # "finished", "no better", "time limit"
+    progress: Progress
+
+
+def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
+    """Train from the start, or exactly on from `snapshot`; raises Stopped, once saved, when told to by a signal."""
+    forward = run.processes.prepare(Step(run.model, run.objective))
+    progress, notes = restore(run, snapshot) if snapshot else (Progress(), [])
+    if progress.ended and not (progress.ended == "finished" and progress.epoch < run.epochs):
+        return Outcome(progress.ended, progress)
+    progress.ended = ""
+    run.records.begin(progress.records, notes)
+    loop = _Loop(run, forward, progress)
+    with caught_signals() as caught, closing(run.records):
+        while not progress.ended:
+            loop.set_mode()
+            done = progress.step - progress.epoch * run.loader.steps_per_epoch
+            for batch in loop.feed(run.loader.epoch(progress.epoch, done)):
+                asked = loop.update(batch, partial(loop.wishes, caught))
+                progress.step += 1
+                loop.reporter.after_step()
+                if asked.terminate or asked.interrupt:
+                    loop.save()
+                    number = signal.SIGTERM if asked.terminate else signal.SIGINT
+                    raise Stopped(number, progress.step, run.schedule.total_steps, saved=bool(run.saver))
+                if asked.time_up:
+                    loop.selection.evaluate()
+                    loop.save()
+                    return Outcome("time limit", progress)
+                if asked.save:
+                    loop.save()
+            progress.epoch += 1
+            if progress.epoch == run.epochs or progress.epoch % run.evaluate_every == 0:
+                loop.selection.evaluate()
+            if progress.epoch == run.epochs:
+                progress.ended = "finished"
+            elif run.patience is not None and progress.not_better >= run.patience:
+                progress.ended = "no better"
+        loop.save()
+    return Outcome(progress.ended, progress)
+
+
+class Step(nn.Module):
+    """Model and objective as one module, so that whatever wraps it (DDP, autocast) sees the whole forward pass."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+
+    def forward(self, batch: Any, epoch: int, step: int) -> dict[str, Tensor]:
+        """The objective's scalars."""
+        return self.objective(self.model, batch, epoch=epoch, step=step)
+
+
+class _Loop:
+    """The parts of a run in motion."""
+
+    def __init__(self, run: Run, forward: nn.Module, progress: Progress) -> None:
+        self.run, self.forward, self.progress = run, forward, progress
+        self.feed = Feed(run.processes)
+        self.meter = Meter(self.feed, run.processes.device)
+        self.pulse = Pulse(run.processes)
+        self.reporter = Reporter(run, progress, self.meter)
+        self.selection = Selection(run, progress, self.reporter)
+        self._saved_at = perf_counter()
+        self._after_update = getattr(run.objective, "after_update", None)
+
+    def set_mode(self) -> None:
+        """Training mode, which an evaluation leaves."""
+        self.forward.train()
+        if self.run.eval_mode:
+            self.run.model.eval()
+
+    def wishes(self, caught: Caught) -> Wishes:
+        """What this rank asks for."""
+        run = self.run
+        return Wishes(
+            terminate=caught.number == signal.SIGTERM,
+            interrupt=caught.number == signal.SIGINT,
+            time_up=run.time_limit_s is not None and self.meter.elapsed_s >= run.time_limit_s,
+            save=run.saver is not None and perf_counter() - self._saved_at >= run.save_every_s,
+        )
+
+    def update(self, batch: Any, wishes: Callable[[], Wishes]) -> Wishes:
+        """One update of the weights; returns what all ranks ask for after it."""
+        run, step = self.run, self.progress.step
+        set_lr(run.optimizer, run.schedule.lr(step))
+        try:
+            self._add_gradients(batch, wishes)
+            loss, asked = self.pulse.receive(wishes)
+            if is_bad(loss):
+                raise _bad_loss(loss, step, self.progress.epoch, batch)
+            run.processes.update(run.optimizer, run.clip_norm)
+        except torch.OutOfMemoryError as error:
+            raise ResourceError(
+                f"Memory of {run.processes.device} ran out with {len_of(batch)} examples in {run.accumulate} "
+                f"part(s). Set accumulate to {2 * run.accumulate}: the result stays the same."
+            ) from error
+        if run.ema:
+            run.ema.update(step)
+        if self._after_update:
+            self._after_update(run.model, step)
+        self.meter.add(len_of(batch) * run.processes.world)
+        return asked
+
+    def _add_gradients(self, batch: Any, wishes: Callable[[], Wishes]) -> None:
+        """Gradients of the mean loss over the batch, one micro-batch after the other."""
+        run, epoch = self.run, self.progress.epoch
+        step_in_epoch = self.progress.step - epoch * run.loader.steps_per_epoch
+        parts, size = split(batch, run.accumulate), len_of(batch)
+        total = torch.zeros((), device=run.processes.device)
+        for number, part in enumerate(parts, 1):
+            last = number == len(parts)
+            with nullcontext() if last else run.processes.no_sync(self.forward):
+                values = self.forward(part, epoch, step_in_epoch)
+                share = len_of(part) / size
+                run.averages.add(values, share)
+                loss = values["loss"] * share
+                total += loss.detach()
+                if last:
+                    self.pulse.send(total, wishes)
+                run.processes.backward(loss)
+
+    def save(self) -> None:
+        """Keep the run as it is, so that it can go on from here; all ranks together."""
+        run = self.run
+        if not run.processes.from_main(run.saver is not None):
+            return
+        snapshot = capture(run, self.progress)
+        if run.saver and run.processes.is_main:
+            self.selection.save_weights(run.saver)
+            run.saver.save(snapshot)
+        run.processes.barrier()
+        self._saved_at = perf_counter()
+
+
+def _bad_loss(loss: float, step: int, epoch: int, batch: Any) -> NumericalError:
+    error = NumericalError(
+        f"The loss is {loss} at step {step} (epoch {epoch + 1}); the weights were not updated. "
+        "Lower optim.lr, set optim.clip_norm, or use precision fp32."
+    )
+    # Which pictures, for whoever knows their files.
+    index = getattr(batch, "index", None)
+    error.index = index.tolist() if isinstance(index, Tensor) else []  # type: ignore[attr-defined]
+    return error

@@ -1,0 +1,173 @@
+"""What is written while training: metrics.jsonl always, other trackers when asked, and the user's screen.
+
+A record is {"step", "epoch", "kind": "train" or "evaluation", "weights": "model" or "ema", "values": {name: number},
+"time": {…}}; all that depends on the clock is under "time", so two equal runs write equal lines but for that.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from patchloom.engine.display import Display, Status, make_display
+from patchloom.errors import UsageError
+
+Record = dict[str, Any]
+
+
+class Sink(Protocol):
+    """Somewhere records go."""
+
+    def begin(self, kept: int) -> None:
+        """Start, or go on after the first `kept` records."""
+
+    def write(self, record: Record) -> None:
+        """Add a record."""
+
+    def close(self) -> None:
+        """Finish."""
+
+
+class MetricsFile:
+    """One JSON object a line, on disk as soon as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begin(self, kept: int) -> None:
+        """Drop what an interrupted run wrote after its checkpoint: the resumed run writes it again."""
+        lines = self.path.read_text("utf-8").splitlines(keepends=True)[:kept] if self.path.exists() else []
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        temporary.write_text("".join(line for line in lines if line.endswith("\n")), "utf-8")
+        os.replace(temporary, self.path)
+        self._file = self.path.open("a", buffering=1, encoding="utf-8")
+
+    def write(self, record: Record) -> None:
+        """Add a line; a value that is not finite becomes null, which JSON can hold."""
+        finite = {name: v if math.isfinite(v) else None for name, v in record["values"].items()}
+        self._file.write(json.dumps({**record, "values": finite}, allow_nan=False) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files for TensorBoard, in the run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise _missing("tensorboard", "log") from error
+        self._folder, self._make = folder, SummaryWriter
+
+    def begin(self, kept: int) -> None:  # noqa: ARG002
+        """Open a new event file; TensorBoard itself shows the later of two values of a step."""
+        self._writer = self._make(str(self._folder))
+
+    def write(self, record: Record) -> None:
+        """Add scalars."""
+        for name, value in record["values"].items():
+            self._writer.add_scalar(_label(record, name), value, record["step"])
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+
+class WandB:
+    """Weights & Biases; its run has the folder's name, so a resumed run goes on in the same one."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import wandb  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise _missing("wandb", "wandb") from error
+        self._wandb, self._folder = wandb, folder
+
+    def begin(self, kept: int) -> None:  # noqa: ARG002
+        """Start or resume."""
+        name = self._folder.resolve().name
+        self._run = self._wandb.init(dir=str(self._folder), name=name, id=name, resume="allow")
+
+    def write(self, record: Record) -> None:
+        """Log the values of one record."""
+        values = {_label(record, name): value for name, value in record["values"].items()}
+        self._run.log(values, step=record["step"])
+
+    def close(self) -> None:
+        """Finish the upload."""
+        self._run.finish()
+
+
+class Records:
+    """All sinks and the screen, as one."""
+
+    def __init__(self, sinks: Sequence[Sink] = (), display: Display | None = None) -> None:
+        self._sinks, self._display = sinks, display
+
+    @property
+    def shown(self) -> bool:
+        """Whether somebody reads what `tick` is given."""
+        return self._display is not None
+
+    def begin(self, kept: int, notes: Sequence[str] = ()) -> None:
+        """Start, or go on after the first `kept` records."""
+        for sink in self._sinks:
+            sink.begin(kept)
+        if self._display:
+            self._display.begin()
+        for text in notes:
+            self.note(text)
+
+    def write(self, record: Record) -> None:
+        """Hand a record to every sink."""
+        for sink in self._sinks:
+            sink.write(record)
+        if self._display and record["kind"] == "evaluation":
+            self._display.show_values(record)
+
+    def tick(self, status: Status) -> None:
+        """Show how far the run is."""
+        if self._display:
+            self._display.tick(status)
+
+    def note(self, text: str) -> None:
+        """Show a line."""
+        if self._display:
+            self._display.note(text)
+
+    def close(self) -> None:
+        """Close every sink and give the screen back."""
+        for sink in self._sinks:
+            sink.close()
+        if self._display:
+            self._display.close()
+
+
+TRACKERS: dict[str, Callable[[Path], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB}
+
+
+def open_records(folder: Path | None, *, is_main: bool = True, trackers: Sequence[str] = ()) -> Records:
+    """The records of a run in `folder`; ranks other than 0 write and show nothing."""
+    if not is_main:
+        return Records()
+    for name in trackers:
+        if name not in TRACKERS:
+            raise UsageError(f"No tracker is called {name!r}. Known: {', '.join(TRACKERS)}.")
+    sinks: list[Sink] = []
+    if folder:
+        sinks = [MetricsFile(folder / "metrics.jsonl"), *(TRACKERS[name](folder) for name in trackers)]
+    return Records(sinks, make_display())
+
+
+def _label(record: Record, name: str) -> str:
+    return "/".join((record["kind"], *([record["weights"]] if record["kind"] == "evaluation" else []), name))
+
+
+def _missing(package: str, extra: str) -> UsageError:
+    return UsageError(f"{package} is not installed. Install it with: pip install 'patchloom[{extra}]'")

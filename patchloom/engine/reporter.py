@@ -1,0 +1,60 @@
+"""Numbers of a run in motion, to its records and the screen."""
+
+from patchloom.engine.display import Status
+from patchloom.engine.meter import Meter
+from patchloom.engine.run import Run
+from patchloom.engine.state import Progress
+
+
+class Reporter:
+    """Writes a record every `log_every` steps and at the end of an epoch; shows the status once a second."""
+
+    def __init__(self, run: Run, progress: Progress, meter: Meter) -> None:
+        self._run, self._progress, self._meter = run, progress, meter
+
+    def after_step(self) -> None:
+        """Called by all ranks after every update."""
+        run, step = self._run, self._progress.step
+        if self._meter.tick_due() or step == run.schedule.total_steps:
+            self._show()
+        if step % run.log_every == 0 or step % run.loader.steps_per_epoch == 0:
+            values = run.averages.read(run.processes) | {"lr": run.schedule.lr(step - 1)}
+            run.averages.reset()
+            self.write("train", values)
+
+    def write(self, kind: str, values: dict[str, float], weights: str = "model") -> None:
+        """One record, with where the run is and what the clock says."""
+        self._progress.records += 1
+        self._run.records.write(
+            {
+                "step": self._progress.step,
+                "epoch": self._progress.epoch,
+                "kind": kind,
+                "weights": weights,
+                "values": values,
+                "time": self._meter.speed(),
+            }
+        )
+
+    def _show(self) -> None:
+        run, progress = self._run, self._progress
+        if not run.records.shown:
+            return
+        speed = self._meter.speed()
+        best = f"best {run.metric} {progress.best:.4g}" if progress.best is not None else ""
+        epochs = run.schedule.schedule.epochs
+        self._run.records.tick(
+            Status(
+                step=progress.step,
+                total_steps=run.schedule.total_steps,
+                epoch=min(progress.epoch + 1, epochs),
+                epochs=epochs,
+                lr=run.schedule.lr(progress.step - 1),
+                images_per_s=speed["images_per_s"],
+                data_share=speed["data_share"],
+                left_s=self._meter.left_s(run.schedule.total_steps - progress.step),
+                memory_mib=speed["memory_mib"],
+                values=run.averages.read(),
+                best=best,
+            )
+        )

@@ -1,0 +1,69 @@
+"""Which weights are kept: those that evaluate best, of the model and of its average."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.engine.distribution import unwrap
+from patchloom.engine.reporter import Reporter
+from patchloom.engine.run import Run, Saver
+from patchloom.engine.state import Progress
+from patchloom.errors import UsageError
+
+
+class Selection:
+    """Evaluates, remembers the best, and hands it to the saver together with the next checkpoint.
+
+    Both are written together so that a run that dies and goes on from its checkpoint finds the best that belongs
+    to it.
+    """
+
+    def __init__(self, run: Run, progress: Progress, reporter: Reporter) -> None:
+        self._run, self._progress, self._reporter = run, progress, reporter
+        self._unsaved: dict[str, Tensor] = {}
+
+    def evaluate(self) -> None:
+        """Evaluate the model and its average; all ranks do, and rank 0's numbers count on all of them."""
+        run, progress = self._run, self._progress
+        if not run.evaluators:
+            return
+        found_better = False
+        for which, model in self._candidates().items():
+            model.eval()
+            with torch.no_grad(), run.processes.autocast(), run.processes.randomness_kept():
+                values = {name: float(value) for evaluator in run.evaluators for name, value in evaluator(model)}
+            values = run.processes.from_main(values)
+            self._reporter.write("evaluation", values, which)
+            found_better |= self._consider(which, model, values)
+        progress.not_better = 0 if found_better else progress.not_better + 1
+
+    def save_weights(self, saver: Saver) -> None:
+        """Write the best weights, if they are new; without a metric the newest are the best."""
+        progress = self._progress
+        about: dict[str, Any] = {"weights": progress.best_weights, "step": progress.best_step}
+        if self._run.metric is None:
+            which, model = list(self._candidates().items())[-1]
+            saver.save_weights(dict(unwrap(model).state_dict()), {"weights": which, "step": progress.step})
+        elif self._unsaved:
+            saver.save_weights(self._unsaved, about | {"metric": self._run.metric, "value": progress.best})
+            self._unsaved = {}
+
+    def _candidates(self) -> dict[str, nn.Module]:
+        return {"model": self._run.model} | ({"ema": self._run.ema.model} if self._run.ema else {})
+
+    def _consider(self, which: str, model: nn.Module, values: dict[str, float]) -> bool:
+        run, progress = self._run, self._progress
+        if run.metric is None:
+            return True
+        if run.metric not in values:
+            raise UsageError(f"No evaluator measures {run.metric!r}; they measure {', '.join(values)}.")
+        value = values[run.metric]
+        sign = -1 if run.lower_is_better else 1
+        if math.isnan(value) or (progress.best is not None and sign * value <= sign * progress.best):
+            return False
+        progress.best, progress.best_weights, progress.best_step = value, which, progress.step
+        weights = unwrap(model).state_dict()
+        self._unsaved = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
+        return True

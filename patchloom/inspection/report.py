@@ -1,0 +1,264 @@
+"""The report of a run: one HTML file with everything in it, to be opened without a network, mailed, or kept.
+
+Text is escaped by the template (`report.html.j2`), charts are SVG, pictures are data URIs, and the page forbids itself
+to load anything.
+"""
+
+import base64
+import io
+import math
+import platform
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
+
+from patchloom.checkpoint import atomic_write
+from patchloom.engine.display import duration
+from patchloom.evaluation.classification import Mistake
+from patchloom.inspection.charts import Series, bars, heat_map, line_chart, strengths
+from patchloom.inspection.cost import Cost, human
+from patchloom.recipes.auto import Reason
+from patchloom.recipes.schema import GROUPS, ModelPart, OptimPart, Recipe, SchedulePart, difference, flatten
+
+LABELLED_CLASSES = 30  # up to here every cell of the confusion matrix has room for its count
+UNFOLDED_BARS = 20
+CONFUSED_PAIRS = 20
+CURVE_POINTS = 300  # more are averaged: a line is no wider than that
+THUMBNAIL = 112  # pixels
+RIGHT, WRONG = (37, 99, 235), (220, 38, 38)  # as in the style sheet
+PACKAGES = ("patchloom", "torch", "torchvision", "timm", "numpy", "pillow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The head of the report; what is left out is not shown."""
+
+    model: str
+    data: str
+    top1: float | None = None  # best, in percent
+    weights: Literal["model", "ema"] = "model"  # that reached it
+    epochs: int | None = None
+    seconds: float | None = None
+    images_per_s: float | None = None
+    command: str = ""  # that repeats the run
+    next_command: str = ""
+
+
+class RecipeRow(NamedTuple):
+    """A setting, its value and where it comes from: "default", "user", a recipe, or "auto: " and the reason."""
+
+    key: str
+    value: Any
+    why: str
+
+
+def write_report(
+    path: str | Path,
+    *,
+    title: str,
+    summary: Summary,
+    curves: Sequence[Mapping[str, Any]] = (),
+    confusion: np.ndarray | None = None,
+    class_names: Sequence[str] = (),
+    per_class: Sequence[float] | np.ndarray | None = None,
+    mistakes: Sequence[tuple[Image.Image, Mistake]] = (),
+    pictures: Sequence[tuple[str, Image.Image | Markup, str]] = (),
+    recipe: Sequence[tuple[str, Any, str]] = (),
+    cost: Cost | None = None,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write the report, whole or not at all; a part that is not given has no section.
+
+    `curves` are the records of metrics.jsonl; `confusion` counts images of class [row] put in class [column];
+    `per_class` is in percent, NaN without images; `pictures` are (title, picture or chart, caption);
+    `recipe` are rows as `recipe_rows` makes them.
+    """
+    source = Path(__file__).with_name("report.html.j2").read_text("utf-8")
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    html = page.from_string(source).render(
+        title=title,
+        summary=summary,
+        facts=_facts(summary),
+        curves=_curve_charts(curves),
+        confusion=None if confusion is None else _confusion(confusion, class_names),
+        per_class=None if per_class is None else _class_bars(per_class, class_names, confusion),
+        mistakes=[
+            (data_uri(_thumbnail(image)), m, class_names[m.label], class_names[m.prediction]) for image, m in mistakes
+        ],
+        pictures=[(name, p if isinstance(p, Markup) else data_uri(p), text) for name, p, text in pictures],
+        chosen=_grouped([RecipeRow(*row) for row in recipe if row[2] != "default"]),
+        defaults=_grouped([RecipeRow(*row) for row in recipe if row[2] == "default"]),
+        cost=None if cost is None else _cost_rows(cost),
+        notes=notes,
+        versions=installed_versions(),
+    )
+    atomic_write(Path(path), html.encode())
+
+
+def recipe_rows(recipe: Recipe, *, auto: Sequence[Reason] = (), user: Collection[str] = ()) -> list[RecipeRow]:
+    """Every field of a resolved recipe with its provenance; `user` are the keys somebody typed."""
+    plain = Recipe(
+        name=recipe.name,
+        source=recipe.source,
+        model=ModelPart(name=recipe.model.name),
+        optim=OptimPart(lr=recipe.optim.lr, batch_size=recipe.optim.batch_size),
+        schedule=SchedulePart(epochs=recipe.schedule.epochs),
+    )
+    asked = {"name", "source", "model.name", "optim.lr", "optim.batch_size", "schedule.epochs"}
+    set_by_recipe = asked | set(difference(recipe, plain))
+    reasons = {reason.field: f"auto: {reason.why}" for reason in auto}
+
+    def why(key: str) -> str:
+        if key in user:
+            return "user"
+        return reasons.get(key, f"recipe {recipe.name}" if key in set_by_recipe else "default")
+
+    return [RecipeRow(key, value, why(key)) for key, value in flatten(recipe).items()]
+
+
+def installed_versions() -> dict[str, str]:
+    """Name → version of what a result depends on."""
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
+
+
+def data_uri(image: Image.Image) -> str:
+    """The image as a PNG inside an address."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _facts(summary: Summary) -> list[tuple[str, str]]:
+    facts = {
+        "model": summary.model,
+        "data": summary.data,
+        "epochs": summary.epochs,
+        "time": None if summary.seconds is None else duration(summary.seconds),
+        "images/s": None if summary.images_per_s is None else f"{summary.images_per_s:,.0f}",
+    }
+    return [(name, str(value)) for name, value in facts.items() if value is not None]
+
+
+def _curve_charts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup]]:
+    """Loss, validation top-1 and learning rate, as far as the records have them."""
+    unit, steps = _x_axis(records)
+
+    def line(label: str, color: int, kind: str, weights: str, value: str) -> Series:
+        rows = [r for r in records if r.get("kind") == kind and r.get("weights", "model") == weights]
+        rows = [r for r in rows if value in r.get("values", {})]
+        return Series(label, _thinned([(r["step"] / steps, _float(r["values"][value])) for r in rows]), color)
+
+    charts = {
+        "Loss": [
+            line("training", 0, "train", "model", "loss"),
+            line("validation", 1, "evaluation", "model", "loss"),
+            line("validation, EMA", 2, "evaluation", "ema", "loss"),
+        ],
+        "Validation top-1, %": [
+            line("model", 1, "evaluation", "model", "top1"),
+            line("EMA", 2, "evaluation", "ema", "top1"),
+        ],
+        "Learning rate": [line("learning rate", 0, "train", "model", "lr")],
+    }
+    drawn = {name: [s for s in lines if any(math.isfinite(y) for _, y in s.points)] for name, lines in charts.items()}
+    return [(name, line_chart(lines, x_label=unit)) for name, lines in drawn.items() if lines]
+
+
+def _x_axis(records: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
+    """("epoch", steps in one), or ("step", 1) where no evaluation tells."""
+    # An evaluation after whole epochs stands at steps · epochs; one after a part of an epoch stands further on.
+    lengths = [r["step"] / r["epoch"] for r in records if r.get("kind") == "evaluation" and r.get("epoch")]
+    return ("epoch", min(lengths)) if lengths else ("step", 1.0)
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    size = -(-len(points) // CURVE_POINTS)
+    if size <= 1:
+        return points
+    runs = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(run[-1][0], sum(y for _, y in run) / len(run)) for run in runs]
+
+
+def _float(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _confusion(counts: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    wrong = counts - np.diag(np.diag(counts))
+    images = counts.sum(axis=1)
+    worst = np.argsort(-wrong, axis=None, kind="stable")[:CONFUSED_PAIRS]
+    places = [divmod(int(place), len(names)) for place in worst]
+    pairs = [(names[i], names[j], int(wrong[i, j]), int(images[i])) for i, j in places if wrong[i, j]]
+    largest = 100 * float(np.max(wrong / np.maximum(images, 1)[:, None]))
+    if len(names) <= LABELLED_CLASSES:
+        return {"chart": heat_map(counts, names), "image": None, "pairs": pairs[:3], "largest": largest}
+    return {"chart": None, "image": data_uri(_compact(counts)), "pairs": pairs, "largest": largest}
+
+
+def _compact(counts: np.ndarray) -> Image.Image:
+    """A pixel a cell, transparent where it is empty, so that it stands on a light or a dark page."""
+    alpha = np.where(counts > 0, np.maximum(np.rint(255 * strengths(counts)), 40), 0).astype(np.uint8)
+    color = np.where(np.eye(len(counts), dtype=bool)[..., None], RIGHT, WRONG).astype(np.uint8)
+    return _enlarged(Image.fromarray(np.dstack([color, alpha]), "RGBA"), 500)
+
+
+def _class_bars(
+    per_class: Sequence[float] | np.ndarray, names: Sequence[str], confusion: np.ndarray | None
+) -> tuple[Markup, Markup | None, int]:
+    """The worst classes, the others, and how many others."""
+
+    def text(i: int) -> str:
+        of = "" if confusion is None else f" of {confusion[i].sum()}"
+        return f"{per_class[i]:.1f} %{of}" if math.isfinite(per_class[i]) else "no images"
+
+    order = sorted(range(len(names)), key=lambda i: per_class[i] if math.isfinite(per_class[i]) else math.inf)
+    rows = [(names[i], float(per_class[i]), text(i)) for i in order]
+    first, rest = rows[:UNFOLDED_BARS], rows[UNFOLDED_BARS:]
+    return bars(first), bars(rest) if rest else None, len(rest)
+
+
+def _thumbnail(image: Image.Image) -> Image.Image:
+    small = image.convert("RGB")
+    small.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
+    return _enlarged(small, THUMBNAIL)
+
+
+def _enlarged(image: Image.Image, least: int) -> Image.Image:
+    """By a whole factor, pixels kept crisp, to at least so many pixels a side where it is smaller."""
+    factor = -(-least // max(image.size))
+    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+
+
+def _grouped(rows: Sequence[RecipeRow]) -> list[tuple[str, list[RecipeRow]]]:
+    """Rows by the schema's groups, in its order; keys of no group first."""
+    groups: dict[str, list[RecipeRow]] = {name: [] for name in ("run", *GROUPS)}
+    for row in rows:
+        group, _, name = row.key.partition(".")
+        groups.setdefault(group if name else "run", []).append(row._replace(key=name or group, value=_shown(row.value)))
+    return [(name, members) for name, members in groups.items() if members]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value)) or "–"
+    return "–" if value is None else str(value)
+
+
+def _cost_rows(cost: Cost) -> list[tuple[str, str, str]]:
+    return [
+        ("parameters", human(cost.parameters), f"{cost.parameters:,}"),
+        ("weights as float32", f"{cost.parameters * 4 / 2**20:.1f} MiB", ""),
+        ("multiply-adds an image", human(cost.multiply_adds), "matrix products and convolutions"),
+        ("other operations an image", human(cost.elementwise), "norms, activations, sums, scales"),
+    ]

@@ -1,0 +1,254 @@
+"""The loop: accumulation, bad losses, stopping, limits, evaluation and records."""
+
+import json
+import math
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from patchloom.checkpoint import find_checkpoint, read_weights
+from patchloom.data.loader import ImageBatch
+from patchloom.engine.loop import train
+from patchloom.engine.signals import Stopped
+from patchloom.errors import NumericalError, ResourceError, UsageError
+from tests.engine.toys import BATCH, STEPS, Pictures, classify, make_run, network
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_learns_and_says_how_it_ended(tmp_path: Path) -> None:
+    run = make_run(tmp_path, model=network(drop_path=0.0), epochs=40, evaluate_every=40, loader=Pictures(steps=1))
+    run.loader.epoch = lambda _, start: Pictures(steps=1).epoch(0, start)  # the same batch every time
+    outcome = train(run)
+    assert (outcome.ended, outcome.progress.step, outcome.progress.epoch) == ("finished", 40, 40)
+    losses = [r["values"]["loss"] for r in records(tmp_path) if r["kind"] == "train"]
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_four_micro_batches_equal_one_batch() -> None:
+    whole, parts = (make_run(model=network(drop_path=0.0), accumulate=n, clip_norm=0.5) for n in (1, 4))
+    train(whole)
+    train(parts)
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(parts.model.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_uneven_micro_batches_are_weighted_by_their_size() -> None:
+    whole, parts = (make_run(model=network(drop_path=0.0), accumulate=n, optim="sgd") for n in (1, 3))
+    train(whole)
+    train(parts)
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(parts.model.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_micro_batches_keep_mirrored_pairs_together() -> None:
+    seen: list[list[int]] = []
+
+    def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        seen.append(batch.index.tolist())
+        return classify(model, batch, epoch=epoch, step=step)
+
+    train(make_run(accumulate=2, objective=objective, epochs=1, loader=Pictures(steps=1)))
+    assert sorted(seen[0] + seen[1]) == list(range(BATCH))
+    for part in seen:
+        assert all(a + b == BATCH - 1 for a, b in zip(part, reversed(part), strict=True))
+
+
+def test_more_micro_batches_than_examples_is_an_error() -> None:
+    with pytest.raises(UsageError, match="A batch of 8 cannot be cut into 9 parts"):
+        train(make_run(accumulate=9))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_loss_stops_before_the_update(tmp_path: Path, bad: float) -> None:
+    weights: dict[str, Tensor] = {}
+
+    def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        values = classify(model, batch, epoch=epoch, step=step)
+        if (epoch, step) == (1, 2):
+            weights.update({name: value.clone() for name, value in model.state_dict().items()})
+            values["loss"] = values["loss"] + bad
+        return values
+
+    run = make_run(tmp_path, objective=objective, save_every_s=0.0, ema_decay=0.9)
+    with pytest.raises(NumericalError, match=rf"The loss is {bad} at step 7 \(epoch 2\)") as error:
+        train(run)
+    assert error.value.exit_code == 5
+    assert error.value.index == [1000 + row for row in range(BATCH)]
+    assert all(torch.equal(value, weights[name]) for name, value in run.model.state_dict().items())
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert found.snapshot.step == 7
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
+    def overflow(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        values = classify(model, batch, epoch=epoch, step=step)
+        if step == 2:
+            values["loss"].register_hook(lambda grad: grad * math.inf)
+        return values
+
+    with pytest.raises(NumericalError, match="hold NaN or infinity"):
+        train(make_run(tmp_path, objective=overflow, save_every_s=0.0))
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert found.snapshot.step == 2
+
+
+def test_out_of_memory_says_what_to_change() -> None:
+    def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ResourceError, match=r"ran out with 8 examples in 2 part.*Set accumulate to 4"):
+        train(make_run(objective=objective, accumulate=2))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_after_the_step_and_carries_its_code(tmp_path: Path, number: int, code: int) -> None:
+    def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        if (epoch, step) == (0, 2):
+            os.kill(os.getpid(), number)
+        return classify(model, batch, epoch=epoch, step=step)
+
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    with pytest.raises(Stopped, match="after step 3 of 15; saved") as stopped:
+        train(make_run(tmp_path, objective=objective))
+    assert stopped.value.exit_code == code
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert found.snapshot.step == 3
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_time_limit_ends_evaluated_and_saved(tmp_path: Path) -> None:
+    outcome = train(make_run(tmp_path, time_limit_s=0.0))
+    assert (outcome.ended, outcome.progress.step) == ("time limit", 1)
+    assert [r["kind"] for r in records(tmp_path)] == ["evaluation"]
+    assert (tmp_path / "weights.safetensors").exists()
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert train(make_run(tmp_path), found.snapshot).ended == "finished"
+
+
+def scores(values: list[float]) -> Any:
+    numbers = iter(values)
+
+    def evaluator(model: nn.Module) -> Iterator[tuple[str, float]]:
+        yield "score", next(numbers)
+
+    return evaluator
+
+
+def test_patience_ends_a_run_and_the_best_weights_stay(tmp_path: Path) -> None:
+    kept = {}
+    run = make_run(tmp_path, epochs=9, patience=2)
+    values = scores([1.0, 3.0, 2.0, math.nan, 9.0])
+
+    def evaluator(model: nn.Module) -> Iterator[tuple[str, float]]:
+        kept[len(kept) + 1] = model.state_dict()["classifier.bias"].clone()
+        yield from values(model)
+
+    run.evaluators = [evaluator]
+    outcome = train(run)
+    assert (outcome.ended, outcome.progress.epoch) == ("no better", 4)
+    assert (outcome.progress.best, outcome.progress.best_step) == (3.0, 2 * STEPS)
+    assert torch.equal(read_weights(tmp_path / "weights.safetensors")["classifier.bias"], kept[2])
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert train(make_run(tmp_path, epochs=9), found.snapshot).ended == "no better"
+
+
+def test_lower_may_be_better_and_the_average_may_win(tmp_path: Path) -> None:
+    run = make_run(tmp_path, epochs=2, lower_is_better=True, ema_decay=0.9, evaluators=[scores([5.0, 4.0, 3.0, 6.0])])
+    outcome = train(run)
+    assert (outcome.progress.best, outcome.progress.best_weights) == (3.0, "model")
+    run = make_run(tmp_path / "b", epochs=1, ema_decay=0.9, evaluators=[scores([5.0, 6.0])])
+    assert train(run).progress.best_weights == "ema"
+    saved = read_weights(tmp_path / "b" / "weights.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in run.ema.model.state_dict().items())
+
+
+def test_without_a_metric_the_newest_average_is_kept(tmp_path: Path) -> None:
+    run = make_run(tmp_path, epochs=1, metric=None, evaluators=(), ema_decay=0.9)
+    train(run)
+    saved = read_weights(tmp_path / "weights.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in run.ema.model.state_dict().items())
+
+
+def test_an_unknown_metric_is_an_error() -> None:
+    with pytest.raises(UsageError, match="No evaluator measures 'top1'; they measure score"):
+        train(make_run(metric="top1"))
+
+
+def test_evaluation_every_second_epoch_and_at_the_end(tmp_path: Path) -> None:
+    train(make_run(tmp_path, epochs=3, evaluate_every=2, ema_decay=0.9))
+    found = [(r["epoch"], r["weights"]) for r in records(tmp_path) if r["kind"] == "evaluation"]
+    assert found == [(2, "model"), (2, "ema"), (3, "model"), (3, "ema")]
+
+
+def test_records_hold_means_over_their_steps(tmp_path: Path) -> None:
+    losses: list[float] = []
+
+    def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        values = classify(model, batch, epoch=epoch, step=step)
+        losses.append(values["loss"].item())
+        return values
+
+    run = make_run(tmp_path, objective=objective, epochs=1)
+    train(run)
+    lines = [r for r in records(tmp_path) if r["kind"] == "train"]
+    assert [(r["step"], r["epoch"]) for r in lines] == [(2, 0), (4, 0), (5, 0)]
+    assert lines[1]["values"]["loss"] == pytest.approx(sum(losses[2:4]) / 2, rel=1e-6)
+    assert lines[1]["values"]["lr"] == run.schedule.lr(3)
+
+
+def test_evaluating_more_often_does_not_change_training() -> None:
+    train(often := make_run(evaluate_every=1))
+    train(seldom := make_run(evaluate_every=3))
+    assert torch.equal(often.model.classifier.weight, seldom.model.classifier.weight)
+
+
+def test_eval_mode_trains_without_stochastic_depth() -> None:
+    seen = set()
+
+    def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        seen.add(model.training)
+        return classify(model, batch, epoch=epoch, step=step)
+
+    train(make_run(objective=objective, eval_mode=True))
+    assert seen == {False}
+    train(make_run(objective=objective))
+    assert seen == {False, True}
+
+
+class FollowedByTeacher(nn.Module):
+    """An objective with a state of its own that moves after every update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3))
+
+    def forward(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        logits = model(batch.images) - self.centre
+        return {"loss": F.cross_entropy(logits, batch.labels)}
+
+    def after_update(self, model: Any, step: int) -> None:
+        self.centre.lerp_(model.classifier.bias.detach(), 0.1)
+
+
+def test_an_objective_with_state_is_saved_and_told_of_updates(tmp_path: Path) -> None:
+    run = make_run(tmp_path, objective=FollowedByTeacher())
+    train(run)
+    assert run.objective.centre.abs().sum() > 0
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert torch.equal(found.snapshot.tensors["objective"]["centre"], run.objective.centre)

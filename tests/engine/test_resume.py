@@ -1,0 +1,192 @@
+"""A run that is stopped and goes on is, bit for bit, the run that was not."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from patchloom.checkpoint import find_checkpoint
+from patchloom.data.loader import ImageBatch
+from patchloom.engine.loop import train
+from patchloom.engine.optimisation import make_optimizer
+from patchloom.engine.run import Run
+from patchloom.engine.signals import Stopped
+from patchloom.engine.state import load_optimizer_state, optimizer_state, random_state, set_random_state
+from patchloom.errors import CheckpointError, UsageError
+from tests.engine.test_optimisation import OPTIMIZERS
+from tests.engine.toys import STEPS, Pictures, classify, make_run, network, optim_part
+
+
+def stopping_at(step: int) -> Any:
+    """`classify`, with a SIGTERM in the middle of the update that follows `step` others."""
+
+    def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int, at: int = step) -> dict[str, Tensor]:
+        values = classify(model, batch, epoch=epoch, step=step)
+        if epoch * STEPS + step == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return values
+
+    return objective
+
+
+def without_times(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+
+
+def resumed(folder: Path, stops: list[int], **fields: Any) -> Run:
+    """A run stopped at each of `stops`, every time continued by objects made afresh."""
+    for stop in stops:
+        found = find_checkpoint(folder)
+        with pytest.raises(Stopped):
+            train(make_run(folder, objective=stopping_at(stop), **fields), found and found.snapshot)
+        torch.rand(5)
+    run = make_run(folder, **fields)
+    found = find_checkpoint(folder)
+    assert found is not None
+    train(run, found.snapshot)
+    return run
+
+
+def assert_equal_runs(a: Run, b: Run) -> None:
+    for name, value in a.model.state_dict().items():
+        assert torch.equal(b.model.state_dict()[name], value), name
+    if a.ema:
+        for name, value in a.ema.model.state_dict().items():
+            assert torch.equal(b.ema.model.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("optim", ["adamw", "lamb"])
+def test_resume_is_bit_equal_wherever_a_run_stops(tmp_path: Path, optim: str) -> None:
+    fields: dict[str, Any] = {"optim": optim, "ema_decay": 0.9, "accumulate": 2, "clip_norm": 1.0}
+    whole = make_run(tmp_path / "whole", **fields)
+    outcome = train(whole)
+    # In the first epoch, at its last step, right after it, and twice in one epoch.
+    for number, stops in enumerate([[1], [STEPS - 2], [STEPS - 1], [2, 3, 11]]):
+        folder = tmp_path / str(number)
+        continued = resumed(folder, stops, **fields)
+        assert_equal_runs(whole, continued)
+        assert without_times(folder) == without_times(tmp_path / "whole")
+        found = find_checkpoint(folder)
+        assert found is not None
+        assert found.snapshot.values["progress"]["best"] == outcome.progress.best
+        weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in (str(number), "whole")]
+        assert weights[0] == weights[1]
+
+
+def test_lines_written_after_the_checkpoint_are_not_there_twice(tmp_path: Path) -> None:
+    whole = make_run(tmp_path / "whole")
+    train(whole)
+    folder = tmp_path / "killed"
+    with pytest.raises(Stopped):
+        train(make_run(folder, objective=stopping_at(6)))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "kind": "train"}\n{"step": 10, "ki')
+    found = find_checkpoint(folder)
+    assert found is not None
+    train(make_run(folder), found.snapshot)
+    assert without_times(folder) == without_times(tmp_path / "whole")
+
+
+def test_a_finished_run_stays_as_it_is_and_a_longer_one_goes_on(tmp_path: Path) -> None:
+    train(make_run(tmp_path))
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    assert train(make_run(tmp_path), found.snapshot).progress.step == 3 * STEPS
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert train(make_run(tmp_path, epochs=4), found.snapshot).progress.step == 4 * STEPS
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_state_round_trip_is_exact(name: str) -> None:
+    part = optim_part(name)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator)
+        optimizer.step()
+
+    model, other = network(), network()
+    optimizer, fresh = make_optimizer(model, part), make_optimizer(other, part)
+    for seed in range(3):
+        step(model, optimizer, seed)
+    other.load_state_dict(model.state_dict())
+    tensors, values = optimizer_state(optimizer)
+    tensors = {key: tensor.clone() for key, tensor in tensors.items()}
+    load_optimizer_state(fresh, tensors, json.loads(json.dumps(values)))
+    assert len(tensors) + len(values["plain"]) > 0
+    for seed in range(3, 6):
+        step(model, optimizer, seed)
+        step(other, fresh, seed)
+    for (key, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), key
+
+
+def test_random_state_round_trip() -> None:
+    import random
+
+    import numpy as np
+
+    def draw() -> list[float]:
+        return [random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand(), torch.rand(1).item()]
+
+    cpu = torch.device("cpu")
+    draw()
+    state = random_state(cpu)
+    first = draw() + draw()
+    set_random_state(state, cpu)
+    assert draw() + draw() == first
+
+
+def stopped(folder: Path, **fields: Any) -> Any:
+    with pytest.raises(Stopped):
+        train(make_run(folder, objective=stopping_at(2), **fields))
+    found = find_checkpoint(folder)
+    assert found is not None
+    return found.snapshot
+
+
+def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+    snapshot = stopped(tmp_path)
+    with pytest.raises(UsageError, match="trained with AdamW, this run uses Lamb"):
+        train(make_run(tmp_path, optim="lamb"), snapshot)
+
+
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    snapshot = stopped(tmp_path)
+    with pytest.raises(UsageError, match="counts 5 steps an epoch, this run 6"):
+        train(make_run(tmp_path, loader=Pictures(steps=6)), snapshot)
+
+
+def test_another_network_is_refused_with_names_and_shapes(tmp_path: Path) -> None:
+    snapshot = stopped(tmp_path)
+    with pytest.raises(CheckpointError, match=r"classifier.weight is \(3, 16\), expected \(4, 16\)"):
+        train(make_run(tmp_path, model=network(num_classes=4)), snapshot)
+
+
+def test_another_number_of_processes_is_said(tmp_path: Path) -> None:
+    snapshot = stopped(tmp_path)
+    snapshot.values["world"] = 2
+    run = make_run(tmp_path)
+    notes: list[str] = []
+    run.records.note = notes.append  # type: ignore[method-assign]
+    train(run, snapshot)
+    assert notes == [
+        "saved by 2 processes, continued by 1: the order of the data is kept, random numbers of the network start anew"
+    ]
+
+
+def test_an_average_may_be_added_on_resume(tmp_path: Path) -> None:
+    snapshot = stopped(tmp_path)
+    run = make_run(tmp_path, ema_decay=0.9)
+    notes: list[str] = []
+    run.records.note = notes.append  # type: ignore[method-assign]
+    assert train(run, snapshot).ended == "finished"
+    assert notes == ["the checkpoint has no average of the weights: it starts from the weights"]

@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+import torch
+
+from patchloom.data.loader import ImageBatch, normalise
+from patchloom.errors import UsageError
+from patchloom.evaluation.agreement import disagreement, head_decisions, token_cosines
+from tests.networks import images, small
+
+
+def test_disagreement_is_the_share_of_different_decisions():
+    decisions = {"groundtruth": [0, 1, 2, 3], "convnet": np.array([0, 1, 2, 0]), "deit": torch.tensor([1, 1, 0, 0])}
+    table = disagreement(decisions)
+    assert table.names == ("groundtruth", "convnet", "deit")
+    assert table.shares.tolist() == [[0, 0.25, 0.75], [0.25, 0, 0.5], [0.75, 0.5, 0]]
+    assert table.between("deit", "convnet") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("decisions", "told"), [({"a": [1, 2], "b": [1]}, "a: 2, b: 1"), ({}, "none"), ({"a": []}, "a: 0")]
+)
+def test_only_the_same_images_are_compared(decisions, told):
+    with pytest.raises(UsageError, match=f"on the same images, given decisions by {told}"):
+        disagreement(decisions)
+
+
+def test_decisions_of_each_head():
+    network = small("deit_s_distilled").train()
+    pixels = torch.randint(256, (6, 3, 32, 32), dtype=torch.uint8)
+    parts = [ImageBatch(pixels[rows], torch.zeros(len(rows)).long(), rows) for rows in torch.arange(6).split(4)]
+    chosen = head_decisions(network, parts)
+    assert network.training
+    network.eval()
+    shown = normalise(pixels, network.pixel_mean, network.pixel_std)
+    of_class, of_teacher = network(shown, both_heads=True)
+    expected = {"class": of_class, "distillation": of_teacher, "class+distillation": (of_class + of_teacher) / 2}
+    assert list(chosen) == list(expected)
+    for name, logits in expected.items():
+        assert torch.equal(chosen[name], logits.argmax(dim=1)), name
+
+
+@torch.no_grad()
+def test_token_cosines_are_those_of_the_tokens():
+    network = small("deit_s_distilled", depth=3)
+    shown = images(network, batch=4)
+    found = token_cosines(network, shown)
+    assert found.shape == (4,)
+    tokens = network.stem(shown).flatten(1, 2)
+    tokens = network.position(torch.cat([network.class_tokens(4), tokens], dim=1))
+
+    def mean_cosine(tokens: torch.Tensor) -> float:
+        cosines = [float(a @ b / (a.norm() * b.norm())) for a, b in zip(tokens[:, 0], tokens[:, 1], strict=True)]
+        return sum(cosines) / len(cosines)
+
+    expected = [mean_cosine(network.class_tokens(1))]
+    for block in network.blocks:
+        tokens = block(tokens)
+        expected.append(mean_cosine(tokens))
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+    assert not any(block._forward_hooks for block in network.blocks)
+
+
+def test_equal_tokens_have_cosine_one_at_every_layer():
+    network = small("deit_s_distilled")
+    with torch.no_grad():
+        network.class_tokens.weight[:, 1] = network.class_tokens.weight[:, 0]
+        network.position.weight[:, 1] = network.position.weight[:, 0]
+    assert token_cosines(network, images(network)).tolist() == pytest.approx([1.0] * 3, abs=1e-5)
+
+
+def test_a_network_without_a_distillation_token_is_refused():
+    network = small("deit_s")
+    with pytest.raises(UsageError, match="deit_s has no distillation token; create it with distilled=True"):
+        token_cosines(network, images(network))

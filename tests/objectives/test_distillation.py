@@ -1,0 +1,171 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from patchloom.data.loader import normalise
+from patchloom.data.mixing import mix
+from patchloom.data.sampler import step_seed
+from patchloom.errors import UsageError
+from patchloom.objectives.classification import cross_entropy
+from patchloom.objectives.distillation import Distillation, hard_distillation, soft_distillation
+from patchloom.objectives.teacher import Teacher
+from patchloom.recipes.schema import AugmentPart, ObjectivePart
+from tests.networks import small
+from tests.objectives.test_classification import MEAN, STD, batch
+
+MIXED = AugmentPart(mixup=0.8, cutmix=1.0)
+
+
+def slow_soft(logits: Tensor, teacher: Tensor, tau: float) -> float:
+    """τ² KL(teacher ‖ student), summed over the batch (equation 3.2)."""
+
+    def softmax(row: list[float]) -> list[float]:
+        powers = [math.exp(z / tau) for z in row]
+        return [p / sum(powers) for p in powers]
+
+    total = 0.0
+    for student_row, teacher_row in zip(logits.tolist(), teacher.tolist(), strict=True):
+        for q, p in zip(softmax(student_row), softmax(teacher_row), strict=True):
+            total += tau**2 * p * (math.log(p) - math.log(q))
+    return total
+
+
+def make_teacher(seed: int = 1, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Teacher:
+    network = small("resmlp_s12", seed=seed)
+    return Teacher(network, mean=mean, std=std, image_size=(32, 32), num_classes=5)
+
+
+def make(
+    objective: ObjectivePart, teacher: Teacher, *, token: bool, augment: AugmentPart = MIXED, classes: int = 5
+) -> Distillation:
+    return Distillation(
+        objective,
+        augment,
+        teacher=teacher,
+        token=token,
+        num_classes=classes,
+        pixel_mean=MEAN,
+        pixel_std=STD,
+        seed=3,
+    )
+
+
+@pytest.mark.parametrize("tau", [1.0, 3.0])
+def test_soft_distillation_is_its_equation(tau):
+    logits, teacher = 3 * torch.randn(2, 4, 6, dtype=torch.float64)
+    expected = slow_soft(logits, teacher, tau)
+    assert soft_distillation(logits, teacher, tau).item() == pytest.approx(expected / 24)
+    assert soft_distillation(logits, teacher, tau, "batch").item() == pytest.approx(expected / 4)
+
+
+@pytest.mark.parametrize("kind", ["ce", "softce"])
+@pytest.mark.parametrize(("method", "weight", "tau"), [("hard", 0.5, 1.0), ("soft", 0.5, 1.0), ("soft", 0.1, 3.0)])
+def test_the_authors_losses(parity, kind, method, weight, tau):
+    stored, _ = parity("deit_losses")
+    targets = stored["labels"] if kind == "ce" else stored["soft_labels"]
+    objective = ObjectivePart(distillation=method, distillation_weight=weight, temperature=tau)
+    teacher = Teacher(nn.Identity(), mean=MEAN, std=STD, image_size=None, num_classes=10)
+    term = make(objective, teacher, token=True, classes=10).teacher_loss(
+        stored["student_dist_logits"], stored["teacher_logits"]
+    )
+    loss = (1 - weight) * cross_entropy(stored["student_class_logits"], targets) + weight * term
+    torch.testing.assert_close(loss.reshape(1), stored[f"loss_{method}_alpha{weight}_tau{tau}_{kind}"])
+
+
+def test_gradients_flow_to_the_student_alone():
+    logits, teacher = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(lambda z: soft_distillation(z, teacher.detach(), 3.0), [logits])
+    assert torch.autograd.gradcheck(lambda z: hard_distillation(z, teacher.detach()), [logits])
+    student, frozen = small("deit_s_distilled").train(), make_teacher()
+    make(ObjectivePart(distillation="soft"), frozen, token=True)(student, batch(), epoch=0, step=0)["loss"].backward()
+    assert all(p.grad is not None for p in student.parameters())
+    assert all(p.grad is None and not p.requires_grad for p in frozen.parameters())
+
+
+@pytest.mark.parametrize("method", ["hard", "soft"])
+@pytest.mark.parametrize("name", ["deit_s_distilled", "deit_s", "resmlp_s12", "cait_xxs24"])
+def test_each_head_gets_its_term(name, method):
+    """With a token the class head learns from labels and the other from the teacher; without, one head from both."""
+    student, teacher, images = small(name), make_teacher(), batch()
+    objective = ObjectivePart(distillation=method, distillation_weight=0.3, temperature=2.0, smoothing=0.1)
+    token = name.endswith("_distilled")
+    results = make(objective, teacher, token=token)(student, images, epoch=1, step=4)
+    mixed, shares = mix(
+        normalise(images.images, MEAN, STD), images.labels, 5, mixup=0.8, cutmix=1.0, seed=step_seed(3, 1, 4)
+    )
+    answer = teacher.module(mixed)
+    if token:
+        features = student.features(mixed)
+        of_class, of_teacher = student.classifier(features[:, 0]), student.distillation_classifier(features[:, 1])
+    else:
+        of_class = of_teacher = student(mixed)
+    label_loss = cross_entropy(of_class, shares, 0.1)
+    if method == "hard":
+        teacher_loss = cross_entropy(of_teacher, answer.argmax(1), 0.0)
+    else:
+        teacher_loss = torch.tensor(slow_soft(of_teacher, answer, 2.0) / 30)
+    torch.testing.assert_close(results["label_loss"], label_loss.detach())
+    torch.testing.assert_close(results["teacher_loss"], teacher_loss.detach())
+    torch.testing.assert_close(results["loss"].detach(), (0.7 * label_loss + 0.3 * teacher_loss).detach())
+    assert not results["label_loss"].requires_grad
+
+
+def test_accuracy_is_the_class_heads_where_nothing_is_mixed():
+    student, images = small("deit_s_distilled"), batch()
+    objective = make(ObjectivePart(distillation="hard"), make_teacher(), token=True, augment=AugmentPart())
+    of_class, _ = student(normalise(images.images, MEAN, STD), both_heads=True)
+    results = objective(student, images, epoch=0, step=0)
+    assert results["accuracy"] == 100 * (of_class.argmax(1) == images.labels).float().mean()
+
+
+def test_a_teacher_with_its_own_normalisation_sees_the_same_mixed_pixels():
+    """Mixing pixels and normalising for the teacher = mixing the student's images and renormalising them."""
+    student, images = small("resmlp_s12"), batch()
+    for step in range(6):
+        teacher = make_teacher(mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+        objective = make(ObjectivePart(distillation="soft"), teacher, token=False)
+        own = normalise(images.images, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
+        mixed, _ = mix(own, images.labels, 5, mixup=0.8, cutmix=1.0, seed=step_seed(3, 0, step))
+        seen: list[Tensor] = []
+        teacher.module.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
+        objective(student, images, epoch=0, step=step)
+        torch.testing.assert_close(seen[0], mixed, atol=1e-5, rtol=1e-5)
+
+
+def test_two_heads_through_a_compiled_and_a_distributed_wrapper(tmp_path):
+    import torch.distributed as dist
+
+    student, images = small("deit_s_distilled"), batch(2)
+    objective = make(ObjectivePart(distillation="hard"), make_teacher(), token=True)
+    plain = objective(student, images, epoch=0, step=0)["loss"]
+    compiled = torch.compile(student, backend="eager")
+    torch.testing.assert_close(objective(compiled, images, epoch=0, step=0)["loss"], plain)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        spread = nn.parallel.DistributedDataParallel(student)
+        torch.testing.assert_close(objective(spread, images, epoch=0, step=0)["loss"], plain)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_teacher_follows_the_students_autocast():
+    teacher = make_teacher()
+    seen: list[torch.dtype] = []
+    teacher.module.classifier.register_forward_hook(lambda *args: seen.append(args[2].dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        objective = make(ObjectivePart(distillation="soft"), teacher, token=False)
+        loss = objective(small("resmlp_s12"), batch(), epoch=0, step=0)["loss"]
+    assert seen == [torch.bfloat16]
+    assert loss.dtype == torch.float32
+
+
+def test_misuse_is_told():
+    with pytest.raises(UsageError, match=r"objective.distillation is none. Set it to hard or soft"):
+        make(ObjectivePart(), make_teacher(), token=False)
+    with pytest.raises(UsageError, match=r"The teacher knows 5 classes, the data has 9\."):
+        make(ObjectivePart(distillation="hard"), make_teacher(), token=False, classes=9)
+    objective = make(ObjectivePart(distillation="hard"), make_teacher(), token=True)
+    with pytest.raises(UsageError, match="deit_s has one head; create it with distilled=True"):
+        objective(small("deit_s"), batch(), epoch=0, step=0)

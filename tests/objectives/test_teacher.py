@@ -1,0 +1,158 @@
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import torchvision
+from safetensors.torch import save_file
+from torch import nn
+
+import patchloom
+from patchloom.errors import CheckpointError, ResourceError, UsageError
+from patchloom.objectives.teacher import Teacher, load_teacher
+
+HALF = (0.5, 0.5, 0.5)
+
+
+class Means(nn.Module):
+    """Logits that show what the network saw: the mean of each channel, then height and width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        size = torch.tensor(images.shape[2:], dtype=images.dtype).expand(len(images), 2)
+        return self.dropout(torch.cat([images.mean(dim=(2, 3)), size], dim=1))
+
+
+def means(image_size: tuple[int, int] | None = None, classes: list[str] | None = None) -> Teacher:
+    return Teacher(Means(), mean=HALF, std=HALF, image_size=image_size, num_classes=5, classes=classes)
+
+
+def test_a_teacher_stays_in_eval_mode_and_gives_no_gradient():
+    teacher = means().train()
+    assert not any(module.training for module in teacher.modules())
+    images = torch.randn(2, 3, 8, 8, requires_grad=True)
+    answer = teacher(images)
+    assert not answer.requires_grad
+    torch.testing.assert_close(answer[:, :3], images.detach().mean(dim=(2, 3)))
+
+
+def test_images_are_resized_to_the_teachers_size():
+    images = torch.randn(2, 3, 8, 12)
+    assert means((6, 4))(images)[0, 3:].tolist() == [6, 4]
+    assert means()(images)[0, 3:].tolist() == [8, 12]
+    expected = F.interpolate(images, (6, 4), mode="bicubic", antialias=True).mean(dim=(2, 3))
+    torch.testing.assert_close(means((6, 4))(images)[:, :3], expected)
+
+
+def test_images_are_renormalised():
+    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    pixels = torch.rand(2, 3, 8, 8)
+    images = (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    expected = ((pixels - 0.5) / 0.5).mean(dim=(2, 3))
+    torch.testing.assert_close(means().for_images_of(mean, std)(images)[:, :3], expected)
+
+
+def test_outputs_are_put_in_the_datas_order():
+    teacher = means(classes=["red", "green", "blue", "height", "width"])
+    images = torch.randn(2, 3, 8, 12)
+    plain = teacher(images)
+    teacher.match_classes(["blue", "width", "red"])
+    assert torch.equal(teacher(images), plain[:, [2, 4, 0]])
+    teacher.check_classes(3)
+    teacher.match_classes(["green", "red"])
+    assert torch.equal(teacher(images), plain[:, [1, 0]])
+
+
+def test_unknown_classes_are_named():
+    teacher = means(classes=["red", "green", "blue", "height", "width"])
+    with pytest.raises(UsageError) as caught:
+        teacher.match_classes(["blue", "rot", "grün", "gelb", "weiß", "red"])
+    assert str(caught.value) == (
+        "The teacher knows 5 classes (red, …), the data has 6, of which 4 are not among them (rot, grün, gelb, …). "
+        "Use a teacher that was trained or fine-tuned on these classes."
+    )
+    with pytest.raises(UsageError, match=r"The teacher knows 5 classes, the data has 3\."):
+        means().match_classes(["a", "b", "c"])
+
+
+def test_timm_with_weights_of_ones_own(tmp_path):
+    network = timm.create_model("test_resnet", num_classes=4).eval()
+    save_file(network.state_dict(), tmp_path / "weights.safetensors")
+    teacher = load_teacher(f"timm:test_resnet@{tmp_path}/weights.safetensors", 4, ["a", "b", "c", "d"])
+    images = torch.randn(2, 3, 160, 160)
+    torch.testing.assert_close(teacher.for_images_of(HALF, HALF)(images), network(images))
+    assert (teacher.mean, teacher.std, teacher.image_size) == (HALF, HALF, (160, 160))
+    assert "state_dict" not in teacher.module.pretrained_cfg
+    with pytest.raises(UsageError, match=r"The teacher knows 4 classes, the data has 10\."):
+        load_teacher(f"timm:test_resnet@{tmp_path}/weights.safetensors", 10)
+    with pytest.raises(CheckpointError, match=r"weights.safetensors are not those of test_vit: "):
+        load_teacher(f"timm:test_vit@{tmp_path}/weights.safetensors", 4)
+
+
+def test_torchvision_with_weights_of_ones_own(tmp_path):
+    network = torchvision.models.get_model("squeezenet1_1", num_classes=4).eval()
+    torch.save({"state_dict": network.state_dict()}, tmp_path / "weights.pth")
+    teacher = load_teacher(f"torchvision:squeezenet1_1@{tmp_path}/weights.pth", 4)
+    images = torch.randn(2, 3, 224, 224)
+    torch.testing.assert_close(teacher(images), network(images))
+    assert teacher.image_size == (224, 224)
+    with pytest.raises(UsageError, match=r"The teacher knows 4 classes, the data has 10\."):
+        load_teacher(f"torchvision:squeezenet1_1@{tmp_path}/weights.pth", 10)
+
+
+def test_a_network_of_patchloom(tmp_path):
+    network = patchloom.create_model("resmlp_s12", num_classes=4).eval()
+    save_file(network.state_dict(), tmp_path / "weights.safetensors")
+    teacher = load_teacher(f"resmlp_s12@{tmp_path}/weights.safetensors", 4)
+    images = torch.randn(1, 3, 224, 224)
+    torch.testing.assert_close(teacher(images), network(images))
+    with pytest.raises(UsageError, match=r"The teacher knows 4 classes, the data has 10\."):
+        load_teacher(f"resmlp_s12@{tmp_path}/weights.safetensors", 10)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("timm:regnety_16", r"No teacher is called timm:regnety_16\. Did you mean regnety_160"),
+        ("timm:regnety_160.deit_in2k", r"No teacher is called timm:regnety_160\.deit_in2k\. Did you mean regnety_160"),
+        ("torchvision:resnet51", r"No teacher is called torchvision:resnet51\. Did you mean resnet50"),
+        ("resmlp_24", r"No teacher is called resmlp_24\. Did you mean resmlp_s24"),
+        ("resmlp_s24", r"The teacher resmlp_s24 has no weights\. Name their file: resmlp_s24@PATH"),
+        ("timm:resnet50@nowhere.pth", r"names the file nowhere\.pth, which does not exist"),
+        ("timm:regnety_160.deit_in1k", r"The teacher knows 1000 classes, the data has 10\."),
+        ("torchvision:resnet50", r"The teacher knows 1000 classes, the data has 10\."),
+    ],
+)
+def test_errors_before_any_work(monkeypatch, spec, message):
+    def no_work(*args, **options):
+        raise AssertionError("a network was made before the teacher was checked")
+
+    monkeypatch.setattr(timm, "create_model", no_work)
+    monkeypatch.setattr(torchvision.models, "get_model", no_work)
+    with pytest.raises(UsageError, match=message):
+        load_teacher(spec, 10)
+
+
+def test_published_teachers_are_matched_by_wordnet_id(monkeypatch):
+    """Two classes of ImageNet in another order, from weights that need not be fetched here."""
+    made = timm.create_model("test_resnet", num_classes=1000).eval()
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: made)
+    teacher = load_teacher("timm:test_resnet", 2, ["n15075141", "n01440764"])
+    images = torch.randn(1, 3, 160, 160)
+    torch.testing.assert_close(teacher(images), made(images)[:, [999, 0]])
+    with pytest.raises(UsageError, match=r"1000 classes \(n01440764, …\), the data has 2, of which 2"):
+        load_teacher("timm:test_resnet", 2, ["tench", "toilet paper"])
+
+
+def test_weights_that_cannot_be_had(monkeypatch, tmp_path):
+    def offline(*args, **options):
+        raise OSError("no route\nto host")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(ResourceError, match=r"fetched: OSError: no route to host. .* give timm:resnet50@PATH"):
+        load_teacher("timm:resnet50", 1000)
+    (tmp_path / "torn.pth").write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match=r"torn\.pth cannot be read: "):
+        load_teacher(f"resmlp_s12@{tmp_path}/torn.pth", 10)
