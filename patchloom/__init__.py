@@ -9,20 +9,32 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from patchloom.data.source import open_data as open_data
+    from patchloom.deployment.classifier import Classifier as Classifier
+    from patchloom.deployment.classifier import load as load
     from patchloom.inspection.cost import cost as cost
     from patchloom.layers.attention import record_attention as record_attention
     from patchloom.models.absorb import absorb as absorb
     from patchloom.models.published import load_published as load_published
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
+    from patchloom.recipes import get_recipe as get_recipe
+    from patchloom.recipes import list_recipes as list_recipes
+    from patchloom.training import train as train
 
 _WHERE = {
+    "Classifier": "patchloom.deployment.classifier",
     "absorb": "patchloom.models.absorb",
     "cost": "patchloom.inspection.cost",
     "create_model": "patchloom.models.registry",
     "list_models": "patchloom.models.registry",
+    "list_recipes": "patchloom.recipes",
+    "get_recipe": "patchloom.recipes",
+    "load": "patchloom.deployment.classifier",
+    "open_data": "patchloom.data.source",
     "load_published": "patchloom.models.published",
     "record_attention": "patchloom.layers.attention",
+    "train": "patchloom.training",
 }
 
 __all__ = sorted(_WHERE)

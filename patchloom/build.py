@@ -65,9 +65,24 @@ def resolve_recipe(
         resolved = resolved if model is None else override(resolved, {"model.name": model})
     else:
         resolved = get_recipe(recipe, model)
-    resolved = override(resolved, changes)
+    fitted = _fitted_warmup(resolved, changes)
+    resolved = override(resolved, changes | {choice.key: choice.value for choice in fitted})
     given = [Choice(key, value, "given") for key, value in changes.items()]
-    return resolved, [choice for choice in chosen if choice.key not in changes] + given
+    replaced = {choice.key for choice in given + fitted}
+    return resolved, [choice for choice in chosen if choice.key not in replaced] + given + fitted
+
+
+def _fitted_warmup(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
+    """A run made shorter than its recipe warms up for at most a tenth of it, unless told how long."""
+    if "schedule.epochs" not in changes or changes.keys() & {"schedule.warmup_epochs", "schedule.warmup_steps"}:
+        return []
+    epochs = override(
+        recipe, {"schedule.epochs": changes["schedule.epochs"], "schedule.warmup_epochs": 0}
+    ).schedule.epochs
+    longest = max(1, epochs // 10)
+    if recipe.schedule.warmup_epochs <= longest:
+        return []
+    return [Choice("schedule.warmup_epochs", longest, f"auto: a tenth of {epochs} epochs")]
 
 
 def _text(path: Path) -> str:
@@ -161,7 +176,13 @@ def make_evaluation_loader(
 ) -> Loader | DeviceLoader:
     """A set in its order, every picture once; kept decoded on the device where it fits."""
     transform = test_transform(image_size, crop_ratio)
-    shared: dict[str, Any] = {"batch_size": batch_size, "shuffle": False, "drop_last": False, "rank": rank, "world": world}
+    shared: dict[str, Any] = {
+        "batch_size": batch_size,
+        "shuffle": False,
+        "drop_last": False,
+        "rank": rank,
+        "world": world,
+    }
     if fits_in_memory(len(dataset), transform.image_size):
         store = decode_all(dataset, transform, device, workers=workers, skip_broken=skip_broken)
         return DeviceLoader(store, None, transform.image_size, **shared)

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from patchloom.cli import bench, demo, models
+from patchloom.cli import bench, demo, evaluate, models, predict, recipes, train
 from patchloom.errors import PatchloomError
 
 app = typer.Typer(
@@ -15,6 +15,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.command("recipes")(recipes.recipes)
 app.command("models")(models.models)
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)

@@ -13,21 +13,32 @@ def evaluate(
     size: Annotated[int | None, typer.Option(help="Test at another image size.")] = None,
     crop_ratio: Annotated[float | None, typer.Option(help="Share of the short side that is kept.")] = None,
     real: Annotated[str | None, typer.Option(help="ImageNet-ReaL's real.json, for ImageNet's val.")] = None,
+    v2: Annotated[bool, typer.Option("--v2", help="Folder names are class numbers, as in ImageNet-V2.")] = False,
     batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
     strict: Annotated[bool, typer.Option(help="Classes the model does not know are an error.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines, with per-class accuracy and confusion.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For machines, with per-class accuracy and confusion.")
+    ] = False,
 ) -> None:
     """Top-1, top-5, loss, calibration and per-class accuracy."""
     from patchloom.cli.table import print_table
     from patchloom.deployment.classifier import load
 
     classifier = load(run, device=device)
-    report, notes = classifier.evaluate(
-        data, split=split, size=size, crop_ratio=crop_ratio, real=real, batch=batch, workers=workers, strict=strict
+    result = classifier.evaluate(
+        data,
+        split=split,
+        size=size,
+        crop_ratio=crop_ratio,
+        real=real,
+        v2=v2,
+        batch=batch,
+        workers=workers,
+        strict=strict,
     )
-    numbers = dict(report.values())
+    report, numbers, notes = result.report, result.values(), result.notes
     per_class = dict(zip(report.classes, report.class_accuracy.tolist(), strict=True))
     if as_json:
         confusion = report.confusion.tolist()

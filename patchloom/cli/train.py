@@ -6,11 +6,19 @@ import typer
 
 
 def train(
-    data: Annotated[str, typer.Argument(help="Folder of class folders, parquet, tar shards, 'digits', 'hf:user/name' …")],
-    model: Annotated[str | None, typer.Option(help="Network (`patchloom models`); chosen by the data when left out.")] = None,
-    recipe: Annotated[str, typer.Option(help="A published recipe (`patchloom recipes`), a recipe.yaml, or auto.")] = "auto",
+    data: Annotated[
+        str, typer.Argument(help="Folder of class folders, parquet, tar shards, 'digits', 'hf:user/name' …")
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="Network (`patchloom models`); chosen by the data when left out.")
+    ] = None,
+    recipe: Annotated[
+        str, typer.Option(help="A published recipe (`patchloom recipes`), a recipe.yaml, or auto.")
+    ] = "auto",
     out: Annotated[str | None, typer.Option(help="Folder of the run; runs/NAME-OF-DATA when left out.")] = None,
-    teacher: Annotated[str | None, typer.Option(help="Distil from a run, timm:NAME[@weights], torchvision:NAME …")] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="Distil from a run, timm:NAME[@weights], torchvision:NAME …")
+    ] = None,
     init: Annotated[str | None, typer.Option(help="Start from a run's or a published file's weights.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     size: Annotated[int | None, typer.Option(help="Image size in pixels.")] = None,
@@ -20,23 +28,27 @@ def train(
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe field: augment.mixup=0")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto takes a GPU if there is one.")] = "auto",
     workers: Annotated[int | None, typer.Option(help="Processes that prepare images.")] = None,
-    compiled: Annotated[bool | None, typer.Option("--compile/--no-compile", help="torch.compile; by default where it pays.")] = None,
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; by default where it pays.")
+    ] = None,
     level: Annotated[str | None, typer.Option(help="Label level to train on, where the data have several.")] = None,
     labels: Annotated[str | None, typer.Option(help="CSV with path,label for a folder of images.")] = None,
     strict: Annotated[bool, typer.Option(help="Unreadable images and stray classes are errors.")] = False,
     log: Annotated[list[str] | None, typer.Option(help="Also log to tensorboard or wandb.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, memory and time from a few measured steps; trains nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Plan, memory and time from a few measured steps; trains nothing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result for machines.")] = False,
 ) -> None:
     """Train a classifier; the same command again resumes."""
-    from patchloom.train import TrainingSettings, run_training
+    from patchloom.training import TrainingSettings, run_training, silent
 
     settings = TrainingSettings(
         data=data, model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,
         batch=batch, time=time, patience=patience, changes=pairs(changes or []), device=device, workers=workers,
         compiled=compiled, level=level, labels=labels, strict=strict, trackers=tuple(log or ()),
     )  # fmt: skip
-    result = run_training(settings, dry_run=dry_run, say=(lambda line: None) if as_json else print)
+    result = run_training(settings, dry_run=dry_run, say=silent if as_json else print)
     if as_json:
         import json
 

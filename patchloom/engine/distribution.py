@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from patchloom.engine.rendezvous import ANSWER_WITHIN_S, meet, place_from
@@ -147,6 +148,11 @@ class Processes:
 def unwrap(model: nn.Module) -> nn.Module:
     """The network inside torch.compile's wrapper."""
     return getattr(model, "_orig_mod", model)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with all its parts; one that is split over ranks is gathered by all of them together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _chosen(precision: Precision, device: torch.device) -> Precision:

@@ -4,8 +4,10 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from patchloom.engine.distribution import unwrap
+from patchloom.errors import UsageError
 
 
 class Ema:
@@ -18,6 +20,8 @@ class Ema:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         source = unwrap(model)
+        if any(isinstance(p, DTensor) for p in source.parameters()):
+            raise UsageError("An average of weights split over ranks is not kept. Set optim.ema_decay to none.")
         self.model = copy.deepcopy(source).eval().requires_grad_(False)
         pairs = [(mine, theirs) for (_, mine), (_, theirs) in zip(_tensors(self.model), _tensors(source), strict=True)]
         self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]

@@ -49,9 +49,8 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
                 progress.step += 1
                 loop.reporter.after_step()
                 if asked.terminate or asked.interrupt:
-                    loop.save()
                     number = signal.SIGTERM if asked.terminate else signal.SIGINT
-                    raise Stopped(number, progress.step, run.schedule.total_steps, saved=bool(run.saver))
+                    raise Stopped(number, progress.step, run.schedule.total_steps, saved=loop.save())
                 if asked.time_up:
                     loop.selection.evaluate()
                     loop.save()
@@ -151,17 +150,18 @@ class _Loop:
                     self.pulse.send(total, wishes)
                 run.processes.backward(loss)
 
-    def save(self) -> None:
-        """Keep the run as it is, so that it can go on from here; all ranks together."""
+    def save(self) -> bool:
+        """Keep the run as it is, so that it can go on from here; all ranks together. False: there is nowhere to."""
         run = self.run
         if not run.processes.from_main(run.saver is not None):
-            return
+            return False
+        self.selection.save_weights()
         snapshot = capture(run, self.progress)
         if run.saver and run.processes.is_main:
-            self.selection.save_weights(run.saver)
             run.saver.save(snapshot)
         run.processes.barrier()
         self._saved_at = perf_counter()
+        return True
 
 
 def _bad_loss(loss: float, step: int, epoch: int, batch: Any) -> NumericalError:

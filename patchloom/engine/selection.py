@@ -1,15 +1,13 @@
 """Which weights are kept: those that evaluate best, of the model and of its average."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from patchloom.engine.distribution import unwrap
 from patchloom.engine.reporter import Reporter
-from patchloom.engine.run import Run, Saver
-from patchloom.engine.state import Progress
+from patchloom.engine.run import Run
+from patchloom.engine.state import Progress, weights_of
 from patchloom.errors import UsageError
 
 
@@ -39,16 +37,16 @@ class Selection:
             found_better |= self._consider(which, model, values)
         progress.not_better = 0 if found_better else progress.not_better + 1
 
-    def save_weights(self, saver: Saver) -> None:
-        """Write the best weights, if they are new; without a metric the newest are the best."""
-        progress = self._progress
-        about: dict[str, Any] = {"weights": progress.best_weights, "step": progress.best_step}
-        if self._run.metric is None:
+    def save_weights(self) -> None:
+        """Write the best weights, if they are new; without a metric the newest are the best. All ranks together."""
+        run, progress = self._run, self._progress
+        if run.metric is None:
             which, model = list(self._candidates().items())[-1]
-            saver.save_weights(dict(unwrap(model).state_dict()), {"weights": which, "step": progress.step})
-        elif self._unsaved:
-            saver.save_weights(self._unsaved, about | {"metric": self._run.metric, "value": progress.best})
-            self._unsaved = {}
+            progress.best_weights, progress.best_step, self._unsaved = which, progress.step, weights_of(model)
+        if self._unsaved and run.saver and run.processes.is_main:
+            about = {"weights": progress.best_weights, "step": progress.best_step}
+            run.saver.save_weights(self._unsaved, about | {"metric": run.metric, "value": progress.best})
+        self._unsaved = {}
 
     def _candidates(self) -> dict[str, nn.Module]:
         return {"model": self._run.model} | ({"ema": self._run.ema.model} if self._run.ema else {})
@@ -64,6 +62,6 @@ class Selection:
         if math.isnan(value) or (progress.best is not None and sign * value <= sign * progress.best):
             return False
         progress.best, progress.best_weights, progress.best_step = value, which, progress.step
-        weights = unwrap(model).state_dict()
+        weights = weights_of(model)
         self._unsaved = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
         return True

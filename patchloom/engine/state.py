@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from patchloom.engine.distribution import Processes, unwrap
+from patchloom.engine.distribution import Processes, unwrap, whole
 from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, UsageError
 
@@ -51,14 +52,14 @@ def capture(run: Run, progress: Progress) -> Snapshot:
     """The run as it stands; called by all ranks together."""
     optimizer_tensors, optimizer_values = optimizer_state(run.optimizer)
     tensors = {
-        "weights": dict(unwrap(run.model).state_dict()),
+        "weights": weights_of(run.model),
         "optimizer": optimizer_tensors,
         "averages": run.averages.over_ranks(run.processes),
     }
     if run.ema:
-        tensors["ema"] = dict(run.ema.model.state_dict())
+        tensors["ema"] = weights_of(run.ema.model)
     if isinstance(run.objective, nn.Module):
-        tensors["objective"] = dict(run.objective.state_dict())
+        tensors["objective"] = weights_of(run.objective)
     for rank, state in enumerate(run.processes.gather(random_state(run.processes.device))):
         tensors[f"random-{rank}"] = state
     values = {
@@ -109,7 +110,12 @@ def load_weights(module: nn.Module, weights: Tensors, source: str) -> None:
     if differ:
         shown = "; ".join(differ[:5]) + (f"; and {len(differ) - 5} more" if len(differ) > 5 else "")
         raise CheckpointError(f"{source} is of another network or number of classes: {shown}.")
-    module.load_state_dict(weights)
+    module.load_state_dict({name: _like(own[name], value) for name, value in weights.items()})
+
+
+def weights_of(module: nn.Module) -> Tensors:
+    """Its state, whole: what is split over ranks is gathered, which all of them do together."""
+    return {name: whole(tensor) for name, tensor in unwrap(module).state_dict().items()}
 
 
 def optimizer_state(optimizer: Optimizer) -> tuple[Tensors, dict[str, Any]]:
@@ -118,7 +124,8 @@ def optimizer_state(optimizer: Optimizer) -> tuple[Tensors, dict[str, Any]]:
     named = {f"{index}.{key}": value for index, keys in state["state"].items() for key, value in keys.items()}
     for number, group in enumerate(state["param_groups"]):
         named |= {f"group.{number}.{key}": group[key] for key in _moving(optimizer, group)}
-    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    # Sorted, because all ranks gather together and a restored state has an order of its own on each.
+    tensors = {name: whole(value) for name, value in sorted(named.items()) if isinstance(value, Tensor)}
     plain = {name: value for name, value in named.items() if not isinstance(value, Tensor)}
     return tensors, {"kind": type(optimizer).__name__, "plain": plain}
 
@@ -141,8 +148,7 @@ def load_optimizer_state(optimizer: Optimizer, tensors: Tensors, values: dict[st
             state["param_groups"][int(number)][key] = value
             continue
         if isinstance(value, Tensor) and value.shape == params[int(owner)].shape and value.ndim:
-            # In the memory order of the parameter, as the optimiser itself would make it.
-            value = torch.empty_like(params[int(owner)], dtype=value.dtype).copy_(value)
+            value = _like(params[int(owner)], value)
         state["state"].setdefault(int(owner), {})[key] = value
     optimizer.load_state_dict(state)
 
@@ -187,6 +193,14 @@ def _restore_random(processes: Processes, snapshot: Snapshot) -> list[str]:
         else "saved on another kind of device"
     )
     return [f"{reason}: the order of the data is kept, random numbers of the network start anew"]
+
+
+def _like(own: Tensor, value: Tensor) -> Tensor:
+    """The value split over ranks as `own` is, or in its memory order, as an optimiser itself would make it."""
+    if isinstance(own, DTensor):
+        # Every rank has read the whole value: no rank needs to send it.
+        return distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+    return torch.empty_like(own, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _moving(optimizer: Optimizer, group: dict[str, Any]) -> list[str]:

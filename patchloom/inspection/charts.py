@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-WIDTH, HEIGHT = 420, 250
+WIDTH, HEIGHT = 360, 230
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 28, 36  # margins of a line chart
 LETTER = 6.3  # pixels a letter takes on average in the charts' font, 11 pixels high
 FAINTEST = 0.08  # opacity of a cell that is not empty
-BAR = 22  # pixels from one bar to the next
+FEW = 12  # points that are drawn as dots too
+BAR, BARS_WIDTH = 22, 400  # from one bar to the next, and across
 
 
 class Series(NamedTuple):
@@ -49,35 +50,39 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def line_chart(series: Sequence[Series], *, x_label: str) -> Markup:
     """Lines over a common x axis that starts at 0; every point tells its values under the pointer."""
-    points = [(x, y) for line in series for x, y in line.points if math.isfinite(y)]
-    x_ticks = nice_ticks(0, max(x for x, _ in points), 6)
-    y_ticks = nice_ticks(min(y for _, y in points), max(y for _, y in points))
-    across = Axis(x_ticks[0], max(x for x, _ in points) or x_ticks[-1], LEFT, WIDTH - RIGHT)
-    up = Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    lines = [Series(name, [p for p in points if math.isfinite(p[1])], color) for name, points, color in series]
+    xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
+    y_ticks = nice_ticks(min(ys), max(ys))
+    across, up = Axis(0, max(xs) or 1, LEFT, WIDTH - RIGHT), Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [Markup('<svg viewBox="0 0 {} {}" class="lines" role="img">').format(WIDTH, HEIGHT)]
     for tick in y_ticks:
         parts.append(_line(LEFT, up(tick), WIDTH - RIGHT, up(tick)))
         parts.append(_text(LEFT - 6, up(tick) + 4, f"{tick:g}", "end"))
-    for tick in x_ticks:
+    for tick in nice_ticks(0, across.high, 6):
         if tick <= across.high:
             parts.append(_line(across(tick), up.start, across(tick), up.start + 4))
             parts.append(_text(across(tick), up.start + 17, f"{tick:g}", "middle"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x_label, "middle"))
+    parts.append(_text((across.start + across.end) / 2, HEIGHT - 4, x_label, "middle"))
     legend_x = float(LEFT)
-    for line in series:
-        parts.append(Markup('<path d="{}" class="c{}"/>').format(_path(line, across, up), line.color))
-        parts += [_hit(line, x, y, across, up, x_label) for x, y in line.points if math.isfinite(y)]
-        parts.append(Markup('<path d="M{:.1f} 11h14" class="c{}"/>').format(legend_x, line.color))
-        parts.append(_text(legend_x + 19, 15, line.name))
-        legend_x += 34 + LETTER * len(line.name)
+    for whole, line in zip(series, lines, strict=True):
+        parts.append(Markup('<path d="{}" class="c{}"/>').format(_path(whole, across, up), line.color))
+        seen = " seen" if len(line.points) <= FEW else ""
+        for x, y in line.points:
+            told = f"{line.name} {y:.4g}, {x_label} {x:.4g}"
+            dot = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="4" class="c{}{}"><title>{}</title></circle>')
+            parts.append(dot.format(across(x), up(y), line.color, seen, told))
+        if len(series) > 1:
+            parts.append(Markup('<path d="M{:.1f} 11h12" class="c{}"/>').format(legend_x, line.color))
+            parts.append(_text(legend_x + 16, 15, line.name))
+            legend_x += 28 + LETTER * len(line.name)
     return Markup("").join([*parts, Markup("</svg>")])
 
 
 def bars(rows: Sequence[tuple[str, float, str]], *, high: float = 100.0) -> Markup:
     """A bar a row of (label, value, text after the bar); a value that is not finite has no bar."""
     left = LETTER * max(min(len(label), 22) for label, _, _ in rows) + 10
-    along = Axis(0, high, left, 480 - LETTER * max(len(text) for _, _, text in rows) - 10)
-    parts = [Markup('<svg viewBox="0 0 480 {}" class="bars" role="img">').format(BAR * len(rows))]
+    along = Axis(0, high, left, BARS_WIDTH - LETTER * max(len(text) for _, _, text in rows) - 10)
+    parts = [Markup('<svg viewBox="0 0 {} {}" class="bars" role="img">').format(BARS_WIDTH, BAR * len(rows))]
     for i, (label, value, text) in enumerate(rows):
         parts.append(Markup("<g><title>{}: {}</title>").format(label, text))
         parts.append(_text(left - 8, BAR * i + 15, shorten(label, 22), "end"))
@@ -87,17 +92,9 @@ def bars(rows: Sequence[tuple[str, float, str]], *, high: float = 100.0) -> Mark
     return Markup("").join([*parts, Markup("</svg>")])
 
 
-def strengths(confusion: np.ndarray) -> np.ndarray:
-    """(K, K) counts → 0…1: shares of each row; those off the diagonal, over the largest of them."""
-    share = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-    right = np.diag(np.diag(share))
-    wrong = share - right
-    return right + wrong / (wrong.max() or 1.0)
-
-
-def heat_map(confusion: np.ndarray, names: Sequence[str]) -> Markup:
-    """A confusion matrix with its counts: rows are true classes, columns predictions."""
-    count, strength = len(names), strengths(confusion)
+def heat_map(confusion: np.ndarray, strength: np.ndarray, names: Sequence[str]) -> Markup:
+    """A confusion matrix with its counts, true classes down, predictions across; `strength` is the colour, 0…1."""
+    count = len(names)
     cell = max(22, min(40, 640 // count), 10 + 7 * len(str(confusion.max())))
     short = [shorten(name, 16) for name in names]
     longest = LETTER * max(map(len, short))
@@ -117,7 +114,7 @@ def heat_map(confusion: np.ndarray, names: Sequence[str]) -> Markup:
         parts.append(_text(0, 0, name, "start", turn) if tilted else _text(x, top - 6, name, "middle"))
     for i, j in zip(*np.nonzero(confusion), strict=True):
         told = f"{names[i]} → {names[j]}: {confusion[i, j]} of {confusion[i].sum()}"
-        kind = ("right" if i == j else "wrong") + (" strong" if strength[i, j] > 0.5 else "")
+        kind = ("right" if i == j else "wrong") + (" strong" if strength[i, j] > 0.65 else "")
         x, y = left + cell * j, top + cell * i
         parts.append(Markup('<g class="{}"><title>{}</title>').format(kind, told))
         parts.append(_rect(x, y, cell, cell, "cell", max(strength[i, j], FAINTEST)))
@@ -137,11 +134,6 @@ def _path(line: Series, across: Axis, up: Axis) -> str:
             parts.append(f"{command}{across(x):.2f} {up(y):.2f}")
         command = "L" if math.isfinite(y) else "M"
     return "".join(parts)
-
-
-def _hit(line: Series, x: float, y: float, across: Axis, up: Axis, x_label: str) -> Markup:
-    shape = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="4" class="c{}"><title>{}</title></circle>')
-    return shape.format(across(x), up(y), line.color, f"{line.name} {y:.4g}, {x_label} {x:.4g}")
 
 
 def _rect(x: float, y: float, width: float, height: float, kind: str, opacity: float = 1.0) -> Markup:

@@ -21,8 +21,9 @@ from PIL import Image
 
 from patchloom.checkpoint import atomic_write
 from patchloom.engine.display import duration
+import patchloom
 from patchloom.evaluation.classification import Mistake
-from patchloom.inspection.charts import Series, bars, heat_map, line_chart, strengths
+from patchloom.inspection.charts import Series, bars, heat_map, line_chart
 from patchloom.inspection.cost import Cost, human
 from patchloom.recipes.auto import Reason
 from patchloom.recipes.schema import GROUPS, ModelPart, OptimPart, Recipe, SchedulePart, difference, flatten
@@ -33,7 +34,7 @@ CONFUSED_PAIRS = 20
 CURVE_POINTS = 300  # more are averaged: a line is no wider than that
 THUMBNAIL = 112  # pixels
 RIGHT, WRONG = (37, 99, 235), (220, 38, 38)  # as in the style sheet
-PACKAGES = ("patchloom", "torch", "torchvision", "timm", "numpy", "pillow")
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,8 @@ def recipe_rows(recipe: Recipe, *, auto: Sequence[Reason] = (), user: Collection
 
 def installed_versions() -> dict[str, str]:
     """Name → version of what a result depends on."""
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
+    own = {"patchloom": patchloom.__version__, "python": platform.python_version()}
+    return own | {name: metadata.version(name) for name in PACKAGES}
 
 
 def data_uri(image: Image.Image) -> str:
@@ -152,7 +154,7 @@ def _curve_charts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Marku
 
     def line(label: str, color: int, kind: str, weights: str, value: str) -> Series:
         rows = [r for r in records if r.get("kind") == kind and r.get("weights", "model") == weights]
-        rows = [r for r in rows if value in r.get("values", {})]
+        rows = [r for r in rows if "step" in r and value in r.get("values", {})]
         return Series(label, _thinned([(r["step"] / steps, _float(r["values"][value])) for r in rows]), color)
 
     charts = {
@@ -174,7 +176,9 @@ def _curve_charts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Marku
 def _x_axis(records: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
     """("epoch", steps in one), or ("step", 1) where no evaluation tells."""
     # An evaluation after whole epochs stands at steps · epochs; one after a part of an epoch stands further on.
-    lengths = [r["step"] / r["epoch"] for r in records if r.get("kind") == "evaluation" and r.get("epoch")]
+    lengths = [
+        r["step"] / r["epoch"] for r in records if r.get("kind") == "evaluation" and r.get("step") and r.get("epoch")
+    ]
     return ("epoch", min(lengths)) if lengths else ("step", 1.0)
 
 
@@ -198,13 +202,26 @@ def _confusion(counts: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     pairs = [(names[i], names[j], int(wrong[i, j]), int(images[i])) for i, j in places if wrong[i, j]]
     largest = 100 * float(np.max(wrong / np.maximum(images, 1)[:, None]))
     if len(names) <= LABELLED_CLASSES:
-        return {"chart": heat_map(counts, names), "image": None, "pairs": pairs[:3], "largest": largest}
+        return {
+            "chart": heat_map(counts, _strengths(counts), names),
+            "image": None,
+            "pairs": pairs[:3],
+            "largest": largest,
+        }
     return {"chart": None, "image": data_uri(_compact(counts)), "pairs": pairs, "largest": largest}
+
+
+def _strengths(counts: np.ndarray) -> np.ndarray:
+    """Colour of each cell, 0…1: its share of the row; off the diagonal, that over the largest there."""
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    right = np.diag(np.diag(share))
+    wrong = share - right
+    return right + wrong / (wrong.max() or 1.0)
 
 
 def _compact(counts: np.ndarray) -> Image.Image:
     """A pixel a cell, transparent where it is empty, so that it stands on a light or a dark page."""
-    alpha = np.where(counts > 0, np.maximum(np.rint(255 * strengths(counts)), 40), 0).astype(np.uint8)
+    alpha = np.where(counts > 0, np.maximum(np.rint(255 * _strengths(counts)), 40), 0).astype(np.uint8)
     color = np.where(np.eye(len(counts), dtype=bool)[..., None], RIGHT, WRONG).astype(np.uint8)
     return _enlarged(Image.fromarray(np.dstack([color, alpha]), "RGBA"), 500)
 

@@ -47,6 +47,8 @@ class NetworkConfig:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
             value, hint = getattr(self, field.name), hints[field.name]
+            if value is None and "none" in typing.get_args(hint):
+                object.__setattr__(self, field.name, value := "none")  # what YAML and command lines make of none
             if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
                 choices = ", ".join(map(str, typing.get_args(hint)))
                 raise UsageError(f"{field.name} is one of {choices}; given {value!r}")

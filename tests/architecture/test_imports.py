@@ -21,8 +21,9 @@ ORDER = [
     "checkpoint",
     "evaluation",
     "inspection",
-    "deployment",
     "build",
+    "deployment",
+    "training",
     "timm",
     "cli",
 ]

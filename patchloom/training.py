@@ -1,5 +1,7 @@
-"""From a data set to a trained classifier: plan, run, resume, evaluate, report. `patchloom train` and `patchloom.train`."""
+"""`patchloom.train`: from a data set to a trained classifier. Plan, run, resume, evaluate, report."""
 
+import json
+import os
 import re
 import time as clock
 from collections.abc import Callable, Iterable
@@ -51,8 +53,9 @@ from patchloom.recipes.schema import Recipe, difference
 # torch.compile takes about a minute; it pays where the run is longer.
 COMPILE_FROM_STEPS = 1500
 # A run is evaluated about this often, and at the end.
-EVALUATIONS = 40
+EVALUATIONS = 16
 MEASURED_STEPS = 5
+WORST_SHOWN = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,8 @@ class Plan:
         """The plan for a person, with the reason of each automatic choice."""
         r, s = self.recipe, self.splits
         lines = [
-            f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, {len(s.classes)} classes",
+            f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, "
+            f"{len(s.classes)} classes",
             *(f"           note: {note}" for note in s.notes),
             f"model      {r.model.name} at {r.model.image_size} px: {human(self.cost.parameters)} parameters, "
             f"{human(self.cost.multiply_adds)} multiply-adds",
@@ -146,9 +150,7 @@ def train(data: str, **settings: Any) -> Trained:
     return run_training(TrainingSettings(data=data, **settings))
 
 
-def run_training(
-    settings: TrainingSettings, *, dry_run: bool = False, say: Callable[[str], None] = print
-) -> Trained:
+def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Callable[[str], None] = print) -> Trained:
     """The whole of `patchloom train`: plan it, say it, do it, report it."""
     device = settings.device
     if device == "auto":
@@ -156,7 +158,7 @@ def run_training(
     time_limit_s = seconds_of(settings.time)
     plan = make_plan(settings, device)
     processes = Processes(plan.recipe.precision, device=device)
-    say = say if processes.is_main else _silent
+    say = say if processes.is_main else silent
     for line in plan.lines():
         say(line)
     with ExitStack() as stack:
@@ -182,7 +184,9 @@ def _train_and_report(
     if found:
         say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
     elif run.processes.is_main:
-        write_run_files(plan.folder, network, _preprocessing(plan.recipe, network), plan.recipe, plan.splits.classes.names)
+        write_run_files(
+            plan.folder, network, _preprocessing(plan.recipe, network), plan.recipe, plan.splits.classes.names
+        )
     started = clock.perf_counter()
     outcome = run_loop(replace(run, time_limit_s=time_limit_s), found.snapshot if found else None)
     seconds = clock.perf_counter() - started
@@ -195,7 +199,8 @@ def _train_and_report(
             f"({outcome.progress.best_weights or 'model'}, step {outcome.progress.best_step})"
         )
         page = _write_report(plan, report, outcome, seconds)
-        say(f"{page}   Next: patchloom predict {plan.folder} IMAGE…   |   patchloom evaluate {plan.folder} {plan.settings.data}")
+        say(f"{page}")
+        say(f"Next: patchloom predict {plan.folder} IMAGE…   |   patchloom evaluate {plan.folder} {plan.settings.data}")
     return Trained(plan.folder, outcome, metrics)
 
 
@@ -271,7 +276,9 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         initialise(network, settings.init)
     network.to(processes.device)
     freeze(network, recipe.model.trainable)
-    teacher = make_teacher(recipe.objective.teacher, plan.splits).to(processes.device) if recipe.objective.teacher else None
+    teacher = (
+        make_teacher(recipe.objective.teacher, plan.splits).to(processes.device) if recipe.objective.teacher else None
+    )
     workers = settings.workers if settings.workers is not None else _workers()
     loader, note = make_loader(
         plan.splits.train,
@@ -360,7 +367,9 @@ def parts_that_fit(run: Run) -> int:
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             parts *= 2
-    raise ResourceError(f"not even one image fits into the memory of {run.processes.device}; use a smaller model or size")
+    raise ResourceError(
+        f"not even one image fits into the memory of {run.processes.device}; use a smaller model or size"
+    )
 
 
 def _trial_step(run: Run, parts: int) -> None:
@@ -417,13 +426,57 @@ def final_report(plan: Plan, processes: Processes) -> ClassificationReport:
 
 
 def _write_report(plan: Plan, report: ClassificationReport, outcome: Outcome, seconds: float) -> Path:
-    from patchloom.inspection.run_report import report_run
+    """`report.html`: curves, confusion, mistakes, what the patches listen to, the resolved recipe, the cost."""
+    from patchloom.inspection.report import RecipeRow, Summary, recipe_rows, write_report
 
-    return report_run(
-        plan.folder, plan.splits.val, report, cost=plan.cost, choices=[(c.key, c.value, c.why) for c in plan.choices],
-        data=plan.splits.name, notes=list(plan.splits.notes), ended=outcome.ended, seconds=seconds,
-        best_weights=outcome.progress.best_weights,
-    )  # fmt: skip
+    network, _ = load_network(plan.folder)
+    why = {choice.key: choice.why for choice in plan.choices}
+    records = [json.loads(line) for line in (plan.folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    page = plan.folder / "report.html"
+    write_report(
+        page,
+        title=f"{plan.recipe.model.name} on {plan.splits.name}",
+        summary=Summary(
+            model=plan.recipe.model.name,
+            data=plan.splits.name,
+            top1=report.top(1),
+            weights="ema" if outcome.progress.best_weights == "ema" else "model",
+            epochs=outcome.progress.epoch,
+            seconds=seconds,
+            command=f"patchloom train {plan.settings.data} --recipe {plan.folder / 'recipe.yaml'} --out NEW-FOLDER",
+            next_command=f"patchloom predict {plan.folder} IMAGE",
+        ),
+        curves=records,
+        confusion=report.confusion,
+        class_names=report.classes,
+        per_class=report.class_accuracy,
+        mistakes=[(plan.splits.val.read(mistake.index), mistake) for mistake in report.worst(WORST_SHOWN)],
+        pictures=_pictures(network),
+        recipe=[RecipeRow(row.key, row.value, why.get(row.key, row.why)) for row in recipe_rows(plan.recipe)],
+        cost=plan.cost,
+        notes=plan.splits.notes,
+    )
+    return page
+
+
+def _pictures(network: Network) -> list[tuple[str, Any, str]]:
+    """What the network's patches listen to, where it has a picture of that."""
+    from patchloom.inspection.interactions import interaction_picture, sparsity_chart, token_unit_picture
+    from patchloom.models.mixer import Mixer
+    from patchloom.models.resmlp import ResMLP
+
+    if isinstance(network, ResMLP) and network.config.communication == "linear":
+        return [
+            (
+                "Patch interactions",
+                interaction_picture(network),
+                "Rows of each layer's matrix across patches, one small image for each of the central patches.",
+            ),
+            ("Sparsity", sparsity_chart(network), "Share of weights below 5 % of the layer's largest."),
+        ]
+    if isinstance(network, Mixer) and not network.config.untied and network.config.groups == 1:
+        return [("Token-mixing units", token_unit_picture(network), "Weights of hidden units over the patches.")]
+    return []
 
 
 def _preprocessing(recipe: Recipe, network: Network) -> Preprocessing:
@@ -433,9 +486,8 @@ def _preprocessing(recipe: Recipe, network: Network) -> Preprocessing:
 
 
 def _workers() -> int:
-    import os
-
-    return max(0, min(8, (os.cpu_count() or 1) - 1)) if (os.cpu_count() or 1) > 2 else (os.cpu_count() or 1)
+    """Processes that prepare pictures, where the user did not say: the cores, up to 8."""
+    return min(8, os.cpu_count() or 1)
 
 
 def _machine(processes: Processes) -> str:
@@ -445,8 +497,15 @@ def _machine(processes: Processes) -> str:
 
 
 def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
-def _silent(line: str) -> None:
+def silent(line: str) -> None:
+    """Say nothing."""
     del line

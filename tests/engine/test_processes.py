@@ -1,0 +1,180 @@
+"""Several processes, and signals from outside."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from patchloom.checkpoint import find_checkpoint
+from patchloom.engine.distribution import Processes
+from patchloom.engine.loop import train
+from patchloom.engine.rendezvous import Place, first_host, meet, place_from
+from patchloom.errors import ResourceError, UsageError
+from tests.engine.toys import make_run, network
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(mode: str, folder: Path, *, rank: int = 0, world: int = 1, port: int = 0) -> subprocess.Popen[str]:
+    env = {key: value for key, value in os.environ.items() if key not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
+    if world > 1:
+        place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        env |= {key: str(value) for key, value in place.items()}
+    command = [sys.executable, "-W", "error", "-m", "tests.engine.worker", mode, str(folder)]
+    root = Path(__file__).parent.parent.parent
+    return subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def run_two(mode: str, folder: Path) -> list[tuple[int, str]]:
+    port = free_port()
+    processes = [start(mode, folder, rank=rank, world=2, port=port) for rank in range(2)]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def values(folder: Path) -> list[tuple[int, str, str, dict[str, float]]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(r["step"], r["kind"], r["weights"], r["values"]) for r in lines]
+
+
+def test_two_processes_learn_as_one_stop_together_and_one_goes_on(tmp_path: Path) -> None:
+    fields = {"accumulate": 2, "ema_decay": 0.9}
+    whole = make_run(tmp_path / "whole", model=network(drop_path=0.0), **fields)
+    train(whole)
+
+    folder = tmp_path / "two"
+    for code, output in run_two("one rank is told to stop", folder):
+        assert code == 143, output
+        assert "Stopped by SIGTERM after step 8 of 15; saved" in output
+    found = find_checkpoint(folder)
+    assert found is not None
+    assert found.snapshot.step == 8
+    assert {"random-0", "random-1"} <= set(found.snapshot.tensors)
+
+    continued = make_run(folder, model=network(drop_path=0.0), **fields)
+    train(continued, found.snapshot)
+    for given, expected in zip(values(folder), values(tmp_path / "whole"), strict=True):
+        assert given[:3] == expected[:3]
+        assert given[3] == pytest.approx(expected[3], abs=1e-5, rel=1e-5)
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(continued.model.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_bad_loss_on_one_rank_stops_all_of_them(tmp_path: Path) -> None:
+    for code, output in run_two("one rank has a bad loss", tmp_path):
+        assert code == 5, output
+        assert "The loss is nan at step 7" in output
+
+
+@pytest.mark.slow
+def test_weights_split_over_ranks_learn_as_whole_ones_and_resume(tmp_path: Path) -> None:
+    whole = make_run(tmp_path / "whole", model=network(drop_path=0.0), accumulate=2)
+    train(whole)
+    folder = tmp_path / "split"
+    assert [code for code, _ in run_two("sharded", folder)] == [143, 143]
+    for code, output in run_two("sharded, to the end", folder):
+        assert code == 0, output
+    found = find_checkpoint(folder)
+    assert found is not None
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(found.snapshot.tensors["weights"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert found.snapshot.values["progress"]["best_step"] > 0
+
+
+def test_sigterm_saves_and_exits_143(tmp_path: Path) -> None:
+    with start("long", tmp_path) as process:
+        assert process.stdout
+        for _ in range(5):
+            assert process.stdout.readline() == "step\n"
+        process.send_signal(signal.SIGTERM)
+        rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 143, rest
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert f"after step {found.snapshot.step} of" in rest
+
+
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
+    with start("hang", tmp_path) as process:
+        assert process.stdout
+        while process.stdout.readline() != "hanging\n":
+            assert process.poll() is None
+        for _ in range(100):
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(0.2)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+    assert process.returncode == -signal.SIGINT
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "0")
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("clean_environment")
+def test_a_missing_rank_is_named() -> None:
+    with pytest.raises(ResourceError, match=r"ranks 1, 2 of 3 did not answer within 0.5 s at 127.0.0.1") as error:
+        meet(Place(0, 3, 0, "127.0.0.1", free_port()), "gloo", 0.5)
+    assert error.value.exit_code == 6
+
+
+@pytest.mark.usefixtures("clean_environment")
+def test_a_missing_first_rank_is_named() -> None:
+    with pytest.raises(ResourceError, match=r"rank 0 of 2 did not answer at 127.0.0.1:\d+ within 0.5 s"):
+        meet(Place(1, 2, 1, "127.0.0.1", free_port()), "gloo", 0.5)
+
+
+def test_places() -> None:
+    assert place_from({}) == Place()
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
+    assert place_from(torchrun) == Place(3, 4, 1, "a", 7)
+    slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "42"}
+    assert place_from(slurm | {"SLURM_NODELIST": "gpu[07-09]"}) == Place(5, 8, 1, "gpu07", 15042)
+    assert place_from(slurm | {"MASTER_ADDR": "b", "MASTER_PORT": "9"}) == Place(5, 8, 1, "b", 9)
+    assert place_from({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) == Place()
+    assert place_from(slurm | torchrun) == Place(3, 4, 1, "a", 7)
+    with pytest.raises(UsageError, match="RANK is 4 and WORLD_SIZE 4"):
+        place_from(torchrun | {"RANK": "4"})
+    with pytest.raises(UsageError, match="Set MASTER_ADDR"):
+        place_from(slurm)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("gpu[07-09,12],cpu1", "gpu07"), ("a[3]-ib,b", "a3-ib"), ("x-y.z[10]", "x-y.z10")],
+)
+def test_first_host(nodes: str, host: str) -> None:
+    assert first_host(nodes) == host
+
+
+def test_precision_is_chosen_by_the_device() -> None:
+    assert Processes("auto", device="cpu").precision == "fp32"
+    assert Processes("bf16", device="cpu").precision == "bf16"
+    with pytest.raises(UsageError, match="fp16 needs a CUDA device, this is cpu"):
+        Processes("fp16", device="cpu")
+
+
+def test_bf16_trains_with_float32_weights_and_losses() -> None:
+    run = make_run(processes=Processes("bf16", device="cpu"), epochs=1)
+    train(run)
+    assert {p.dtype for p in run.model.parameters()} == {torch.float32}
+    plain = make_run(epochs=1)
+    train(plain)
+    assert not torch.equal(run.model.classifier.weight, plain.model.classifier.weight)

@@ -1,0 +1,70 @@
+"""One process of a test: `python -m tests.engine.worker MODE FOLDER`; its exit code is the command line's."""
+
+import math
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.checkpoint import find_checkpoint
+from patchloom.data.loader import ImageBatch
+from patchloom.engine.distribution import Processes
+from patchloom.engine.loop import train
+from patchloom.errors import PatchloomError
+from tests.engine.toys import classify, make_run, network
+
+
+def objective_of(mode: str, rank: int) -> Any:
+    """`classify`, and what goes wrong in the middle of epoch 1, step 2."""
+
+    def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        values = classify(model, batch, epoch=epoch, step=step)
+        if (epoch, step) == (1, 2):
+            if mode in ("one rank is told to stop", "sharded") and rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if mode == "one rank has a bad loss" and rank == 1:
+                values["loss"] = values["loss"] + math.nan
+            if mode == "hang":
+                print("hanging", flush=True)
+                time.sleep(600)
+        if mode == "long":
+            print("step", flush=True)
+        return values
+
+    return objective
+
+
+def main() -> int:
+    mode, folder = sys.argv[1], Path(sys.argv[2])
+    torch.set_num_threads(1)
+    try:
+        processes = Processes("fp32", device="cpu")
+        model = network(drop_path=0.0)
+        if mode.startswith("sharded"):
+            processes.shard(model)
+        found = find_checkpoint(folder)
+        train(
+            make_run(
+                folder,
+                processes=processes,
+                model=model,
+                objective=objective_of(mode, processes.rank),
+                epochs=100_000 if mode == "long" else 3,
+                accumulate=2,
+                ema_decay=None if mode.startswith("sharded") else 0.9,
+            ),
+            found and found.snapshot,
+        )
+    except PatchloomError as error:
+        print(error, flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Pictures of token mixing: where each weight lands, and how sparse a matrix is."""
+
+import numpy as np
+import pytest
+import torch
+
+from patchloom import create_model
+from patchloom.errors import UsageError
+from patchloom.inspection.interactions import (
+    GAP,
+    LABEL,
+    MARGIN,
+    NEGATIVE,
+    POSITIVE,
+    TILE,
+    interaction_picture,
+    opposite_pairs,
+    sparsity,
+    sparsity_chart,
+    tiled,
+    token_unit_picture,
+)
+
+WHITE = (255, 255, 255)
+
+
+def resmlp(grid: int, depth: int = 2, **options):
+    return create_model("resmlp_s12", depth=depth, dim=8, image_size=4 * grid, patch_size=4, num_classes=3, **options)
+
+
+def test_a_weight_is_where_its_two_patches_say():
+    """One positive and one negative weight in 64×64; everything else is white."""
+    network = resmlp(8, depth=1)
+    weight = network.blocks[0].tokens.mix.weight
+    with torch.no_grad():
+        weight.zero_()
+        weight[2 * 8 + 5, 6 * 8 + 1] = 2.0  # patch (2, 5) takes from patch (6, 1)
+        weight[1 * 8 + 1, 0 * 8 + 7] = -1.0  # the first of the central 6×6 patches, half as much
+    picture = np.asarray(interaction_picture(network))
+    factor = TILE // 8
+    step = 8 * factor + GAP
+    assert picture.shape == (2 * MARGIN + 6 * step - GAP + LABEL, 2 * MARGIN + 6 * step - GAP, 3)
+
+    def square(tile, pixel):
+        top, left = (MARGIN + t * step + p * factor for t, p in zip(tile, pixel, strict=True))
+        return picture[top : top + factor, left : left + factor].reshape(-1, 3)
+
+    assert np.all(square((1, 4), (6, 1)) == POSITIVE)
+    assert np.all(square((0, 0), (0, 7)) == np.rint((255 + NEGATIVE) / 2))
+    in_tiles = [square((i, j), (h, w)) for i in range(6) for j in range(6) for h in range(8) for w in range(8)]
+    assert sum(not np.all(pixels == WHITE) for pixels in in_tiles) == 2
+
+
+def test_every_layer_is_coloured_on_its_own_scale():
+    network = resmlp(2, depth=2)
+    with torch.no_grad():
+        for block, size in zip(network.blocks, (0.001, 1000.0), strict=True):
+            block.tokens.mix.weight.fill_(size)
+    picture = np.asarray(interaction_picture(network))
+    block = 2 * (TILE + GAP) - GAP
+    for left in (MARGIN, MARGIN + block + MARGIN):
+        assert tuple(picture[MARGIN, left]) == tuple(POSITIVE)
+
+
+def test_a_small_grid_shows_all_patches_and_an_odd_one_its_middle():
+    def side(grid, central):
+        picture = interaction_picture(resmlp(grid, depth=1), central=central)
+        return (picture.width - 2 * MARGIN + GAP) // (grid * (TILE // grid) + GAP)
+
+    assert side(4, 6) == 4
+    assert side(7, 6) == 6
+    assert side(7, 1) == 1
+
+
+def test_the_odd_middle_is_the_middle_patch():
+    network = resmlp(7, depth=1)
+    with torch.no_grad():
+        network.blocks[0].tokens.mix.weight.copy_(torch.eye(49))
+    picture = np.asarray(interaction_picture(network, central=1))
+    factor = TILE // 7
+    assert tuple(picture[MARGIN + 3 * factor, MARGIN + 3 * factor]) == tuple(POSITIVE)
+
+
+def test_layers_are_chosen_by_number():
+    network = resmlp(4, depth=3)
+    picture = interaction_picture(network, layers=[3])
+    with torch.no_grad():
+        network.blocks[0].tokens.mix.weight.zero_()
+    assert interaction_picture(network, layers=[3]).tobytes() == picture.tobytes()
+    with torch.no_grad():
+        network.blocks[2].tokens.mix.weight.zero_()
+    assert interaction_picture(network, layers=[3]).tobytes() != picture.tobytes()
+    with pytest.raises(UsageError, match=r"no such layer 0, 4\. Its layers are 1 to 3"):
+        interaction_picture(network, layers=[0, 2, 4])
+
+
+def test_seven_blocks_take_two_lines():
+    one = tiled([("a", np.zeros((1, 1, 4, 4)))])
+    seven = tiled([("a", np.zeros((1, 1, 4, 4)))] * 7)
+    assert seven.height - one.height == TILE + LABEL + MARGIN
+    assert seven.width - one.width == 5 * (TILE + MARGIN)
+
+
+def test_sparsity_is_the_share_counted_one_by_one():
+    network = resmlp(4, depth=2)
+    torch.manual_seed(0)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter)
+    found = sparsity(network)
+    assert [(point.layer, point.matrix) for point in found] == [(n, m) for n in (1, 2) for m in "ABC"]
+    for point in found:
+        block = network.blocks[point.layer - 1]
+        weights = {"A": block.tokens.mix.weight, "B": block.channels.mix.fc1.weight, "C": block.channels.mix.fc2.weight}
+        values = [abs(value) for value in weights[point.matrix].flatten().tolist()]
+        small = sum(1 for value in values if value < 0.05 * max(values))
+        assert 0 < small < len(values)
+        assert point.share == small / len(values)
+    assert sparsity_chart(network).count("<circle") == len(found)
+
+
+@pytest.mark.parametrize("options", [{"communication": "none"}, {"communication": "mlp"}])
+def test_networks_without_a_matrix_are_told_which_have_one(options):
+    with pytest.raises(UsageError, match=r"ResMLP has no matrix across all patches\..*resmlp_s12"):
+        interaction_picture(resmlp(4, **options))
+
+
+def test_row_and_column_matrices_are_no_patch_interactions():
+    network = create_model("smlpnet_t", image_size=32, num_classes=3)
+    with pytest.raises(UsageError, match="SMLPNet has no matrix across all patches"):
+        sparsity(network)
+
+
+def test_units_stand_beside_their_inverse_and_smooth_ones_come_first():
+    y, x = np.mgrid[:8, :8] / 8
+    smooth, middle, rough = (np.cos(2 * np.pi * k * x) for k in (1, 2, 4))
+    images = np.stack([rough, -middle, smooth, 3 * middle, -2 * smooth, -rough])
+    order = opposite_pairs(images)
+    assert [set(order[i : i + 2]) for i in (0, 2, 4)] == [{2, 4}, {1, 3}, {0, 5}]
+    assert sorted(opposite_pairs(np.concatenate([images, y[None]]))) == list(range(7))
+
+
+def test_mixer_units_fill_whole_lines_of_three_layers():
+    network = create_model("mixer_s16", depth=4, dim=16, token_dim=20, channel_dim=16, image_size=64)
+    picture = token_unit_picture(network)
+    assert picture.width == MARGIN + 3 * (8 * (TILE + GAP) - GAP + MARGIN)
+    assert picture.height == MARGIN + 2 * (TILE + GAP) - GAP + LABEL + MARGIN
+    with pytest.raises(UsageError, match=r"ResMLP has no MLP across its grid.*mixer_s16"):
+        token_unit_picture(resmlp(4))

@@ -1,0 +1,348 @@
+"""The report: one file that is whole, safe and right to the pixel."""
+
+import base64
+import io
+import math
+import re
+from html import escape
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from markupsafe import Markup
+from PIL import Image
+
+from patchloom.errors import UsageError
+from patchloom.evaluation.classification import Mistake
+from patchloom.inspection import report as module
+from patchloom.inspection.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    Series,
+    bars,
+    line_chart,
+    nice_ticks,
+)
+from patchloom.inspection.cost import Cost
+from patchloom.inspection.report import Summary, recipe_rows, write_report
+from patchloom.recipes.auto import auto_recipe
+from patchloom.recipes.schema import flatten, override
+
+VOID = {"meta", "img", "br"}
+EVIL = "<script>alert(1)</script>"
+
+
+class Page(HTMLParser):
+    """Tags that must close do, and everything they carry is kept."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += f"{data} "
+
+    def ids(self) -> list[str]:
+        return [of["id"] for tag, of in self.tags if tag == "section"]
+
+
+def record(step, epoch, kind, weights="model", **values):
+    return {"step": step, "epoch": epoch, "kind": kind, "weights": weights, "values": values, "time": {}}
+
+
+RECORDS = [
+    record(5, 0, "train", loss=2.0, lr=0.1),
+    record(10, 0, "train", loss=1.0, lr=0.2),
+    record(10, 1, "evaluation", top1=50.0, loss=1.5),
+    record(10, 1, "evaluation", "ema", top1=40.0, loss=1.6),
+    record(20, 1, "train", loss=0.5, lr=0.1),
+    record(20, 2, "evaluation", top1=80.0, loss=0.7),
+]
+
+
+def write_all(path, **changes):
+    recipe, reasons = auto_recipe(images=1437, classes=3, image_size_median=8)
+    given = {
+        "title": f"title {EVIL}",
+        "summary": Summary(
+            model="resmlp_s12",
+            data=f"data {EVIL}",
+            top1=91.239,
+            weights="ema",
+            epochs=30,
+            seconds=3725.0,
+            images_per_s=2210.4,
+            command=f"patchloom train {EVIL}",
+            next_command="patchloom export runs/1",
+        ),
+        "curves": RECORDS,
+        "confusion": np.array([[8, 2, 0], [0, 5, 0], [1, 0, 4]]),
+        "class_names": ["cat", EVIL, "dog"],
+        "per_class": [80.0, 100.0, math.nan],
+        "mistakes": [
+            (Image.new("L", (8, 8), 7), Mistake(3, 0, 1, 0.987)),
+            (Image.new("RGB", (500, 250)), Mistake(9, 2, 0, 0.5)),
+        ],
+        "pictures": [(EVIL, Image.new("RGB", (30, 20), "red"), EVIL), ("chart", Markup("<svg></svg>"), "")],
+        "recipe": [*recipe_rows(recipe, auto=reasons, user={"optim.lr"}), ("objective.teacher", EVIL, EVIL)],
+        "cost": Cost(1234567, 3_010_000_000, 5_000_000),
+        "notes": [f"left out {EVIL}", "see https://example.org"],
+    }
+    write_report(path, **(given | changes))
+    return path.read_text("utf-8")
+
+
+@pytest.fixture
+def html(tmp_path):
+    return write_all(tmp_path / "report.html")
+
+
+def images_of(html: str) -> list[Image.Image]:
+    addresses = [of["src"] for tag, of in Page(html).tags if tag == "img"]
+    assert all(address.startswith("data:image/png;base64,") for address in addresses)
+    return [Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2], validate=True))) for address in addresses]
+
+
+def test_the_page_has_every_section_and_closes_every_tag(html):
+    page = Page(html)
+    assert page.ids() == [
+        "summary", "notes", "curves", "confusion", "classes", "mistakes", "pictures", "recipe", "cost", "versions",
+    ]  # fmt: skip
+    for words in (
+        "91.24 %", "weights of the EMA", "1:02:05", "2,210", "patchloom export runs/1", "98.7 % · #3",
+        "1.2 M", "3.01 G", "4.7 MiB", "no images", "80.0 % of 10",
+    ):  # fmt: skip
+        assert words in page.words
+
+
+def test_nothing_comes_from_elsewhere(html):
+    for tag, of in Page(html).tags:
+        assert tag not in ("script", "link", "iframe", "object", "base", "form")
+        for name, value in of.items():
+            assert not name.startswith("on")
+            if name in ("src", "href", "action", "poster", "srcset", "xlink:href"):
+                assert value.startswith("data:image/png")
+    assert "url(" not in html
+    assert "@import" not in html
+    assert "default-src 'none'" in html
+
+
+def test_what_users_wrote_is_text(html):
+    assert "<script" not in html
+    assert "&amp;lt;" not in html
+    assert f"<title>title {escape(EVIL)}</title>" in html
+    parts = {part[:20].partition('"')[0]: part for part in html.split('<section id="')[1:]}
+    for name in ("summary", "notes", "confusion", "classes", "mistakes", "pictures", "recipe"):
+        assert escape(EVIL, quote=False) in parts[name], name
+
+
+def test_pictures_decode_and_tiny_ones_are_enlarged_crisply(html):
+    tiny, large, picture = images_of(html)
+    assert tiny.size == (112, 112)
+    assert tiny.convert("RGB").getcolors() == [(112 * 112, (7, 7, 7))]
+    assert large.size == (224, 112)
+    assert picture.size == (30, 20)
+    assert picture.convert("RGB").getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_what_is_not_given_has_no_section(tmp_path):
+    write_report(tmp_path / "r.html", title="t", summary=Summary(model="m", data="d"))
+    page = Page((tmp_path / "r.html").read_text("utf-8"))
+    assert page.ids() == ["summary", "versions"]
+    assert "top-1" not in page.words
+
+
+def test_a_failed_write_leaves_the_old_report(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    path.write_text("old")
+
+    def fail(*_):
+        raise OSError(5, "broken disk")
+
+    monkeypatch.setattr("patchloom.checkpoint.os.replace", fail)
+    with pytest.raises(UsageError, match="cannot be written: broken disk"):
+        write_all(path)
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def chart_points(svg: str, color: int) -> list[tuple[float, float]]:
+    return [
+        (float(x), float(y))
+        for x, y in re.findall(rf'<circle cx="([\d.]*)" cy="([\d.]*)" r="4" class="c{color}[ "]', svg)
+    ]
+
+
+def test_records_become_points_in_epochs():
+    charts = dict(module._curve_charts(RECORDS))
+    assert list(charts) == ["Loss", "Validation top-1, %", "Learning rate"]
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    half = LEFT + (right - LEFT) / 2  # epoch 1 of 2
+    # Losses from 0.5 to 2 stand on an axis from 0.5 to 2, in steps of 0.5.
+    points = chart_points(charts["Loss"], 0)
+    assert points[0] == (LEFT + (right - LEFT) / 4, TOP)
+    assert points[1] == (half, pytest.approx(bottom - (bottom - TOP) / 3, abs=0.005))
+    assert points[2] == (right, bottom)
+    assert chart_points(charts["Validation top-1, %"], 1) == [
+        (half, pytest.approx(bottom - (bottom - TOP) / 4, abs=0.005)),
+        (right, TOP),
+    ]
+    assert chart_points(charts["Validation top-1, %"], 2) == [(half, bottom)]
+    assert len(chart_points(charts["Learning rate"], 0)) == 3
+
+
+def test_records_without_an_evaluation_are_counted_in_steps():
+    charts = dict(module._curve_charts([record(4, 0, "train", loss=1.0), record(8, 0, "train", loss=2.0)]))
+    assert list(charts) == ["Loss"]
+    assert "step 4" in charts["Loss"]
+    assert module._curve_charts([{"kind": "train"}, {}]) == []
+
+
+def test_a_part_of_an_epoch_does_not_stretch_the_axis():
+    cut = [*RECORDS, record(25, 2, "evaluation", top1=81.0)]
+    assert module._x_axis(cut) == ("epoch", 10.0)
+
+
+def test_lines_break_where_a_value_is_missing():
+    svg = line_chart([Series("loss", [(0, 1.0), (1, 2.0), (2, math.nan), (3, 1.0), (4, 2.0)])], x_label="epoch")
+    path = re.search(r'<path d="([^"]*)" class="c0"/>', svg)[1]
+    assert re.sub(r"[\d. ]", "", path) == "MLML"
+    assert svg.count("<circle") == 4
+    assert "nan" not in svg
+    null = dict(module._curve_charts([record(1, 0, "train", loss=1.0), record(2, 0, "train", loss=None)]))
+    assert null["Loss"].count("<circle") == 1
+
+
+def test_long_curves_are_averaged_not_cut():
+    points = [(float(i), float(i % 2)) for i in range(1000)]
+    thin = module._thinned(points)
+    assert len(thin) == 250
+    assert {y for _, y in thin} == {0.5}
+    assert thin[-1][0] == 999.0
+    assert module._thinned(points[:300]) == points[:300]
+
+
+def test_an_axis_maps_its_ends_and_its_middle():
+    axis = Axis(10, 30, 100, 0)
+    assert [axis(value) for value in (10, 20, 30)] == [100, 50, 0]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 30, [0, 10, 20, 30]),
+        (0.05, 2.3, [0, 0.5, 1, 1.5, 2, 2.5]),
+        (10, 98, [0, 20, 40, 60, 80, 100]),
+        (-0.3, 0.3, [-0.4, -0.2, 0, 0.2, 0.4]),
+        (0, 0.003, [0, 0.001, 0.002, 0.003]),
+        (5, 5, [5, 6]),
+        (0, 0, [0, 0.2]),
+    ],
+)
+def test_ticks_are_round_and_reach_around_the_values(low, high, expected):
+    assert nice_ticks(low, high) == expected
+
+
+def test_a_bar_is_as_long_as_its_value():
+    svg = bars([("a", 25.0, "x"), ("b", math.nan, "x"), ("c", 100.0, "x")])
+    widths = {
+        kind: [float(w) for w in re.findall(rf'width="([\d.]*)" height="14.00" class="{kind}"', svg)]
+        for kind in ("bar", "track")
+    }
+    whole = widths["track"][0]
+    assert widths["bar"] == [pytest.approx(whole / 4, abs=0.005), 0.0, whole]
+
+
+def test_classes_stand_worst_first_and_fold_after_twenty():
+    names = [f"class{i:02}" for i in range(27)]
+    accuracy = [math.nan, *(float(100 - i) for i in range(1, 27))]
+    shown, folded, count = module._class_bars(accuracy, names, None)
+    order = re.findall(r"<title>(class\d\d)", shown + folded)
+    assert order == [*reversed(names[1:]), names[0]]
+    assert (shown.count("<title>"), count) == (20, 7)
+
+
+def test_the_colour_of_a_cell():
+    strength = module._strengths(np.array([[8, 2, 0], [0, 0, 0], [1, 0, 9]]))
+    assert strength.tolist() == pytest.approx(np.array([[0.8, 1.0, 0], [0, 0, 0], [0.5, 0, 0.9]]))
+    assert module._strengths(np.eye(2)).tolist() == [[1, 0], [0, 1]]
+
+
+def test_few_classes_are_counted_in_cells(html):
+    heat = html[html.index('class="heat"') : html.index("Accuracy by class")]
+    assert [int(n) for n in re.findall(r"<g class.*?>(\d+)</text></g>", heat)] == [8, 2, 5, 1, 4]
+    assert "cat → dog" not in heat
+    assert "dog → cat: 1 of 5" in heat
+    assert re.sub(r"\s+", " ", Page(html).words).count("cat taken for <script>alert(1)</script> (2 of 10)") == 1
+
+
+def test_many_classes_are_a_picture_and_the_worst_pairs(tmp_path):
+    names = [f"class{i}" for i in range(40)]
+    counts = np.diag(np.full(40, 10))
+    counts[3, 17] = 5
+    counts[30, 2] = 2
+    html = write_all(tmp_path / "r.html", confusion=counts, class_names=names, per_class=None, mistakes=[], pictures=[])
+    page = Page(html)
+    table = page.words[page.words.index("taken for") : page.words.index("Rows are true")]
+    assert re.findall(r"class\d+|[\d.]+ %", table) == ["class3", "class17", "33.3 %", "class30", "class2", "16.7 %"]
+    (picture,) = images_of(html)
+    factor = picture.width // 40
+    assert picture.size == (40 * factor, 40 * factor)
+    assert picture.width >= 500
+    at = {place: picture.getpixel((place[1] * factor, place[0] * factor)) for place in [(3, 17), (5, 5), (17, 3)]}
+    assert at[3, 17] == (*module.WRONG, 255)
+    assert at[5, 5] == (*module.RIGHT, 255)
+    assert at[17, 3][3] == 0
+
+
+def test_no_mistakes_have_no_scale(tmp_path):
+    html = write_all(tmp_path / "r.html", confusion=np.diag([3, 3, 3]), mistakes=[])
+    assert "Red: mistakes" not in html
+    assert "Most often" not in html
+
+
+def test_recipe_rows_say_where_each_value_comes_from():
+    recipe, reasons = auto_recipe(images=1437, classes=10, image_size_median=8)
+    recipe = override(recipe, {"optim.lr": 0.5, "schedule.epochs": 7})
+    rows = {key: (value, why) for key, value, why in recipe_rows(recipe, auto=reasons, user={"optim.lr"})}
+    assert list(rows) == list(flatten(recipe))
+    assert rows["optim.lr"] == (0.5, "user")
+    assert rows["optim.momentum"] == (0.9, "default")
+    size = next(reason for reason in reasons if reason.field == "model.image_size")
+    assert rows["model.image_size"] == (size.value, f"auto: {size.why}")
+    published = {key: why for key, _, why in recipe_rows(recipe)}
+    assert published["schedule.epochs"] == "recipe auto"
+    assert published["optim.momentum"] == "default"
+
+
+def test_settings_are_grouped_and_defaults_folded(html):
+    recipe = html[html.index('<section id="recipe">') : html.index('<section id="cost">')]
+    chosen, _, defaults = recipe.partition("<details>")
+    groups = re.findall(r'rowgroup">(\w+)<', chosen)
+    assert groups == [
+        name for name in ("run", "model", "augment", "objective", "optim", "schedule", "test") if name in groups
+    ]
+    assert re.search(r"<td>lr</td><td><code>[\d.]+</code></td><td class=\"why\">user</td>", chosen)
+    assert 'class="why">default<' not in chosen
+    assert set(re.findall(r'class="why">(.*?)<', defaults)) == {"default"}
