@@ -65,24 +65,28 @@ def resolve_recipe(
         resolved = resolved if model is None else override(resolved, {"model.name": model})
     else:
         resolved = get_recipe(recipe, model)
-    fitted = _fitted_warmup(resolved, changes)
+    fitted = _fitted(resolved, changes)
     resolved = override(resolved, changes | {choice.key: choice.value for choice in fitted})
     given = [Choice(key, value, "given") for key, value in changes.items()]
     replaced = {choice.key for choice in given + fitted}
     return resolved, [choice for choice in chosen if choice.key not in replaced] + given + fitted
 
 
-def _fitted_warmup(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
-    """A run made shorter than its recipe warms up for at most a tenth of it, unless told how long."""
-    if "schedule.epochs" not in changes or changes.keys() & {"schedule.warmup_epochs", "schedule.warmup_steps"}:
-        return []
-    epochs = override(
-        recipe, {"schedule.epochs": changes["schedule.epochs"], "schedule.warmup_epochs": 0}
-    ).schedule.epochs
-    longest = max(1, epochs // 10)
-    if recipe.schedule.warmup_epochs <= longest:
-        return []
-    return [Choice("schedule.warmup_epochs", longest, f"auto: a tenth of {epochs} epochs")]
+def _fitted(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
+    """Fields that must follow a shorter run or a smaller batch, unless the user set them too."""
+    fitted: list[Choice] = []
+    # Without its warm-up and last rate the recipe can be changed freely; what they must be is seen on the result.
+    loose = {"schedule.warmup_epochs": 0, "schedule.warmup_steps": 0, "schedule.min_lr": 0.0}
+    changed = override(recipe, loose | changes)
+    longest = max(1, changed.schedule.epochs // 10)
+    told = changes.keys() & {"schedule.warmup_epochs", "schedule.warmup_steps"}
+    if not told and "schedule.epochs" in changes and recipe.schedule.warmup_epochs > longest:
+        why = f"auto: a tenth of {changed.schedule.epochs} epochs"
+        fitted.append(Choice("schedule.warmup_epochs", longest, why))
+    peak = changed.optim.peak_lr
+    if "schedule.min_lr" not in changes and recipe.schedule.min_lr >= peak:
+        fitted.append(Choice("schedule.min_lr", peak / 100, f"auto: below the peak of {peak:.2g} at this batch"))
+    return fitted
 
 
 def _text(path: Path) -> str:

@@ -181,7 +181,7 @@ def write_run_files(
     folder: Path,
     network: Network,
     preprocessing: Preprocessing,
-    recipe: Recipe,
+    recipe: Recipe | None,
     labels: Sequence[str],
 ) -> None:
     """Write `config.json`, `recipe.yaml` and `labels.json`: before the first step, so a bad folder is known then."""
@@ -193,7 +193,8 @@ def write_run_files(
         "preprocessing": dataclasses.asdict(preprocessing),
     }
     atomic_write(folder / "config.json", _json(config))
-    atomic_write(folder / "recipe.yaml", recipe.to_yaml().encode())
+    if recipe:
+        atomic_write(folder / "recipe.yaml", recipe.to_yaml().encode())
     atomic_write(folder / "labels.json", _json(list(labels)))
 
 

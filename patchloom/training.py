@@ -34,7 +34,7 @@ from patchloom.checkpoint import (
 )
 from patchloom.data.device import make_loader
 from patchloom.data.loader import ImageBatch
-from patchloom.data.sets import Splits
+from patchloom.data.sets import ImageSet, Splits
 from patchloom.data.source import open_data
 from patchloom.deployment.classifier import Classifier
 from patchloom.engine.distribution import Processes, unwrap
@@ -44,7 +44,7 @@ from patchloom.engine.loop import train as run_loop
 from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
 from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
-from patchloom.errors import ResourceError, UsageError
+from patchloom.errors import NumericalError, ResourceError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.inspection.cost import Cost, cost, human
 from patchloom.models.network import Network
@@ -56,6 +56,7 @@ COMPILE_FROM_STEPS = 1500
 EVALUATIONS = 16
 MEASURED_STEPS = 5
 WORST_SHOWN = 24
+FILES_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class TrainingSettings:
     def recipe_changes(self) -> dict[str, Any]:
         """The options that are recipe fields, under their dotted keys."""
         short = {"schedule.epochs": self.epochs, "model.image_size": self.size, "optim.batch_size": self.batch}
-        changes = {key: value for key, value in short.items() if value is not None}
+        changes: dict[str, Any] = {key: value for key, value in short.items() if value is not None}
         if self.teacher:
             changes["objective.teacher"] = self.teacher
             changes.setdefault("objective.distillation", "hard")
@@ -187,8 +188,12 @@ def _train_and_report(
         write_run_files(
             plan.folder, network, _preprocessing(plan.recipe, network), plan.recipe, plan.splits.classes.names
         )
+    run.records = open_records(plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers)
     started = clock.perf_counter()
-    outcome = run_loop(replace(run, time_limit_s=time_limit_s), found.snapshot if found else None)
+    try:
+        outcome = run_loop(replace(run, time_limit_s=time_limit_s), found.snapshot if found else None)
+    except NumericalError as error:
+        raise _with_files(error, plan.splits.train) from error
     seconds = clock.perf_counter() - started
     metrics: dict[str, float] = {}
     if run.processes.is_main:
@@ -275,6 +280,7 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     if settings.init:
         initialise(network, settings.init)
     network.to(processes.device)
+    torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, other drop paths
     freeze(network, recipe.model.trainable)
     teacher = (
         make_teacher(recipe.objective.teacher, plan.splits).to(processes.device) if recipe.objective.teacher else None
@@ -305,7 +311,6 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         schedule=schedule,
         loader=loader,
         processes=processes,
-        records=open_records(None, is_main=False),
         saver=Folder(plan.folder),
         ema=Ema(network, recipe.optim.ema_decay) if recipe.optim.ema_decay else None,
         clip_norm=recipe.optim.clip_norm,
@@ -318,9 +323,6 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     run.accumulate = parts_that_fit(run)
     if run.accumulate > 1:
         say(f"           batch {recipe.optim.batch_size} does not fit at once: {run.accumulate} parts, the same result")
-    if not plan.folder.exists():
-        plan.folder.mkdir(parents=True)
-    run.records = open_records(plan.folder, is_main=processes.is_main, trackers=settings.trackers)
     return run, network, note + (", compiled" if compiles else "")
 
 
@@ -477,6 +479,12 @@ def _pictures(network: Network) -> list[tuple[str, Any, str]]:
     if isinstance(network, Mixer) and not network.config.untied and network.config.groups == 1:
         return [("Token-mixing units", token_unit_picture(network), "Weights of hidden units over the patches.")]
     return []
+
+
+def _with_files(error: NumericalError, pictures: ImageSet) -> NumericalError:
+    """The same error with the files of the batch that made it."""
+    shown = [pictures.where(int(i)) for i in list(getattr(error, "index", None) or [])[:FILES_SHOWN]]
+    return NumericalError(f"{error} Files of that batch: {', '.join(shown)} …") if shown else error
 
 
 def _preprocessing(recipe: Recipe, network: Network) -> Preprocessing:

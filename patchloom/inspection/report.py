@@ -19,9 +19,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
+from patchloom import __version__
 from patchloom.checkpoint import atomic_write
 from patchloom.engine.display import duration
-import patchloom
 from patchloom.evaluation.classification import Mistake
 from patchloom.inspection.charts import Series, bars, heat_map, line_chart
 from patchloom.inspection.cost import Cost, human
@@ -126,7 +126,7 @@ def recipe_rows(recipe: Recipe, *, auto: Sequence[Reason] = (), user: Collection
 
 def installed_versions() -> dict[str, str]:
     """Name → version of what a result depends on."""
-    own = {"patchloom": patchloom.__version__, "python": platform.python_version()}
+    own = {"patchloom": __version__, "python": platform.python_version()}
     return own | {name: metadata.version(name) for name in PACKAGES}
 
 
