@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from patchloom.models.registry import list_models as list_models
     from patchloom.recipes import get_recipe as get_recipe
     from patchloom.recipes import list_recipes as list_recipes
-    from patchloom.training import train as train
+    from patchloom.training.run import train as train
 
 _WHERE = {
     "Classifier": "patchloom.deployment.classifier",
@@ -34,7 +34,7 @@ _WHERE = {
     "open_data": "patchloom.data.source",
     "load_published": "patchloom.models.published",
     "record_attention": "patchloom.layers.attention",
-    "train": "patchloom.training",
+    "train": "patchloom.training.run",
 }
 
 __all__ = sorted(_WHERE)

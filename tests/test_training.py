@@ -19,7 +19,8 @@ from patchloom.errors import DataError, UsageError
 from patchloom.models.registry import family_of
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes import get_recipe, list_recipes, override
-from patchloom.training import TrainingSettings, run_training, seconds_of
+from patchloom.training.plan import TrainingSettings, seconds_of
+from patchloom.training.run import run_training
 from tests.networks import SMALL, small
 
 TINY = {"model.options.depth": 2, "model.options.dim": 16, "model.options.patch_size": 4}

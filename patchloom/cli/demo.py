@@ -11,7 +11,8 @@ def demo(
 ) -> None:
     """Train a small ResMLP on handwritten digits, evaluate it, and write report.html with its patch interactions."""
     from patchloom.cli.evaluate import evaluate
-    from patchloom.training import TrainingSettings, run_training
+    from patchloom.training.plan import TrainingSettings
+    from patchloom.training.run import run_training
 
     # Digits of 8 pixels fill their frame: shifting and mixing them only slows a run of a minute.
     changes = {"augment.crop": "resize", "augment.mixup": 0, "optim.lr": 3e-3}

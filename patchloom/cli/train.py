@@ -41,7 +41,8 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result for machines.")] = False,
 ) -> None:
     """Train a classifier; the same command again resumes."""
-    from patchloom.training import TrainingSettings, run_training, silent
+    from patchloom.training.plan import TrainingSettings
+    from patchloom.training.run import run_training, silent
 
     settings = TrainingSettings(
         data=data, model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,

@@ -84,7 +84,7 @@ class WandB:
 
     def __init__(self, folder: Path) -> None:
         try:
-            import wandb  # type: ignore[import-not-found]
+            import wandb
         except ImportError as error:
             raise _missing("wandb", "wandb") from error
         self._wandb, self._folder = wandb, folder

@@ -1,0 +1,1 @@
+"""`patchloom train`: plan a run, put it together, do it, report it."""

@@ -1,0 +1,182 @@
+"""From a plan to the objects of a run: network, teacher, loaders, optimiser, and the parts a batch must be cut into."""
+
+import os
+import time as clock
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from patchloom.build import initialise, make_evaluation_loader, make_network, make_objective, make_teacher
+from patchloom.checkpoint import Folder
+from patchloom.data.device import make_loader
+from patchloom.data.loader import ImageBatch
+from patchloom.engine.display import duration
+from patchloom.engine.distribution import Processes, unwrap
+from patchloom.engine.ema import Ema
+from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
+from patchloom.engine.run import Run
+from patchloom.errors import ResourceError
+from patchloom.evaluation.classification import ClassificationReport, evaluate
+from patchloom.models.network import Network
+from patchloom.training.plan import Plan
+
+# torch.compile takes about a minute; it pays where the run is longer.
+COMPILE_FROM_STEPS = 1500
+# A run is evaluated about this often, and at the end.
+EVALUATIONS = 16
+MEASURED_STEPS = 5
+
+
+def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tuple[Run, Network, str]:
+    """The objects of the run; the batch is cut into as many parts as the device's memory asks for."""
+    recipe, settings = plan.recipe, plan.settings
+    torch.manual_seed(recipe.seed)
+    if processes.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    network = make_network(recipe.model, len(plan.splits.classes))
+    if settings.init:
+        initialise(network, settings.init)
+    network.to(processes.device)
+    torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, other drop paths
+    freeze(network, recipe.model.trainable)
+    teacher = (
+        make_teacher(recipe.objective.teacher, plan.splits).to(processes.device) if recipe.objective.teacher else None
+    )
+    workers = settings.workers if settings.workers is not None else worker_count()
+    loader, note = make_loader(
+        plan.splits.train,
+        recipe.augment,
+        recipe.model.image_size,
+        batch_size=recipe.optim.batch_size,
+        seed=recipe.seed,
+        device=processes.device,
+        workers=workers,
+        rank=processes.rank,
+        world=processes.world,
+        skip_broken=not settings.strict,
+    )
+    schedule = Schedule(recipe.optim, recipe.schedule, loader.steps_per_epoch)
+    compiles = settings.compiled
+    if compiles is None:
+        compiles = processes.device.type == "cuda" and schedule.total_steps >= COMPILE_FROM_STEPS
+    objective = make_objective(recipe, network, teacher)
+    model: nn.Module = torch.compile(network) if compiles else network  # type: ignore[assignment]
+    run = Run(
+        model=model,
+        objective=objective,
+        optimizer=make_optimizer(network, recipe.optim),
+        schedule=schedule,
+        loader=loader,
+        processes=processes,
+        saver=Folder(plan.folder),
+        ema=Ema(network, recipe.optim.ema_decay) if recipe.optim.ema_decay else None,
+        clip_norm=recipe.optim.clip_norm,
+        eval_mode=recipe.model.eval_mode,
+        evaluators=[Evaluator(plan, processes, workers)],
+        evaluate_every=max(1, recipe.schedule.epochs // EVALUATIONS),
+        metric="top1",
+        patience=settings.patience,
+    )
+    run.accumulate = parts_that_fit(run)
+    if run.accumulate > 1:
+        say(f"           batch {recipe.optim.batch_size} does not fit at once: {run.accumulate} parts, the same result")
+    return run, network, note + (", compiled" if compiles else "")
+
+
+class Evaluator:
+    """Top-1 and the rest on the val split, which is decoded once."""
+
+    def __init__(self, plan: Plan, processes: Processes, workers: int) -> None:
+        self._plan, self._processes, self._workers = plan, processes, workers
+        self._batches: Any = None
+
+    def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
+        """(name, value) pairs, as the engine wants them."""
+        return self.report(model)
+
+    def report(self, model: nn.Module) -> ClassificationReport:
+        """The whole evaluation; every rank does all of it, so that none waits for another's."""
+        plan, network = self._plan, unwrap(model)
+        if self._batches is None:
+            self._batches = make_evaluation_loader(
+                plan.splits.val,
+                plan.recipe.test.image_size or plan.recipe.model.image_size,
+                plan.recipe.test.crop_ratio,
+                batch_size=plan.recipe.optim.batch_size,
+                device=self._processes.device,
+                workers=self._workers,
+            )
+        return evaluate(
+            network,
+            self._batches.epoch(0),
+            classes=plan.splits.classes.names,
+            pixel_mean=network.pixel_mean,  # type: ignore[arg-type]
+            pixel_std=network.pixel_std,  # type: ignore[arg-type]
+        )
+
+
+def parts_that_fit(run: Run) -> int:
+    """Into how many micro-batches the batch must be cut for the device's memory; weights and random numbers stay."""
+    if run.processes.device.type != "cuda":
+        return 1
+    parts, largest = 1, max(1, run.schedule.optim.batch_size // run.processes.world)
+    while parts <= largest:
+        try:
+            _trial_step(run, parts)
+            return int(max(run.processes.gather(parts)))
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            parts *= 2
+    raise ResourceError(
+        f"not even one image fits into the memory of {run.processes.device}; use a smaller model or size"
+    )
+
+
+def _trial_step(run: Run, parts: int) -> None:
+    """Forward and backward of one micro-batch of the uncompiled network, then everything as it was."""
+    network = unwrap(run.model)
+    kept = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    batch: ImageBatch = next(iter(run.loader.epoch(0)))
+    part = slice(0, -(-len(batch) // parts))
+    small = ImageBatch(batch.images[part], batch.labels[part], batch.index[part]).to(run.processes.device)
+    with run.processes.randomness_kept():
+        try:
+            network.train()
+            with run.processes.autocast():
+                run.objective(network, small, epoch=0, step=0)["loss"].backward()
+        finally:
+            network.zero_grad(set_to_none=True)
+            for name, buffer in network.named_buffers():
+                buffer.copy_(kept[name])
+
+
+def measured(run: Run, plan: Plan) -> str:
+    """Time and memory of the run, from a few steps on a copy of the weights that is thrown away."""
+    device = run.processes.device
+    batches = iter(run.loader.epoch(0))
+    network = unwrap(run.model).train()
+    seconds = []
+    for _ in range(min(MEASURED_STEPS, run.loader.steps_per_epoch)):
+        before = clock.perf_counter()
+        batch = next(batches).to(device)
+        with run.processes.autocast():
+            run.objective(network, batch, epoch=0, step=0)["loss"].backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(clock.perf_counter() - before)
+    step = sorted(seconds)[len(seconds) // 2]
+    speed = plan.recipe.optim.batch_size / step
+    memory = f", {torch.cuda.max_memory_allocated(device) / 2**20:,.0f} MiB" if device.type == "cuda" else ""
+    return (
+        f"time       about {duration(step * run.schedule.total_steps)} for {run.schedule.total_steps:,} steps "
+        f"(measured on {len(seconds)}: {speed:,.0f} images/s{memory})"
+    )
+
+
+def worker_count() -> int:
+    """Processes that prepare pictures, where the user did not say: the cores, up to 8."""
+    return min(8, os.cpu_count() or 1)

@@ -1,0 +1,132 @@
+"""What a run will be: the user's settings, the data and the recipe they lead to. What can be wrong is found here."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patchloom.build import Choice, is_run, make_network, resolve_recipe
+from patchloom.checkpoint import read_run_files
+from patchloom.data.sets import Splits
+from patchloom.data.source import open_data
+from patchloom.errors import UsageError
+from patchloom.inspection.cost import Cost, cost, human
+from patchloom.recipes.schema import Recipe, difference
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """What a user can say about a run beside the recipe; only `data` has no default."""
+
+    data: str
+    model: str | None = None
+    recipe: str | Recipe = "auto"
+    out: str | None = None
+    teacher: str | None = None
+    init: str | None = None
+    epochs: int | None = None
+    size: int | None = None
+    batch: int | None = None
+    time: str | None = None
+    patience: int | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    device: str = "auto"
+    workers: int | None = None
+    compiled: bool | None = None
+    level: str | None = None
+    labels: str | None = None
+    strict: bool = False
+    trackers: tuple[str, ...] = ()
+
+    def recipe_changes(self) -> dict[str, Any]:
+        """The options that are recipe fields, under their dotted keys."""
+        short = {"schedule.epochs": self.epochs, "model.image_size": self.size, "optim.batch_size": self.batch}
+        changes: dict[str, Any] = {key: value for key, value in short.items() if value is not None}
+        if self.teacher:
+            changes["objective.teacher"] = self.teacher
+            changes.setdefault("objective.distillation", "hard")
+        return changes | self.changes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that could start now."""
+
+    splits: Splits
+    recipe: Recipe
+    choices: list[Choice]
+    folder: Path
+    cost: Cost
+    settings: TrainingSettings
+
+    def lines(self) -> list[str]:
+        """The plan for a person, with the reason of each automatic choice."""
+        r, s = self.recipe, self.splits
+        lines = [
+            f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, "
+            f"{len(s.classes)} classes",
+            *(f"           note: {note}" for note in s.notes),
+            f"model      {r.model.name} at {r.model.image_size} px: {human(self.cost.parameters)} parameters, "
+            f"{human(self.cost.multiply_adds)} multiply-adds",
+            f"recipe     {r.name}: {r.schedule.epochs} epochs, {r.optim.name} at {r.optim.peak_lr:.2g}, "
+            f"batch {r.optim.batch_size}",
+        ]
+        lines += [f"           {c.key} = {c.value}   ({c.why})" for c in self.choices]
+        return [*lines, f"folder     {self.folder}"]
+
+
+def make_plan(settings: TrainingSettings, device: str) -> Plan:
+    """Everything that can be wrong is found here, before any work."""
+    splits = open_data(settings.data, strict=settings.strict, level=settings.level, labels=settings.labels)
+    recipe, choices = resolve_recipe(
+        splits,
+        recipe=settings.recipe,
+        model=settings.model,
+        changes=settings.recipe_changes(),
+        device=device,
+        pretrained=settings.init is not None,
+    )
+    part = recipe.objective
+    if part.distillation != "none" and not part.teacher:
+        raise UsageError(f"recipe {recipe.name} distils ({part.distillation}) but names no teacher; give --teacher")
+    if part.teacher and not is_run(part.teacher) and Path(part.teacher).is_dir():
+        raise UsageError(f"{part.teacher} is not the folder of a run: it has no config.json")
+    if settings.init and not is_run(settings.init) and not Path(settings.init).is_file():
+        raise UsageError(f"--init {settings.init}: no such run or file")
+    with torch.device("meta"):
+        network = make_network(recipe.model, len(splits.classes))
+    folder = Path(settings.out) if settings.out else Path("runs") / _folder_name(settings.data)
+    _same_run(folder, recipe)
+    return Plan(splits, recipe, choices, folder, cost(network), settings)
+
+
+def _same_run(folder: Path, recipe: Recipe) -> None:
+    """A folder with another run in it is an error that lists what differs, unless it only goes on for longer."""
+    if not (folder / "recipe.yaml").is_file():
+        if folder.is_file():
+            raise UsageError(f"{folder} is a file; give --out a folder")
+        return
+    before = read_run_files(folder).recipe
+    changed = difference(before, recipe) if before else {}
+    changed.pop("schedule.epochs", None)
+    if changed:
+        shown = ", ".join(f"{key} {old} → {new}" for key, (old, new) in list(changed.items())[:4])
+        raise UsageError(f"{folder} holds a run with other settings ({shown}); give a new folder with --out")
+
+
+def _folder_name(data: str) -> str:
+    stem = Path(data).stem if Path(data).exists() else data
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
+
+
+def seconds_of(text: str | None) -> float | None:
+    """'90s', '30m', '2h' or '2h30m' in seconds."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip())
+    if not text.strip() or match is None or not any(match.groups()):
+        raise UsageError(f"--time takes hours, minutes or seconds, such as 2h, 30m or 90s; given {text!r}")
+    hours, minutes, seconds = (float(group or 0) for group in match.groups())
+    return hours * 3600 + minutes * 60 + seconds
