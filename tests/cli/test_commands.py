@@ -57,3 +57,59 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, message) -> None:
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_recipes_side_by_side() -> None:
+    done = patchloom("recipes", "deit", "deit3")
+    assert done.returncode == 0
+    header = next(line for line in done.stdout.splitlines() if "deit3" in line)
+    assert header.split() == ["deit", "deit3"]
+    assert json.loads(patchloom("recipes", "deit", "--json").stdout)[0]["optim"]["weight_decay"] == 0.05
+
+
+def test_a_recipe_as_the_file_that_train_reads(tmp_path) -> None:
+    from patchloom.recipes import Recipe, get_recipe
+
+    done = patchloom("recipes", "deit3", "--model", "deit3_l", "--yaml")
+    assert Recipe.from_yaml(done.stdout) == get_recipe("deit3", "deit3_l")
+
+
+def test_train_evaluate_predict(tmp_path) -> None:
+    data, run = "shapes:count=40,size=32", str(tmp_path / "run")
+    tiny = ["--set", "model.options.depth=1", "--set", "model.options.dim=16", "--device", "cpu", "--workers", "0"]
+    done = patchloom("train", data, "--recipe", "small_images", "--epochs", "1", "--batch", "8", "--out", run, *tiny)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("Next: patchloom predict")
+    numbers = json.loads(patchloom("evaluate", run, data, "--split", "val", "--device", "cpu", "--json").stdout)
+    assert 0 <= numbers["top1"] <= 100
+    assert len(numbers["per_class"]) == 16
+    from PIL import Image
+
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "red.png")
+    (tmp_path / "torn.jpg").write_bytes(b"\xff\xd8\xff")
+    done = patchloom("predict", run, str(tmp_path / "red.png"), str(tmp_path / "torn.jpg"), "--device", "cpu", "--json")
+    good, bad = (json.loads(line) for line in done.stdout.splitlines())
+    assert done.returncode == 3
+    assert len(good["answers"]) == 3
+    assert good["error"] is None
+    assert "torn.jpg" in bad["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "no/such/folder"), "error: "),
+        (("train", "digits", "--epocs", "3"), "error: No such option: --epocs"),
+        (("train", "digits", "--set", "augment.mixup"), "error: --set takes field=value"),
+        (("train", "digits", "--set", "augment.mixpu=0"), "error: "),
+        (("evaluate", "nowhere", "digits"), "error: nowhere is not the folder of a run: it has no config.json"),
+        (("recipes", "dei"), "error: "),
+    ],
+)
+def test_a_mistake_in_training_commands_is_one_line(arguments, message, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = patchloom(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
