@@ -14,7 +14,7 @@ from patchloom.data.augment import test_transform
 from patchloom.data.device import DeviceLoader, decode_all, fits_in_memory
 from patchloom.data.loader import Loader
 from patchloom.data.sets import ImageSet, Splits
-from patchloom.errors import UsageError
+from patchloom.errors import DataError, UsageError
 from patchloom.models.network import Network
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model
@@ -96,10 +96,19 @@ def _text(path: Path) -> str:
 
 
 def median_side(dataset: ImageSet) -> int:
-    """The median of the shorter sides of some pictures, in pixels."""
+    """The median of the shorter sides of some pictures that can be read, in pixels."""
     step = max(1, len(dataset) // SIZED_PICTURES)
-    sides = sorted(min(dataset.read(i).size) for i in range(0, len(dataset), step))
-    return sides[len(sides) // 2]
+    sides, reason = [], ""
+    for i in range(0, len(dataset), step):
+        try:
+            sides.append(min(dataset.read(i).size))
+        except DataError as error:
+            reason = str(error)
+    if not sides:
+        raise DataError(
+            f"none of {len(range(0, len(dataset), step))} pictures tried can be read; the last one: {reason}"
+        )
+    return sorted(sides)[len(sides) // 2]
 
 
 # Networks and teachers ----------------------------------------------------------------------------------------------

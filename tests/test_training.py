@@ -237,3 +237,20 @@ def test_auto_says_why_and_what_was_given(shapes) -> None:
 
 def test_times() -> None:
     assert [seconds_of(text) for text in ("90s", "2m", "1h30m", "0.5h", None)] == [90, 120, 5400, 1800, None]
+
+
+def test_pictures_that_cannot_be_read_are_named_and_left_out(tmp_path) -> None:
+    from PIL import Image
+
+    for name, colour in (("red", "red"), ("blue", "blue")):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(10):
+            Image.new("RGB", (16, 16), colour).save(tmp_path / "data" / name / f"{i}.png")
+    (tmp_path / "data" / "red" / "00-empty.png").touch()
+    changes = TINY | {"model.options.patch_size": 8, "model.image_size": 16}
+    base = {"data": str(tmp_path / "data"), "epochs": 1, "batch": 4, "workers": 0, "device": "cpu", "changes": changes}
+    said: list[str] = []
+    run_training(TrainingSettings(out=str(tmp_path / "run"), **base), say=said.append)
+    assert any("left out" in line and "00-empty.png" in line and "empty file" in line for line in said)
+    with pytest.raises(DataError, match=r"00-empty\.png: empty file"):
+        run_training(TrainingSettings(out=str(tmp_path / "strict"), strict=True, **base), say=str)

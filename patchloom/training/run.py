@@ -99,7 +99,7 @@ def _train_and_report(
         raise _with_files(error, plan.splits.train) from error
     seconds = clock.perf_counter() - started
     metrics: dict[str, float] = {}
-    for line in _unreadable(run, plan.splits.train):
+    for line in _unreadable(run):
         say(line)
     if run.processes.is_main:
         report = final_report(plan, run.processes)
@@ -120,10 +120,10 @@ def _with_files(error: NumericalError, pictures: ImageSet) -> NumericalError:
     return NumericalError(f"{error} Files of that batch: {', '.join(shown)} …") if shown else error
 
 
-def _unreadable(run: Run, pictures: ImageSet) -> list[str]:
+def _unreadable(run: Run) -> list[str]:
     """One line a picture that could not be read and was replaced by the next one."""
     broken: dict[int, str] = getattr(run.loader, "broken", {})
-    lines = [f"left out   {pictures.where(i)}: {reason}" for i, reason in list(broken.items())[:FILES_SHOWN]]
+    lines = [f"left out   {reason}" for reason in list(broken.values())[:FILES_SHOWN]]
     return [*lines, f"left out   {len(broken) - FILES_SHOWN} more"] if len(broken) > FILES_SHOWN else lines
 
 
