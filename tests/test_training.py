@@ -254,3 +254,12 @@ def test_pictures_that_cannot_be_read_are_named_and_left_out(tmp_path) -> None:
     assert any("left out" in line and "00-empty.png" in line and "empty file" in line for line in said)
     with pytest.raises(DataError, match=r"00-empty\.png: empty file"):
         run_training(TrainingSettings(out=str(tmp_path / "strict"), strict=True, **base), say=str)
+
+
+def test_a_test_size_of_its_own(tmp_path) -> None:
+    changes = TINY | {"test.image_size": 48}
+    base = {"data": "shapes:count=40,size=32", "recipe": "small_images", "epochs": 1, "batch": 8, "device": "cpu"}
+    run_training(TrainingSettings(out=str(tmp_path / "run"), workers=0, changes=changes, **base), say=str)
+    classifier = patchloom.load(tmp_path / "run", device="cpu")
+    assert classifier.model.config.image_size == (48, 48)
+    assert len(classifier.predict([open_data("shapes:count=40,size=32").val.read(0)])) == 1

@@ -31,6 +31,7 @@ def train(
     compiled: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="torch.compile; by default where it pays.")
     ] = None,
+    shard: Annotated[bool, typer.Option(help="Split weights and optimiser over the processes (FSDP).")] = False,
     level: Annotated[str | None, typer.Option(help="Label level to train on, where the data have several.")] = None,
     labels: Annotated[str | None, typer.Option(help="CSV with path,label for a folder of images.")] = None,
     strict: Annotated[bool, typer.Option(help="Unreadable images and stray classes are errors.")] = False,
@@ -47,7 +48,7 @@ def train(
     settings = TrainingSettings(
         data=data, model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,
         batch=batch, time=time, patience=patience, changes=pairs(changes or []), device=device, workers=workers,
-        compiled=compiled, level=level, labels=labels, strict=strict, trackers=tuple(log or ()),
+        compiled=compiled, shard=shard, level=level, labels=labels, strict=strict, trackers=tuple(log or ()),
     )  # fmt: skip
     result = run_training(settings, dry_run=dry_run, say=silent if as_json else print)
     if as_json:

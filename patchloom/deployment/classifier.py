@@ -114,10 +114,9 @@ class Classifier:
 
         `real` is the path of ImageNet-ReaL's labels; `v2` says that folders are class numbers, as in ImageNet-V2.
         """
-        table, model = ClassTable(self.labels), self.model
+        table = ClassTable(self.labels)
+        model = self.model if size is None else self.model.for_images_of(size)
         pictures = open_v2(data, table) if v2 else open_for(data, table, split=split, strict=strict)
-        if size is not None and not model.any_resolution and (size, size) != model.config.image_size:
-            model = model.at_resolution(size)
         loader = make_evaluation_loader(
             pictures,
             size or self.preprocessing.image_size,
@@ -165,7 +164,7 @@ def load(source: str | os.PathLike[str], *, device: str = "auto") -> Classifier:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     network, files = load_network(folder)
-    return Classifier(network.to(device), files)
+    return Classifier(network.for_images_of(files.preprocessing.image_size).to(device), files)
 
 
 def _from_hub(repository: str) -> Path:

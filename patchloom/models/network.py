@@ -165,6 +165,11 @@ class Network(nn.Module):
                     tensor.copy_(getattr(old, key))
         return new
 
+    def for_images_of(self, size: Size) -> Self:
+        """This network where it takes images of `size` as it is, otherwise a copy at that resolution."""
+        wanted = (size, size) if isinstance(size, int) else tuple(size)
+        return self if self.any_resolution or wanted == self.config.image_size else self.at_resolution(size)
+
     def train(self, mode: bool = True) -> Self:
         """As torch's; an absorbed copy refuses to train."""
         if mode and getattr(self, "absorbed", False):

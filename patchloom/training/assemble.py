@@ -3,6 +3,7 @@
 import os
 import time as clock
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.ema import Ema
 from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
 from patchloom.engine.run import Run
-from patchloom.errors import ResourceError
+from patchloom.errors import ResourceError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.models.network import Network
 from patchloom.training.plan import Plan
@@ -39,6 +40,10 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     if settings.init:
         initialise(network, settings.init)
     network.to(processes.device)
+    if settings.shard:
+        if processes.world == 1:
+            raise UsageError("--shard splits weights over several processes; start them with torchrun or srun")
+        processes.shard(network)
     torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, other drop paths
     freeze(network, recipe.model.trainable)
     teacher = (
@@ -99,10 +104,13 @@ class Evaluator:
     def report(self, model: nn.Module) -> ClassificationReport:
         """The whole evaluation; every rank does all of it, so that none waits for another's."""
         plan, network = self._plan, unwrap(model)
+        size = plan.recipe.test.image_size or plan.recipe.model.image_size
+        if isinstance(network, Network):
+            network = network.for_images_of(size)
         if self._batches is None:
             self._batches = make_evaluation_loader(
                 plan.splits.val,
-                plan.recipe.test.image_size or plan.recipe.model.image_size,
+                size,
                 plan.recipe.test.crop_ratio,
                 batch_size=plan.recipe.optim.batch_size,
                 device=self._processes.device,
@@ -138,7 +146,10 @@ def _trial_step(run: Run, parts: int) -> None:
     """Forward and backward of one micro-batch of the uncompiled network, then everything as it was."""
     network = unwrap(run.model)
     kept = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    batch: ImageBatch = next(iter(run.loader.epoch(0)))
+    with closing(run.loader.epoch(0)) as batches:  # type: ignore[type-var]
+        batch: ImageBatch = next(batches)
+    # The optimiser will keep two numbers a weight from its first step on.
+    reserved = [torch.empty_like(p) for p in network.parameters() if p.requires_grad for _ in range(2)]
     part = slice(0, -(-len(batch) // parts))
     small = ImageBatch(batch.images[part], batch.labels[part], batch.index[part]).to(run.processes.device)
     with run.processes.randomness_kept():
@@ -147,6 +158,7 @@ def _trial_step(run: Run, parts: int) -> None:
             with run.processes.autocast():
                 run.objective(network, small, epoch=0, step=0)["loss"].backward()
         finally:
+            reserved.clear()
             network.zero_grad(set_to_none=True)
             for name, buffer in network.named_buffers():
                 buffer.copy_(kept[name])

@@ -35,6 +35,7 @@ class TrainingSettings:
     device: str = "auto"
     workers: int | None = None
     compiled: bool | None = None
+    shard: bool = False
     level: str | None = None
     labels: str | None = None
     strict: bool = False
