@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from patchloom.data.check import check as check
     from patchloom.data.source import open_data as open_data
     from patchloom.deployment.classifier import Classifier as Classifier
     from patchloom.deployment.classifier import load as load
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "Classifier": "patchloom.deployment.classifier",
     "absorb": "patchloom.models.absorb",
+    "check": "patchloom.data.check",
     "cost": "patchloom.inspection.cost",
     "create_model": "patchloom.models.registry",
     "list_models": "patchloom.models.registry",

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from patchloom.cli import bench, demo, evaluate, models, predict, recipes, train
+from patchloom.cli import bench, check, demo, evaluate, models, predict, recipes, train
 from patchloom.errors import PatchloomError
 
 app = typer.Typer(
@@ -15,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("check")(check.check)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)

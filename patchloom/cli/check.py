@@ -1,0 +1,184 @@
+"""`patchloom check DATA`: what is in a data set and what is wrong with it, before training."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from patchloom.data.check import CheckReport, Place
+    from patchloom.data.scan import Progress
+
+SHOWN = 5  # files, groups or classes named in the terminal; the page and --json have all
+UNEVEN = 10  # times as many pictures in the largest class as in the smallest
+
+
+def check(
+    data: Annotated[str, typer.Argument(help="A folder or any other data that `train` takes.")],
+    page: Annotated[str | None, typer.Option(help="Where the page goes; runs/check-NAME/check.html.")] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Near-duplicates across splits and labels are problems too.")
+    ] = False,
+    labels: Annotated[str | None, typer.Option(help="A labels file (path,label) for the folder.")] = None,
+    taxonomy: Annotated[str | None, typer.Option(help="A file of class → coarse class.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that read; one for each core.")] = None,
+    cache: Annotated[bool, typer.Option(help="Look only at files that changed since the last check.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines; a page only with --page.")] = False,
+) -> None:
+    """Counts, unreadable and odd files, duplicates, leaks, balance. Exit code 3 where something is wrong."""
+    import time
+    from pathlib import Path
+
+    from patchloom.data.check import check as look_through
+
+    target = Path(page) if page else None
+    if target:
+        _refuse_inside(target, data)
+    started = time.perf_counter()
+    with _progress() as progress:
+        report = look_through(data, labels=labels, taxonomy=taxonomy, workers=workers, cache=cache, progress=progress)
+    seconds = time.perf_counter() - started
+    problems = report.problems(strict=strict)
+    if not target and problems and not as_json:
+        target = _usual_page(data)
+    if target:
+        from patchloom.inspection.check_page import write_check_page
+
+        write_check_page(target, report, problems=problems)
+    if as_json:
+        print(json.dumps(report.to_dict(strict=strict) | {"seconds": round(seconds, 3)}, indent=2))
+    else:
+        _print(report, data, seconds, problems, target)
+    if problems:
+        raise typer.Exit(3)
+
+
+def _print(report: "CheckReport", data: str, seconds: float, problems: list[str], page: "Path | None") -> None:
+    splits = " + ".join(f"{count:,} {split}" for split, count in report.splits.items())
+    counted = splits if "val" in report.splits else f"{report.pictures:,} pictures, no val split"
+    speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s, {report.decoded:,} decoded)"
+    print(f"{data}  {len(report.classes)} classes, {counted}   {speed}")
+    for name, count, detail in _rows(report, data):
+        print(f"  {name:<16}{count:>7}  {detail}".rstrip())
+    for note in report.notes:
+        print(f"  note: {note}")
+    if problems:
+        print(f"Problems: {'; '.join(problems)}.")
+    else:
+        print("Nothing is wrong.")
+    if page:
+        print(f"Page: {page}")
+    print(f"Next: patchloom train {data}")
+
+
+def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
+    """Name, number and detail of every line; further files stand on lines without a name."""
+    from pathlib import Path
+
+    folder = f"{Path(data).expanduser()}{os.sep}"
+
+    def short(place: "Place") -> str:
+        return place.where.removeprefix(folder)
+
+    if report.widths and report.heights:
+        (w0, w1, w2), (h0, h1, h2) = report.widths, report.heights
+        yield "sizes", "", f"{w0} … {w2} wide, {h0} … {h2} high, median {w1}×{h1}"
+    yield from _listed("unreadable", [f"{short(bad.place)}: {bad.reason}" for bad in report.unreadable])
+    if report.odd:
+        kinds = Counter((odd.kind, "" if odd.kind in ("strip", "tiny") else odd.read_as) for odd in report.odd)
+        told = [f"{count} {kind}{f' ({read_as})' if read_as else ''}" for (kind, read_as), count in kinds.items()]
+        yield "odd", f"{len(report.odd):,}", ", ".join(told)
+    leaks, conflicts = report.leaks(near=True), report.conflicts(near=True)
+    across = f"; {len(leaks)} across train and val, {len(conflicts)} across labels" if leaks or conflicts else ""
+    if report.duplicates:
+        yield "duplicates", f"{len(report.duplicates):,}", " = ".join(map(short, report.duplicates[0][:SHOWN]))
+    if report.near_duplicates:
+        first = " ≈ ".join(map(short, report.near_duplicates[0][:SHOWN]))
+        yield "near-duplicates", f"{len(report.near_duplicates):,}", first + across
+    yield from _listed("in train and val", [" = ".join(map(short, group[:SHOWN])) for group in report.leaks()])
+    yield from _listed(
+        "two labels", [" = ".join(f"{short(p)} ({p.label})" for p in group[:SHOWN]) for group in report.conflicts()]
+    )
+    if report.divided:
+        yield (
+            "divided",
+            f"{len(report.divided):,}",
+            "groups of duplicates that a val split made by default would divide",
+        )
+    yield from _listed("empty classes", list(report.empty_classes))
+    yield from _listed("only in val", [f"{name} ({count})" for name, count in report.stray_classes.items()])
+    if report.balance:
+        low, high = report.balance
+        yield (
+            "balance",
+            "",
+            f"{low:,} … {high:,} per class{'' if high < UNEVEN * low else f', uneven: 1 to {high / low:.0f}'}",
+        )
+
+
+def _listed(name: str, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    for i, line in enumerate(lines[:SHOWN]):
+        yield (name, f"{len(lines):,}", line) if not i else ("", "", line)
+    if len(lines) > SHOWN:
+        yield "", "", f"and {len(lines) - SHOWN:,} more"
+
+
+def _usual_page(data: str) -> "Path | None":
+    """None where that would lie in the data: nothing is ever written there."""
+    import re
+    from pathlib import Path
+
+    from patchloom.errors import UsageError
+
+    name = Path(data).expanduser().resolve().name if Path(data).expanduser().exists() else data
+    safe = re.sub(r"[^\w.-]+", "-", name)
+    target = Path("runs", f"check-{safe}", "check.html")
+    try:
+        _refuse_inside(target, data)
+    except UsageError:
+        return None
+    return target
+
+
+def _refuse_inside(target: "Path", data: str) -> None:
+    from pathlib import Path
+
+    from patchloom.errors import UsageError
+
+    folder = Path(data).expanduser()
+    if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(f"the page {target} would lie in the data; choose a path outside {data}")
+
+
+@contextmanager
+def _progress() -> Iterator["Progress | None"]:
+    """A bar on a terminal; elsewhere nothing."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield None
+        return
+    import time
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # No thread of its own: processes are forked while the bar is shown.
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("", total=None)
+        last = 0.0
+
+        def show(done: int, total: int) -> None:
+            nonlocal last
+            if time.monotonic() - last > 0.1 or done == total:
+                last = time.monotonic()
+                bar.update(task, completed=done, total=total, refresh=True)
+
+        yield show

@@ -1,0 +1,111 @@
+"""What `check` found as one HTML file: numbers, faults, and contact sheets to see with one's own eyes.
+
+Self-contained as the report of a run is, and free of torch, so that a check stays quick.
+"""
+
+import base64
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from PIL import Image
+
+from patchloom.data.check import CheckReport, Place
+from patchloom.data.folder import printable
+from patchloom.data.sets import UNLABELLED
+from patchloom.errors import DataError, ResourceError
+
+THUMBNAIL = 96  # pixels
+CLASSES, EACH = 60, 6  # classes shown, and pictures of each
+GROUPS, MEMBERS = 60, 8  # groups of duplicates shown of each kind, and pictures of each
+LINES = 500  # files named in a list
+
+
+def write_check_page(path: Path, report: CheckReport, *, problems: Sequence[str]) -> None:
+    """Write the page; what it leaves out it counts."""
+    source = Path(__file__).with_name("check.html.j2").read_text("utf-8")
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    html = page.from_string(source).render(
+        report=report,
+        problems=problems,
+        facts=_facts(report),
+        groups=_groups(report),
+        sheets=_contact_sheets(report),
+        lines=LINES,
+        shown_groups=GROUPS,
+        members=MEMBERS,
+    )
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(html, "utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ResourceError(f"the page {path} cannot be written ({error.strerror})") from error
+
+
+def _facts(report: CheckReport) -> list[tuple[str, str]]:
+    facts = [(split, f"{count:,}") for split, count in report.splits.items()]
+    facts.append(("classes", f"{len(report.classes):,}"))
+    if report.widths and report.heights:
+        for name, (low, middle, high) in (("width", report.widths), ("height", report.heights)):
+            facts.append((name, f"{low} … {high}, median {middle}" if low < high else f"{low}"))
+    if report.balance:
+        facts.append(("per class, train", "{:,} … {:,}".format(*report.balance)))
+    return facts
+
+
+def _groups(report: CheckReport) -> list[tuple[str, str, str, int, list[dict[str, Any]]]]:
+    """(anchor, title, explanation, number of groups, groups shown with pictures), worst kinds first."""
+    kinds = [
+        ("leaks", "In train and val", "The same pixels in both: the score of val is too good.", report.leaks()),
+        ("labels", "Under two labels", "The same pixels, of which one label is wrong.", report.conflicts()),
+        ("dups", "Duplicates", "The same pixels.", report.duplicates),
+        ("near", "Near-duplicates", "Perhaps saved again or scaled; look before removing.", report.near_duplicates),
+    ]
+    return [
+        (anchor, title, text, len(groups), [_group(report, group) for group in groups[:GROUPS]])
+        for anchor, title, text, groups in kinds
+        if groups
+    ]
+
+
+def _group(report: CheckReport, group: Sequence[Place]) -> dict[str, Any]:
+    def file(place: Place) -> str:
+        return printable(report.listings[place.split].pictures.key(place.row))
+
+    shown = [(place, file(place), _thumbnail(report, place.split, place.row)) for place in group[:MEMBERS]]
+    return {"size": len(group), "pictures": shown}
+
+
+def _contact_sheets(report: CheckReport) -> list[tuple[str, str, list[str]]]:
+    """(class, its counts, pictures from all over it), of train, or of val for a class that train has not."""
+    rows: dict[str, dict[str, list[int]]] = {}
+    unreadable = {(bad.place.split, bad.place.row) for bad in report.unreadable}
+    for split, listing in report.listings.items():
+        for row, label in zip(listing.rows.tolist(), listing.labels.tolist(), strict=True):
+            if (split, row) not in unreadable:
+                name = "" if label == UNLABELLED else listing.names[label]
+                rows.setdefault(name, {}).setdefault(split, []).append(row)
+    sheets = []
+    for name in sorted(rows)[:CLASSES]:
+        split, found = next(iter(rows[name].items()))
+        chosen = found[:: max(1, len(found) // EACH)][:EACH]
+        counts = ", ".join(f"{len(members):,} {where}" for where, members in rows[name].items())
+        sheets.append((name or "without a label", counts, [_thumbnail(report, split, row) for row in chosen]))
+    return sheets
+
+
+def _thumbnail(report: CheckReport, split: str, row: int) -> str:
+    """The picture as a JPEG inside an address; grey where it has gone since the scan."""
+    try:
+        picture = report.listings[split].pictures.read(row)
+    except DataError:
+        picture = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "grey")
+    picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

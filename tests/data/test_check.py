@@ -1,0 +1,302 @@
+"""`check` on folders with planted faults: each is found, with its path and reason, and nothing else."""
+
+import json
+import os
+import sqlite3
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from patchloom.data import scan
+from patchloom.data.check import check
+from patchloom.data.duplicates import MAX_BITS, linked, near_pairs
+from patchloom.errors import DataError, UsageError
+from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Files decoded so far, by name."""
+    names = []
+    decode = scan.decode
+
+    def noting(data, where):
+        names.append(os.path.basename(where))
+        return decode(data, where)
+
+    monkeypatch.setattr(scan, "decode", noting)
+    return names
+
+
+def below(root, groups):
+    return [{os.path.relpath(place.where, root) for place in group} for group in groups]
+
+
+def test_clean_has_nothing_wrong(tmp_path):
+    report = check(make_clean(tmp_path / "clean"))
+    assert report.problems(strict=True) == []
+    assert (report.unreadable, report.odd, report.duplicates, report.near_duplicates, report.notes) == ((),) * 5
+    assert report.splits == {"train": 12, "val": 6}
+    assert report.classes["ant"] == {"train": 4, "val": 2}
+    assert (report.widths, report.heights, report.balance) == ((48, 48, 48), (48, 48, 48), (4, 4))
+
+
+def test_every_planted_fault_is_found(tmp_path):
+    root = make_dirty(tmp_path / "dirty")
+    report = check(root)
+    reasons = {os.path.relpath(bad.place.where, root): bad.reason for bad in report.unreadable}
+    size = (root / "train/ant/truncated.jpg").stat().st_size
+    assert reasons == {
+        "train/ant/truncated.jpg": f"ends after {size} bytes (unfinished JPEG)",
+        "train/ant/empty.jpg": "empty file",
+        "train/ant/text.jpg": "not an image (text)",
+        "train/ant/strip.png": "3000×2 pixels, less than 4 on a side",
+    }
+    assert {(os.path.relpath(odd.place.where, root), odd.kind, odd.read_as) for odd in report.odd} == {
+        ("train/cat/cmyk.jpg", "CMYK", "converted to RGB"),
+        ("train/cat/deep.png", "16-bit", "0…65535 becomes 0…255"),
+        ("train/cat/alpha.png", "alpha", "laid over white"),
+        ("train/cat/turned.jpg", "EXIF rotation", "turned upright"),
+        ("train/cat/moving.gif", "animated", "the first frame"),
+        ("train/cat/moving.gif", "palette", "converted to RGB, transparent parts laid over white"),
+        ("train/dog/wide.png", "strip", "400×40, of which a square crop shows 10%"),
+        ("train/dog/tiny.png", "tiny", "8×8, enlarged; the median short side is 48"),
+    }
+    assert below(root, report.leaks()) == [{"train/dog/0.jpg", "val/dog/copy.jpg"}]
+    assert below(root, report.conflicts()) == [{"train/ant/1.jpg", "train/cat/also.jpg"}]
+    assert len(report.duplicates) == 2
+    assert below(root, report.near_duplicates) == [{"train/dog/2.jpg", "train/dog/again.jpg"}]
+    assert report.empty_classes == ("unicorn",)
+    assert report.stray_classes == {"zebra": 1}
+    assert report.notes == ("train: not images by their extension (1 .txt); left out",)
+    assert report.problems() == [
+        "4 files cannot be read",
+        "no pictures for 'unicorn'",
+        "only val has 'zebra'",
+        "the same picture in train and val, 1 time",
+        "the same picture under two labels, 1 time",
+    ]
+    plain = json.loads(json.dumps(report.to_dict()))
+    assert plain["unreadable"][0]["place"]["split"] == "train"
+    assert plain["problems"] == report.problems()
+
+
+def test_shift_names_the_class_that_only_val_has(tmp_path):
+    report = check(make_shift(tmp_path / "shift"))
+    assert report.stray_classes == {"bee": 1}
+    assert report.problems(strict=True) == ["only val has 'bee'"]
+
+
+def test_a_class_of_unreadable_files_is_empty(tmp_path):
+    root = make_clean(tmp_path / "data")
+    for split in ("train", "val"):
+        for file in (root / split / "cat").iterdir():
+            file.write_bytes(b"")
+    assert check(root).empty_classes == ("cat",)
+
+
+def test_the_same_pixels_in_another_format_are_duplicates(tmp_path):
+    root = make_clean(tmp_path / "data")
+    Image.open(root / "train/ant/0.jpg").save(root / "val/ant/other.png")
+    assert below(root, check(root).leaks()) == [{"train/ant/0.jpg", "val/ant/other.png"}]
+
+
+def test_a_near_copy_across_splits_and_labels_is_wrong_only_where_strict(tmp_path):
+    root = make_clean(tmp_path / "data")
+    (root / "val/cat/near.jpg").write_bytes(jpeg(Image.open(root / "train/ant/0.jpg"), quality=60))
+    report = check(root)
+    assert report.problems() == []
+    assert report.problems(strict=True) == [
+        "nearly the same picture in train and val, 1 time",
+        "nearly the same picture under two labels, 1 time",
+    ]
+
+
+def test_flat_pictures_are_no_near_duplicates(tmp_path):
+    root = make_clean(tmp_path / "data")
+    for level in range(100, 110):
+        Image.new("RGB", (48, 48), (level,) * 3).save(root / "train/ant" / f"flat{level}.png")
+    report = check(root)
+    assert (report.duplicates, report.near_duplicates) == ((), ())
+
+
+def test_duplicates_that_a_made_split_would_divide(tmp_path):
+    root = tmp_path / "data"
+    for name in ("ant", "cat"):
+        (root / name).mkdir(parents=True)
+        for i in range(10):  # five pictures, each twice: of 20 % held out, some have their twin in train
+            (root / name / f"{i}.jpg").write_bytes(jpeg(picture(i // 2 + 50 * (name == "cat"))))
+    report = check(root)
+    assert report.splits == {"train": 20}
+    assert len(report.duplicates) == 10
+    assert 0 < len(report.divided) <= 4
+    assert report.problems() == []
+    from patchloom.data.source import open_data
+
+    held_out = {open_data(root).val.where(i) for i in range(4)}
+    for group in report.duplicates:
+        sides = {place.where in held_out for place in group}
+        assert (len(sides) == 2) == (group in report.divided)
+
+
+def test_a_second_check_decodes_nothing_and_a_changed_file_again(tmp_path, decoded):
+    root = make_dirty(tmp_path / "data")
+    first = check(root)
+    assert first.decoded == first.pictures
+    decoded.clear()
+    second = check(root)
+    assert (second.decoded, decoded) == (0, [])
+    assert {**second.to_dict(), "decoded": 0} == {**first.to_dict(), "decoded": 0}
+    (root / "train/ant/0.jpg").write_bytes(jpeg(picture(500, (64, 64))))
+    third = check(root)
+    assert (third.decoded, decoded) == (1, ["0.jpg"])
+    assert third.widths[2] == 400
+    assert third.classes == first.classes
+    check(root, cache=False)
+    assert len(decoded) > 10
+
+
+def test_an_interrupted_check_goes_on_where_it_stopped(tmp_path):
+    root = make_clean(tmp_path / "data")
+
+    def stop(done, total):
+        if done == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check(root, progress=stop)
+    assert check(root).decoded == 8
+
+
+def test_a_file_repaired_at_the_same_size_is_noticed(tmp_path, decoded):
+    root = make_clean(tmp_path / "data")
+    file = root / "train/ant/0.jpg"
+    whole = file.read_bytes()
+    file.write_bytes(b"x" * len(whole))
+    assert len(check(root).unreadable) == 1
+    file.write_bytes(whole)
+    os.utime(file, ns=(0, 12345))
+    assert check(root).unreadable == ()
+
+
+@pytest.mark.parametrize("damage", [b"no database", b""])
+def test_a_damaged_cache_is_begun_anew(tmp_path, cache_home, damage, decoded):
+    root = make_clean(tmp_path / "data")
+    check(root)
+    (file,) = cache_home.rglob("*.sqlite")
+    file.write_bytes(damage)
+    assert check(root).decoded == 18
+    assert check(root).decoded == 0
+
+
+def test_a_cache_of_other_columns_is_no_trouble(tmp_path, cache_home):
+    root = make_clean(tmp_path / "data")
+    check(root)
+    (file,) = cache_home.rglob("*.sqlite")
+    file.unlink()
+    database = sqlite3.connect(file)
+    database.execute("CREATE TABLE sights (path, bytes)")
+    database.execute("INSERT INTO sights VALUES (1, 2)")
+    database.commit()
+    database.close()
+    assert check(root).decoded == 18
+
+
+def test_a_cache_folder_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    root = make_clean(tmp_path / "data")
+    assert check(root).decoded == check(root).decoded == 18
+
+
+def test_nothing_is_written_into_the_data(tmp_path):
+    root = make_dirty(tmp_path / "data")
+
+    def state():
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in [root, *root.rglob("*")]}
+
+    before = state()
+    check(root)
+    check(root)
+    assert state() == before
+
+
+def test_pipes_are_named_and_never_opened(tmp_path):
+    root = make_clean(tmp_path / "data")
+    os.mkfifo(root / "train/ant/pipe.jpg")
+    (root / "train/ant/gone.jpg").symlink_to(tmp_path / "nowhere")
+    report = check(root)
+    assert report.pictures == 18
+    assert "ant/gone.jpg, ant/pipe.jpg" in report.notes[0]
+
+
+def test_several_processes_see_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(scan, "_FEW", 4)
+    monkeypatch.setattr(scan, "_CHUNK", 5)
+    root = make_dirty(tmp_path / "data")
+    calls = []
+    two = check(root, workers=2, cache=False, progress=lambda done, total: calls.append((done, total)))
+    assert two.to_dict() == check(root, workers=1, cache=False).to_dict()
+    assert calls == [(i + 1, two.pictures) for i in range(two.pictures)]
+
+
+def test_sources_without_files(tmp_path):
+    report = check("shapes:count=40,size=32")
+    assert report.splits == {"train": 40, "val": 16}
+    assert (report.unreadable, report.odd) == ((), ())
+
+
+def test_a_labels_file_and_unlabelled_pictures(tmp_path):
+    for i in range(4):
+        picture(i).save(tmp_path / f"{i}.png")
+    assert check(tmp_path).classes == {}
+    (tmp_path / "labels.csv").write_text("path,label\n0.png,a\n1.png,b\n2.png,a\n3.png,b\n")
+    assert check(tmp_path, labels=tmp_path / "labels.csv").classes == {"a": {"train": 2}, "b": {"train": 2}}
+    (tmp_path / "labels.csv").write_text("path,label\n0.png,a\n1.png,a\n")
+    assert check(tmp_path / "labels.csv").problems() == ["one class ('a'); classification needs two"]
+
+
+def test_no_data(tmp_path):
+    with pytest.raises(UsageError, match="neither a path nor a known data set"):
+        check(tmp_path / "none")
+    with pytest.raises(DataError, match="no images found"):
+        check(tmp_path)
+
+
+@given(
+    st.lists(st.integers(0, 2**64 - 1), max_size=12),
+    st.lists(st.tuples(st.integers(0, 11), st.sets(st.integers(0, 63), max_size=5)), max_size=25),
+)
+def test_near_pairs_are_those_of_all_pairs(bases, changes):
+    hashes = list(bases)
+    for base, bits in changes:
+        if bases:
+            hashes.append(bases[base % len(bases)] ^ sum(1 << bit for bit in bits))
+    expected = [
+        [i, j]
+        for i in range(len(hashes))
+        for j in range(i + 1, len(hashes))
+        if (hashes[i] ^ hashes[j]).bit_count() <= MAX_BITS
+    ]
+    assert near_pairs(np.array(hashes, dtype=np.uint64)).tolist() == expected
+
+
+@given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=12))
+def test_linked_are_the_connected(count, edges):
+    edges = [(a % count, b % count) for a, b in edges]
+    reach = [{i} for i in range(count)]
+    for _ in range(count):
+        for a, b in edges:
+            reach[a] |= reach[b]
+            reach[b] |= reach[a]
+    expected = sorted({tuple(sorted(group)) for group in reach if len(group) > 1})
+    assert sorted(map(tuple, linked(count, np.array(edges, dtype=np.int64).reshape(-1, 2)))) == expected
