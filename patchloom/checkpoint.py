@@ -12,7 +12,6 @@ written last. Whatever interrupts a write, the checkpoint before it stays as it 
 """
 
 import dataclasses
-import errno
 import fcntl
 import hashlib
 import json
@@ -30,8 +29,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from patchloom.engine.disk import disk_errors
 from patchloom.engine.state import Snapshot, load_weights
-from patchloom.errors import CheckpointError, NumericalError, ResourceError, UsageError
+from patchloom.errors import CheckpointError, NumericalError, UsageError
 from patchloom.models.network import Network
 from patchloom.models.registry import create_model
 from patchloom.recipes.schema import Recipe
@@ -93,9 +93,9 @@ class Folder:
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     """Write a checkpoint beside the last, then remove all but the newest two."""
     for part, tensors in snapshot.tensors.items():
-        _refuse_bad(tensors, f"{part} at step {snapshot.step}")
+        refuse_bad(tensors, f"{part} at step {snapshot.step}")
     parent = folder / "checkpoints"
-    with _disk_errors(parent):
+    with disk_errors(parent):
         parent.mkdir(parents=True, exist_ok=True)
         for leftover in parent.glob(".*.tmp"):
             shutil.rmtree(leftover)
@@ -114,7 +114,9 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        for old in _checkpoints(folder)[KEPT:]:
+        # By the time of writing: a damaged one of a later step must not push out those of the run that went on.
+        others = sorted((p for p in _checkpoints(folder) if p != target), key=_written_at, reverse=True)
+        for old in others[KEPT - 1 :]:
             shutil.rmtree(old)
     return target
 
@@ -124,7 +126,7 @@ def load_checkpoint(path: Path) -> Snapshot:
     manifest = _read_json(path / "manifest.json")
     _check_format(manifest, path / "manifest.json")
     digests = manifest.get("sha256", {})
-    if _json(manifest) != _manifest(digests):
+    if _read(path / "manifest.json") != _manifest(digests):
         raise CheckpointError(f"{path / 'manifest.json'} is damaged: its checksum is not its own.")
     contents = {}
     for name, digest in digests.items():
@@ -134,7 +136,7 @@ def load_checkpoint(path: Path) -> Snapshot:
     values = json.loads(contents.pop("state.json"))
     tensors = {name.removesuffix(".safetensors"): _unpacked(data, path / name) for name, data in contents.items()}
     for part, named in tensors.items():
-        _refuse_bad(named, str(path / f"{part}.safetensors"), CheckpointError)
+        refuse_bad(named, str(path / f"{part}.safetensors"), CheckpointError)
     return Snapshot(tensors, values)
 
 
@@ -159,7 +161,7 @@ def find_checkpoint(folder: Path) -> Found | None:
 
 def save_weights(folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
     """Write `weights.safetensors`, with a checksum of the weights and what is known of them in its header."""
-    _refuse_bad(weights, "weights")
+    refuse_bad(weights, "weights")
     # One key: safetensors writes several in an order that changes from file to file.
     header = {"patchloom": json.dumps({"sha256": _digest(weights), **about})}
     atomic_write(folder / "weights.safetensors", _packed(weights, header))
@@ -173,7 +175,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     ours = header.get("patchloom")
     if ours is not None and _digest(weights) not in ours:
         raise CheckpointError(f"{path} is damaged: its checksum is not that of its weights. Train or copy it again.")
-    _refuse_bad(weights, str(path), CheckpointError)
+    refuse_bad(weights, str(path), CheckpointError)
     return weights
 
 
@@ -229,9 +231,11 @@ def load_network(folder: Path) -> tuple[Network, RunFiles]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep the folder for this run; a UsageError names the process that has it already."""
-    with _disk_errors(folder):
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("a+")
+    # A worker process would keep the lock, for seconds, after the run itself was killed.
+    os.register_at_fork(after_in_child=file.close)
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -241,16 +245,17 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by process {file.read().strip() or '?'}. Wait for it, stop it, "
                 "or give another folder."
             ) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        # Without the file's buffer, which a full disk would make fail again when it is closed.
+        with disk_errors(folder):
+            os.truncate(file.fileno(), 0)
+            os.write(file.fileno(), str(os.getpid()).encode())
         yield
 
 
 def atomic_write(path: Path, data: bytes) -> None:
     """Write a file so that whoever reads it, after whatever happens, finds the old or the new one, whole."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with _disk_errors(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             _write(temporary, data)
@@ -268,6 +273,10 @@ def _checkpoints(folder: Path) -> list[Path]:
     """Newest first."""
     found = [(m, path) for path in (folder / "checkpoints").glob("step-*") if (m := _NAME.fullmatch(path.name))]
     return [p for _, p in sorted(found, key=lambda f: (int(f[0][1]), int(f[0][2] or 1)), reverse=True)]
+
+
+def _written_at(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def _free_name(parent: Path, step: int) -> Path:
@@ -307,7 +316,8 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _refuse_bad(tensors: dict[str, Tensor], where: str, error: type[Exception] = NumericalError) -> None:
+def refuse_bad(tensors: dict[str, Tensor], where: str, error: type[Exception] = NumericalError) -> None:
+    """An error that names the first tensor with NaN or infinity in it."""
     names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
     if not names:
         return
@@ -334,7 +344,7 @@ def _read(path: Path) -> bytes:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: it is not JSON.") from error
 
 
@@ -373,16 +383,3 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceError(
-                f"There is no space left to write {path}. What was saved before is intact: free some space and "
-                "run again."
-            ) from error
-        raise UsageError(f"{path} cannot be written: {error.strerror}. Give a folder that can.") from error

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from patchloom.engine.rendezvous import ANSWER_WITHIN_S, meet, place_from
-from patchloom.errors import UsageError
+from patchloom.engine.rendezvous import ANSWER_WITHIN_S, lost_ranks, meet, place_from
+from patchloom.errors import ResourceError, UsageError
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 
@@ -34,8 +34,9 @@ class Processes:
         from accelerate.state import AcceleratorState
 
         place = place_from(os.environ)
-        kind = torch.device(device).type if device else ("cuda" if torch.cuda.is_available() else "cpu")
-        self.rank, self.world = place.rank, place.world
+        kind = _kind_of(device)
+        self.rank, self.world, self._place = place.rank, place.world, place
+        self._store: dist.Store | None = None
         self.device = torch.device("cuda", place.local_rank) if kind == "cuda" else torch.device(device or kind)
         self.precision = _chosen(precision, self.device)
         if kind == "cuda":
@@ -44,7 +45,7 @@ class Processes:
             # accelerate would set the threads itself and warn about it.
             os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
             if not dist.is_initialized():
-                meet(place, "nccl" if kind == "cuda" else "gloo", answer_within_s)
+                self._store = meet(place, "nccl" if kind == "cuda" else "gloo", answer_within_s)
         # accelerate keeps one state a process; a second run of this process may want another precision.
         AcceleratorState._reset_state(reset_partial_state=True)
         mixed = "no" if self.precision == "fp32" else self.precision
@@ -138,6 +139,22 @@ class Processes:
             dist.destroy_process_group()
 
     @contextmanager
+    def ranks_watched(self) -> Iterator[None]:
+        """Work together: where a connection breaks, a ResourceError names the ranks that are gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            broken = isinstance(error, dist.DistError) or "onnection" in str(error)
+            if self._store is None or not broken:
+                raise
+            gone = lost_ranks(self._store, self._place)
+            who = f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}" if gone else "a rank"
+            raise ResourceError(
+                f"{who} of {self.world} stopped, so rank {self.rank} cannot go on. See the output of that process; "
+                "the same command goes on from the last checkpoint."
+            ) from error
+
+    @contextmanager
     def randomness_kept(self) -> Iterator[None]:
         """Random numbers drawn inside do not change those drawn after."""
         devices = [self.device] if self.device.type == "cuda" else []
@@ -153,6 +170,22 @@ def unwrap(model: nn.Module) -> nn.Module:
 def whole(tensor: Tensor) -> Tensor:
     """A tensor with all its parts; one that is split over ranks is gathered by all of them together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _kind_of(device: str | torch.device | None) -> str:
+    """'cpu' or 'cuda', which must be here."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"No device is called {str(device)!r}. Give cpu, cuda or cuda:1.") from error
+    if found.type not in ("cpu", "cuda"):
+        raise UsageError(f"Training on {found} is not supported. Give cpu, cuda or cuda:1.")
+    count = torch.cuda.device_count() if found.type == "cuda" else 0
+    if found.type == "cuda" and (found.index or 0) >= count:
+        raise UsageError(f"{found} is not here: torch finds {count} CUDA devices. Give one of them, or cpu.")
+    return found.type
 
 
 def _chosen(precision: Precision, device: torch.device) -> Precision:

@@ -1,7 +1,7 @@
 """The training loop. `train` is the whole of it; it knows no method, no network and no file."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from patchloom.engine.run import Objective, Run
 from patchloom.engine.selection import Selection
 from patchloom.engine.signals import Caught, Stopped, caught_signals
 from patchloom.engine.state import Progress, Snapshot, capture, restore
-from patchloom.errors import NumericalError, ResourceError
+from patchloom.errors import DataError, NumericalError, ResourceError
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,12 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
         while not progress.ended:
             loop.set_mode()
             done = progress.step - progress.epoch * run.loader.steps_per_epoch
-            for batch in loop.feed(run.loader.epoch(progress.epoch, done)):
+            for batch in loop.batches(done, caught):
                 asked = loop.update(batch, partial(loop.wishes, caught))
                 progress.step += 1
                 loop.reporter.after_step()
                 if asked.terminate or asked.interrupt:
-                    number = signal.SIGTERM if asked.terminate else signal.SIGINT
-                    raise Stopped(number, progress.step, run.schedule.total_steps, saved=loop.save())
+                    raise loop.stopped(caught.number or (signal.SIGTERM if asked.terminate else signal.SIGINT))
                 if asked.time_up:
                     loop.selection.evaluate()
                     loop.save()
@@ -100,11 +99,37 @@ class _Loop:
         if self.run.eval_mode:
             self.run.model.eval()
 
+    def batches(self, done: int, caught: Caught) -> Iterator[Any]:
+        """The rest of this epoch; where the data fails, what was learned until then is saved first."""
+        try:
+            feed = self.feed(self.run.loader.epoch(self.progress.epoch, done))
+            while True:
+                caught.waiting = True
+                batch = next(feed, None)
+                caught.waiting = False
+                if batch is None:
+                    return
+                yield batch
+        except (DataError, ResourceError):
+            caught.waiting = False
+            # Several ranks save together or not at all, and the others do not know.
+            if self.run.processes.world > 1:
+                raise
+            if caught.number:
+                # A signal to the whole process group: the workers died of it.
+                raise self.stopped(caught.number) from None
+            self.save()
+            raise
+
+    def stopped(self, number: int) -> Stopped:
+        """Save, and say by which signal the run was stopped and where."""
+        return Stopped(number, self.progress.step, self.run.schedule.total_steps, saved=self.save())
+
     def wishes(self, caught: Caught) -> Wishes:
         """What this rank asks for."""
         run = self.run
         return Wishes(
-            terminate=caught.number == signal.SIGTERM,
+            terminate=caught.number in (signal.SIGTERM, signal.SIGHUP),
             interrupt=caught.number == signal.SIGINT,
             time_up=run.time_limit_s is not None and self.meter.elapsed_s >= run.time_limit_s,
             save=run.saver is not None and perf_counter() - self._saved_at >= run.save_every_s,
@@ -120,7 +145,9 @@ class _Loop:
             if is_bad(loss):
                 raise _bad_loss(loss, step, self.progress.epoch, batch)
             run.processes.update(run.optimizer, run.clip_norm)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
             raise ResourceError(
                 f"Memory of {run.processes.device} ran out with {len_of(batch)} examples in {run.accumulate} "
                 f"part(s). Set accumulate to {2 * run.accumulate}: the result stays the same."
@@ -162,6 +189,11 @@ class _Loop:
         run.processes.barrier()
         self._saved_at = perf_counter()
         return True
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    # On a CPU torch has no class for it.
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _bad_loss(loss: float, step: int, epoch: int, batch: Any) -> NumericalError:

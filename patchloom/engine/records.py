@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from patchloom.engine.disk import disk_errors
 from patchloom.engine.display import Display, Status, make_display
 from patchloom.errors import UsageError
 
@@ -39,16 +40,19 @@ class MetricsFile:
     def begin(self, kept: int) -> None:
         """Drop what an interrupted run wrote after its checkpoint: the resumed run writes it again."""
         lines = self.path.read_text("utf-8").splitlines(keepends=True)[:kept] if self.path.exists() else []
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.tmp")
-        temporary.write_text("".join(line for line in lines if line.endswith("\n")), "utf-8")
-        os.replace(temporary, self.path)
-        self._file = self.path.open("a", buffering=1, encoding="utf-8")
+        with disk_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text("".join(line for line in lines if line.endswith("\n")), "utf-8")
+            os.replace(temporary, self.path)
+            # Unbuffered: a line that did not fit on the disk must not be tried again when the file is closed.
+            self._file = self.path.open("ab", buffering=0)
 
     def write(self, record: Record) -> None:
         """Add a line; a value that is not finite becomes null, which JSON can hold."""
         finite = {name: v if math.isfinite(v) else None for name, v in record["values"].items()}
-        self._file.write(json.dumps({**record, "values": finite}, allow_nan=False) + "\n")
+        with disk_errors(self.path):
+            self._file.write((json.dumps({**record, "values": finite}, allow_nan=False) + "\n").encode())
 
     def close(self) -> None:
         """Close the file."""
@@ -119,8 +123,7 @@ class Records:
         """Start, or go on after the first `kept` records."""
         for sink in self._sinks:
             sink.begin(kept)
-        if self._display:
-            self._display.begin()
+        self._show(lambda display: display.begin())
         for text in notes:
             self.note(text)
 
@@ -128,25 +131,31 @@ class Records:
         """Hand a record to every sink."""
         for sink in self._sinks:
             sink.write(record)
-        if self._display and record["kind"] == "evaluation":
-            self._display.show_values(record)
+        if record["kind"] == "evaluation":
+            self._show(lambda display: display.show_values(record))
 
     def tick(self, status: Status) -> None:
         """Show how far the run is."""
-        if self._display:
-            self._display.tick(status)
+        self._show(lambda display: display.tick(status))
 
     def note(self, text: str) -> None:
         """Show a line."""
-        if self._display:
-            self._display.note(text)
+        self._show(lambda display: display.note(text))
 
     def close(self) -> None:
         """Close every sink and give the screen back."""
         for sink in self._sinks:
             sink.close()
-        if self._display:
-            self._display.close()
+        self._show(lambda display: display.close())
+
+    def _show(self, what: Callable[[Display], None]) -> None:
+        if not self._display:
+            return
+        try:
+            what(self._display)
+        except OSError:
+            # The terminal was closed, or nobody reads the pipe any more: the run goes on unseen.
+            self._display = None
 
 
 TRACKERS: dict[str, Callable[[Path], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB}

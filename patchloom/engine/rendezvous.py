@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from time import monotonic, sleep
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from patchloom.errors import ResourceError, UsageError
 ANSWER_WITHIN_S = 20.0
 # After the start: longer than the slowest step, an evaluation or a checkpoint.
 RUN_TIMEOUT = timedelta(minutes=10)
+# After one rank lost the connection: until the others have noticed as well.
+LOST_WITHIN_S = 5.0
 DEFAULT_PORT = 29500
 
 
@@ -60,7 +63,7 @@ def first_host(nodes: str) -> str:
     return "".join(part or "" for part in match.groups()) if match else nodes
 
 
-def meet(place: Place, backend: str, answer_within_s: float = ANSWER_WITHIN_S) -> None:
+def meet(place: Place, backend: str, answer_within_s: float = ANSWER_WITHIN_S) -> dist.Store:
     """Start the process group once every rank has signed in; a ResourceError names the ranks that have not."""
     os.environ.update(
         RANK=str(place.rank),
@@ -73,6 +76,21 @@ def meet(place: Place, backend: str, answer_within_s: float = ANSWER_WITHIN_S) -
     _sign_in(store, place, answer_within_s)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=RUN_TIMEOUT)
     _exchange_once(place, backend, answer_within_s)
+    return store
+
+
+def lost_ranks(store: dist.Store, place: Place, within_s: float = LOST_WITHIN_S) -> list[int]:
+    """The ranks that do not say, after a broken connection, that they noticed it too; rank 0 keeps the store."""
+    keys = [f"noticed/{rank}" for rank in range(place.world)]
+    until = monotonic() + within_s
+    try:
+        store.set(keys[place.rank], "yes")
+        # Asked again and again, because torch's own wait writes to the screen when it ends in vain.
+        while (silent := [rank for rank, key in enumerate(keys) if not store.check([key])]) and monotonic() < until:
+            sleep(0.1)
+        return silent
+    except RuntimeError:
+        return [0]
 
 
 def _open_store(place: Place, within_s: float) -> dist.Store:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from patchloom.build import initialise, make_evaluation_loader, make_network, make_objective, make_teacher
-from patchloom.checkpoint import Folder
+from patchloom.checkpoint import Folder, refuse_bad
 from patchloom.data.device import make_loader
 from patchloom.data.loader import ImageBatch
 from patchloom.engine.display import duration
@@ -18,7 +18,7 @@ from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.ema import Ema
 from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
 from patchloom.engine.run import Run
-from patchloom.errors import ResourceError, UsageError
+from patchloom.errors import CheckpointError, ResourceError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.models.network import Network
 from patchloom.training.plan import Plan
@@ -39,6 +39,7 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     network = make_network(recipe.model, len(plan.splits.classes))
     if settings.init:
         initialise(network, settings.init)
+        refuse_bad(dict(network.state_dict()), settings.init, CheckpointError)
     network.to(processes.device)
     if settings.shard:
         if processes.world == 1:

@@ -14,6 +14,7 @@ from patchloom.data.source import open_data
 from patchloom.errors import UsageError
 from patchloom.inspection.cost import Cost, cost, human
 from patchloom.recipes.schema import Recipe, difference
+from patchloom.training.foreign import check_weights_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,7 @@ class Plan:
 
 def make_plan(settings: TrainingSettings, device: str) -> Plan:
     """Everything that can be wrong is found here, before any work."""
+    _check_numbers(settings)
     splits = open_data(settings.data, strict=settings.strict, level=settings.level, labels=settings.labels)
     recipe, choices = resolve_recipe(
         splits,
@@ -96,11 +98,20 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
         raise UsageError(f"{part.teacher} is not the folder of a run: it has no config.json")
     if settings.init and not is_run(settings.init) and not Path(settings.init).is_file():
         raise UsageError(f"--init {settings.init}: no such run or file")
+    for given in (settings.init, (part.teacher or "").partition("@")[2]):
+        if given and Path(given).is_file():
+            check_weights_file(Path(given))
     with torch.device("meta"):
         network = make_network(recipe.model, len(splits.classes))
     folder = Path(settings.out) if settings.out else Path("runs") / _folder_name(settings.data)
     _same_run(folder, recipe)
     return Plan(splits, recipe, choices, folder, cost(network), settings)
+
+
+def _check_numbers(settings: TrainingSettings) -> None:
+    for name, value, least in (("workers", settings.workers, 0), ("patience", settings.patience, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"--{name} is {value}, expected a whole number of at least {least}")
 
 
 def _same_run(folder: Path, recipe: Recipe) -> None:

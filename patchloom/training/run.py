@@ -12,6 +12,7 @@ import torch
 from patchloom.checkpoint import Preprocessing, find_checkpoint, locked, write_run_files
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import Classifier, load
+from patchloom.engine.disk import disk_errors
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import Outcome
@@ -94,7 +95,8 @@ def _train_and_report(
     run.records = open_records(plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers)
     started = clock.perf_counter()
     try:
-        outcome = run_loop(replace(run, time_limit_s=time_limit_s), found.snapshot if found else None)
+        with run.processes.ranks_watched():
+            outcome = run_loop(replace(run, time_limit_s=time_limit_s), found.snapshot if found else None)
     except NumericalError as error:
         raise _with_files(error, plan.splits.train) from error
     seconds = clock.perf_counter() - started
@@ -108,7 +110,8 @@ def _train_and_report(
             f"{outcome.ended} after {duration(seconds)}: top-1 {metrics['top1']:.2f} % "
             f"({outcome.progress.best_weights or 'model'}, step {outcome.progress.best_step})"
         )
-        page = report_run(plan, report, outcome, seconds)
+        with disk_errors(plan.folder / "report.html"):
+            page = report_run(plan, report, outcome, seconds)
         say(f"{page}")
         say(f"Next: patchloom predict {plan.folder} IMAGE…   |   patchloom evaluate {plan.folder} {plan.settings.data}")
     return Trained(plan.folder, outcome, metrics)

@@ -1,0 +1,68 @@
+"""Files of weights that others wrote, looked at before they are opened: no code of theirs runs, none fills memory."""
+
+import argparse
+import pickletools
+import zipfile
+from pathlib import Path
+
+import torch
+
+from patchloom.errors import CheckpointError
+
+# torch stores tensors as they are and numpy's compression gains little on weights: more is no network.
+MAX_EXPANSION = 4
+HARMLESS_BYTES = 64 << 20
+GLOBALS_SHOWN = 5
+
+
+def check_weights_file(path: Path) -> None:
+    """A CheckpointError for a file that asks for foreign code, or that unpacks to far more than its size."""
+    if path.suffix == ".safetensors":
+        return  # holds no code and is never compressed
+    if zipfile.is_zipfile(path):
+        _check_size(path)
+    if path.suffix != ".npz":
+        _check_globals(path)
+
+
+def _check_size(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    size = path.stat().st_size
+    if unpacked > max(HARMLESS_BYTES, MAX_EXPANSION * size):
+        raise CheckpointError(
+            f"{path} has {size:,} bytes that unpack to {unpacked:,}: no network's weights do. Refused."
+        )
+
+
+def _check_globals(path: Path) -> None:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # not torch's zip format: an older one, a plain pickle, or no checkpoint at all
+        foreign = _pickled_globals(path)
+    if foreign:
+        shown = ", ".join(foreign[:GLOBALS_SHOWN]) + (" …" if len(foreign) > GLOBALS_SHOWN else "")
+        raise CheckpointError(
+            f"{path} is not only weights: loading it would call {shown}. Refused; ask for a .safetensors file."
+        )
+
+
+def _pickled_globals(path: Path) -> list[str]:
+    """What pickles one after the other ask for, less what torch's own files need; [] where it is no pickle."""
+    found: dict[str, None] = {}
+    try:
+        with path.open("rb") as file:
+            # torch's format before 1.6: magic number, version, machine, the object, names of the storages.
+            for _ in range(5):
+                strings: list[str] = []
+                for code, value, _ in pickletools.genops(file):
+                    if isinstance(value, str) and code.name != "GLOBAL":
+                        strings.append(value)
+                    if code.name == "GLOBAL":
+                        found[str(value).replace(" ", ".")] = None
+                    elif code.name == "STACK_GLOBAL":
+                        found[".".join(strings[-2:])] = None
+    except ValueError:
+        pass
+    return [name for name in found if not name.startswith(("torch.", "collections.OrderedDict", "argparse.Namespace"))]

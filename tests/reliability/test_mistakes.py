@@ -1,0 +1,109 @@
+"""What a user can get wrong before a run: one line, the right exit code, nothing written."""
+
+import io
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reliability.commands import OPTIONS, class_folders, command
+
+Case = tuple[int, str, Callable[[Path], tuple[Any, ...]]]  # exit code, words of the line, DATA and options
+
+
+def data(root: Path) -> Path:
+    return class_folders(root / "data")
+
+
+def with_data(*options: Any) -> Callable[[Path], tuple[Any, ...]]:
+    return lambda root: (data(root), *options)
+
+
+def recipe(content: bytes) -> Callable[[Path], tuple[Any, ...]]:
+    def arguments(root: Path) -> tuple[Any, ...]:
+        (root / "recipe.yaml").write_bytes(content)
+        return data(root), "--recipe", root / "recipe.yaml"
+
+    return arguments
+
+
+def splits(train: tuple[str, ...], val: tuple[str, ...], *options: str) -> Callable[[Path], tuple[Any, ...]]:
+    def arguments(root: Path) -> tuple[Any, ...]:
+        class_folders(root / "data" / "train", train)
+        class_folders(root / "data" / "val", val)
+        return root / "data", *options
+
+    return arguments
+
+
+def empty_class(root: Path) -> tuple[Any, ...]:
+    (data(root) / "green").mkdir()
+    return root / "data", "--strict"
+
+
+def shard_that_escapes(root: Path) -> tuple[Any, ...]:
+    with tarfile.open(root / "data.tar", "w") as archive:
+        member = tarfile.TarInfo("../escaped.jpg")
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"x"))
+    return (root / "data.tar",)
+
+
+def pipe(root: Path) -> tuple[Any, ...]:
+    os.mkfifo(root / "pipe")
+    return (root / "pipe",)
+
+
+def output_in_a_file(root: Path) -> tuple[Any, ...]:
+    (root / "file").touch()
+    return data(root), "--out", root / "file" / "run"
+
+
+ATTACK = b"name: !!python/object/apply:os.system ['touch escaped']\n"
+CASES: dict[str, Case] = {
+    "7 output inside a file": (2, "cannot be written: Not a directory", output_in_a_file),
+    "7 output where nobody may write": (2, "/proc/run cannot be written", with_data("--out", "/proc/run")),
+    "31 a pipe as data": (2, "pipe", pipe),
+    "33 no such folder": (2, "missing is neither a path nor a known data set", lambda root: (root / "missing",)),
+    "34 a class without pictures": (3, "no pictures in train for 'green'", empty_class),
+    "35 one class": (3, "one class ('red')", lambda root: (class_folders(root / "data", ("red",)),)),
+    "36 val has another class": (
+        3,
+        "val has a class that train has not: 'c'",
+        splits(("a", "b"), ("b", "c"), "--strict"),
+    ),
+    "36 val has only others": (3, "train has 'a', 'b'", splits(("a", "b"), ("c", "d"))),
+    "38 batch larger than the data": (2, "A batch of 1000 is larger than an epoch of 16", with_data("--batch", 1000)),
+    "43 unknown network": (2, "Did you mean resmlp_s12", with_data("--model", "resmpl_s12")),
+    "44 unknown flag": (2, "No such option: --epocs", with_data("--epocs", 3)),
+    "44 unknown field": (2, "Did you mean optim.lr", with_data("--set", "optim.lrr=1")),
+    "44 unknown field in a file": (2, "Did you mean name", recipe(b"nam: x\n")),
+    "45 python tag": (2, "python/object/apply:os.system", recipe(ATTACK)),
+    "45 half a file": (2, "is not YAML", recipe(b"a: [1,\n b")),
+    "45 empty file": (2, "The recipe is not a list", recipe(b"")),
+    "46 shard with a path that escapes": (3, "../escaped.jpg: a path that leaves the archive", shard_that_escapes),
+    "workers below zero": (2, "--workers is -1, expected a whole number of at least 0", with_data("--workers", -1)),
+    "patience of zero": (2, "--patience is 0, expected a whole number of at least 1", with_data("--patience", 0)),
+    "no such device": (2, "No device is called 'gpu'", with_data("--device", "gpu")),
+    "a device that cannot train": (2, "Training on meta is not supported", with_data("--device", "meta")),
+    "a device that is not here": (2, "cuda:99 is not here", with_data("--device", "cuda:99")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_one_line(case: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    code, words, arguments = CASES[case]
+    monkeypatch.chdir(tmp_path)
+    given = arguments(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    # What a case gives comes last, where it wins.
+    done = command(("train", "--out", tmp_path / "run", *OPTIONS, *given), monkeypatch, capsys)
+    assert done.code == code, done.errors
+    assert words in done.errors
+    assert done.errors.startswith("error: ")
+    assert done.errors.count("\n") == 1
+    after = set(tmp_path.rglob("*")) - {tmp_path / "run", tmp_path / "run" / ".lock"}
+    assert sorted(after) == before

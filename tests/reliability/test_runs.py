@@ -1,0 +1,311 @@
+"""Runs that are hurt while they train: what was learned is on disk, the exit code says why, the command goes on."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from patchloom import checkpoint
+from patchloom.checkpoint import find_checkpoint, locked
+from patchloom.engine import disk, loop, records
+from patchloom.engine.state import Snapshot
+from patchloom.errors import ResourceError
+from tests.reliability.commands import OPTIONS, WORKERS, class_folders, command, started
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return class_folders(tmp_path / "data")
+
+
+def wait_until(there: Any, process: subprocess.Popen[str], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not there():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def long_run(data: Path, out: Path, *options: Any) -> subprocess.Popen[str]:
+    """A run that has made steps and would go on for minutes."""
+    metrics = out / "metrics.jsonl"
+    before = metrics.stat().st_size if metrics.exists() else 0
+    process = started("train", data, "--out", out, *OPTIONS, "--epochs", 100_000, *options)
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > before, process)
+    return process
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 30) -> tuple[int, str]:
+    errors = process.communicate(timeout=seconds)[1]
+    return process.returncode, errors
+
+
+def records_of(out: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
+
+
+def step_of(out: Path) -> int:
+    found = find_checkpoint(out)
+    assert found is not None
+    assert not found.notes
+    return found.snapshot.step
+
+
+# Signals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)], ids=lambda v: str(v)
+)
+def test_a_signal_to_the_whole_group_saves(data: Path, tmp_path: Path, number: int, code: int) -> None:
+    # As a terminal, a batch system and a container send it: the workers get it too.
+    process = long_run(data, tmp_path / "run", *WORKERS)
+    os.killpg(process.pid, number)
+    returned, errors = ended(process)
+    assert returned == code, errors
+    step = step_of(tmp_path / "run")
+    assert errors.count("\n") == 1
+    assert f"after step {step} of" in errors
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_leaves_at_once_and_loses_nothing(data: Path, tmp_path: Path) -> None:
+    process = long_run(data, tmp_path / "run")
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 143
+    before = step_of(tmp_path / "run")
+    process = started("train", data, "--out", tmp_path / "run", *OPTIONS, "--epochs", 100_000)
+    wait_until(lambda: len(records_of(tmp_path / "run")) > before // 50 + 2, process)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    assert ended(process)[0] in (-signal.SIGINT, 130)
+    assert time.monotonic() - asked < 3
+    assert step_of(tmp_path / "run") >= before
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_terminal_under_nohup(data: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        ["nohup", *started_line(data, tmp_path / "run")],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    wait_until(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), process)
+    assert process.stdout
+    process.stdout.close()  # nobody reads what it says any more
+    process.send_signal(signal.SIGHUP)
+    before = len(records_of(tmp_path / "run"))
+    wait_until(lambda: len(records_of(tmp_path / "run")) > before + 2, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 143
+
+
+def started_line(data: Path, out: Path) -> list[str]:
+    import sys
+
+    words = [sys.executable, "-m", "patchloom.cli", "train", data, "--out", out, *OPTIONS, "--epochs", 100_000]
+    return [str(word) for word in words]
+
+
+@pytest.mark.slow
+def test_a_killed_run_frees_its_folder_though_its_workers_live(data: Path, tmp_path: Path) -> None:
+    process = long_run(data, tmp_path / "run", *WORKERS)
+    process.kill()
+    process.wait()
+    with locked(tmp_path / "run"):
+        pass
+    process.communicate(timeout=30)
+
+
+# Data and memory ----------------------------------------------------------------------------------------------------
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_killed_worker_is_named_and_the_run_saved(data: Path, tmp_path: Path) -> None:
+    process = long_run(data, tmp_path / "run", *WORKERS)
+    worker = children(process.pid)[-1]
+    os.kill(worker, signal.SIGKILL)
+    code, errors = ended(process)
+    assert code == 6, errors
+    assert f"pid(s) {worker}" in errors
+    assert errors.count("\n") == 1
+    assert step_of(tmp_path / "run") > 0
+
+
+@pytest.mark.slow
+def test_data_deleted_while_it_trains_is_an_error_and_the_run_saved(data: Path, tmp_path: Path) -> None:
+    process = long_run(data, tmp_path / "run", *WORKERS)
+    data.rename(tmp_path / "moved")
+    code, errors = ended(process)
+    assert code == 3, errors
+    assert "in a row cannot be read" in errors
+    assert errors.count("\n") == 1
+    step = step_of(tmp_path / "run")
+    (tmp_path / "moved").rename(data)
+    process = long_run(data, tmp_path / "run", *WORKERS)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 143
+    assert step_of(tmp_path / "run") > step
+
+
+def test_a_bad_loss_names_step_and_files_and_leaves_no_bad_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    from patchloom.objectives.classification import Classification
+
+    call = Classification.__call__
+
+    def bad(self: Any, *arguments: Any, epoch: int, step: int) -> dict[str, torch.Tensor]:
+        values = call(self, *arguments, epoch=epoch, step=step)
+        return values | {"loss": values["loss"] * (torch.nan if (epoch, step) == (1, 2) else 1)}
+
+    monkeypatch.setattr(Classification, "__call__", bad)
+    done = command(("train", data, "--out", tmp_path / "run", *OPTIONS), monkeypatch, capsys)
+    assert done.code == 5
+    assert "The loss is nan at step 6 (epoch 2)" in done.errors
+    assert f"Files of that batch: {data}" in done.errors
+    assert done.errors.count("\n") == 1
+    assert find_checkpoint(tmp_path / "run") is None
+
+
+def test_memory_that_runs_out_on_a_cpu_names_the_batch(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    def full(self: Any, *arguments: Any) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    monkeypatch.setattr(loop._Loop, "_add_gradients", full)
+    done = command(("train", data, "--out", tmp_path / "run", *OPTIONS), monkeypatch, capsys)
+    assert done.code == 6
+    assert "ran out with 4 examples in 1 part(s). Set accumulate to 2" in done.errors
+
+
+# The disk -----------------------------------------------------------------------------------------------------------
+
+
+def refuse(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("full", ["lock", "metrics", "checkpoint"])
+def test_a_full_disk_is_one_line_and_keeps_what_was_saved(
+    full: str, data: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    arguments = ("train", data, "--out", tmp_path / "run", *OPTIONS)
+    assert command(arguments, monkeypatch, capsys).code == 0
+    before = step_of(tmp_path / "run")
+    place = {
+        "lock": (checkpoint.os, "truncate"),
+        "metrics": (records.os, "replace"),
+        "checkpoint": (checkpoint, "_write"),
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr(*place[full], refuse)
+        done = command((*arguments, "--epochs", 3), patched, capsys)
+    assert done.code == 6
+    assert f"no space left to write {tmp_path / 'run'}" in done.errors
+    assert done.errors.count("\n") == 1
+    assert step_of(tmp_path / "run") == before
+    assert command((*arguments, "--epochs", 3), monkeypatch, capsys).code == 0
+    assert step_of(tmp_path / "run") > before
+
+
+def test_a_used_up_quota_is_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError), disk.disk_errors(tmp_path):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+
+def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_used(
+    data: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    run = tmp_path / "run"
+    for epochs in (1, 2):
+        command(("train", data, "--out", run, *OPTIONS, "--epochs", epochs), monkeypatch, capsys)
+    whole = (run / "weights.safetensors").read_bytes()
+    _, new = sorted((run / "checkpoints").iterdir())
+    weights = bytearray((new / "weights.safetensors").read_bytes())
+    weights[-9] ^= 1
+    (new / "weights.safetensors").write_bytes(weights)
+    done = command(("train", data, "--out", run, *OPTIONS), monkeypatch, capsys)
+    assert done.code == 0, done.errors
+    assert f"note: skipped {new.name}" in done.output
+    assert "from step 4 of 8" in done.output
+    assert (run / "weights.safetensors").read_bytes() == whole
+    for path in (run / "checkpoints").iterdir():
+        (path / "state.json").write_bytes(b"")
+    done = command(("train", data, "--out", run, *OPTIONS), monkeypatch, capsys)
+    assert done.code == 4
+    assert "can be used" in done.errors
+    assert done.errors.count("\n") == 1
+    assert f"skipped {new.name}" in done.errors
+
+
+def test_a_damaged_checkpoint_is_not_one_of_the_two_kept(tmp_path: Path) -> None:
+    def save(step: int) -> None:
+        checkpoint.save_checkpoint(tmp_path, Snapshot({}, {"progress": {"step": step}}))
+
+    save(4)
+    save(8)
+    (tmp_path / "checkpoints" / "step-00000008" / "state.json").write_bytes(b"")
+    save(5)
+    save(6)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000005", "step-00000006"]
+
+
+# Several processes --------------------------------------------------------------------------------------------------
+
+
+def two_ranks(data: Path, out: Path) -> list[subprocess.Popen[str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        started(
+            "train", data, "--out", out, *OPTIONS, "--epochs", 100_000,
+            env=place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_dead_rank_is_named(data: Path, tmp_path: Path, dead: int) -> None:
+    processes = two_ranks(data, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size, processes[0])
+    processes[dead].kill()
+    code, errors = ended(processes[1 - dead])
+    processes[dead].communicate()
+    assert code == 6, errors
+    said = errors.splitlines()[-1]
+    assert said.startswith(f"error: rank {dead} of 2 stopped, so rank {1 - dead} cannot go on")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_is_said(data: Path, tmp_path: Path) -> None:
+    processes = two_ranks(data, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size, processes[0])
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    assert [ended(process)[0] for process in processes] == [143, 143]
+    step = step_of(tmp_path / "run")
+    process = long_run(data, tmp_path / "run")
+    wait_until(lambda: len(records_of(tmp_path / "run")) > step // 50 + 1, process)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 143, errors
+    assert "saved by 2 processes, continued by 1" in output

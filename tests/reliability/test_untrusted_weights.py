@@ -1,0 +1,134 @@
+"""Weights that others wrote: none runs code, none fills the memory, each is refused in one line with exit code 4."""
+
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from patchloom.errors import CheckpointError
+from patchloom.training import foreign
+from tests.reliability.commands import OPTIONS, class_folders, command
+
+
+class Attack:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("escaped",)
+
+
+def safetensors(header: dict[str, Any], size: int) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(size)
+
+
+def tensor(start: int, end: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [(end - start) // 4], "data_offsets": [start, end]}
+
+
+def compressed(path: Path) -> None:
+    torch.save({"a": torch.zeros(20_000_000)}, path)
+    with zipfile.ZipFile(path) as plain:
+        members = {name: plain.read(name) for name in plain.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def not_finite(path: Path) -> None:
+    from patchloom.build import make_network
+    from patchloom.recipes import get_recipe, override
+
+    small = {"depth": 1, "dim": 16, "patch_size": 8}
+    changes = {f"model.options.{key}": value for key, value in small.items()} | {"model.image_size": 16}
+    weights = make_network(override(get_recipe("small_images"), changes).model, 2).state_dict()
+    next(iter(weights.values())).view(-1)[0] = torch.nan
+    torch.save(weights, path)
+
+
+Case = tuple[str, str, Callable[[Path], Any]]  # file, words of the line, what writes it
+CASES: dict[str, Case] = {
+    "8 zero bytes": ("w.safetensors", "0 bytes", lambda p: p.touch()),
+    "8 zero bytes as pth": ("w.pth", "0 bytes", lambda p: p.touch()),
+    "9 truncated": ("w.pth", "not a readable checkpoint", lambda p: p.write_bytes(b"PK\x03\x04" + bytes(90))),
+    "11 not finite": ("w.pth", "hold NaN or infinity", not_finite),
+    "12 another network": ("w.pth", "does not fit", lambda p: torch.save({"a": torch.zeros(2)}, p)),
+    "14 foreign globals": ("w.pth", "would call posix.mkdir", lambda p: torch.save({"a": Attack()}, p)),
+    "14 the old format": (
+        "w.pth",
+        "would call posix.mkdir",
+        lambda p: torch.save({"a": Attack()}, p, _use_new_zipfile_serialization=False),
+    ),
+    "14 a plain pickle": ("w.pt", "would call posix.mkdir", lambda p: p.write_bytes(pickle.dumps(Attack()))),
+    "14 objects in npz": ("w.npz", "allow_pickle=False", lambda p: np.savez(p, a=np.array([Attack()], dtype=object))),
+    "15 renamed": ("w.safetensors", "header too large", lambda p: torch.save({"a": Attack()}, p)),
+    "16 compression bomb": ("w.pth", "that unpack to 80,00", compressed),
+    "16 compressed arrays": (
+        "w.npz",
+        "that unpack to 80,00",
+        lambda p: np.savez_compressed(p, a=np.zeros(20_000_000, np.float32)),
+    ),
+    "17 oversized header": (
+        "w.safetensors",
+        "header too large",
+        lambda p: p.write_bytes(struct.pack("<Q", 1 << 40) + b"{}"),
+    ),
+    "17 overlapping tensors": (
+        "w.safetensors",
+        "invalid offset",
+        lambda p: p.write_bytes(safetensors({"a": tensor(0, 8), "b": tensor(4, 12)}, 12)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_weights_are_refused_in_one_line(case: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    name, words, write = CASES[case]
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / name
+    write(file)
+    data = class_folders(tmp_path / "data")
+    done = command(
+        ("train", data, "--out", tmp_path / "run", *OPTIONS, "--model", "resmlp_s12", "--init", file),
+        monkeypatch,
+        capsys,
+    )
+    assert done.code == 4, done.errors
+    assert words in done.errors
+    assert done.errors.count("\n") == 1
+    assert not (tmp_path / "escaped").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_teacher_is_looked_at_too(tmp_path: Path, monkeypatch, capsys) -> None:
+    torch.save({"a": Attack()}, tmp_path / "teacher.pth")
+    data = class_folders(tmp_path / "data")
+    teacher = f"timm:test_resnet@{tmp_path / 'teacher.pth'}"
+    done = command(("train", data, "--out", tmp_path / "run", *OPTIONS, "--teacher", teacher), monkeypatch, capsys)
+    assert done.code == 4
+    assert "would call posix.mkdir" in done.errors
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+def test_plain_weights_pass(tmp_path: Path, new_format: bool) -> None:
+    from argparse import Namespace
+    from collections import OrderedDict
+
+    weights = OrderedDict(a=torch.zeros(3), b=torch.zeros(2, dtype=torch.float16), c=torch.nn.Parameter(torch.ones(2)))
+    content = {"model": weights, "args": Namespace(lr=0.1), "epoch": 3}
+    torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=new_format)
+    foreign.check_weights_file(tmp_path / "w.pth")
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch) -> None:
+    compressed(tmp_path / "w.pth")
+    monkeypatch.setattr(zipfile.ZipFile, "read", None)
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(CheckpointError, match=r"has [\d,]+ bytes that unpack to"):
+        foreign.check_weights_file(tmp_path / "w.pth")
