@@ -92,7 +92,10 @@ def _fitted(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
 def _text(path: Path) -> str:
     if not path.is_file():
         raise UsageError(f"{path}: no such recipe file; give one written by a run, or a name from `patchloom recipes`")
-    return path.read_text("utf-8")
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a recipe: it is not text ({error.reason} at byte {error.start})") from error
 
 
 def median_side(dataset: ImageSet) -> int:

@@ -235,6 +235,12 @@ def test_auto_says_why_and_what_was_given(shapes) -> None:
     assert median_side(shapes.train) == 32
 
 
+def test_a_recipe_file_that_is_no_text(tmp_path) -> None:
+    (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=r"recipe\.yaml is not a recipe: it is not text"):
+        run_training(settings(tmp_path / "run", recipe=str(tmp_path / "recipe.yaml")), say=str)
+
+
 def test_times() -> None:
     assert [seconds_of(text) for text in ("90s", "2m", "1h30m", "0.5h", None)] == [90, 120, 5400, 1800, None]
 

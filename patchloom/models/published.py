@@ -100,6 +100,8 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
 
 def _unwrapped(state: Mapping[str, Any]) -> State:
     """The tensors inside the containers that training scripts save, without wrappers' prefixes."""
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"the checkpoint is a {type(state).__name__}, expected named tensors")
     for key in ("model", "state_dict", "teacher"):
         inner = state.get(key)
         if isinstance(inner, Mapping):

@@ -241,6 +241,12 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path) -> None:
         patchloom.load_published(small("resmlp_s12"), path)
 
 
+def test_a_file_that_holds_something_else(tmp_path) -> None:
+    torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    with pytest.raises(CheckpointError, match="the checkpoint is a list, expected named tensors"):
+        patchloom.load_published(small("resmlp_s12"), tmp_path / "list.pth")
+
+
 def test_a_wrong_path() -> None:
     with pytest.raises(UsageError, match=r"nowhere\.pth: no such file"):
         patchloom.load_published(small("resmlp_s12"), "nowhere.pth")
