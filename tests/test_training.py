@@ -155,7 +155,28 @@ def test_the_folder_is_enough_alone(tmp_path) -> None:
     classifier.save_pretrained(tmp_path / "hub")
     again = patchloom.load(tmp_path / "hub", device="cpu")
     assert again.predict([picture], top=2) == [answers]
+    assert patchloom.Classifier.from_pretrained(tmp_path / "hub", device="cpu").labels == classifier.labels
     assert "library_name: patchloom" in (tmp_path / "hub" / "README.md").read_text()
+
+
+def test_pushing_uploads_a_folder_that_loads(tmp_path, monkeypatch) -> None:
+    import shutil
+
+    import huggingface_hub
+
+    class Hub:
+        def create_repo(self, repository, *, private, exist_ok):
+            assert (repository, private, exist_ok) == ("user/shapes", True, True)
+
+        def upload_folder(self, *, repo_id, folder_path):
+            shutil.copytree(folder_path, tmp_path / "uploaded")
+            return f"hub:{repo_id}"
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    run_training(settings(tmp_path / "run", epochs=1), say=str)
+    classifier = patchloom.load(tmp_path / "run", device="cpu")
+    assert classifier.push_to_hub("user/shapes", private=True) == "hub:user/shapes"
+    assert patchloom.load(tmp_path / "uploaded", device="cpu").labels == classifier.labels
 
 
 def test_the_same_command_on_a_finished_run_trains_nothing(tmp_path) -> None:

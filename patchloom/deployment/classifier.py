@@ -141,6 +141,11 @@ class Classifier:
         save_weights(target, dict(self.model.state_dict()), {})
         atomic_write(target / "README.md", model_card(self).encode())
 
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], *, device: str = "auto") -> "Classifier":
+        """What `save_pretrained` or `push_to_hub` left, under the hub's name for it; the same as `patchloom.load`."""
+        return load(source, device=device)
+
     def push_to_hub(self, repository: str, *, private: bool = False) -> str:
         """Upload the model to the Hugging Face hub; returns its address."""
         import tempfile
