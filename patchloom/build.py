@@ -149,7 +149,8 @@ def make_teacher(spec: str, splits: Splits) -> Teacher:
         network,
         mean=shown.mean,
         std=shown.std,
-        image_size=None if network.any_resolution else shown.image_size,
+        image_size=shown.image_size,
+        any_resolution=network.any_resolution,
         num_classes=len(files.labels),
         classes=files.labels,
     )

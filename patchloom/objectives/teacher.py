@@ -25,8 +25,9 @@ _HEADS = ("classifier.weight", "head.weight", "mlp_head.0.weight")
 class Teacher(nn.Module):
     """A classifier that only ever answers: in eval mode, without gradients.
 
-    `mean`, `std` and `image_size` are those it was trained with. `classes` are the names of its outputs, where
-    they are known; `match_classes` puts the outputs in the order of the data.
+    `mean`, `std` and `image_size` are those it was trained with; images are resized to that size, except that one
+    of `any_resolution` takes larger images as they are. `classes` are the names of its outputs, where they are
+    known; `match_classes` puts the outputs in the order of the data.
     """
 
     columns: Tensor | None
@@ -39,14 +40,15 @@ class Teacher(nn.Module):
         *,
         mean: Sequence[float],
         std: Sequence[float],
-        image_size: tuple[int, int] | None,
+        image_size: tuple[int, int],
         num_classes: int,
+        any_resolution: bool = False,
         classes: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self.module = module.requires_grad_(False)
         self.mean, self.std = tuple(mean), tuple(std)
-        self.image_size = image_size  # None: takes images of any size as they are
+        self.image_size, self.any_resolution = image_size, any_resolution
         self.num_classes = num_classes
         self.classes = classes
         self.register_buffer("columns", None)
@@ -58,10 +60,15 @@ class Teacher(nn.Module):
         with torch.no_grad():
             if self._renormalises:
                 images = images * self.scale + self.shift
-            if self.image_size is not None and tuple(images.shape[2:]) != self.image_size:
+            if self._resizes(images.shape[2], images.shape[3]):
                 images = F.interpolate(images, self.image_size, mode="bicubic", antialias=True)
             logits = self.module(images)
             return logits if self.columns is None else logits[:, self.columns]
+
+    def _resizes(self, height: int, width: int) -> bool:
+        if self.any_resolution:
+            return height < self.image_size[0] or width < self.image_size[1]
+        return (height, width) != self.image_size
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002
         """A teacher does not learn: it stays in eval mode."""

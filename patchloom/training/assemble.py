@@ -67,6 +67,8 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     compiles = settings.compiled
     if compiles is None:
         compiles = processes.device.type == "cuda" and schedule.total_steps >= COMPILE_FROM_STEPS
+    if compiles and teacher:
+        teacher.compile()
     objective = make_objective(recipe, network, teacher)
     model: nn.Module = torch.compile(network) if compiles else network  # type: ignore[assignment]
     run = Run(

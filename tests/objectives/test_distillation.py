@@ -66,7 +66,7 @@ def test_the_authors_losses(parity, kind, method, weight, tau):
     stored, _ = parity("deit_losses")
     targets = stored["labels"] if kind == "ce" else stored["soft_labels"]
     objective = ObjectivePart(distillation=method, distillation_weight=weight, temperature=tau)
-    teacher = Teacher(nn.Identity(), mean=MEAN, std=STD, image_size=None, num_classes=10)
+    teacher = Teacher(nn.Identity(), mean=MEAN, std=STD, image_size=(32, 32), num_classes=10)
     term = make(objective, teacher, token=True, classes=10).teacher_loss(
         stored["student_dist_logits"], stored["teacher_logits"]
     )

@@ -25,8 +25,16 @@ class Means(nn.Module):
         return self.dropout(torch.cat([images.mean(dim=(2, 3)), size], dim=1))
 
 
-def means(image_size: tuple[int, int] | None = None, classes: list[str] | None = None) -> Teacher:
-    return Teacher(Means(), mean=HALF, std=HALF, image_size=image_size, num_classes=5, classes=classes)
+def means(image_size: tuple[int, int] = (1, 1), classes: list[str] | None = None, any_resolution=True) -> Teacher:
+    return Teacher(
+        Means(),
+        mean=HALF,
+        std=HALF,
+        image_size=image_size,
+        num_classes=5,
+        any_resolution=any_resolution,
+        classes=classes,
+    )
 
 
 def test_a_teacher_stays_in_eval_mode_and_gives_no_gradient():
@@ -40,10 +48,15 @@ def test_a_teacher_stays_in_eval_mode_and_gives_no_gradient():
 
 def test_images_are_resized_to_the_teachers_size():
     images = torch.randn(2, 3, 8, 12)
-    assert means((6, 4))(images)[0, 3:].tolist() == [6, 4]
-    assert means()(images)[0, 3:].tolist() == [8, 12]
+    teacher = means((6, 4), any_resolution=False)
+    assert teacher(images)[0, 3:].tolist() == [6, 4]
     expected = F.interpolate(images, (6, 4), mode="bicubic", antialias=True).mean(dim=(2, 3))
-    torch.testing.assert_close(means((6, 4))(images)[:, :3], expected)
+    torch.testing.assert_close(teacher(images)[:, :3], expected)
+
+
+@pytest.mark.parametrize("own, shown", [((6, 4), [8, 12]), ((8, 12), [8, 12]), ((16, 16), [16, 16])])
+def test_a_teacher_of_any_resolution_is_never_shown_smaller_images_than_it_knows(own, shown):
+    assert means(own)(torch.randn(2, 3, 8, 12))[0, 3:].tolist() == shown
 
 
 def test_images_are_renormalised():
