@@ -54,7 +54,7 @@ def test_images_are_resized_to_the_teachers_size():
     torch.testing.assert_close(teacher(images)[:, :3], expected)
 
 
-@pytest.mark.parametrize("own, shown", [((6, 4), [8, 12]), ((8, 12), [8, 12]), ((16, 16), [16, 16])])
+@pytest.mark.parametrize(("own", "shown"), [((6, 4), [8, 12]), ((8, 12), [8, 12]), ((16, 16), [16, 16])])
 def test_a_teacher_of_any_resolution_is_never_shown_smaller_images_than_it_knows(own, shown):
     assert means(own)(torch.randn(2, 3, 8, 12))[0, 3:].tolist() == shown
 
