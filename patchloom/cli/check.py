@@ -4,7 +4,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,8 +11,8 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from patchloom.data.check import CheckReport, Place
-    from patchloom.data.scan import Progress
+    from patchloom.data.check import CheckReport
+    from patchloom.data.survey import Place
 
 SHOWN = 5  # files, groups or classes named in the terminal; the page and --json have all
 UNEVEN = 10  # times as many pictures in the largest class as in the smallest
@@ -36,12 +35,13 @@ def check(
     from pathlib import Path
 
     from patchloom.data.check import check as look_through
+    from patchloom.data.scan_bar import scan_bar
 
     target = Path(page) if page else None
     if target:
         _refuse_inside(target, data)
     started = time.perf_counter()
-    with _progress() as progress:
+    with scan_bar() as progress:
         report = look_through(data, labels=labels, taxonomy=taxonomy, workers=workers, cache=cache, progress=progress)
     seconds = time.perf_counter() - started
     problems = report.problems(strict=strict)
@@ -105,12 +105,9 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
     yield from _listed(
         "two labels", [" = ".join(f"{short(p)} ({p.label})" for p in group[:SHOWN]) for group in report.conflicts()]
     )
-    if report.divided:
-        yield (
-            "divided",
-            f"{len(report.divided):,}",
-            "groups of duplicates that a val split made by default would divide",
-        )
+    for kind in dict.fromkeys(fault.kind for fault in report.faults):
+        same = [fault for fault in report.faults if fault.kind == kind]
+        yield from _listed(kind, [f"{fault.where.removeprefix(folder)}: {fault.detail}" for fault in same])
     yield from _listed("empty classes", list(report.empty_classes))
     yield from _listed("only in val", [f"{name} ({count})" for name, count in report.stray_classes.items()])
     if report.balance:
@@ -154,31 +151,3 @@ def _refuse_inside(target: "Path", data: str) -> None:
     folder = Path(data).expanduser()
     if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
         raise UsageError(f"the page {target} would lie in the data; choose a path outside {data}")
-
-
-@contextmanager
-def _progress() -> Iterator["Progress | None"]:
-    """A bar on a terminal; elsewhere nothing."""
-    import sys
-
-    if not sys.stderr.isatty():
-        yield None
-        return
-    import time
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # No thread of its own: processes are forked while the bar is shown.
-    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("", total=None)
-        last = 0.0
-
-        def show(done: int, total: int) -> None:
-            nonlocal last
-            if time.monotonic() - last > 0.1 or done == total:
-                last = time.monotonic()
-                bar.update(task, completed=done, total=total, refresh=True)
-
-        yield show

@@ -22,7 +22,8 @@ from patchloom.data.huggingface import is_saved_dataset, open_huggingface
 from patchloom.data.parquet import open_parquet
 from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits
 from patchloom.data.shards import open_shards
-from patchloom.data.splits import Taxonomy, coarsen, make_splits, match, read_taxonomy
+from patchloom.data.splits import Taxonomy, coarsen, make_splits, match, read_taxonomy, usable_classes
+from patchloom.data.survey import name_unreadable, survey
 from patchloom.data.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.torchvision_sets import open_torchvision
 from patchloom.errors import UsageError, nearest
@@ -49,9 +50,22 @@ def open_data(
     `level` trains on a coarser level; `labels` is a labels file for the folder `spec`; `taxonomy` a file of
     class → coarse class; `labelled=False` accepts pictures without labels; `root` is where torchvision's sets
     lie, and only `download=True` fetches one.
+
+    Where val has to be made, every picture is looked at once (and remembered, see `scan`): those that cannot be read
+    are left out, and copies of one picture stay on one side.
     """
     source = find_source(spec, root=root, labels=labels, taxonomy=taxonomy, strict=strict, download=download)
-    return make_splits(source, val_fraction=val_fraction, strict=strict, seed=seed, level=level, labelled=labelled)
+    usable_classes(source, strict=strict, level=level, labelled=labelled)  # before any picture is looked at
+    source, copies = _fit_to_split(source)
+    return make_splits(
+        source,
+        val_fraction=val_fraction,
+        strict=strict,
+        seed=seed,
+        level=level,
+        labelled=labelled,
+        copies=copies,
+    )
 
 
 def open_for(
@@ -78,7 +92,8 @@ def open_for(
         raise UsageError(f"split is {split!r}, expected train, val or all")
     source = find_source(spec, root=root, labels=labels, taxonomy=taxonomy, strict=False, download=download)
     if source.val is None and split in ("train", "val"):
-        made = make_splits(source, val_fraction=val_fraction, seed=seed, level=level, labelled=False)
+        source, copies = _fit_to_split(source)
+        made = make_splits(source, val_fraction=val_fraction, seed=seed, level=level, labelled=False, copies=copies)
         chosen = made.train if split == "train" else made.val
         assert isinstance(chosen, PictureSet)
         listing = Listing(chosen.pictures, chosen.rows, chosen.labels, chosen.classes.names)
@@ -89,6 +104,15 @@ def open_for(
         listing = coarsen(listing, level) if level else listing
     matched = match(listing, classes, strict=strict, what=source.name, known_by="the model")
     return replace(matched, notes=(*source.notes, *matched.notes))
+
+
+def _fit_to_split(source: Source) -> tuple[Source, list[list[int]]]:
+    """What `make_splits` needs to make a val split as `train` does; a source with its own stays as it is."""
+    if source.val is not None or not len(source.train):
+        return source, []
+    seen = survey(source)
+    notes = (f"{name_unreadable(seen.unreadable)}; left out",) if seen.unreadable else ()
+    return replace(seen.readable(), notes=(*source.notes, *notes)), seen.copies()
 
 
 def find_source(

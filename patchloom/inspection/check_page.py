@@ -13,9 +13,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from PIL import Image
 
-from patchloom.data.check import CheckReport, Place
+from patchloom.data.check import CheckReport
 from patchloom.data.folder import printable
 from patchloom.data.sets import UNLABELLED
+from patchloom.data.survey import Place
 from patchloom.errors import DataError, ResourceError
 
 THUMBNAIL = 96  # pixels

@@ -13,6 +13,7 @@ from PIL import Image
 from patchloom.data import scan
 from patchloom.data.check import check
 from patchloom.data.duplicates import MAX_BITS, linked, near_pairs
+from patchloom.data.source import open_data
 from patchloom.errors import DataError, UsageError
 from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
 
@@ -27,13 +28,13 @@ def cache_home(tmp_path, monkeypatch):
 def decoded(monkeypatch):
     """Files decoded so far, by name."""
     names = []
-    decode = scan.decode
+    decode = scan.decode_with_facts
 
     def noting(data, where):
         names.append(os.path.basename(where))
         return decode(data, where)
 
-    monkeypatch.setattr(scan, "decode", noting)
+    monkeypatch.setattr(scan, "decode_with_facts", noting)
     return names
 
 
@@ -129,23 +130,22 @@ def test_flat_pictures_are_no_near_duplicates(tmp_path):
     assert (report.duplicates, report.near_duplicates) == ((), ())
 
 
-def test_duplicates_that_a_made_split_would_divide(tmp_path):
+def test_a_made_split_keeps_copies_together(tmp_path):
     root = tmp_path / "data"
     for name in ("ant", "cat"):
         (root / name).mkdir(parents=True)
-        for i in range(10):  # five pictures, each twice: of 20 % held out, some have their twin in train
-            (root / name / f"{i}.jpg").write_bytes(jpeg(picture(i // 2 + 50 * (name == "cat"))))
+        for i in range(10):  # five pictures, each twice: the second saved again for every other
+            again = jpeg(picture(i // 2 + 50 * (name == "cat")), quality=90 if i % 4 < 2 else 60 + 30 * (i % 2))
+            (root / name / f"{i}.jpg").write_bytes(again)
     report = check(root)
     assert report.splits == {"train": 20}
-    assert len(report.duplicates) == 10
-    assert 0 < len(report.divided) <= 4
+    assert (len(report.duplicates), len(report.near_duplicates)) == (6, 4)
     assert report.problems() == []
-    from patchloom.data.source import open_data
-
-    held_out = {open_data(root).val.where(i) for i in range(4)}
-    for group in report.duplicates:
-        sides = {place.where in held_out for place in group}
-        assert (len(sides) == 2) == (group in report.divided)
+    data = open_data(root)
+    held_out = {data.val.where(i) for i in range(len(data.val))}
+    assert len(held_out) == 4
+    for group in (*report.duplicates, *report.near_duplicates):
+        assert len({place.where in held_out for place in group}) == 1
 
 
 def test_a_second_check_decodes_nothing_and_a_changed_file_again(tmp_path, decoded):
@@ -246,7 +246,7 @@ def test_several_processes_see_the_same(tmp_path, monkeypatch):
     calls = []
     two = check(root, workers=2, cache=False, progress=lambda done, total: calls.append((done, total)))
     assert two.to_dict() == check(root, workers=1, cache=False).to_dict()
-    assert calls == [(i + 1, two.pictures) for i in range(two.pictures)]
+    assert calls == [(i, two.pictures) for i in range(two.pictures + 1)]
 
 
 def test_sources_without_files(tmp_path):
