@@ -324,6 +324,34 @@ def test_a_resumed_run_must_see_the_same_pictures(tmp_path) -> None:
         run_training(on_folder(tmp_path), say=str)
 
 
+def test_a_picture_in_train_and_val_is_said(tmp_path) -> None:
+    for split in ("train", "val"):
+        class_folders(tmp_path / "data" / split, pictures=4 if split == "train" else 2)
+    said: list[str] = []
+    run_training(on_folder(tmp_path), dry_run=True, say=said.append)
+    assert any(
+        "note: val has 4 of train's pictures, so its score is too good; see patchloom check" in line for line in said
+    )
+
+
+def test_pictures_without_classes_are_refused(tmp_path) -> None:
+    (tmp_path / "data" / "annotations").mkdir(parents=True)
+    Image.new("RGB", (16, 16)).save(tmp_path / "data" / "a.png")
+    content = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [], "categories": [{"id": 1, "name": "x"}]}
+    (tmp_path / "data" / "annotations" / "instances_train.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="no class for a picture as a whole"):
+        run_training(on_folder(tmp_path), say=str)
+
+
+def test_a_mistake_is_said_before_the_pictures_are_looked_at(tmp_path, monkeypatch) -> None:
+    class_folders(tmp_path / "data")
+    monkeypatch.setattr("patchloom.training.plan.survey", pytest.fail)
+    with pytest.raises(UsageError, match="no recipe"):
+        run_training(on_folder(tmp_path, recipe="nonsense"), say=str)
+    with pytest.raises(UsageError, match="is not here"):
+        run_training(on_folder(tmp_path, device="cuda:99"), say=str)
+
+
 def test_copies_are_held_out_together(tmp_path) -> None:
     data = class_folders(tmp_path / "data")
     for i in range(5):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from patchloom.data.survey import Place
 
 SHOWN = 5  # files, groups or classes named in the terminal; the page and --json have all
+OF_ITS_OWN = ("strip", "tiny", "uneven sides")  # kinds of odd whose detail differs from one to the next
 UNEVEN = 10  # times as many pictures in the largest class as in the smallest
 
 
@@ -61,9 +62,11 @@ def check(
 
 def _print(report: "CheckReport", data: str, seconds: float, problems: list[str], page: "Path | None") -> None:
     splits = " + ".join(f"{count:,} {split}" for split, count in report.splits.items())
-    counted = splits if "val" in report.splits else f"{report.pictures:,} pictures, no val split"
-    speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s, {report.decoded:,} decoded)"
-    print(f"{data}  {len(report.classes)} classes, {counted}   {speed}")
+    counted = splits if len(report.splits) > 1 else f"{report.pictures:,} {report.unit}s, no val split"
+    classes = f"{len(report.classes)} classes, " if report.classes else ""
+    decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
+    speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s{decoded})"
+    print(f"{data}  {classes}{counted}   {speed}")
     for name, count, detail in _rows(report, data):
         print(f"  {name:<16}{count:>7}  {detail}".rstrip())
     for note in report.notes:
@@ -74,14 +77,16 @@ def _print(report: "CheckReport", data: str, seconds: float, problems: list[str]
         print("Nothing is wrong.")
     if page:
         print(f"Page: {page}")
-    print(f"Next: patchloom train {data}")
+    if report.classes:
+        print(f"Next: patchloom train {data}")
 
 
 def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
     """Name, number and detail of every line; further files stand on lines without a name."""
     from pathlib import Path
 
-    folder = f"{Path(data).expanduser()}{os.sep}"
+    given = Path(data).expanduser()
+    folder = f"{given.parent if given.is_file() else given}{os.sep}"
 
     def short(place: "Place") -> str:
         return place.where.removeprefix(folder)
@@ -91,9 +96,10 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
         yield "sizes", "", f"{w0} … {w2} wide, {h0} … {h2} high, median {w1}×{h1}"
     yield from _listed("unreadable", [f"{short(bad.place)}: {bad.reason}" for bad in report.unreadable])
     if report.odd:
-        kinds = Counter((odd.kind, "" if odd.kind in ("strip", "tiny") else odd.read_as) for odd in report.odd)
+        kinds = Counter((odd.kind, "" if odd.kind in OF_ITS_OWN else odd.read_as) for odd in report.odd)
         told = [f"{count} {kind}{f' ({read_as})' if read_as else ''}" for (kind, read_as), count in kinds.items()]
-        yield "odd", f"{len(report.odd):,}", ", ".join(told)
+        named = [f"; the first: {short(odd.place)}, {odd.read_as}" for odd in report.odd if odd.kind in OF_ITS_OWN]
+        yield "odd", f"{len(report.odd):,}", ", ".join(told) + "".join(named[:1])
     leaks, conflicts = report.leaks(near=True), report.conflicts(near=True)
     across = f"; {len(leaks)} across train and val, {len(conflicts)} across labels" if leaks or conflicts else ""
     if report.duplicates:
@@ -101,7 +107,9 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
     if report.near_duplicates:
         first = " ≈ ".join(map(short, report.near_duplicates[0][:SHOWN]))
         yield "near-duplicates", f"{len(report.near_duplicates):,}", first + across
-    yield from _listed("in train and val", [" = ".join(map(short, group[:SHOWN])) for group in report.leaks()])
+    yield from _listed(
+        f"in train and {report.other_splits}", [" = ".join(map(short, group[:SHOWN])) for group in report.leaks()]
+    )
     yield from _listed(
         "two labels", [" = ".join(f"{short(p)} ({p.label})" for p in group[:SHOWN]) for group in report.conflicts()]
     )

@@ -7,14 +7,17 @@ pictures, the same picture in train and val or under two labels. The data are on
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from patchloom.data.folder import printable
 from patchloom.data.odd import oddities
 from patchloom.data.scan import Progress
 from patchloom.data.seen import Sight
+from patchloom.data.sentences import SentenceSplit, check_sentences, find_sentences, is_train
 from patchloom.data.sets import UNLABELLED, Fault, Listing
 from patchloom.data.source import Spec, find_source
 from patchloom.data.survey import Place, Unreadable, find_copies, survey
@@ -37,6 +40,7 @@ class CheckReport:
     """What a scan found; `problems` sums up what is wrong."""
 
     name: str
+    unit: str = "picture"  # what is counted: pictures, or pairs of sentences
     splits: dict[str, int]  # pictures in each, readable or not
     classes: dict[str, dict[str, int]]  # class → split → readable pictures
     widths: tuple[int, int, int] | None  # smallest, median, largest, upright; None where nothing could be read
@@ -54,6 +58,11 @@ class CheckReport:
     def pictures(self) -> int:
         """In all splits, readable or not."""
         return sum(self.splits.values())
+
+    @property
+    def other_splits(self) -> str:
+        """What is not train, in a message."""
+        return "val" if set(self.splits) <= {"train", "val"} else "val or test"
 
     @property
     def empty_classes(self) -> tuple[str, ...]:
@@ -74,9 +83,10 @@ class CheckReport:
         return (min(counts), max(counts)) if counts else None
 
     def leaks(self, *, near: bool = False) -> list[Group]:
-        """The same picture in train and val; `near` for nearly the same."""
+        """The same picture in train and another split; `near` for nearly the same."""
         groups = self.near_duplicates if near else self.duplicates
-        return [group for group in groups if len({place.split for place in group}) > 1]
+        sides = [{is_train(place.split) for place in group} for group in groups]
+        return [group for group, side in zip(groups, sides, strict=True) if len(side) > 1]
 
     def conflicts(self, *, near: bool = False) -> list[Group]:
         """The same picture under two labels; `near` for nearly the same."""
@@ -97,9 +107,9 @@ class CheckReport:
         if len(self.classes) == 1:
             found.append(f"one class ({next(iter(self.classes))!r}); classification needs two")
         for near in (False, True)[: 1 + strict]:
-            same = "nearly the same picture" if near else "the same picture"
+            same = f"{'nearly ' * near}the same {self.unit}"
             if leaks := self.leaks(near=near):
-                found.append(f"{same} in train and val, {_count(len(leaks), 'time')}")
+                found.append(f"{same} in train and {self.other_splits}, {_count(len(leaks), 'time')}")
             if conflicts := self.conflicts(near=near):
                 found.append(f"{same} under two labels, {_count(len(conflicts), 'time')}")
         return found
@@ -127,11 +137,14 @@ def check(
     cache: bool = True,
     progress: Progress | None = None,
 ) -> CheckReport:
-    """Look at every picture of a data set, as `open_data` would find it.
+    """Look at every picture of a data set, as `open_data` would find it, or at every sentence pair.
 
     `workers` are processes (default: one for each core); `cache` keeps what was seen of each file, outside the data,
     until its size or time changes; `progress` is called with the pictures done and their number.
     """
+    sentences = find_sentences(Path(spec).expanduser()) if labels is None else []
+    if sentences:
+        return _sentence_report(printable(Path(spec).expanduser().resolve().name), sentences)
     source = find_source(spec, labels=labels, taxonomy=taxonomy)
     seen = survey(source, workers=workers, cache=cache, progress=progress)
     listings = seen.listings
@@ -152,6 +165,30 @@ def check(
         notes=source.notes,
         decoded=seen.decoded,
         listings=listings,
+    )
+
+
+def _sentence_report(name: str, splits: Sequence[SentenceSplit]) -> CheckReport:
+    found = check_sentences(splits)
+
+    def place(number: int, row: int) -> Place:
+        return Place(splits[number].where(row), splits[number].name, "", row)
+
+    return CheckReport(
+        name=f"{name} (sentence pairs)",
+        unit="pair",
+        splits={split.name: count for split, count in zip(splits, found.counts, strict=True)},
+        classes={},
+        widths=None,
+        heights=None,
+        unreadable=(),
+        odd=tuple(Odd(place(number, row), "uneven sides", lengths) for number, row, lengths in found.uneven),
+        duplicates=tuple(tuple(place(*pair) for pair in group) for group in found.duplicates),
+        near_duplicates=(),
+        faults=found.faults,
+        notes=(),
+        decoded=sum(found.counts),
+        listings={},
     )
 
 

@@ -1,7 +1,7 @@
 """What the user called their data → `Splits`. A path that exists is always taken as a path.
 
 flowers/                     class folders, with train and val folders or not; a saved Hugging Face data set;
-                             a folder of parquet files or of tar shards
+                             a folder of parquet files or of tar shards; pictures with masks, COCO's boxes
 photos/labels.csv            path,label[,coarse …][,split]; also photos/ with labels=
 cifar-*.parquet  a-{000..003}.tar
 digits  shapes:count=2000,size=64
@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+from patchloom.data.annotated import open_annotated
 from patchloom.data.builtin import open_digits, open_shapes
 from patchloom.data.folder import open_folder, open_labels_file, printable
 from patchloom.data.huggingface import is_saved_dataset, open_huggingface
@@ -151,7 +152,7 @@ def _open_directory(path: Path, levels: Taxonomy) -> Source:
         files = sorted(path.glob(f"*{suffix}"))
         if files:
             return opener(files, f"{name} ({kind})")
-    return open_folder(path, levels)
+    return open_annotated(path) or open_folder(path, levels)
 
 
 def _open_file(path: Path, levels: Taxonomy, strict: bool) -> Source:

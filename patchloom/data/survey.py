@@ -73,6 +73,11 @@ class Survey:
 
         return replace(self.source, train=good("train"), val=good("val") if "val" in self.listings else None)
 
+    def leaks(self) -> int:
+        """Pictures of val whose very file train has too."""
+        train = {sight.digest for sight in self.sights[: len(self.source.train)]} - {b""}
+        return sum(sight.digest in train for sight in self.sights[len(self.source.train) :])
+
     def copies(self) -> list[list[int]]:
         """Groups of equal and nearly equal pictures: positions in the readable pictures of train."""
         good = [i for i in range(len(self.source.train)) if not self.sights[i].error]

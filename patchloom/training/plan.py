@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from patchloom.build import Choice, is_run, make_network, resolve_recipe
 from patchloom.checkpoint import read_run_files
 from patchloom.data.scan_bar import scan_bar
-from patchloom.data.sets import Splits
+from patchloom.data.sets import UNLABELLED, Splits
 from patchloom.data.source import find_source
 from patchloom.data.splits import make_splits
 from patchloom.data.survey import Unreadable, is_made_in_memory, name_unreadable, survey
@@ -73,17 +74,14 @@ class Plan:
     record: DataRecord
     left_out: Sequence[Unreadable]
 
-    def lines(self) -> list[str]:
+    def lines(self, *, dry_run: bool = False) -> list[str]:
         """The plan for a person, with the reason of each automatic choice."""
         r, s = self.recipe, self.splits
+        listed = f"all: patchloom check {self.settings.data}" if dry_run else f"all in {self.folder / LEFT_OUT}"
         lines = [
             f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, "
             f"{len(s.classes)} classes",
-            *(
-                [f"left out   {name_unreadable(self.left_out)}; all in {self.folder / LEFT_OUT}"]
-                if self.left_out
-                else []
-            ),
+            *([f"left out   {name_unreadable(self.left_out)}; {listed}"] if self.left_out else []),
             *(f"           note: {note}" for note in s.notes),
             f"model      {r.model.name} at {r.model.image_size} px: {human(self.cost.parameters)} parameters, "
             f"{human(self.cost.multiply_adds)} multiply-adds",
@@ -99,6 +97,8 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     _check_numbers(settings)
     source = find_source(settings.data, strict=settings.strict, labels=settings.labels)
     folder = Path(settings.out) if settings.out else Path("runs") / _folder_name(settings.data)
+    if np.all(source.train.labels == UNLABELLED) and (source.train.names or source.faults):
+        raise DataError(f"{source.name}: no class for a picture as a whole; expected a folder or label for each class")
     seen = None
     if not is_made_in_memory(source):
         # A wrong name or option is said at once, not after all pictures have been looked at.
@@ -111,6 +111,9 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
                 "or leave them out by training without --strict"
             )
         source = seen.readable()
+        if leaks := seen.leaks():
+            said = f"val has {leaks:,} of train's pictures, so its score is too good"
+            source = replace(source, notes=(*source.notes, f"{said}; see patchloom check {settings.data}"))
     copies = seen.copies() if seen and source.val is None else ()
     splits = make_splits(source, strict=settings.strict, level=settings.level, copies=copies)
     recipe, choices, network = _resolve(splits, settings, device)

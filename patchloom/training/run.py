@@ -67,7 +67,7 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
     plan = make_plan(settings, device)
     processes = Processes(plan.recipe.precision, device=device)
     say = say if processes.is_main else silent
-    for line in plan.lines():
+    for line in plan.lines(dry_run=dry_run):
         say(line)
     with ExitStack() as stack:
         stack.callback(processes.close)

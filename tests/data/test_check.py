@@ -1,8 +1,10 @@
 """`check` on folders with planted faults: each is found, with its path and reason, and nothing else."""
 
 import json
+import multiprocessing
 import os
 import sqlite3
+import time
 
 import numpy as np
 import pytest
@@ -13,9 +15,11 @@ from PIL import Image
 from patchloom.data import scan
 from patchloom.data.check import check
 from patchloom.data.duplicates import MAX_BITS, linked, near_pairs
+from patchloom.data.seen import Seen, Sight, taking_turns
 from patchloom.data.source import open_data
 from patchloom.errors import DataError, UsageError
 from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
+from tests.data.test_sources import shard
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +167,104 @@ def test_a_second_check_decodes_nothing_and_a_changed_file_again(tmp_path, decod
     assert third.classes == first.classes
     check(root, cache=False)
     assert len(decoded) > 10
+
+
+def make_parquet(root, seed):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    root.mkdir(exist_ok=True)
+    for split, count in (("train", 6), ("val", 4)):
+        images = [jpeg(picture(seed + i)) for i in range(count)]
+        pq.write_table(pa.table({"image": images, "label": ["a", "b"] * (count // 2)}), root / f"{split}.parquet")
+        seed += count
+    return root
+
+
+def make_shards(root, seed):
+    root.mkdir(exist_ok=True)
+    for split, count in (("train", 6), ("val", 4)):
+        members = {}
+        for i in range(count):
+            members |= {f"{i}.jpg": jpeg(picture(seed + i)), f"{i}.cls": b"ab"[i % 2 : i % 2 + 1]}
+        shard(root / f"{split}.tar", members.items())
+        seed += count
+    return root
+
+
+def make_saved(root, seed):
+    datasets = pytest.importorskip("datasets")
+
+    def rows(first, count):
+        images = [{"bytes": jpeg(picture(first + i)), "path": None} for i in range(count)]
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+        return datasets.Dataset.from_dict({"image": images, "label": ["a", "b"] * (count // 2)}, features=features)
+
+    datasets.DatasetDict({"train": rows(seed, 6), "test": rows(seed + 6, 4)}).save_to_disk(root)
+    return root
+
+
+@pytest.mark.parametrize("make", [make_parquet, make_shards, make_saved])
+def test_files_of_many_pictures_are_remembered_too(tmp_path, make, decoded):
+    root = make(tmp_path / "data", 0)
+    first = check(root)
+    assert (first.decoded, len(decoded)) == (10, 10)
+    again = check(root)
+    assert (again.decoded, len(decoded)) == (0, 10)
+    assert {**again.to_dict(), "decoded": 10} == first.to_dict()
+    make(root, 100)
+    assert check(root).decoded == 10
+    assert check(root).decoded == 0
+
+
+def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for split, seed in (("train", 0), ("test", 4)):
+        (tmp_path / split).mkdir()
+        images = [jpeg(picture(seed + i)) for i in range(4)]
+        pq.write_table(pa.table({"image": images, "label": ["a", "b"] * 2}), tmp_path / split / "0.parquet")
+        os.utime(tmp_path / split / "0.parquet", ns=(0, 12345))
+    check(str(tmp_path / "*" / "0.parquet"))
+    again = check(str(tmp_path / "*" / "0.parquet"))
+    assert (again.decoded, again.leaks()) == (0, [])
+
+
+def test_of_two_processes_one_looks_and_the_other_waits(tmp_path):
+    root = make_clean(tmp_path / "data")
+    context = multiprocessing.get_context("spawn")
+    start, answers = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=decoded_by, args=(root, start, answers)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    counts = sorted(answers.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert counts == [0, 18]
+
+
+def decoded_by(root, start, answers):
+    look = scan.look
+
+    def slow(pictures, row):
+        time.sleep(0.02)
+        return look(pictures, row)
+
+    scan.look = slow
+    start.wait()
+    answers.put(check(root, workers=1).decoded)
+
+
+def test_who_waits_hears_how_far_the_other_is(tmp_path):
+    kept = Seen(str(tmp_path))
+    kept.write([((b"a", 1, 2), Sight()), ((b"b", 1, 2), Sight())])
+    heard = []
+    with taking_turns([kept], heard.append):
+
+        def stop(count):
+            heard.append(count)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), taking_turns([kept], stop):
+            pass
+    assert heard == [2]
 
 
 def test_an_interrupted_check_goes_on_where_it_stopped(tmp_path):
