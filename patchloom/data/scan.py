@@ -7,13 +7,12 @@ stopped.
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from typing import NamedTuple
-
-from PIL import Image
 
 from patchloom.data.boxes import box_faults
 from patchloom.data.decode import decode_with_facts
@@ -28,7 +27,6 @@ NOT_OPENED = "cannot be read ("  # rights or a failing disk, which may change wh
 _CHUNK = 32  # pictures a process takes at a time
 _FEW = 4 * _CHUNK  # up to here starting processes costs more than it saves
 _KEPT_EVERY = 2_000  # pictures between writes of the cache
-_PILLOW_BLOCKS = 32  # of memory that Pillow keeps for the next picture: a tenth of the decoding
 
 
 class Task(NamedTuple):
@@ -138,7 +136,15 @@ def _start_worker(stores: Sequence[Pictures]) -> None:
     global _stores
     _stores = stores
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
-    Image.core.set_blocks_max(_PILLOW_BLOCKS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for ever for its next pictures."""
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)
 
 
 def _look_at_chunk(tasks: Sequence[Task]) -> list[Sight]:

@@ -21,13 +21,13 @@ def scan_bar(*, shown: bool = True) -> Iterator[Progress | None]:
     columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # No thread of its own: processes are forked while the bar is shown.
     with Bar(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("", total=None)
+        task = bar.add_task("", total=None, visible=False)
         last = 0.0
 
         def show(done: int, total: int) -> None:
             nonlocal last
             if time.monotonic() - last > 0.1 or done == total:
                 last = time.monotonic()
-                bar.update(task, completed=done, total=total, refresh=True)
+                bar.update(task, completed=done, total=total, visible=True, refresh=True)
 
         yield show

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sqlite3
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -250,6 +251,39 @@ def decoded_by(root, start, answers):
     scan.look = slow
     start.wait()
     answers.put(check(root, workers=1).decoded)
+
+
+def test_workers_end_when_the_process_they_work_for_is_killed(tmp_path):
+    root = make_clean(tmp_path / "data")
+    context = multiprocessing.get_context("spawn")
+    parent = context.Process(target=look_for_ever, args=(root,))
+    parent.start()
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    wait_until(lambda: len(children.read_text().split()) == 2)
+    workers = children.read_text().split()
+    parent.kill()
+    parent.join()
+    wait_until(lambda: not any(is_alive(worker) for worker in workers))
+
+
+def look_for_ever(root):
+    scan._FEW = scan._CHUNK = 1
+    scan.look = lambda *_: time.sleep(600)
+    check(root, workers=2)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(there, seconds=60):
+    until = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_who_waits_hears_how_far_the_other_is(tmp_path):
