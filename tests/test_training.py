@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,8 +23,8 @@ from patchloom.errors import DataError, UsageError
 from patchloom.models.registry import family_of
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes import get_recipe, list_recipes, override
-from patchloom.training.plan import TrainingSettings, seconds_of
-from patchloom.training.run import run_training
+from patchloom.training.plan import TrainingSettings, make_plan, seconds_of
+from patchloom.training.run import _same_on_all, run_training
 from tests.networks import SMALL, small
 from tests.reliability.commands import class_folders
 
@@ -281,7 +282,8 @@ def test_pictures_that_cannot_be_read_are_named_and_left_out(tmp_path) -> None:
     (data / "red" / "00-empty.png").touch()
     (data / "blue" / "text.png").write_text("no picture")
     said: list[str] = []
-    run_training(on_folder(tmp_path), say=said.append)
+    trained = run_training(on_folder(tmp_path), say=said.append)
+    assert trained.summary()["left_out"] == 2
     (line,) = [line for line in said if line.startswith("left out")]
     assert line == (
         f"left out   2 files cannot be read: {data}/blue/text.png (not an image (text)), "
@@ -322,6 +324,22 @@ def test_a_resumed_run_must_see_the_same_pictures(tmp_path) -> None:
     moved.rename(data / "red" / "other.png")
     with pytest.raises(DataError, match="the data changed since"):
         run_training(on_folder(tmp_path), say=str)
+    (data / "red" / "other.png").rename(data / "red" / "1.png")
+    (data / "red" / "1.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"1 file cannot be read: .*/1\.png \(empty file\)\), and a resumed run must"):
+        run_training(on_folder(tmp_path), say=str)
+
+
+def test_ranks_that_see_other_pictures_are_refused(tmp_path) -> None:
+    class_folders(tmp_path / "data")
+    plan = make_plan(on_folder(tmp_path), "cpu")
+
+    class Two:
+        def gather(self, record):
+            return [record, replace(record, rows="others")]
+
+    with pytest.raises(DataError, match=r"^rank 1 of 2 sees other pictures in .*data than rank 0"):
+        _same_on_all(plan, Two())
 
 
 def test_a_picture_in_train_and_val_is_said(tmp_path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from patchloom.checkpoint import atomic_write
 from patchloom.data.sets import PictureSet, Splits
-from patchloom.data.survey import Survey, Unreadable
+from patchloom.data.survey import Survey, Unreadable, name_unreadable
 from patchloom.errors import CheckpointError, DataError
 
 RECORD, LEFT_OUT = "data.json", "left_out.tsv"
@@ -37,7 +37,7 @@ def record_of(splits: Splits, seen: Survey | None) -> DataRecord:
     return DataRecord(len(splits.train), len(splits.val), rows.hexdigest(), contents)
 
 
-def check_same_data(folder: Path, record: DataRecord) -> str | None:
+def check_same_data(folder: Path, record: DataRecord, left_out: Sequence[Unreadable]) -> str | None:
     """A note where pictures of the run in `folder` have changed; an error where they are others than it began with."""
     file = folder / RECORD
     if not file.is_file():
@@ -53,9 +53,10 @@ def check_same_data(folder: Path, record: DataRecord) -> str | None:
             if old != new
         ]
         how = ", ".join(counts) or "as many, but other names or classes"
+        unread = f"; {name_unreadable(left_out)}" if left_out else ""
         raise DataError(
-            f"the data changed since {folder} began (pictures: {how}), and a resumed run must see the same ones; "
-            f"put them back, or give a new folder with --out (with --init {folder} to start from its weights)"
+            f"the data changed since {folder} began (pictures: {how}{unread}), and a resumed run must see the same "
+            f"ones; put them back, or give a new folder with --out (with --init {folder} to start from its weights)"
         )
     if before.contents != record.contents:
         return f"pictures were changed since {folder} began; it goes on, but not exactly as an unbroken run"

@@ -97,7 +97,7 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     _check_numbers(settings)
     source = find_source(settings.data, strict=settings.strict, labels=settings.labels)
     folder = Path(settings.out) if settings.out else Path("runs") / _folder_name(settings.data)
-    if np.all(source.train.labels == UNLABELLED) and (source.train.names or source.faults):
+    if len(source.train) and np.all(source.train.labels == UNLABELLED):
         raise DataError(f"{source.name}: no class for a picture as a whole; expected a folder or label for each class")
     seen = None
     if not is_made_in_memory(source):
@@ -118,10 +118,10 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     splits = make_splits(source, strict=settings.strict, level=settings.level, copies=copies)
     recipe, choices, network = _resolve(splits, settings, device)
     record = record_of(splits, seen)
-    changed = check_same_data(folder, record)
+    left_out = seen.unreadable if seen else ()
+    changed = check_same_data(folder, record, left_out)
     splits = replace(splits, notes=(*splits.notes, *([changed] if changed else [])))
     _same_run(folder, recipe)
-    left_out = seen.unreadable if seen else ()
     return Plan(splits, recipe, choices, folder, cost(network), settings, record, left_out)
 
 

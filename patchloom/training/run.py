@@ -37,6 +37,7 @@ class Trained:
     folder: Path
     outcome: Outcome | None
     metrics: dict[str, float]
+    left_out: int = 0  # files that cannot be read
 
     @property
     def classifier(self) -> Classifier:
@@ -45,7 +46,8 @@ class Trained:
 
     def summary(self) -> dict[str, Any]:
         """For machines."""
-        return {"folder": str(self.folder), "ended": self.outcome.ended if self.outcome else None, **self.metrics}
+        ended = self.outcome.ended if self.outcome else None
+        return {"folder": str(self.folder), "ended": ended, "left_out": self.left_out, **self.metrics}
 
 
 def train(data: str, **settings: Any) -> Trained:
@@ -80,7 +82,7 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
         if dry_run:
             say(measured(run, plan))
             say("Nothing was trained.   Next: the same command without --dry-run")
-            return Trained(plan.folder, None, {})
+            return Trained(plan.folder, None, {}, len(plan.left_out))
         return _train_and_report(plan, run, network, time_limit_s, say)
 
 
@@ -126,7 +128,7 @@ def _train_and_report(
             page = report_run(plan, report, outcome, seconds)
         say(f"{page}")
         say(f"Next: patchloom predict {plan.folder} IMAGE…   |   patchloom evaluate {plan.folder} {plan.settings.data}")
-    return Trained(plan.folder, outcome, metrics)
+    return Trained(plan.folder, outcome, metrics, len(plan.left_out))
 
 
 def _with_files(error: NumericalError, pictures: ImageSet) -> NumericalError:
