@@ -67,8 +67,10 @@ def _print(report: "CheckReport", data: str, seconds: float, problems: list[str]
     decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
     speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s{decoded})"
     print(f"{data}  {classes}{counted}   {speed}")
-    for name, count, detail in _rows(report, data):
-        print(f"  {name:<16}{count:>7}  {detail}".rstrip())
+    rows = list(_rows(report, data))
+    width = max([16, *(len(name) for name, _, _ in rows)])
+    for name, count, detail in rows:
+        print(f"  {name:<{width}}{count:>7}  {detail}".rstrip())
     for note in report.notes:
         print(f"  note: {note}")
     if problems:

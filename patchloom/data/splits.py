@@ -44,7 +44,8 @@ def make_splits(
     if source.val is None:
         kept, held_out = split_rows(train, val_fraction, seed, copies)
         train, val = _subset(train, kept), _subset(train, held_out)
-        notes.append(f"no val split: {len(val)} of {len(kept) + len(val)} pictures held out (seed {seed})")
+        together = ", copies together" if copies else ""
+        notes.append(f"no val split: {len(val)} of {len(kept) + len(val)} pictures held out (seed {seed}{together})")
     else:
         val = match(source.val, table, strict=strict)
     if level is not None:
