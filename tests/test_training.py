@@ -1,9 +1,13 @@
 """Whole runs on small data: every recipe takes steps, a run resumes exactly, mistakes are found before any work."""
 
+import json
+import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import patchloom
@@ -19,9 +23,10 @@ from patchloom.errors import DataError, UsageError
 from patchloom.models.registry import family_of
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes import get_recipe, list_recipes, override
-from patchloom.training.plan import TrainingSettings, seconds_of
-from patchloom.training.run import run_training
+from patchloom.training.plan import TrainingSettings, make_plan, seconds_of
+from patchloom.training.run import _same_on_all, run_training
 from tests.networks import SMALL, small
+from tests.reliability.commands import class_folders
 
 TINY = {"model.options.depth": 2, "model.options.dim": 16, "model.options.patch_size": 4}
 
@@ -266,21 +271,116 @@ def test_times() -> None:
     assert [seconds_of(text) for text in ("90s", "2m", "1h30m", "0.5h", None)] == [90, 120, 5400, 1800, None]
 
 
-def test_pictures_that_cannot_be_read_are_named_and_left_out(tmp_path) -> None:
-    from PIL import Image
+def on_folder(tmp_path, **changes) -> TrainingSettings:
+    options = TINY | {"model.options.patch_size": 8, "model.image_size": 16}
+    values = {"out": str(tmp_path / "run"), "epochs": 1, "batch": 4, "workers": 0, "device": "cpu", "changes": options}
+    return TrainingSettings(data=str(tmp_path / "data"), **values | changes)
 
-    for name, colour in (("red", "red"), ("blue", "blue")):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for i in range(10):
-            Image.new("RGB", (16, 16), colour).save(tmp_path / "data" / name / f"{i}.png")
-    (tmp_path / "data" / "red" / "00-empty.png").touch()
-    changes = TINY | {"model.options.patch_size": 8, "model.image_size": 16}
-    base = {"data": str(tmp_path / "data"), "epochs": 1, "batch": 4, "workers": 0, "device": "cpu", "changes": changes}
+
+def test_pictures_that_cannot_be_read_are_named_and_left_out(tmp_path) -> None:
+    data = class_folders(tmp_path / "data")
+    (data / "red" / "00-empty.png").touch()
+    (data / "blue" / "text.png").write_text("no picture")
     said: list[str] = []
-    run_training(TrainingSettings(out=str(tmp_path / "run"), **base), say=said.append)
-    assert any("left out" in line and "00-empty.png" in line and "empty file" in line for line in said)
-    with pytest.raises(DataError, match=r"00-empty\.png: empty file"):
-        run_training(TrainingSettings(out=str(tmp_path / "strict"), strict=True, **base), say=str)
+    trained = run_training(on_folder(tmp_path), say=said.append)
+    assert trained.summary()["left_out"] == 2
+    (line,) = [line for line in said if line.startswith("left out")]
+    assert line == (
+        f"left out   2 files cannot be read: {data}/blue/text.png (not an image (text)), "
+        f"{data}/red/00-empty.png (empty file); all in {tmp_path / 'run' / 'left_out.tsv'}"
+    )
+    assert (tmp_path / "run" / "left_out.tsv").read_text().splitlines() == [
+        "file\treason",
+        f"{data}/blue/text.png\tnot an image (text)",
+        f"{data}/red/00-empty.png\tempty file",
+    ]
+    assert "16 images to train on, 4 to validate" in said[0]
+
+
+def test_strict_refuses_pictures_that_cannot_be_read_before_any_work(tmp_path) -> None:
+    data = class_folders(tmp_path / "data")
+    (data / "red" / "00-empty.png").touch()
+    with pytest.raises(DataError, match=r"^1 file cannot be read: .*00-empty\.png \(empty file\); repair or remove"):
+        run_training(on_folder(tmp_path, strict=True), say=str)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_must_see_the_same_pictures(tmp_path) -> None:
+    data = class_folders(tmp_path / "data")
+    (data / "red" / "00-empty.png").touch()
+    run_training(on_folder(tmp_path), say=str)
+    (data / "red" / "00-empty.png").unlink()  # it was left out, so nothing is missed
+    said: list[str] = []
+    run_training(on_folder(tmp_path), say=said.append)
+    assert not any("changed" in line for line in said)
+    assert not (tmp_path / "run" / "left_out.tsv").exists()
+    Image.new("RGB", (16, 16), "red").save(data / "red" / "0.png")
+    run_training(on_folder(tmp_path), say=said.append)
+    assert any("note: pictures were changed since" in line for line in said)
+    moved = (data / "red" / "1.png").rename(tmp_path / "1.png")
+    message = r"the data changed since \S+ began \(pictures: 16 → 15 to train on\).*give a new folder with --out"
+    with pytest.raises(DataError, match=message):
+        run_training(on_folder(tmp_path), say=str)
+    moved.rename(data / "red" / "other.png")
+    with pytest.raises(DataError, match="the data changed since"):
+        run_training(on_folder(tmp_path), say=str)
+    (data / "red" / "other.png").rename(data / "red" / "1.png")
+    (data / "red" / "1.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"1 file cannot be read: .*/1\.png \(empty file\)\), and a resumed run must"):
+        run_training(on_folder(tmp_path), say=str)
+
+
+def test_ranks_that_see_other_pictures_are_refused(tmp_path) -> None:
+    class_folders(tmp_path / "data")
+    plan = make_plan(on_folder(tmp_path), "cpu")
+
+    class Two:
+        def gather(self, record):
+            return [record, replace(record, rows="others")]
+
+    with pytest.raises(DataError, match=r"^rank 1 of 2 sees other pictures in .*data than rank 0"):
+        _same_on_all(plan, Two())
+
+
+def test_a_picture_in_train_and_val_is_said(tmp_path) -> None:
+    for split in ("train", "val"):
+        class_folders(tmp_path / "data" / split, pictures=4 if split == "train" else 2)
+    said: list[str] = []
+    run_training(on_folder(tmp_path), dry_run=True, say=said.append)
+    assert any(
+        "note: val has 4 of train's pictures, so its score is too good; see patchloom check" in line for line in said
+    )
+
+
+def test_pictures_without_classes_are_refused(tmp_path) -> None:
+    (tmp_path / "data" / "annotations").mkdir(parents=True)
+    Image.new("RGB", (16, 16)).save(tmp_path / "data" / "a.png")
+    content = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [], "categories": [{"id": 1, "name": "x"}]}
+    (tmp_path / "data" / "annotations" / "instances_train.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="no class for a picture as a whole"):
+        run_training(on_folder(tmp_path), say=str)
+
+
+def test_a_mistake_is_said_before_the_pictures_are_looked_at(tmp_path, monkeypatch) -> None:
+    class_folders(tmp_path / "data")
+    monkeypatch.setattr("patchloom.training.plan.survey", pytest.fail)
+    with pytest.raises(UsageError, match="no recipe"):
+        run_training(on_folder(tmp_path, recipe="nonsense"), say=str)
+    with pytest.raises(UsageError, match="is not here"):
+        run_training(on_folder(tmp_path, device="cuda:99"), say=str)
+
+
+def test_copies_are_held_out_together(tmp_path) -> None:
+    data = class_folders(tmp_path / "data")
+    for i in range(5):
+        shutil.copy(data / "red" / f"{i}.png", data / "red" / f"copy{i}.png")
+    run_training(on_folder(tmp_path), say=str)
+    splits = open_data(data)
+    held_out = {splits.val.where(i) for i in range(len(splits.val))}
+    assert all(
+        (str(data / f"red/{i}.png") in held_out) == (str(data / f"red/copy{i}.png") in held_out) for i in range(5)
+    )
+    assert json.loads((tmp_path / "run" / "data.json").read_text())["val"] == len(held_out)
 
 
 def test_a_test_size_of_its_own(tmp_path) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,10 +11,11 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from patchloom.data.check import CheckReport, Place
-    from patchloom.data.scan import Progress
+    from patchloom.data.check import CheckReport
+    from patchloom.data.survey import Place
 
 SHOWN = 5  # files, groups or classes named in the terminal; the page and --json have all
+OF_ITS_OWN = ("strip", "tiny", "uneven sides")  # kinds of odd whose detail differs from one to the next
 UNEVEN = 10  # times as many pictures in the largest class as in the smallest
 
 
@@ -36,12 +36,13 @@ def check(
     from pathlib import Path
 
     from patchloom.data.check import check as look_through
+    from patchloom.data.scan_bar import scan_bar
 
     target = Path(page) if page else None
     if target:
         _refuse_inside(target, data)
     started = time.perf_counter()
-    with _progress() as progress:
+    with scan_bar() as progress:
         report = look_through(data, labels=labels, taxonomy=taxonomy, workers=workers, cache=cache, progress=progress)
     seconds = time.perf_counter() - started
     problems = report.problems(strict=strict)
@@ -61,11 +62,15 @@ def check(
 
 def _print(report: "CheckReport", data: str, seconds: float, problems: list[str], page: "Path | None") -> None:
     splits = " + ".join(f"{count:,} {split}" for split, count in report.splits.items())
-    counted = splits if "val" in report.splits else f"{report.pictures:,} pictures, no val split"
-    speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s, {report.decoded:,} decoded)"
-    print(f"{data}  {len(report.classes)} classes, {counted}   {speed}")
-    for name, count, detail in _rows(report, data):
-        print(f"  {name:<16}{count:>7}  {detail}".rstrip())
+    counted = splits if len(report.splits) > 1 else f"{report.pictures:,} {report.unit}s, no val split"
+    classes = f"{len(report.classes)} classes, " if report.classes else ""
+    decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
+    speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s{decoded})"
+    print(f"{data}  {classes}{counted}   {speed}")
+    rows = list(_rows(report, data))
+    width = max([16, *(len(name) for name, _, _ in rows)])
+    for name, count, detail in rows:
+        print(f"  {name:<{width}}{count:>7}  {detail}".rstrip())
     for note in report.notes:
         print(f"  note: {note}")
     if problems:
@@ -74,14 +79,16 @@ def _print(report: "CheckReport", data: str, seconds: float, problems: list[str]
         print("Nothing is wrong.")
     if page:
         print(f"Page: {page}")
-    print(f"Next: patchloom train {data}")
+    if report.classes:
+        print(f"Next: patchloom train {data}")
 
 
 def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
     """Name, number and detail of every line; further files stand on lines without a name."""
     from pathlib import Path
 
-    folder = f"{Path(data).expanduser()}{os.sep}"
+    given = Path(data).expanduser()
+    folder = f"{given.parent if given.is_file() else given}{os.sep}"
 
     def short(place: "Place") -> str:
         return place.where.removeprefix(folder)
@@ -91,9 +98,10 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
         yield "sizes", "", f"{w0} … {w2} wide, {h0} … {h2} high, median {w1}×{h1}"
     yield from _listed("unreadable", [f"{short(bad.place)}: {bad.reason}" for bad in report.unreadable])
     if report.odd:
-        kinds = Counter((odd.kind, "" if odd.kind in ("strip", "tiny") else odd.read_as) for odd in report.odd)
+        kinds = Counter((odd.kind, "" if odd.kind in OF_ITS_OWN else odd.read_as) for odd in report.odd)
         told = [f"{count} {kind}{f' ({read_as})' if read_as else ''}" for (kind, read_as), count in kinds.items()]
-        yield "odd", f"{len(report.odd):,}", ", ".join(told)
+        named = [f"; the first: {short(odd.place)}, {odd.read_as}" for odd in report.odd if odd.kind in OF_ITS_OWN]
+        yield "odd", f"{len(report.odd):,}", ", ".join(told) + "".join(named[:1])
     leaks, conflicts = report.leaks(near=True), report.conflicts(near=True)
     across = f"; {len(leaks)} across train and val, {len(conflicts)} across labels" if leaks or conflicts else ""
     if report.duplicates:
@@ -101,16 +109,15 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
     if report.near_duplicates:
         first = " ≈ ".join(map(short, report.near_duplicates[0][:SHOWN]))
         yield "near-duplicates", f"{len(report.near_duplicates):,}", first + across
-    yield from _listed("in train and val", [" = ".join(map(short, group[:SHOWN])) for group in report.leaks()])
+    yield from _listed(
+        f"in train and {report.other_splits}", [" = ".join(map(short, group[:SHOWN])) for group in report.leaks()]
+    )
     yield from _listed(
         "two labels", [" = ".join(f"{short(p)} ({p.label})" for p in group[:SHOWN]) for group in report.conflicts()]
     )
-    if report.divided:
-        yield (
-            "divided",
-            f"{len(report.divided):,}",
-            "groups of duplicates that a val split made by default would divide",
-        )
+    for kind in dict.fromkeys(fault.kind for fault in report.faults):
+        same = [fault for fault in report.faults if fault.kind == kind]
+        yield from _listed(kind, [f"{fault.where.removeprefix(folder)}: {fault.detail}" for fault in same])
     yield from _listed("empty classes", list(report.empty_classes))
     yield from _listed("only in val", [f"{name} ({count})" for name, count in report.stray_classes.items()])
     if report.balance:
@@ -154,31 +161,3 @@ def _refuse_inside(target: "Path", data: str) -> None:
     folder = Path(data).expanduser()
     if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
         raise UsageError(f"the page {target} would lie in the data; choose a path outside {data}")
-
-
-@contextmanager
-def _progress() -> Iterator["Progress | None"]:
-    """A bar on a terminal; elsewhere nothing."""
-    import sys
-
-    if not sys.stderr.isatty():
-        yield None
-        return
-    import time
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # No thread of its own: processes are forked while the bar is shown.
-    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("", total=None)
-        last = 0.0
-
-        def show(done: int, total: int) -> None:
-            nonlocal last
-            if time.monotonic() - last > 0.1 or done == total:
-                last = time.monotonic()
-                bar.update(task, completed=done, total=total, refresh=True)
-
-        yield show

@@ -79,6 +79,7 @@ class _Scene:
 class ShapePictures(Pictures):
     """Pictures drawn when read; number i shows shape i modulo 16."""
 
+    always_readable = True
     object_names = SHAPES
     mask_names = ("background", *SHAPES)  # the mask holds box class + 1
 

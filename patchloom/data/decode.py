@@ -93,7 +93,17 @@ def decode(data: bytes | Path, where: str) -> Image.Image:
     """The picture in `data` (a file's bytes or its path), RGB and upright. `where` names it in errors."""
     if isinstance(data, Path):
         data = read_file(data, where)
+    return _decoded(*_open(data, where), data, where)
+
+
+def decode_with_facts(data: bytes, where: str) -> tuple[Image.Image, ImageFacts]:
+    """Both from one look at the header."""
     name, image = _open(data, where)
+    known = _facts(name, image, data, where)
+    return _decoded(name, image, data, where), known
+
+
+def _decoded(name: str, image: ImageFile, data: bytes, where: str) -> Image.Image:
     with _reading(name, data, where):
         image.load()
         picture = _to_rgb(image, where)
@@ -118,7 +128,10 @@ def facts(data: bytes | Path, where: str) -> ImageFacts:
     """What the header says, without decoding pixels; a header that cannot be read is a `DataError`."""
     if isinstance(data, Path):
         data = read_file(data, where)
-    name, image = _open(data, where)
+    return _facts(*_open(data, where), data, where)
+
+
+def _facts(name: str, image: ImageFile, data: bytes, where: str) -> ImageFacts:
     with _reading(name, data, where):
         return ImageFacts(
             format=name,

@@ -7,16 +7,18 @@ slightly retouched, not cropped or turned. Flat pictures have no such pattern an
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 import numpy as np
 from PIL import Image
 
 COLUMNS, ROWS = 9, 8
-MAX_BITS = 3  # of 64; one fewer than the bands, so that one band is equal in every such pair
+MAX_BITS = 3  # of 64
 MAX_LEVELS = 4.0  # of 255, mean over the thumbnail
 FLAT_LEVELS = 16  # brightest minus darkest of the grey thumbnail
-_BANDS = 4
-_BLOCK = 1 << 11  # hashes, or thumbnails, compared at a time
+_PARTS = 6  # of a hash, its bits dealt out in turn, so that each part comes from all over the picture
+_COMPARED = 128  # hashes that each is compared with, of those that agree with it in half of the parts
+_BLOCK = 1 << 11  # thumbnails compared at a time
 
 
 def digest(content: Image.Image | bytes) -> bytes:
@@ -53,24 +55,45 @@ def similar_pairs(thumbnails: Sequence[bytes]) -> np.ndarray:
 
 
 def hashes_of(grey: np.ndarray) -> np.ndarray:
-    """(N, 8, 9) thumbnails → (N,) uint64. Each 16 bits of a hash come from all over the picture."""
-    brighter = (grey[:, :, 1:] > grey[:, :, :-1]).reshape(-1, 64 // _BANDS, _BANDS)
-    return np.packbits(brighter.swapaxes(1, 2).reshape(-1, 64), axis=1).view(np.uint64)[:, 0]
+    """(N, 8, 9) thumbnails → (N,) uint64."""
+    brighter = (grey[:, :, 1:] > grey[:, :, :-1]).reshape(-1, 64)
+    return np.packbits(brighter, axis=1).view(np.uint64)[:, 0]
 
 
 def near_pairs(hashes: np.ndarray) -> np.ndarray:
-    """(pairs, 2) positions of (N,) uint64 that differ in at most MAX_BITS, found among those with an equal band."""
-    codes = [np.zeros(0, np.int64)]
-    for band in range(_BANDS):
-        values = (hashes >> np.uint64(16 * band)) & np.uint64(0xFFFF)
-        for run in _equal_runs(values):
-            for start in range(0, len(run), _BLOCK):
-                rows, others = run[start : start + _BLOCK], run[start:]
-                bits = np.bitwise_count(hashes[rows, None] ^ hashes[others])
-                i, j = np.nonzero(np.triu(bits <= MAX_BITS, k=1))
-                codes.append(rows[i] * len(hashes) + others[j])
-    found = np.unique(np.concatenate(codes))
-    return np.stack(np.divmod(found, max(len(hashes), 1)), axis=1)
+    """(pairs, 2) positions of (N,) uint64 that differ in at most MAX_BITS.
+
+    So few bits leave half of a hash's parts as they are: for each choice of that many parts, hashes that agree in them
+    are compared. Where very many agree (frames of a still camera), each is compared with the next _COMPARED.
+    """
+    parts = [np.uint64(sum(1 << bit for bit in range(part, 64, _PARTS))) for part in range(_PARTS)]
+    found = [np.zeros(0, np.int64)]
+    for chosen in combinations(range(_PARTS), _PARTS - MAX_BITS):
+        keys = hashes & np.bitwise_or.reduce([parts[part] for part in chosen])
+        for one, other in _pairs_of_runs(hashes, keys):
+            # A pair that agrees in more parts is found by several choices; the first of them has it.
+            changed = hashes[one] ^ hashes[other]
+            earlier = [changed & parts[part] != 0 for part in range(chosen[-1]) if part not in chosen]
+            first = np.logical_and.reduce(earlier) if earlier else slice(None)
+            found.append(one[first] * len(hashes) + other[first])
+    return np.stack(np.divmod(np.sort(np.concatenate(found)), max(len(hashes), 1)), axis=1)
+
+
+def _pairs_of_runs(hashes: np.ndarray, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Near pairs among hashes of equal keys, by their distance in the sorted order."""
+    order = np.argsort(keys, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(keys[order])) + 1, len(keys))
+    counts = np.diff(ends, prepend=0)
+    agreeing = np.repeat(counts, counts)
+    for apart in range(1, _COMPARED + 1):
+        if apart.bit_count() == 1:  # now and then, runs that are too short by now are dropped
+            order, agreeing = order[agreeing > apart], agreeing[agreeing > apart]
+            ordered, sorted_keys = hashes[order], keys[order]
+        if not len(order):
+            return
+        near = np.bitwise_count(ordered[apart:] ^ ordered[:-apart]) <= MAX_BITS
+        first = np.flatnonzero(near & (sorted_keys[apart:] == sorted_keys[:-apart]))
+        yield order[first], order[first + apart]
 
 
 def linked(count: int, pairs: np.ndarray) -> list[list[int]]:
@@ -89,11 +112,3 @@ def linked(count: int, pairs: np.ndarray) -> list[list[int]]:
     for position in range(count):
         groups.setdefault(root(position), []).append(position)
     return [group for group in groups.values() if len(group) > 1]
-
-
-def _equal_runs(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Positions of each value that occurs more than once, ascending."""
-    order = np.argsort(values, kind="stable")
-    _, starts, counts = np.unique(values[order], return_index=True, return_counts=True)
-    for start, count in zip(starts[counts > 1], counts[counts > 1], strict=True):
-        yield order[start : start + count]

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.decode import EXTENSIONS, decode, read_file
-from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source
+from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source, Stamp, file_state
 from patchloom.data.splits import TRAIN_NAMES, VAL_NAMES, Taxonomy, listings_by_split
 from patchloom.errors import DataError, UsageError
 
@@ -34,7 +34,7 @@ class FilePictures(Pictures):
 
     def __init__(self, root: str | os.PathLike[str], paths: Iterable[str]) -> None:
         encoded = [os.fsencode(path) for path in paths]
-        self.root = os.fspath(root)
+        self.home = self.root = os.fspath(root)
         self._block = b"".join(encoded)
         self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
 
@@ -64,6 +64,15 @@ class FilePictures(Pictures):
     def key(self, index: int) -> str:
         """The path below the root, with forward slashes."""
         return self._relative(index).replace(os.sep, "/")
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Path, size and time of each file."""
+        found = []
+        for row in rows:
+            path = self._relative(row)
+            state = file_state(os.path.join(self.root, path))
+            found.append((os.fsencode(path), *state) if state else None)
+        return found
 
 
 @dataclass

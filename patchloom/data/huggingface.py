@@ -3,6 +3,7 @@
 Images are read undecoded, so that a damaged one is named by file and row.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.decode import decode, read_file
-from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source
+from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source, Stamp, common_folder, file_state
 from patchloom.data.splits import group_by_split
 from patchloom.errors import DataError, UsageError
 
@@ -24,6 +25,8 @@ class HubPictures(Pictures):
         self._rows = rows
         self._column = column
         self._name = name
+        self._files = [file["filename"] for file in rows.cache_files]
+        self.home = common_folder([Path(file) for file in self._files]) if self._files else ""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -49,6 +52,15 @@ class HubPictures(Pictures):
     def where(self, index: int) -> str:
         """Data set, split and row."""
         return f"{self._name}, row {index}"
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Row of this very table (`datasets` numbers what is done to one), and size and time of its files."""
+        states = [file_state(file) for file in self._files]
+        known = [state for state in states if state]
+        if not known or len(known) < len(states):
+            return [None] * len(rows)
+        size, changed = sum(size for size, _ in known), max(changed for _, changed in known)
+        return [(f"{self._rows._fingerprint}\0{row}".encode(), size, changed) for row in rows]
 
 
 def is_saved_dataset(folder: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from patchloom.data.scan import Sight
+from patchloom.data.seen import Sight
 
 LONG_SIDES = 8  # times the short side, from where a picture is odd
 TINY_SHARE = 0.25  # of the median short side, below which a picture is odd

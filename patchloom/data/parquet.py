@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.decode import decode, decode_ids
-from patchloom.data.sets import UNLABELLED, Listing, Mask, Pictures, Source
+from patchloom.data.sets import UNLABELLED, Listing, Mask, Pictures, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.splits import group_by_split, listings_by_split, name_files
 from patchloom.errors import DataError, UsageError
 
@@ -31,6 +31,7 @@ class ParquetPictures(Pictures):
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = tuple(files)
+        self.home = common_folder(self.files)
         self.columns = tuple(self._tables[0].schema.names)
         self.info = _metadata(self._tables[0].schema)
         for file, table in zip(self.files, self._tables, strict=True):
@@ -95,6 +96,11 @@ class ParquetPictures(Pictures):
         """File name and row."""
         number, row = self._place(index)
         return f"{self.files[number].name}, row {row}"
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Row, and size and time of its file."""
+        inside = [(number, str(row)) for number, row in map(self._place, rows)]
+        return stamps_inside(self.files, self.home, inside)
 
     def mask(self, index: int) -> Mask | None:
         """The decoded `mask`."""

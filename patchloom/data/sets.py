@@ -5,6 +5,7 @@ A source (a folder, a parquet file, torchvision's sets, shards …) lists its `P
 one `ClassTable`. Nothing here decodes, augments or batches.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 UNLABELLED = -1  # the label of a picture that has none
+Stamp = tuple[bytes, int, int]  # a picture's name below its home; bytes and ns of the last change of the file it is in
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class ImageSet(Protocol):
 class Pictures(ABC):
     """The pictures of one source, read by position; picklable, and usable after a fork."""
 
+    home: str = ""  # the folder its files lie in, by which `scan` keeps what it saw; '' for none
+    always_readable = False  # made in memory, where no file can be damaged
     object_names: tuple[str, ...] = ()  # what the classes of `boxes` mean; empty without boxes
     mask_names: tuple[str, ...] = ()  # what the classes of `mask` mean; empty without masks
     mask_ignore: int | None = None  # the mask class that stands for 'not labelled'
@@ -89,6 +93,10 @@ class Pictures(ABC):
         """The file's bytes, undecoded (for checksums and header checks); None where there is no file."""
         return None
 
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """What differs once a picture has changed, of each row; None where that cannot be told."""
+        return [None] * len(rows)
+
     def mask(self, index: int) -> Mask | None:  # noqa: ARG002
         """What each pixel shows, or None where the source has no masks."""
         return None
@@ -100,6 +108,8 @@ class Pictures(ABC):
 
 class ArrayPictures(Pictures):
     """Pictures kept in memory, undecoded by nature: (N, H, W) grey or (N, H, W, 3) RGB, uint8."""
+
+    always_readable = True
 
     def __init__(self, arrays: np.ndarray, name: str) -> None:
         self._arrays = arrays
@@ -115,6 +125,32 @@ class ArrayPictures(Pictures):
     def where(self, index: int) -> str:
         """Data set and position."""
         return f"{self._name}, picture {index}"
+
+
+def file_state(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """Bytes and ns of the last change; None for what has gone."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def common_folder(files: Sequence[os.PathLike[str]]) -> str:
+    """The deepest folder that all files lie in."""
+    return os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+
+
+def stamps_inside(
+    files: Sequence[os.PathLike[str]], home: str, places: Sequence[tuple[int, str]]
+) -> list[Stamp | None]:
+    """Stamps of pictures that share files: `places` holds the number of each one's file and its name in it."""
+    states = [file_state(file) for file in files]
+    names = [os.fsencode(os.path.relpath(file, home)) for file in files]
+    return [
+        (names[number] + b"\0" + os.fsencode(name), *state) if (state := states[number]) else None
+        for number, name in places
+    ]
 
 
 @dataclass(frozen=True)
@@ -136,13 +172,23 @@ class Listing:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """Something wrong with masks, boxes or sentences."""
+
+    where: str
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True)
 class Source:
-    """A data set as it was found: `val` is None where it has no such split."""
+    """A data set as it was found: `val` is None where it has no such split; `faults` are those of its lists."""
 
     name: str
     train: Listing
     val: Listing | None = None
     notes: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.decode import EXTENSIONS, MAX_FILE_BYTES, decode
-from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source
+from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.splits import group_by_split, name_files
 from patchloom.errors import DataError, UsageError
 
@@ -27,6 +27,7 @@ class ShardPictures(Pictures):
 
     def __init__(self, shards: Sequence[Path], places: np.ndarray, keys: Sequence[str]) -> None:
         self.shards = tuple(shards)
+        self.home = common_folder(self.shards)
         self._places = places  # (images, 3) int64: shard, offset, size
         self._keys = tuple(keys)
 
@@ -54,6 +55,10 @@ class ShardPictures(Pictures):
     def key(self, index: int) -> str:
         """Shard's name and member."""
         return f"{self.shards[int(self._places[index, 0])].name}/{self._keys[index]}"
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Member, and size and time of its shard."""
+        return stamps_inside(self.shards, self.home, [(int(self._places[row, 0]), self._keys[row]) for row in rows])
 
 
 def open_shards(shards: Sequence[Path], name: str) -> Source:

@@ -1,7 +1,7 @@
 """What the user called their data → `Splits`. A path that exists is always taken as a path.
 
 flowers/                     class folders, with train and val folders or not; a saved Hugging Face data set;
-                             a folder of parquet files or of tar shards
+                             a folder of parquet files or of tar shards; pictures with masks, COCO's boxes
 photos/labels.csv            path,label[,coarse …][,split]; also photos/ with labels=
 cifar-*.parquet  a-{000..003}.tar
 digits  shapes:count=2000,size=64
@@ -16,13 +16,15 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+from patchloom.data.annotated import open_annotated
 from patchloom.data.builtin import open_digits, open_shapes
 from patchloom.data.folder import open_folder, open_labels_file, printable
 from patchloom.data.huggingface import is_saved_dataset, open_huggingface
 from patchloom.data.parquet import open_parquet
 from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits
 from patchloom.data.shards import open_shards
-from patchloom.data.splits import Taxonomy, coarsen, make_splits, match, read_taxonomy
+from patchloom.data.splits import Taxonomy, coarsen, make_splits, match, read_taxonomy, usable_classes
+from patchloom.data.survey import name_unreadable, survey
 from patchloom.data.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.torchvision_sets import open_torchvision
 from patchloom.errors import UsageError, nearest
@@ -49,9 +51,22 @@ def open_data(
     `level` trains on a coarser level; `labels` is a labels file for the folder `spec`; `taxonomy` a file of
     class → coarse class; `labelled=False` accepts pictures without labels; `root` is where torchvision's sets
     lie, and only `download=True` fetches one.
+
+    Where val has to be made, every picture is looked at once (and remembered, see `scan`): those that cannot be read
+    are left out, and copies of one picture stay on one side.
     """
     source = find_source(spec, root=root, labels=labels, taxonomy=taxonomy, strict=strict, download=download)
-    return make_splits(source, val_fraction=val_fraction, strict=strict, seed=seed, level=level, labelled=labelled)
+    usable_classes(source, strict=strict, level=level, labelled=labelled)  # before any picture is looked at
+    source, copies = _fit_to_split(source)
+    return make_splits(
+        source,
+        val_fraction=val_fraction,
+        strict=strict,
+        seed=seed,
+        level=level,
+        labelled=labelled,
+        copies=copies,
+    )
 
 
 def open_for(
@@ -78,7 +93,8 @@ def open_for(
         raise UsageError(f"split is {split!r}, expected train, val or all")
     source = find_source(spec, root=root, labels=labels, taxonomy=taxonomy, strict=False, download=download)
     if source.val is None and split in ("train", "val"):
-        made = make_splits(source, val_fraction=val_fraction, seed=seed, level=level, labelled=False)
+        source, copies = _fit_to_split(source)
+        made = make_splits(source, val_fraction=val_fraction, seed=seed, level=level, labelled=False, copies=copies)
         chosen = made.train if split == "train" else made.val
         assert isinstance(chosen, PictureSet)
         listing = Listing(chosen.pictures, chosen.rows, chosen.labels, chosen.classes.names)
@@ -89,6 +105,15 @@ def open_for(
         listing = coarsen(listing, level) if level else listing
     matched = match(listing, classes, strict=strict, what=source.name, known_by="the model")
     return replace(matched, notes=(*source.notes, *matched.notes))
+
+
+def _fit_to_split(source: Source) -> tuple[Source, list[list[int]]]:
+    """What `make_splits` needs to make a val split as `train` does; a source with its own stays as it is."""
+    if source.val is not None or not len(source.train):
+        return source, []
+    seen = survey(source)
+    notes = (f"{name_unreadable(seen.unreadable)}; left out",) if seen.unreadable else ()
+    return replace(seen.readable(), notes=(*source.notes, *notes)), seen.copies()
 
 
 def find_source(
@@ -127,7 +152,7 @@ def _open_directory(path: Path, levels: Taxonomy) -> Source:
         files = sorted(path.glob(f"*{suffix}"))
         if files:
             return opener(files, f"{name} ({kind})")
-    return open_folder(path, levels)
+    return open_annotated(path) or open_folder(path, levels)
 
 
 def _open_file(path: Path, levels: Taxonomy, strict: bool) -> Source:

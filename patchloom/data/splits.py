@@ -9,6 +9,7 @@ import csv
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,34 @@ def make_splits(
     seed: int = 0,
     level: str | None = None,
     labelled: bool = True,
+    copies: Sequence[Sequence[int]] = (),
 ) -> Splits:
-    """Train and val of `source`, numbered by one table. Without `labelled`, one class or none will do."""
+    """Train and val of `source`, numbered by one table. Without `labelled`, one class or none will do.
+
+    `copies` are groups of positions in train that a split made here keeps on one side.
+    """
+    table, notes = usable_classes(source, strict=strict, level=level, labelled=labelled)
+    train = match(source.train, table)
+    if source.val is None:
+        kept, held_out = split_rows(train, val_fraction, seed, copies)
+        train, val = _subset(train, kept), _subset(train, held_out)
+        together = ", copies together" if copies else ""
+        notes.append(f"no val split: {len(val)} of {len(kept) + len(val)} pictures held out (seed {seed}{together})")
+    else:
+        val = match(source.val, table, strict=strict)
+    if level is not None:
+        train, val = at_level(train, level), at_level(val, level)
+    if not len(train) or not len(val):
+        empty = "train" if not len(train) else "val"
+        why = "; copies of one picture are kept together" if copies and source.val is None else ""
+        raise DataError(f"{source.name}: no picture is left for {empty} ({len(train)} train, {len(val)} val{why})")
+    return Splits(source.name, train, val, (*source.notes, *notes, *val.notes))
+
+
+def usable_classes(
+    source: Source, *, strict: bool = False, level: str | None = None, labelled: bool = True
+) -> tuple[ClassTable, list[str]]:
+    """The class table of train, refused where it is not enough for what is wanted; and notes on it."""
     pictures = source.train.pictures
     classify = labelled and not (pictures.mask_names or pictures.object_names)
     if classify and np.any(source.train.labels == UNLABELLED):
@@ -43,22 +70,13 @@ def make_splits(
             "expected a folder for each class, or a labels file (path,label)"
         )
     table, notes = class_table(source.train, strict=strict)
-    train = match(source.train, table)
-    if source.val is None:
-        kept, held_out = split_rows(train, val_fraction, seed)
-        train, val = _subset(train, kept), _subset(train, held_out)
-        notes.append(f"no val split: {len(val)} of {len(kept) + len(val)} pictures held out (seed {seed})")
-    else:
-        val = match(source.val, table, strict=strict)
     if level is not None:
-        train, val = at_level(train, level), at_level(val, level)
-    if classify and len(train.classes) < 2:
-        found = f"one class ({train.classes.names[0]!r})" if train.classes.names else "no class"
+        _check_level(level, table.levels)
+    names = table.names if level is None else table.levels[level][0]
+    if classify and len(names) < 2:
+        found = f"one class ({names[0]!r})" if names else "no class"
         raise DataError(f"{source.name}: {found}; classification needs at least two")
-    if not len(train) or not len(val):
-        empty = "train" if not len(train) else "val"
-        raise DataError(f"{source.name}: no picture is left for {empty} ({len(train)} train, {len(val)} val)")
-    return Splits(source.name, train, val, (*source.notes, *notes, *val.notes))
+    return table, notes
 
 
 def class_table(listing: Listing, *, strict: bool = False) -> tuple[ClassTable, list[str]]:
@@ -113,20 +131,50 @@ def match(
     return PictureSet(listing.pictures, listing.rows[known], labels[known], table, notes)
 
 
-def split_rows(pictures: PictureSet, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions kept and held out. Each class of two or more pictures has at least one on either side."""
+def split_rows(
+    pictures: PictureSet, fraction: float, seed: int, copies: Sequence[Sequence[int]] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions kept and held out, each group of `copies` on one side.
+
+    Every class has `fraction` of its pictures held out, as near as whole groups allow, and at least one on either side
+    where it has two pictures that are no copies.
+    """
     if not 0 < fraction < 1:
         raise UsageError(f"val_fraction is {fraction}, expected a number between 0 and 1")
+    labels = pictures.labels.tolist()
+    sizes = Counter(labels)
+    wanted = {label: min(max(round(fraction * size), 1), size - 1) for label, size in sizes.items()}
+    taken: Counter[int] = Counter()
+    held_out = np.zeros(len(pictures), dtype=bool)
+    units = [(unit, Counter(labels[i] for i in unit)) for unit in _units(pictures, seed, copies)]
+
+    def fits(counts: Counter[int]) -> bool:
+        """Whether train keeps a picture of each class."""
+        return all(taken[label] + count < sizes[label] for label, count in counts.items())
+
+    def take(unit: Sequence[int], counts: Counter[int]) -> None:
+        held_out[list(unit)] = True
+        taken.update(counts)
+
+    for unit, counts in units:
+        nearer = all(2 * (wanted[label] - taken[label]) > count for label, count in counts.items())
+        if nearer and fits(counts):
+            take(unit, counts)
+    # A class of large groups alone may have none yet.
+    for unit, counts in sorted(units, key=lambda one: len(one[0])):
+        if any(wanted[label] and not taken[label] for label in counts) and fits(counts):
+            take(unit, counts)
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def _units(pictures: PictureSet, seed: int, copies: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """Groups and single pictures in an order that depends on the pictures' names and the seed alone."""
     salt = f"{seed}/".encode()
     keys = [pictures.key(i).encode("utf-8", "surrogateescape") for i in range(len(pictures))]
     ranks = [(hashlib.blake2b(salt + key, digest_size=8).digest(), key) for key in keys]
-    order = np.array(sorted(range(len(keys)), key=ranks.__getitem__), dtype=np.int64)
-    held_out = np.zeros(len(pictures), dtype=bool)
-    for number in np.unique(pictures.labels):
-        members = order[pictures.labels[order] == number]
-        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
-        held_out[members[:count]] = True
-    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    grouped = {i for group in copies for i in group}
+    units: list[Sequence[int]] = [*copies, *((i,) for i in range(len(keys)) if i not in grouped)]
+    return sorted(units, key=lambda unit: min(ranks[i] for i in unit))
 
 
 def name_files(files: Sequence[Path]) -> dict[str, Path]:

@@ -34,7 +34,7 @@ class Processes:
         from accelerate.state import AcceleratorState
 
         place = place_from(os.environ)
-        kind = _kind_of(device)
+        kind = kind_of(device)
         self.rank, self.world, self._place = place.rank, place.world, place
         self._store: dist.Store | None = None
         self.device = torch.device("cuda", place.local_rank) if kind == "cuda" else torch.device(device or kind)
@@ -172,7 +172,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _kind_of(device: str | torch.device | None) -> str:
+def kind_of(device: str | torch.device | None) -> str:
     """'cpu' or 'cuda', which must be here."""
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -13,9 +13,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from PIL import Image
 
-from patchloom.data.check import CheckReport, Place
+from patchloom.data.check import CheckReport
 from patchloom.data.folder import printable
 from patchloom.data.sets import UNLABELLED
+from patchloom.data.survey import Place
 from patchloom.errors import DataError, ResourceError
 
 THUMBNAIL = 96  # pixels
@@ -49,7 +50,8 @@ def write_check_page(path: Path, report: CheckReport, *, problems: Sequence[str]
 
 def _facts(report: CheckReport) -> list[tuple[str, str]]:
     facts = [(split, f"{count:,}") for split, count in report.splits.items()]
-    facts.append(("classes", f"{len(report.classes):,}"))
+    if report.classes:
+        facts.append(("classes", f"{len(report.classes):,}"))
     if report.widths and report.heights:
         for name, (low, middle, high) in (("width", report.widths), ("height", report.heights)):
             facts.append((name, f"{low} … {high}, median {middle}" if low < high else f"{low}"))
@@ -61,9 +63,14 @@ def _facts(report: CheckReport) -> list[tuple[str, str]]:
 def _groups(report: CheckReport) -> list[tuple[str, str, str, int, list[dict[str, Any]]]]:
     """(anchor, title, explanation, number of groups, groups shown with pictures), worst kinds first."""
     kinds = [
-        ("leaks", "In train and val", "The same pixels in both: the score of val is too good.", report.leaks()),
+        (
+            "leaks",
+            f"In train and {report.other_splits}",
+            f"The same {report.unit} in both: the score is too good.",
+            report.leaks(),
+        ),
         ("labels", "Under two labels", "The same pixels, of which one label is wrong.", report.conflicts()),
-        ("dups", "Duplicates", "The same pixels.", report.duplicates),
+        ("dups", "Duplicates", f"The same {report.unit}.", report.duplicates),
         ("near", "Near-duplicates", "Perhaps saved again or scaled; look before removing.", report.near_duplicates),
     ]
     return [
@@ -74,10 +81,14 @@ def _groups(report: CheckReport) -> list[tuple[str, str, str, int, list[dict[str
 
 
 def _group(report: CheckReport, group: Sequence[Place]) -> dict[str, Any]:
-    def file(place: Place) -> str:
-        return printable(report.listings[place.split].pictures.key(place.row))
+    def shown_as(place: Place) -> tuple[str, str]:
+        """File and picture; a pair of sentences has none."""
+        if place.split not in report.listings:
+            return place.where, ""
+        file = printable(report.listings[place.split].pictures.key(place.row))
+        return file, _thumbnail(report, place.split, place.row)
 
-    shown = [(place, file(place), _thumbnail(report, place.split, place.row)) for place in group[:MEMBERS]]
+    shown = [(place, *shown_as(place)) for place in group[:MEMBERS]]
     return {"size": len(group), "pictures": shown}
 
 

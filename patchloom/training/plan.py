@@ -1,19 +1,28 @@
 """What a run will be: the user's settings, the data and the recipe they lead to. What can be wrong is found here."""
 
+import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from patchloom.build import Choice, is_run, make_network, resolve_recipe
 from patchloom.checkpoint import read_run_files
-from patchloom.data.sets import Splits
-from patchloom.data.source import open_data
-from patchloom.errors import UsageError
+from patchloom.data.scan_bar import scan_bar
+from patchloom.data.sets import UNLABELLED, Splits
+from patchloom.data.source import find_source
+from patchloom.data.splits import make_splits
+from patchloom.data.survey import Unreadable, is_made_in_memory, name_unreadable, survey
+from patchloom.engine.rendezvous import place_from
+from patchloom.errors import DataError, UsageError
 from patchloom.inspection.cost import Cost, cost, human
+from patchloom.models.network import Network
 from patchloom.recipes.schema import Recipe, difference
+from patchloom.training.data_record import LEFT_OUT, DataRecord, check_same_data, record_of
 from patchloom.training.foreign import check_weights_file
 
 
@@ -62,13 +71,17 @@ class Plan:
     folder: Path
     cost: Cost
     settings: TrainingSettings
+    record: DataRecord
+    left_out: Sequence[Unreadable]
 
-    def lines(self) -> list[str]:
+    def lines(self, *, dry_run: bool = False) -> list[str]:
         """The plan for a person, with the reason of each automatic choice."""
         r, s = self.recipe, self.splits
+        listed = f"all: patchloom check {self.settings.data}" if dry_run else f"all in {self.folder / LEFT_OUT}"
         lines = [
             f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, "
             f"{len(s.classes)} classes",
+            *([f"left out   {name_unreadable(self.left_out)}; {listed}"] if self.left_out else []),
             *(f"           note: {note}" for note in s.notes),
             f"model      {r.model.name} at {r.model.image_size} px: {human(self.cost.parameters)} parameters, "
             f"{human(self.cost.multiply_adds)} multiply-adds",
@@ -82,7 +95,38 @@ class Plan:
 def make_plan(settings: TrainingSettings, device: str) -> Plan:
     """Everything that can be wrong is found here, before any work."""
     _check_numbers(settings)
-    splits = open_data(settings.data, strict=settings.strict, level=settings.level, labels=settings.labels)
+    source = find_source(settings.data, strict=settings.strict, labels=settings.labels)
+    folder = Path(settings.out) if settings.out else Path("runs") / _folder_name(settings.data)
+    if len(source.train) and np.all(source.train.labels == UNLABELLED):
+        raise DataError(f"{source.name}: no class for a picture as a whole; expected a folder or label for each class")
+    seen = None
+    if not is_made_in_memory(source):
+        # A wrong name or option is said at once, not after all pictures have been looked at.
+        _resolve(make_splits(source, strict=settings.strict, level=settings.level), settings, device)
+        with scan_bar(shown=place_from(os.environ).rank == 0) as progress:
+            seen = survey(source, progress=progress)
+        if settings.strict and seen.unreadable:
+            raise DataError(
+                f"{name_unreadable(seen.unreadable)}; repair or remove them (all: patchloom check {settings.data}), "
+                "or leave them out by training without --strict"
+            )
+        source = seen.readable()
+        if leaks := seen.leaks():
+            said = f"val has {leaks:,} of train's pictures, so its score is too good"
+            source = replace(source, notes=(*source.notes, f"{said}; see patchloom check {settings.data}"))
+    copies = seen.copies() if seen and source.val is None else ()
+    splits = make_splits(source, strict=settings.strict, level=settings.level, copies=copies)
+    recipe, choices, network = _resolve(splits, settings, device)
+    record = record_of(splits, seen)
+    left_out = seen.unreadable if seen else ()
+    changed = check_same_data(folder, record, left_out)
+    splits = replace(splits, notes=(*splits.notes, *([changed] if changed else [])))
+    _same_run(folder, recipe)
+    return Plan(splits, recipe, choices, folder, cost(network), settings, record, left_out)
+
+
+def _resolve(splits: Splits, settings: TrainingSettings, device: str) -> tuple[Recipe, list[Choice], Network]:
+    """The recipe for these data, the choices made for it, and its network without weights."""
     recipe, choices = resolve_recipe(
         splits,
         recipe=settings.recipe,
@@ -102,10 +146,7 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
         if given and Path(given).is_file():
             check_weights_file(Path(given))
     with torch.device("meta"):
-        network = make_network(recipe.model, len(splits.classes))
-    folder = Path(settings.out) if settings.out else Path("runs") / _folder_name(settings.data)
-    _same_run(folder, recipe)
-    return Plan(splits, recipe, choices, folder, cost(network), settings)
+        return recipe, choices, make_network(recipe.model, len(splits.classes))
 
 
 def _check_numbers(settings: TrainingSettings) -> None:

@@ -14,15 +14,16 @@ from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.engine.disk import disk_errors
 from patchloom.engine.display import duration
-from patchloom.engine.distribution import Processes
+from patchloom.engine.distribution import Processes, kind_of
 from patchloom.engine.loop import Outcome
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
-from patchloom.errors import NumericalError, UsageError, nearest
+from patchloom.errors import DataError, NumericalError, UsageError, nearest
 from patchloom.models.network import Network
 from patchloom.recipes.schema import Recipe
 from patchloom.training.assemble import make_run, measured
+from patchloom.training.data_record import write_record
 from patchloom.training.plan import Plan, TrainingSettings, make_plan, seconds_of
 from patchloom.training.report import final_report, report_run
 
@@ -36,6 +37,7 @@ class Trained:
     folder: Path
     outcome: Outcome | None
     metrics: dict[str, float]
+    left_out: int = 0  # files that cannot be read
 
     @property
     def classifier(self) -> Classifier:
@@ -44,7 +46,8 @@ class Trained:
 
     def summary(self) -> dict[str, Any]:
         """For machines."""
-        return {"folder": str(self.folder), "ended": self.outcome.ended if self.outcome else None, **self.metrics}
+        ended = self.outcome.ended if self.outcome else None
+        return {"folder": str(self.folder), "ended": ended, "left_out": self.left_out, **self.metrics}
 
 
 def train(data: str, **settings: Any) -> Trained:
@@ -61,14 +64,16 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    kind_of(device)  # a device that is not here is said before the data are looked through
     time_limit_s = seconds_of(settings.time)
     plan = make_plan(settings, device)
     processes = Processes(plan.recipe.precision, device=device)
     say = say if processes.is_main else silent
-    for line in plan.lines():
+    for line in plan.lines(dry_run=dry_run):
         say(line)
     with ExitStack() as stack:
         stack.callback(processes.close)
+        _same_on_all(plan, processes)
         if not dry_run and processes.is_main:
             stack.enter_context(locked(plan.folder))
         run, network, note = make_run(plan, processes, say)
@@ -77,8 +82,16 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
         if dry_run:
             say(measured(run, plan))
             say("Nothing was trained.   Next: the same command without --dry-run")
-            return Trained(plan.folder, None, {})
+            return Trained(plan.folder, None, {}, len(plan.left_out))
         return _train_and_report(plan, run, network, time_limit_s, say)
+
+
+def _same_on_all(plan: Plan, processes: Processes) -> None:
+    """Every rank finds the data by itself; where one of them sees others, no rank may begin."""
+    records = processes.gather(plan.record)
+    others = [rank for rank, record in enumerate(records) if record != records[0]]
+    if others:
+        raise DataError(f"rank {others[0]} of {len(records)} sees other pictures in {plan.settings.data} than rank 0")
 
 
 def _train_and_report(
@@ -92,6 +105,7 @@ def _train_and_report(
     if run.processes.is_main:
         shown = _preprocessing(plan.recipe, network)
         write_run_files(plan.folder, network, shown, plan.recipe, plan.splits.classes.names)
+        write_record(plan.folder, plan.record, plan.left_out)
     run.records = open_records(plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers)
     started = clock.perf_counter()
     try:
@@ -114,7 +128,7 @@ def _train_and_report(
             page = report_run(plan, report, outcome, seconds)
         say(f"{page}")
         say(f"Next: patchloom predict {plan.folder} IMAGE…   |   patchloom evaluate {plan.folder} {plan.settings.data}")
-    return Trained(plan.folder, outcome, metrics)
+    return Trained(plan.folder, outcome, metrics, len(plan.left_out))
 
 
 def _with_files(error: NumericalError, pictures: ImageSet) -> NumericalError:

@@ -78,6 +78,29 @@ def test_strict_minds_near_copies(tmp_path, patchloom) -> None:
     assert patchloom.quiet("check", str(data), "--strict").returncode == 3
 
 
+def test_sentences_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
+    data = tmp_path / "pairs"
+    data.mkdir()
+    for language, lines in (("de", ["eins", "zwei", ""]), ("en", ["one", "two", "three"])):
+        (data / f"train.{language}").write_text("\n".join(lines) + "\n")
+        (data / f"val.{language}").write_text(lines[0] + "\n")
+    done = patchloom.quiet("check", str(data))
+    assert (done.returncode, done.stderr) == (3, "")
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith(f"{data}  3 train + 1 val   ")
+    assert rest == [
+        "  duplicates            1  train.de, line 1 = val.de, line 1",
+        "  in train and val      1  train.de, line 1 = val.de, line 1",
+        "  empty sentence        1  train.de, line 3: beside 'three'",
+        "Problems: empty sentence, 1 time; the same pair in train and val, 1 time.",
+        "Page: runs/check-pairs/check.html",
+    ]
+    html = (patchloom.work / "runs/check-pairs/check.html").read_text()
+    assert "val.de, line 1" in html
+    assert "empty sentence" in html
+    assert "<img" not in html
+
+
 def test_names_are_escaped_on_the_page(tmp_path, patchloom) -> None:
     data = make_clean(tmp_path / "data")
     evil = "<img src=x onerror=alert(1)>"

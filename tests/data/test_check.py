@@ -1,8 +1,11 @@
 """`check` on folders with planted faults: each is found, with its path and reason, and nothing else."""
 
 import json
+import multiprocessing
 import os
 import sqlite3
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +16,11 @@ from PIL import Image
 from patchloom.data import scan
 from patchloom.data.check import check
 from patchloom.data.duplicates import MAX_BITS, linked, near_pairs
+from patchloom.data.seen import Seen, Sight, taking_turns
+from patchloom.data.source import open_data
 from patchloom.errors import DataError, UsageError
 from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
+from tests.data.test_sources import shard
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +33,13 @@ def cache_home(tmp_path, monkeypatch):
 def decoded(monkeypatch):
     """Files decoded so far, by name."""
     names = []
-    decode = scan.decode
+    decode = scan.decode_with_facts
 
     def noting(data, where):
         names.append(os.path.basename(where))
         return decode(data, where)
 
-    monkeypatch.setattr(scan, "decode", noting)
+    monkeypatch.setattr(scan, "decode_with_facts", noting)
     return names
 
 
@@ -129,23 +135,22 @@ def test_flat_pictures_are_no_near_duplicates(tmp_path):
     assert (report.duplicates, report.near_duplicates) == ((), ())
 
 
-def test_duplicates_that_a_made_split_would_divide(tmp_path):
+def test_a_made_split_keeps_copies_together(tmp_path):
     root = tmp_path / "data"
     for name in ("ant", "cat"):
         (root / name).mkdir(parents=True)
-        for i in range(10):  # five pictures, each twice: of 20 % held out, some have their twin in train
-            (root / name / f"{i}.jpg").write_bytes(jpeg(picture(i // 2 + 50 * (name == "cat"))))
+        for i in range(10):  # five pictures, each twice: the second saved again for every other
+            again = jpeg(picture(i // 2 + 50 * (name == "cat")), quality=90 if i % 4 < 2 else 60 + 30 * (i % 2))
+            (root / name / f"{i}.jpg").write_bytes(again)
     report = check(root)
     assert report.splits == {"train": 20}
-    assert len(report.duplicates) == 10
-    assert 0 < len(report.divided) <= 4
+    assert (len(report.duplicates), len(report.near_duplicates)) == (6, 4)
     assert report.problems() == []
-    from patchloom.data.source import open_data
-
-    held_out = {open_data(root).val.where(i) for i in range(4)}
-    for group in report.duplicates:
-        sides = {place.where in held_out for place in group}
-        assert (len(sides) == 2) == (group in report.divided)
+    data = open_data(root)
+    held_out = {data.val.where(i) for i in range(len(data.val))}
+    assert data.notes == ("no val split: 4 of 20 pictures held out (seed 0, copies together)",)
+    for group in (*report.duplicates, *report.near_duplicates):
+        assert len({place.where in held_out for place in group}) == 1
 
 
 def test_a_second_check_decodes_nothing_and_a_changed_file_again(tmp_path, decoded):
@@ -163,6 +168,137 @@ def test_a_second_check_decodes_nothing_and_a_changed_file_again(tmp_path, decod
     assert third.classes == first.classes
     check(root, cache=False)
     assert len(decoded) > 10
+
+
+def make_parquet(root, seed):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    root.mkdir(exist_ok=True)
+    for split, count in (("train", 6), ("val", 4)):
+        images = [jpeg(picture(seed + i)) for i in range(count)]
+        pq.write_table(pa.table({"image": images, "label": ["a", "b"] * (count // 2)}), root / f"{split}.parquet")
+        seed += count
+    return root
+
+
+def make_shards(root, seed):
+    root.mkdir(exist_ok=True)
+    for split, count in (("train", 6), ("val", 4)):
+        members = {}
+        for i in range(count):
+            members |= {f"{i}.jpg": jpeg(picture(seed + i)), f"{i}.cls": b"ab"[i % 2 : i % 2 + 1]}
+        shard(root / f"{split}.tar", members.items())
+        seed += count
+    return root
+
+
+def make_saved(root, seed):
+    datasets = pytest.importorskip("datasets")
+
+    def rows(first, count):
+        images = [{"bytes": jpeg(picture(first + i)), "path": None} for i in range(count)]
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+        return datasets.Dataset.from_dict({"image": images, "label": ["a", "b"] * (count // 2)}, features=features)
+
+    datasets.DatasetDict({"train": rows(seed, 6), "test": rows(seed + 6, 4)}).save_to_disk(root)
+    return root
+
+
+@pytest.mark.parametrize("make", [make_parquet, make_shards, make_saved])
+def test_files_of_many_pictures_are_remembered_too(tmp_path, make, decoded):
+    root = make(tmp_path / "data", 0)
+    first = check(root)
+    assert (first.decoded, len(decoded)) == (10, 10)
+    again = check(root)
+    assert (again.decoded, len(decoded)) == (0, 10)
+    assert {**again.to_dict(), "decoded": 10} == first.to_dict()
+    make(root, 100)
+    assert check(root).decoded == 10
+    assert check(root).decoded == 0
+
+
+def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for split, seed in (("train", 0), ("test", 4)):
+        (tmp_path / split).mkdir()
+        images = [jpeg(picture(seed + i)) for i in range(4)]
+        pq.write_table(pa.table({"image": images, "label": ["a", "b"] * 2}), tmp_path / split / "0.parquet")
+        os.utime(tmp_path / split / "0.parquet", ns=(0, 12345))
+    check(str(tmp_path / "*" / "0.parquet"))
+    again = check(str(tmp_path / "*" / "0.parquet"))
+    assert (again.decoded, again.leaks()) == (0, [])
+
+
+def test_of_two_processes_one_looks_and_the_other_waits(tmp_path):
+    root = make_clean(tmp_path / "data")
+    context = multiprocessing.get_context("spawn")
+    start, answers = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=decoded_by, args=(root, start, answers)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    counts = sorted(answers.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert counts == [0, 18]
+
+
+def decoded_by(root, start, answers):
+    look = scan.look
+
+    def slow(pictures, row):
+        time.sleep(0.02)
+        return look(pictures, row)
+
+    scan.look = slow
+    start.wait()
+    answers.put(check(root, workers=1).decoded)
+
+
+def test_workers_end_when_the_process_they_work_for_is_killed(tmp_path):
+    root = make_clean(tmp_path / "data")
+    context = multiprocessing.get_context("spawn")
+    parent = context.Process(target=look_for_ever, args=(root,))
+    parent.start()
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+    wait_until(lambda: len(children.read_text().split()) == 2)
+    workers = children.read_text().split()
+    parent.kill()
+    parent.join()
+    wait_until(lambda: not any(is_alive(worker) for worker in workers))
+
+
+def look_for_ever(root):
+    scan._FEW = scan._CHUNK = 1
+    scan.look = lambda *_: time.sleep(600)
+    check(root, workers=2)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(there, seconds=60):
+    until = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_who_waits_hears_how_far_the_other_is(tmp_path):
+    kept = Seen(str(tmp_path))
+    kept.write([((b"a", 1, 2), Sight()), ((b"b", 1, 2), Sight())])
+    heard = []
+    with taking_turns([kept], heard.append):
+
+        def stop(count):
+            heard.append(count)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), taking_turns([kept], stop):
+            pass
+    assert heard == [2]
 
 
 def test_an_interrupted_check_goes_on_where_it_stopped(tmp_path):
@@ -246,7 +382,7 @@ def test_several_processes_see_the_same(tmp_path, monkeypatch):
     calls = []
     two = check(root, workers=2, cache=False, progress=lambda done, total: calls.append((done, total)))
     assert two.to_dict() == check(root, workers=1, cache=False).to_dict()
-    assert calls == [(i + 1, two.pictures) for i in range(two.pictures)]
+    assert calls == [(i, two.pictures) for i in range(two.pictures + 1)]
 
 
 def test_sources_without_files(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from patchloom.data.sets import ImageSet, Listing, Pictures, Source
-from patchloom.data.splits import class_table, group_by_split, make_splits, match
+from patchloom.data.splits import class_table, group_by_split, make_splits, match, split_rows
 from patchloom.errors import DataError, UsageError
 
 
@@ -59,6 +59,59 @@ def test_held_out_list(counts, fraction, seed, random):
     random.shuffle(pairs)
     again = make_splits(Source("test", listing(pairs)), val_fraction=fraction, seed=seed)
     assert (held(again.train), held(again.val)) == (train, val)
+
+
+# Rows of (class, group); a group may hold pictures of several classes, as wrong labels make them.
+grouped_rows = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12)), min_size=2, max_size=60)
+
+
+def groups_of(numbers):
+    members = {}
+    for position, number in enumerate(numbers):
+        members.setdefault(number, []).append(position)
+    return [group for group in members.values() if len(group) > 1]
+
+
+def split_of(rows, fraction, seed):
+    """Train and val as positions of `rows`, which are pictures (name, class, group)."""
+    table, _ = class_table(listing([(name, label) for name, label, _ in rows]))
+    pictures = match(listing([(name, label) for name, label, _ in rows]), table)
+    kept, held_out = split_rows(pictures, fraction, seed, groups_of([group for *_, group in rows]))
+    return kept.tolist(), held_out.tolist()
+
+
+@given(grouped_rows, st.floats(0.05, 0.95), st.integers(0, 5), st.randoms(use_true_random=False))
+def test_copies_stay_on_one_side(rows, fraction, seed, random):
+    rows = [(f"{i}", label, group) for i, (label, group) in enumerate(rows)]
+    kept, held_out = split_of(rows, fraction, seed)
+    assert sorted(kept + held_out) == list(range(len(rows)))
+    assert not {rows[i][2] for i in kept} & {rows[i][2] for i in held_out}
+    assert {rows[i][1] for i in kept} == {label for _, label, _ in rows}  # train keeps every class
+    again = rows.copy()
+    random.shuffle(again)
+    assert {again[i][0] for i in split_of(again, fraction, seed)[1]} == {rows[i][0] for i in held_out}
+
+
+@given(grouped_rows, st.floats(0.05, 0.95), st.integers(0, 5))
+def test_shares_of_classes_are_kept_as_near_as_groups_allow(rows, fraction, seed):
+    rows = [(f"{i}", label, f"{label}{group}") for i, (label, group) in enumerate(rows)]
+    _, held_out = split_of(rows, fraction, seed)
+    for label in {label for _, label, _ in rows}:
+        sizes = Counter(group for _, own, group in rows if own == label)
+        size = sizes.total()
+        wanted = min(max(round(fraction * size), 1), size - 1)
+        found = sum(rows[i][1] == label for i in held_out)
+        if len(sizes) > 1:
+            assert 0 < found < size
+            assert abs(found - wanted) < max(sizes.values())
+        else:
+            assert found == 0
+
+
+def test_copies_may_be_all_there_is():
+    pairs = [(f"{name}{i}", name) for name in "ab" for i in range(3)]
+    with pytest.raises(DataError, match=r"left for val \(6 train, 0 val; copies of one picture are kept together\)"):
+        make_splits(Source("test", listing(pairs)), copies=[[0, 1, 2], [3, 4, 5]])
 
 
 def test_seed_changes_the_list():

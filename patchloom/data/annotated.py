@@ -1,0 +1,209 @@
+"""Folders of pictures with masks or boxes beside them, and what does not fit together in them.
+
+    images/[train/]a.jpg  masks/[train/]a.png      a mask of class numbers for each picture, 255 for 'not labelled';
+                                                   classes.txt, a name a line, where the numbers have names
+    train2017/*.jpg  annotations/instances_train2017.json     boxes as COCO keeps them
+
+A picture whose mask is missing, or a box of an unknown picture or category, is a fault of the source.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchloom.data.decode import EXTENSIONS, decode_ids
+from patchloom.data.folder import FilePictures, printable
+from patchloom.data.sets import UNLABELLED, Fault, Listing, Mask, Source, Stamp, file_state
+from patchloom.data.splits import group_by_split
+from patchloom.errors import DataError
+
+IMAGE_FOLDERS = ("images", "imgs", "JPEGImages")
+MASK_FOLDERS = ("masks", "annotations", "labels", "SegmentationClass")
+NOT_LABELLED = 255
+
+
+def open_annotated(root: Path) -> Source | None:
+    """The folder as pictures with boxes or masks; None where it is neither."""
+    if files := sorted((root / "annotations").glob("instances_*.json")):
+        return _open_coco(root, files)
+    images = next((name for name in IMAGE_FOLDERS if (root / name).is_dir()), None)
+    masks = next((name for name in MASK_FOLDERS if _images_by_stem(root / name)), None) if images else None
+    return _open_masks(root, images, masks) if images and masks else None
+
+
+def _changed_with(stamps: Sequence[Stamp | None], others: Sequence[Stamp | None]) -> list[Stamp | None]:
+    """Stamps that also differ when a second file of the same row does."""
+    return [
+        (one[0], one[1] + other[1], max(one[2], other[2])) if one and other else None
+        for one, other in zip(stamps, others, strict=True)
+    ]
+
+
+# Masks ----------------------------------------------------------------------------------------------------------------
+
+
+class MaskedFiles(FilePictures):
+    """Image files, each with a file of class numbers."""
+
+    mask_ignore = NOT_LABELLED
+
+    def __init__(self, root: Path, paths: Sequence[str], masks: Sequence[str], names: tuple[str, ...]) -> None:
+        super().__init__(root, paths)
+        self.mask_names = names
+        self._masks = FilePictures(root, masks)
+
+    def mask(self, index: int) -> Mask:
+        """The numbers in the mask's file."""
+        return Mask(decode_ids(self._masks.encoded(index), self._masks.where(index)), None)
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Of picture and mask."""
+        return _changed_with(super().stamps(rows), self._masks.stamps(rows))
+
+
+def _open_masks(root: Path, images: str, masks: str) -> Source:
+    pictures, labels = _images_by_stem(root / images), _images_by_stem(root / masks)
+    named = root / "classes.txt"
+    names = tuple(named.read_text("utf-8").splitlines()) if named.is_file() else ()
+    faults = _lonely(root / images, pictures, labels, "picture without mask", masks)
+    faults += _lonely(root / masks, labels, pictures, "mask without picture", images)
+    both = [stem for stem in pictures if stem in labels]
+    if not both:
+        raise DataError(f"{printable(root)}: no picture of {images} has a mask of the same name in {masks}")
+    splits = {stem: os.path.dirname(stem) for stem in both}
+    train, val, unused = group_by_split(sorted(set(splits.values())))
+
+    def listing(chosen: Sequence[str]) -> Listing:
+        stems = [stem for stem in both if splits[stem] in chosen]
+        paths = [os.path.join(images, pictures[stem]) for stem in stems]
+        files = MaskedFiles(root, paths, [os.path.join(masks, labels[stem]) for stem in stems], names)
+        return Listing(files, np.arange(len(stems)), np.full(len(stems), UNLABELLED), names)
+
+    notes = (f"beside train and val, not used: {', '.join(map(printable, unused))}",) if unused else ()
+    title = f"{printable(root.name)} (pictures and masks)"
+    return Source(title, listing(train), listing(val) if val else None, notes, tuple(faults))
+
+
+def _images_by_stem(folder: Path) -> dict[str, str]:
+    """Path below the folder without its extension → the path, of every image file that is not hidden."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        below = path.relative_to(folder)
+        if path.suffix.lower() in EXTENSIONS and path.is_file() and not any(p.startswith(".") for p in below.parts):
+            found[os.fspath(below.with_suffix(""))] = os.fspath(below)
+    return found
+
+
+def _lonely(folder: Path, files: Mapping[str, str], others: Mapping[str, str], kind: str, place: str) -> list[Fault]:
+    """A fault for each file whose stem the others do not have."""
+    return [
+        Fault(printable(folder / path), kind, f"nothing called {printable(stem)} in {place}")
+        for stem, path in files.items()
+        if stem not in others
+    ]
+
+
+# Boxes ----------------------------------------------------------------------------------------------------------------
+
+
+class CocoPictures(FilePictures):
+    """Image files with the boxes of one annotations file."""
+
+    def __init__(
+        self, root: Path, paths: Sequence[str], file: Path, names: tuple[str, ...], boxes: Sequence[np.ndarray]
+    ) -> None:
+        super().__init__(root, paths)
+        self.object_names = names
+        self._file = file
+        self._boxes = np.concatenate([np.zeros((0, 5), np.int64), *boxes])
+        self._starts = np.cumsum([0, *map(len, boxes)])
+
+    def boxes(self, index: int) -> np.ndarray:
+        """Its boxes, rounded to whole pixels."""
+        return self._boxes[self._starts[index] : self._starts[index + 1]]
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Of picture and annotations."""
+        state = file_state(self._file)
+        return _changed_with(super().stamps(rows), [(b"", *state) if state else None] * len(rows))
+
+
+def _open_coco(root: Path, files: Sequence[Path]) -> Source:
+    by_split = {file.stem.removeprefix("instances_"): file for file in files}
+    words = {"".join(letter for letter in split if not letter.isdigit()): split for split in by_split}
+    train, val, unused = group_by_split(sorted(words))
+    faults: list[Fault] = []
+    listings = [_coco_listing(root, by_split[words[group[0]]], faults) for group in (train, val) if group]
+    notes = (f"annotations not used: {', '.join(words[word] for word in unused)}",) if unused else ()
+    title = f"{printable(root.name)} (COCO boxes)"
+    return Source(title, listings[0], listings[1] if val else None, notes, tuple(faults))
+
+
+def _coco_listing(root: Path, file: Path, faults: list[Fault]) -> Listing:
+    split = file.stem.removeprefix("instances_")
+    content = _read_coco(file)
+    categories = {category["id"]: str(category["name"]) for category in content["categories"]}
+    number = {identity: i for i, identity in enumerate(categories)}
+    names = {image["id"]: str(image["file_name"]) for image in content["images"]}
+    folder = _image_folder(root, split, list(names.values()))
+    boxes: dict[Any, list[tuple[int, ...]]] = {
+        identity: [] for identity, name in names.items() if (root / folder / name).is_file()
+    }
+    faults += [
+        Fault(printable(root / folder / name), "picture missing", f"{file.name} names it")
+        for identity, name in names.items()
+        if identity not in boxes
+    ]
+    for box in content["annotations"]:
+        where = f"{printable(file)}, annotation {box.get('id', '?')}"
+        if box.get("image_id") not in names:
+            faults.append(Fault(where, "unknown picture", f"image_id {box.get('image_id')!r}"))
+        elif box.get("category_id") not in categories:
+            faults.append(Fault(where, "unknown category", f"category_id {box.get('category_id')!r}"))
+        elif (corners := _corners(box.get("bbox"))) is None:
+            faults.append(
+                Fault(where, "boxes cannot be read", f"bbox {box.get('bbox')!r}, expected x, y, width, height")
+            )
+        elif box["image_id"] in boxes:
+            boxes[box["image_id"]].append((*corners, number[box["category_id"]]))
+    if not boxes:
+        raise DataError(f"{printable(file)}: none of its {len(names)} pictures is in {printable(root / folder)}")
+    arrays = [np.array(found, dtype=np.int64).reshape(-1, 5) for found in boxes.values()]
+    paths = [os.path.join(folder, names[identity]) for identity in boxes]
+    objects = tuple(categories.values())
+    pictures = CocoPictures(root, paths, file, objects, arrays)
+    return Listing(pictures, np.arange(len(paths)), np.full(len(paths), UNLABELLED), objects)
+
+
+def _read_coco(file: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{printable(file)}: cannot be read as JSON ({error})") from error
+    lists = ("images", "annotations", "categories")
+    if not isinstance(content, dict) or not all(isinstance(content.get(name), list) for name in lists):
+        raise DataError(f"{printable(file)}: expected an object with lists {', '.join(lists)}, as COCO has them")
+    for name, fields in (("images", ("id", "file_name")), ("categories", ("id", "name")), ("annotations", ())):
+        for i, entry in enumerate(content[name]):
+            if not isinstance(entry, dict) or not all(field in entry for field in fields):
+                raise DataError(f"{printable(file)}: {name}[{i}] lacks {' or '.join(fields) or 'its fields'}")
+    return content
+
+
+def _image_folder(root: Path, split: str, names: Sequence[str]) -> str:
+    """Where the pictures of a split lie, below the root: the first place that has one of them."""
+    places = [split, os.path.join("images", split), "images", ""]
+    return next((p for p in places if any((root / p / name).is_file() for name in names[:100])), split)
+
+
+def _corners(box: Any) -> tuple[int, int, int, int] | None:
+    """Corners of (x, y, width, height) in whole pixels; None where it is nothing of the kind."""
+    try:
+        x, y, width, height = map(float, box)
+        return round(x), round(y), round(x + width), round(y + height)
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,111 @@
+"""What was seen of each picture, kept in the user's cache folder until the picture's file changes.
+
+One SQLite file for each folder of data, in $XDG_CACHE_HOME/patchloom/check or ~/.cache/patchloom/check. Processes that
+look through the same folder take turns, so that the later ones find what the first has seen.
+"""
+
+import fcntl
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from patchloom.data.sets import Stamp
+
+_LAYOUT = 2  # of the cached rows, and of what they were computed by
+_ASKED_EVERY_S = 0.3  # while another process looks
+
+
+class Sight(NamedTuple):
+    """What one look at a picture showed; everything after `error` is empty where it could not be read."""
+
+    error: str = ""
+    mode: str = ""  # of the file; '' where the source has no files
+    width: int = 0  # upright
+    height: int = 0
+    rotated: bool = False
+    animated: bool = False
+    digest: bytes = b""  # of the file; of the pixels where the source has no files
+    thumbnail: bytes = b""
+    faults: str = ""  # of its mask and boxes: lines of kind, tab, detail
+
+
+class Seen:
+    """The sights of one folder. A damaged file is begun anew; one that cannot be written is done without."""
+
+    def __init__(self, home: str) -> None:
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        name = hashlib.blake2b(os.fsencode(os.path.realpath(home)), digest_size=16).hexdigest()
+        self.path = Path(cache, "patchloom", "check", f"{name}-{_LAYOUT}.sqlite")
+        self._usable = True
+
+    def read(self) -> dict[Stamp, Sight]:
+        """Everything that is kept."""
+        try:
+            with closing(self._open()) as database:
+                rows = database.execute("SELECT * FROM sights").fetchall()
+            return {row[:3]: Sight._make(row[3:]) for row in rows}
+        except (OSError, sqlite3.OperationalError):
+            return {}
+        except (sqlite3.DatabaseError, TypeError):
+            self.path.unlink(missing_ok=True)
+            return {}
+
+    def count(self) -> int:
+        """How many are kept."""
+        try:
+            with closing(self._open()) as database:
+                return int(database.execute("SELECT count(*) FROM sights").fetchone()[0])
+        except (OSError, sqlite3.Error):
+            return 0
+
+    def write(self, sights: Sequence[tuple[Stamp, Sight]]) -> None:
+        """Keep these too."""
+        if not self._usable or not sights:
+            return
+        columns = ", ".join(Sight._fields)
+        places = ", ".join("?" * (3 + len(Sight._fields)))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self.path)) as database, database:
+                # Nothing is lost when this process dies; after a power cut the file may be begun anew.
+                database.execute("PRAGMA synchronous = OFF")
+                key = "path BLOB PRIMARY KEY, bytes INTEGER, changed_ns INTEGER"
+                database.execute(f"CREATE TABLE IF NOT EXISTS sights ({key}, {columns})")
+                rows = [stamp + sight for stamp, sight in sights]
+                database.executemany(f"INSERT OR REPLACE INTO sights VALUES ({places})", rows)
+        except (OSError, sqlite3.Error):
+            self._usable = False
+
+    def _open(self) -> sqlite3.Connection:
+        if not self.path.exists():
+            raise FileNotFoundError(self.path)
+        return sqlite3.connect(self.path)
+
+
+@contextmanager
+def taking_turns(kept: Sequence[Seen], waiting: Callable[[int], None]) -> Iterator[None]:
+    """Be the only process that looks into these folders; `waiting` hears how many pictures the other one has seen."""
+    with ExitStack() as stack:
+        for one in sorted(kept, key=lambda one: one.path):
+            try:
+                one.path.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(open(one.path.with_suffix(".lock"), "w"))
+                while not _locked(file.fileno()):
+                    waiting(sum(other.count() for other in kept))
+                    time.sleep(_ASKED_EVERY_S)
+            except OSError:
+                continue  # a cache that cannot be written, or a file system without locks
+        yield
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

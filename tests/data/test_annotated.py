@@ -1,0 +1,203 @@
+"""Masks and boxes with planted faults: each is found where it lies, and nothing else."""
+
+import io
+import json
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.data.check import check
+from patchloom.errors import DataError
+from tests.conftest import SHARED
+from tests.data.dirty import jpeg, picture
+
+
+def mask(value=1, size=(48, 48), mode="L"):
+    pixels = Image.new("L", size)
+    pixels.paste(value, (4, 4, 20, 20))
+    return pixels.convert(mode)
+
+
+def png(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def make_masks(root, names=("ground", "tree")):
+    for i, split in enumerate(("train", "train", "train", "val", "val")):
+        for folder in ("images", "masks"):
+            (root / folder / split).mkdir(parents=True, exist_ok=True)
+        (root / "images" / split / f"{i}.jpg").write_bytes(jpeg(picture(i)))
+        mask().save(root / "masks" / split / f"{i}.png")
+    if names:
+        (root / "classes.txt").write_text("\n".join(names) + "\n")
+    return root
+
+
+def found(root):
+    return {(os.path.relpath(fault.where, root), fault.kind, fault.detail) for fault in check(root).faults}
+
+
+def test_masks_without_fault(tmp_path):
+    report = check(make_masks(tmp_path / "data"))
+    assert report.name == "data (pictures and masks)"
+    assert report.splits == {"train": 3, "val": 2}
+    assert (report.faults, report.problems(strict=True), report.classes) == ((), [], {})
+    listing = report.listings["train"]
+    assert listing.pictures.mask_names == ("ground", "tree")
+    assert np.unique(listing.pictures.mask(0).classes).tolist() == [0, 1]
+
+
+def test_faults_of_masks(tmp_path):
+    root = make_masks(tmp_path / "data")
+    (root / "images/train/new.jpg").write_bytes(jpeg(picture(50)))
+    mask().save(root / "masks/val/old.png")
+    mask(size=(48, 40)).save(root / "masks/train/0.png")
+    mask(value=7).save(root / "masks/train/1.png")
+    mask(mode="RGB").save(root / "masks/train/2.png")
+    mask(value=255).save(root / "masks/val/3.png")  # not labelled, which is no fault
+    (root / "masks/val/4.png").write_bytes(b"")
+    rgb, empty = root / "masks/train/2.png", root / "masks/val/4.png"
+    assert found(root) == {
+        ("images/train/new.jpg", "picture without mask", "nothing called train/new in masks"),
+        ("masks/val/old.png", "mask without picture", "nothing called val/old in images"),
+        ("images/train/0.jpg", "mask of another size", "48×40, the picture is 48×48"),
+        ("images/train/1.jpg", "mask values unknown", "7 (256 pixels), expected 0…1 or 255"),
+        ("images/train/2.jpg", "mask cannot be read", f"{rgb}: a mask of mode RGB, expected one channel of 8 bits"),
+        ("images/val/4.jpg", "mask cannot be read", f"{empty}: empty file"),
+    }
+    assert "mask cannot be read, 2 times" in check(root).problems()
+
+
+def test_a_repaired_mask_is_noticed_although_its_picture_is_the_same(tmp_path):
+    root = make_masks(tmp_path / "data")
+    mask(value=9).save(root / "masks/train/0.png")
+    assert len(check(root).faults) == 1
+    mask().save(root / "masks/train/0.png")
+    again = check(root)
+    assert (again.faults, again.decoded) == ((), 1)
+
+
+def test_masks_without_names_may_hold_any_number(tmp_path):
+    root = make_masks(tmp_path / "data", names=())
+    mask(value=200).save(root / "masks/train/0.png")
+    assert check(root).faults == ()
+
+
+def test_folders_that_do_not_fit(tmp_path):
+    root = make_masks(tmp_path / "data")
+    for file in (root / "masks").rglob("*.png"):
+        file.rename(file.with_name(f"{file.stem}_mask.png"))
+    with pytest.raises(DataError, match="no picture of images has a mask of the same name in masks"):
+        check(root)
+
+
+def make_coco(root, **changes):
+    for split, numbers in (("train2017", (1, 2)), ("val2017", (3,))):
+        (root / split).mkdir(parents=True, exist_ok=True)
+        (root / "annotations").mkdir(exist_ok=True)
+        for number in numbers:
+            (root / split / f"{number}.jpg").write_bytes(jpeg(picture(number)))
+        content = {
+            "images": [{"id": n, "file_name": f"{n}.jpg", "width": 48, "height": 48} for n in numbers],
+            "categories": [{"id": 18, "name": "dog"}, {"id": 44, "name": "bottle"}],
+            "annotations": [
+                {"id": 10 * n, "image_id": n, "category_id": 44, "bbox": [3.2, 4, 10.5, 12]} for n in numbers
+            ],
+        }
+        for name, more in changes.items() if split == "train2017" else ():
+            content[name] = content[name] + more
+        (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+    return root
+
+
+def test_boxes_without_fault(tmp_path):
+    report = check(make_coco(tmp_path / "data"))
+    assert report.name == "data (COCO boxes)"
+    assert report.splits == {"train": 2, "val": 1}
+    assert (report.faults, report.problems(strict=True)) == ((), [])
+    pictures = report.listings["train"].pictures
+    assert pictures.object_names == ("dog", "bottle")
+    assert pictures.boxes(1).tolist() == [[3, 4, 14, 16, 1]]
+
+
+def box(identity, bbox, image=1, category=18):
+    return {"id": identity, "image_id": image, "category_id": category, "bbox": bbox}
+
+
+def test_faults_of_boxes(tmp_path):
+    boxes = [
+        box(100, [5, 5, 0, 4]),
+        box(101, [5, 5, -3, 4]),
+        box(102, [40, 40, 20, 4]),
+        box(103, [-6, 5, 10, 4]),
+        box(104, [40, 40, 8.3, 8.4]),  # less than half a pixel outside
+        box(105, [1, 1, 4, 4], image=77),
+        box(106, [1, 1, 4, 4], category=3),
+        box(107, [1, 1, 4]),
+        box(108, [1, 1, float("nan"), 4]),
+    ]
+    root = make_coco(tmp_path / "data", annotations=boxes, images=[{"id": 9, "file_name": "gone.jpg"}])
+    file = "annotations/instances_train2017.json"
+    assert found(root) == {
+        ("train2017/1.jpg", "box without area", "x 5…5, y 5…9"),
+        ("train2017/1.jpg", "box without area", "x 5…2, y 5…9"),
+        ("train2017/1.jpg", "box outside the picture", "x 40…60, y 40…44, the picture is 48×48"),
+        ("train2017/1.jpg", "box outside the picture", "x -6…4, y 5…9, the picture is 48×48"),
+        (f"{file}, annotation 105", "unknown picture", "image_id 77"),
+        (f"{file}, annotation 106", "unknown category", "category_id 3"),
+        (f"{file}, annotation 107", "boxes cannot be read", "bbox [1, 1, 4], expected x, y, width, height"),
+        (f"{file}, annotation 108", "boxes cannot be read", "bbox [1, 1, nan, 4], expected x, y, width, height"),
+        ("train2017/gone.jpg", "picture missing", "instances_train2017.json names it"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "expected an object with lists images, annotations, categories"),
+        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"images\[0\] lacks id or file_name"),
+        ('{"images": [{"id": 1, "file_name": "x"}], "annotations": [], "categories": []}', "none of its 1 pictures is"),
+    ],
+)
+def test_annotations_that_are_none(tmp_path, content, message):
+    root = make_coco(tmp_path / "data")
+    (root / "annotations/instances_train2017.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        check(root)
+
+
+def test_faults_in_parquet_columns(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table(
+        {
+            "image": [jpeg(picture(i)) for i in range(4)],
+            "boxes": [[[0, 0, 8, 8]], [[9, 9, 9, 12]], [[0, 0, 99, 8]], [[1, 1, 2, 2]]],
+            "labels": [[0], [0], [0], [5]],
+        }
+    )
+    info = {"dataset_info": json.dumps({"label_names": ["cell"]})}
+    pq.write_table(table.replace_schema_metadata(info), tmp_path / "b.parquet")
+    first, second, third = check(tmp_path / "b.parquet").faults
+    assert (first.where, first.kind) == (f"{tmp_path / 'b.parquet'}, row 1", "box without area")
+    assert (second.kind, third.kind) == ("box outside the picture", "unknown category")
+    masks = pa.table({"image": table["image"], "mask": [png(mask(value)) for value in (0, 1, 1, 3)]})
+    pq.write_table(
+        masks.replace_schema_metadata({"dataset_info": json.dumps({"label_names": ["a", "b"]})}), tmp_path / "m.parquet"
+    )
+    (fault,) = check(tmp_path / "m.parquet").faults
+    assert (fault.kind, fault.detail) == ("mask values unknown", "3 (256 pixels), expected 0…1")
+
+
+def test_the_drawn_set_has_no_fault():
+    assert check("shapes:count=32,size=32").faults == ()
+
+
+@pytest.mark.skipif(not (SHARED / "data" / "bccd.parquet").is_file(), reason="no real data in ../shared/data")
+def test_two_boxes_of_bccd_have_no_area():
+    kinds = [fault.kind for fault in check(SHARED / "data" / "bccd.parquet").faults]
+    assert kinds == ["box without area"] * 2

@@ -1,0 +1,133 @@
+"""Sentence pairs with planted faults: each is found with its file and line, whatever the pairs are kept in."""
+
+import gzip
+
+import pytest
+
+from patchloom.data.check import check
+from patchloom.errors import DataError
+from tests.conftest import SHARED
+
+GERMAN = [f"Der Hund Nummer {i} läuft über die Wiese." for i in range(20)]
+ENGLISH = [f"Dog number {i} runs across the meadow." for i in range(20)]
+
+
+def write(root, split="train", german=GERMAN, english=ENGLISH, ending=""):
+    root.mkdir(parents=True, exist_ok=True)
+    for language, lines in (("de", german), ("en", english)):
+        content = b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines)
+        (root / f"{split}.{language}{ending}").write_bytes(gzip.compress(content) if ending else content)
+    return root
+
+
+def told(report):
+    return [(fault.where.rpartition("/")[2], fault.kind, fault.detail) for fault in report.faults]
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_pairs_without_fault(tmp_path, ending):
+    root = write(tmp_path / "data", ending=ending)
+    write(root, "val", ["Ein Satz."], ["A sentence."], ending)
+    report = check(root)
+    assert (report.name, report.unit) == ("data (sentence pairs)", "pair")
+    assert report.splits == {"train": 20, "val": 1}
+    assert (report.faults, report.odd, report.duplicates, report.problems(strict=True)) == ((), (), (), [])
+
+
+def test_faults_of_parallel_files(tmp_path):
+    german, english = list(GERMAN), list(ENGLISH)
+    german[3] = ""
+    german[5] = b"Stra\xdfe und Haus"
+    english[7] = " \t"
+    german[9] = "@@"
+    german[11], english[11] = "", ""
+    report = check(write(tmp_path / "data", german=[*german, "Noch einer."], english=english))
+    assert told(report) == [
+        ("train.de, line 4", "empty sentence", "beside 'Dog number 3 runs across the meadow.'"),
+        ("train.de, line 6", "not UTF-8", "byte 5 of the line is 0xdf"),
+        ("train.en, line 8", "empty sentence", "beside 'Der Hund Nummer 7 läuft über die Wiese.'"),
+        ("train.de, line 12", "empty sentence", "on all sides"),
+        ("train.en, line 12", "empty sentence", "on all sides"),
+        ("train.de", "line counts differ", "train.de 21, train.en 20"),
+    ]
+    (odd,) = report.odd
+    assert odd.place.where.endswith("train.de, line 10")
+    assert (odd.kind, odd.read_as) == ("uneven sides", "2 and 36 characters")
+    assert report.problems() == ["empty sentence, 4 times", "not UTF-8, 1 time", "line counts differ, 1 time"]
+
+
+def test_repeated_pairs_and_leaks(tmp_path):
+    root = write(tmp_path / "data", german=[*GERMAN, GERMAN[2]], english=[*ENGLISH, ENGLISH[2]])
+    write(root, "val", ["Ein Satz."], ["A sentence."])
+    write(root, "test_2016", [GERMAN[4], GERMAN[5]], [ENGLISH[4], "Another translation of it."])
+    report = check(root)
+    places = [[(place.split, place.row) for place in group] for group in report.duplicates]
+    assert places == [[("train", 2), ("train", 20)], [("train", 4), ("test_2016", 0)]]
+    assert report.leaks() == [report.duplicates[1]]
+    assert report.problems() == ["the same pair in train and val or test, 1 time"]
+
+
+def test_tab_separated_pairs(tmp_path):
+    lines = [f"{english}\t{german}\tCC BY" for english, german in zip(ENGLISH, GERMAN, strict=True)]
+    lines[6] = "no second field"
+    (tmp_path / "pairs.tsv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    report = check(tmp_path / "pairs.tsv.gz")
+    assert report.splits == {"train": 20}
+    assert told(report) == [("pairs.tsv.gz, line 7", "empty sentence", "beside 'no second field'")]
+
+
+def test_a_line_may_hold_any_other_separator(tmp_path):
+    odd = "one\ttwo\u2028three\x0cfour\x85five"
+    report = check(write(tmp_path / "data", german=[odd, "b"], english=["x\r", "y"]))
+    assert (report.splits, report.faults) == ({"train": 2}, ())
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_pairs_in_parquet(tmp_path, nested):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    german = [*GERMAN[:-1], None]
+    if nested:
+        rows = [{"de": d, "en": e} for d, e in zip(german, ENGLISH, strict=True)]
+        table = pa.table({"id": list(range(20)), "translation": rows})
+    else:
+        table = pa.table({"de": german, "en": ENGLISH})
+    pq.write_table(table, tmp_path / "train.parquet")
+    pq.write_table(table.slice(0, 2), tmp_path / "test.parquet")
+    report = check(tmp_path)
+    assert report.splits == {"train": 20, "test": 2}
+    column = "translation.de" if nested else "de"
+    assert told(report) == [
+        (f"train.parquet, {column}, row 19", "empty sentence", "beside 'Dog number 19 runs across the meadow.'")
+    ]
+    assert len(report.leaks()) == 2
+
+
+def test_a_damaged_archive_is_named(tmp_path):
+    root = write(tmp_path / "data", ending=".gz")
+    whole = (root / "train.en.gz").read_bytes()
+    (root / "train.en.gz").write_bytes(whole[:-12])
+    ((where, kind, detail), *_) = told(check(root))
+    assert (where, kind) == ("train.en.gz", "cannot be read")
+    assert detail.startswith("cannot be read after line")
+
+
+def test_a_labels_file_is_no_pair_of_sentences(tmp_path):
+    (tmp_path / "labels.tsv").write_text("path\tlabel\na.png\tcat\n")
+    with pytest.raises(DataError, match="files are not in"):
+        check(tmp_path / "labels.tsv")
+
+
+def test_notes_and_code_are_no_languages(tmp_path):
+    for name in ("a.md", "a.py", "a.js"):
+        (tmp_path / name).write_text("x\n")
+    with pytest.raises(DataError, match="no images found"):
+        check(tmp_path)
+
+
+@pytest.mark.skipif(not (SHARED / "data" / "multi30k").is_dir(), reason="no real data in ../shared/data")
+def test_what_is_odd_in_multi30k():
+    report = check(SHARED / "data" / "multi30k")
+    assert report.splits["train"] == 29_000
+    assert report.problems(strict=True) == []
+    assert [odd.place.row for odd in report.odd] == [16_509, 16_663]  # '@@' for a German sentence
+    assert len(report.duplicates) == 3
