@@ -9,6 +9,7 @@ import torch
 
 from patchloom.build import Choice, is_run, make_network, resolve_recipe
 from patchloom.checkpoint import read_run_files
+from patchloom.data.loader import WORKER_TIMEOUT_S
 from patchloom.data.sets import Splits
 from patchloom.data.source import open_data
 from patchloom.errors import UsageError
@@ -35,6 +36,7 @@ class TrainingSettings:
     changes: dict[str, Any] = field(default_factory=dict)
     device: str = "auto"
     workers: int | None = None
+    worker_timeout: float = WORKER_TIMEOUT_S
     compiled: bool | None = None
     shard: bool = False
     level: str | None = None
@@ -112,6 +114,8 @@ def _check_numbers(settings: TrainingSettings) -> None:
     for name, value, least in (("workers", settings.workers, 0), ("patience", settings.patience, 1)):
         if value is not None and value < least:
             raise UsageError(f"--{name} is {value}, expected a whole number of at least {least}")
+    if not settings.worker_timeout > 0:
+        raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
 
 
 def _same_run(folder: Path, recipe: Recipe) -> None:

@@ -23,7 +23,7 @@ def final_report(plan: Plan, processes: Processes) -> ClassificationReport:
     """The best weights of the folder on the val split."""
     network, _ = load_network(plan.folder)
     with processes.autocast():
-        return Evaluator(plan, processes, worker_count()).report(network.to(processes.device))
+        return Evaluator(plan, processes, worker_count(plan.settings)).report(network.to(processes.device))
 
 
 def report_run(plan: Plan, report: ClassificationReport, outcome: Outcome, seconds: float) -> Path:

@@ -2,7 +2,7 @@
 
 import time as clock
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
     time_limit_s = seconds_of(settings.time)
     plan = make_plan(settings, device)
     processes = Processes(plan.recipe.precision, device=device)
-    say = say if processes.is_main else silent
+    say = _heard_or_not(say) if processes.is_main else silent
     for line in plan.lines():
         say(line)
     with ExitStack() as stack:
@@ -140,6 +140,16 @@ def _machine(processes: Processes) -> str:
     device = processes.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return f"{processes.world} × {name}, {processes.precision}"
+
+
+def _heard_or_not(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say`, but a closed terminal or pipe does not end the run."""
+
+    def spoken(line: str) -> None:
+        with suppress(OSError):
+            say(line)
+
+    return spoken
 
 
 def silent(line: str) -> None:
