@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from patchloom.data.policies import IMAGENET_MEAN, IMAGENET_STD, Size
 from patchloom.data.sampler import Plan
 from patchloom.data.sets import ImageSet
-from patchloom.data.workers import Workers, keep_working, no_word_about_cores, workers_started
+from patchloom.data.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
 from patchloom.errors import DataError, ResourceError
 
 # Parts each worker may be ahead of the main process; every part is 1/workers of a batch.
@@ -30,8 +29,6 @@ PREFETCHED_PARTS = 2
 REPLACEMENTS_TRIED = 20
 # Without a picture from a worker: longer than a slow disk takes, shorter than a night.
 WORKER_TIMEOUT_S = 120.0
-# How often a wait looks whether the workers live.
-LOOKED_EVERY_S = 1.0
 
 
 class Transform(Protocol):
@@ -129,7 +126,7 @@ class Loader:
                 prefetch_factor=PREFETCHED_PARTS if workers else None,
                 persistent_workers=workers > 0,
                 worker_init_fn=_begin_work,
-                timeout=min(LOOKED_EVERY_S, timeout_s) if workers else 0,
+                timeout=timeout_s if workers else 0,
             )
 
     @property
@@ -161,31 +158,21 @@ class Loader:
     def _filled_parts(self) -> Iterator[tuple[int, dict[int, tuple[int, str]]]]:
         try:
             with workers_started(), no_word_about_cores():
-                parts = iter(self._pool)
-            while (part := self._next_part(parts)) is not None:
-                slot, replaced = part
+                parts = watched(iter(self._pool))
+            for slot, replaced in parts:
                 if isinstance(replaced, DataError):
                     raise replaced
                 yield slot, replaced
         except GeneratorExit:
             raise  # an epoch that is left early: the workers wait for the next
-        except BaseException:
-            Workers(self._pool._iterator).kill()
+        except BaseException as error:
+            workers = Workers(self._pool._iterator)
+            reason = workers.what_happened(self._timeout_s) if str(error).startswith("DataLoader ") else ""
+            workers.kill()
             self.close()
+            if reason:
+                raise ResourceError(reason) from error
             raise
-
-    def _next_part(self, parts: Iterator[Any]) -> Any:
-        """None at the end. torch gives up after a second's wait; it is asked again until the time is over."""
-        until = monotonic() + self._timeout_s
-        while True:
-            try:
-                return next(parts, None)
-            except RuntimeError as error:
-                if not str(error).startswith("DataLoader "):
-                    raise
-                reason = Workers(parts).what_happened(self._timeout_s if monotonic() >= until else None)
-                if reason:
-                    raise ResourceError(reason) from error
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,17 @@ batch system's SIGTERM to every process. The run wants to finish its step, and f
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty
+from time import monotonic
 from types import FrameType
 from typing import Any
 
 TOLD_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# How often a wait for a worker looks whether all live.
+LOOKED_EVERY_S = 1.0
 
 
 @contextmanager
@@ -74,18 +79,52 @@ class Workers:
         for process in self._processes:
             process.kill()
 
-    def what_happened(self, silent_s: float | None) -> str:
-        """Which worker is dead and why; given a time, which one the main process waited for that long; else ''."""
-        dead = [process for process in self._processes if not process.is_alive()]
-        if dead:
-            return _in_words(dead[0].pid, dead[0].exitcode)
-        if silent_s is None:
-            return ""
-        awaited = self._iterator._task_info.get(self._iterator._rcvd_idx, (0,))[0]
+    def what_happened(self, timeout_s: float) -> str:
+        """Which worker is dead, and of what; else which one the main process waited for in vain."""
+        for process in self._processes:
+            if not process.is_alive():
+                return _in_words(process.pid, process.exitcode)
+        if stopped := [process.pid for process in self._processes if _is_stopped(process.pid)]:
+            who, why = f"Worker {stopped[0]}", "It is stopped, as by SIGSTOP"
+        elif task := self._iterator._task_info.get(self._iterator._rcvd_idx):
+            who, why = f"Worker {self._processes[task[0]].pid}", "A disk that does not answer may be why"
+        else:  # between two epochs, when each answers once
+            pids = ", ".join(str(process.pid) for process in self._processes)
+            who, why = f"One of the workers {pids}", "A disk that does not answer may be why"
         return (
-            f"Worker {self._processes[awaited].pid}, which prepares pictures, gave nothing for {silent_s:g} s. "
-            "It may be stopped, or wait for a disk that does not answer; --worker-timeout sets the time."
+            f"{who}, which prepares pictures, gave nothing for {timeout_s:g} s. {why}; --worker-timeout sets the time."
         )
+
+
+class _WatchedQueue:
+    """What workers give back. torch looks whether they live only when its whole time is over; here, every second."""
+
+    def __init__(self, queue: Any, processes: Sequence[Any]) -> None:
+        self._queue, self._processes = queue, processes
+
+    def get(self, timeout: float) -> Any:
+        until = monotonic() + timeout
+        while True:
+            try:
+                return self._queue.get(timeout=max(0.0, min(LOOKED_EVERY_S, until - monotonic())))
+            except Empty:
+                if monotonic() >= until or not all(process.is_alive() for process in self._processes):
+                    raise
+
+
+def watched(iterator: Any) -> Any:
+    """A `DataLoader`'s iterator, in which a wait ends soon after a worker's death."""
+    queue = getattr(iterator, "_data_queue", None)
+    if queue is not None and not isinstance(queue, _WatchedQueue):
+        iterator._data_queue = _WatchedQueue(queue, iterator._workers)
+    return iterator
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # not Linux
+        return False
 
 
 def _in_words(pid: int, code: int) -> str:

@@ -77,6 +77,19 @@ def test_a_signal_to_the_whole_group_saves(data: Path, tmp_path: Path, number: i
     assert f"after step {step} of" in errors
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=lambda v: str(v))
+def test_a_signal_before_the_first_step_is_one_line(
+    data: Path, tmp_path: Path, monkeypatch, capsys, number: int, code: int
+) -> None:
+    from patchloom.training import run
+
+    monkeypatch.setattr(run, "make_plan", lambda *_: os.kill(os.getpid(), number))
+    done = command(("train", data, "--out", tmp_path / "run", *OPTIONS), monkeypatch, capsys)
+    assert done.code == code
+    assert done.errors == f"error: stopped by {signal.Signals(number).name}; run the same command to go on\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as it was
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_leaves_at_once_and_loses_nothing(data: Path, tmp_path: Path) -> None:
     process = long_run(data, tmp_path / "run")
@@ -139,7 +152,19 @@ def test_a_killed_worker_is_named_and_the_run_saved(data: Path, tmp_path: Path) 
     os.kill(worker, signal.SIGKILL)
     code, errors = ended(process)
     assert code == 6, errors
-    assert f"pid(s) {worker}" in errors
+    assert f"Worker {worker}, which prepares pictures, was killed by SIGKILL." in errors
+    assert errors.count("\n") == 1
+    assert step_of(tmp_path / "run") > 0
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_named_within_the_set_time_and_the_run_saved(data: Path, tmp_path: Path) -> None:
+    process = long_run(data, tmp_path / "run", *WORKERS, "--worker-timeout", 2)
+    worker = children(process.pid)[-1]
+    os.kill(worker, signal.SIGSTOP)
+    code, errors = ended(process)
+    assert code == 6, errors
+    assert f"Worker {worker}, which prepares pictures, gave nothing for 2 s." in errors
     assert errors.count("\n") == 1
     assert step_of(tmp_path / "run") > 0
 
@@ -265,14 +290,14 @@ def test_a_damaged_checkpoint_is_not_one_of_the_two_kept(tmp_path: Path) -> None
 # Several processes --------------------------------------------------------------------------------------------------
 
 
-def two_ranks(data: Path, out: Path) -> list[subprocess.Popen[str]]:
+def two_ranks(data: Path, out: Path, *options: Any) -> list[subprocess.Popen[str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
         started(
-            "train", data, "--out", out, *OPTIONS, "--epochs", 100_000,
+            "train", data, "--out", out, *OPTIONS, "--epochs", 100_000, *options,
             env=place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)
@@ -292,6 +317,21 @@ def test_a_dead_rank_is_named(data: Path, tmp_path: Path, dead: int) -> None:
     said = errors.splitlines()[-1]
     assert said.startswith(f"error: rank {dead} of 2 stopped, so rank {1 - dead} cannot go on")
     assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_ranks_with_workers_save_together_when_every_process_is_told_to_stop(data: Path, tmp_path: Path) -> None:
+    # As a batch system does it: SIGTERM to all ranks and all of their workers.
+    processes = two_ranks(data, tmp_path / "run", *WORKERS)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size, processes[0])
+    for process in processes:
+        os.killpg(process.pid, signal.SIGTERM)
+    said = [ended(process) for process in processes]
+    assert [code for code, _ in said] == [143, 143], said
+    step = step_of(tmp_path / "run")
+    assert all(f"Stopped by SIGTERM after step {step} of" in errors for _, errors in said)
+    assert all("Traceback" not in errors for _, errors in said)
 
 
 @pytest.mark.slow
