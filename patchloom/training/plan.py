@@ -14,8 +14,8 @@ from patchloom.data.sets import Splits
 from patchloom.data.source import open_data
 from patchloom.errors import UsageError
 from patchloom.inspection.cost import Cost, cost, human
+from patchloom.models.weights_file import check_weights_file
 from patchloom.recipes.schema import Recipe, difference
-from patchloom.training.foreign import check_weights_file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,16 +3,44 @@
 import argparse
 import pickletools
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-from patchloom.errors import CheckpointError
+from patchloom.errors import CheckpointError, UsageError
 
 # torch stores tensors as they are and numpy's compression gains little on weights: more is no network.
 MAX_EXPANSION = 4
 HARMLESS_BYTES = 64 << 20
 GLOBALS_SHOWN = 5
+
+
+def read_weights_file(path: Path) -> Mapping[str, Any]:
+    """What a .safetensors, .npz, .pth or .pt file holds, once it is known to be harmless."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; give the path of a .safetensors, .pth or .npz file")
+    check_weights_file(path)
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        if path.suffix == ".npz":
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        # The authors' training checkpoints hold their command line as an argparse.Namespace, which runs no code.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
+        raise _unreadable(path, error) from error
+    except Exception as error:
+        # safetensors and torch raise errors of their own for damaged and for unsafe files.
+        if type(error).__name__ in ("SafetensorError", "UnpicklingError"):
+            raise _unreadable(path, error) from error
+        raise
 
 
 def check_weights_file(path: Path) -> None:
@@ -66,3 +94,11 @@ def _pickled_globals(path: Path) -> list[str]:
     except ValueError:
         pass
     return [name for name in found if not name.startswith(("torch.", "collections.OrderedDict", "argparse.Namespace"))]
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    reason = str(error).strip().split("\n")[0][:200]
+    return CheckpointError(
+        f"{path} ({path.stat().st_size:,} bytes) is not a readable checkpoint: {type(error).__name__}: {reason}; "
+        "it may be truncated or of another kind: fetch it again, or give a .safetensors, .pth or .npz file"
+    )
