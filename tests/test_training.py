@@ -237,7 +237,7 @@ def test_mistakes_are_found_before_any_work(changes, error, message, tmp_path) -
 
 def test_another_recipe_in_the_same_folder_is_refused(tmp_path) -> None:
     run_training(settings(tmp_path / "run", epochs=1), say=str)
-    with pytest.raises(UsageError, match=r"other settings \(optim.batch_size 8 → 4\); give a new folder with --out"):
+    with pytest.raises(UsageError, match=r"other settings \(optim.batch_size 8 → 4\); give them as before"):
         run_training(settings(tmp_path / "run", epochs=1, batch=4), say=str)
 
 

@@ -11,6 +11,8 @@ from patchloom.cli import bench, check, demo, evaluate, models, predict, recipes
 from patchloom.cli.stopping import ToldToStop, told_to_stop
 from patchloom.errors import PatchloomError
 
+STOPPED = 128  # exit codes above it: by a signal, which is no error
+
 app = typer.Typer(
     name="patchloom",
     help="Patch-based networks and the training that makes them work.",
@@ -32,6 +34,9 @@ app.command("demo")(demo.demo)
 def main() -> None:
     """Run the command line; what goes wrong is one line on stderr and an exit code (errors.py)."""
     code = _run()
+    if code > STOPPED:
+        # A second Ctrl-C while Python ends would show a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         sys.stdout.flush()
     except OSError:
@@ -58,5 +63,5 @@ def _run() -> int:
 
 def _complain(message: str, exit_code: int) -> int:
     with suppress(OSError):  # a terminal that was closed
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        print(message if exit_code > STOPPED else f"error: {message}", file=sys.stderr, flush=True)
     return exit_code

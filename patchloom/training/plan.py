@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from patchloom.build import Choice, is_run, make_network, resolve_recipe
-from patchloom.checkpoint import read_run_files
+from patchloom.checkpoint import read_recipe
 from patchloom.data.loader import WORKER_TIMEOUT_S
 from patchloom.data.sets import Splits
 from patchloom.data.source import open_data
@@ -120,16 +120,17 @@ def _check_numbers(settings: TrainingSettings) -> None:
 
 def _same_run(folder: Path, recipe: Recipe) -> None:
     """A folder with another run in it is an error that lists what differs, unless it only goes on for longer."""
-    if not (folder / "recipe.yaml").is_file():
-        if folder.is_file():
-            raise UsageError(f"{folder} is a file; give --out a folder")
-        return
-    before = read_run_files(folder).recipe
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; give --out a folder")
+    before = read_recipe(folder)
     changed = difference(before, recipe) if before else {}
     changed.pop("schedule.epochs", None)
     if changed:
         shown = ", ".join(f"{key} {old} → {new}" for key, (old, new) in list(changed.items())[:4])
-        raise UsageError(f"{folder} holds a run with other settings ({shown}); give a new folder with --out")
+        raise UsageError(
+            f"{folder} holds a run with other settings ({shown}); give them as before (--set field=value), "
+            "or a new folder with --out"
+        )
 
 
 def _folder_name(data: str) -> str:

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from patchloom.checkpoint import Preprocessing, find_checkpoint, locked, write_run_files
+from patchloom.checkpoint import (
+    Found,
+    Preprocessing,
+    find_checkpoint,
+    locked,
+    read_weights,
+    save_weights,
+    write_run_files,
+)
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.engine.disk import disk_errors
@@ -19,12 +27,13 @@ from patchloom.engine.loop import Outcome
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
-from patchloom.errors import NumericalError, UsageError, nearest
+from patchloom.errors import CheckpointError, NumericalError, UsageError, nearest
 from patchloom.models.network import Network
 from patchloom.recipes.schema import Recipe
 from patchloom.training.assemble import make_run, measured
 from patchloom.training.plan import Plan, TrainingSettings, make_plan, seconds_of
 from patchloom.training.report import final_report, report_run
+from patchloom.training.same_data import changes_of, remember_data
 
 FILES_SHOWN = 4
 
@@ -85,12 +94,15 @@ def _train_and_report(
     plan: Plan, run: Run, network: Network, time_limit_s: float | None, say: Callable[[str], None]
 ) -> Trained:
     found = find_checkpoint(plan.folder)
-    for note in found.notes if found else []:
-        say(f"note: {note}")
     if found:
+        found = _with_best_weights(found, plan, run.processes)
+        for note in [*found.notes, *changes_of(plan.folder, plan.splits)]:
+            say(f"note: {note}")
         say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
     if run.processes.is_main:
         shown = _preprocessing(plan.recipe, network)
+        if not found:
+            remember_data(plan.folder, plan.splits)
         write_run_files(plan.folder, network, shown, plan.recipe, plan.splits.classes.names)
     run.records = open_records(plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers)
     started = clock.perf_counter()
@@ -115,6 +127,27 @@ def _train_and_report(
         say(f"{page}")
         say(f"Next: patchloom predict {plan.folder} IMAGE…   |   patchloom evaluate {plan.folder} {plan.settings.data}")
     return Trained(plan.folder, outcome, metrics)
+
+
+def _with_best_weights(found: Found, plan: Plan, processes: Processes) -> Found:
+    """Where the best weights are lost, the newest take their place, and the run looks for better ones again."""
+    progress = found.snapshot.values["progress"]
+    if not progress["best_weights"]:
+        return found
+    reason = ""
+    if processes.is_main:
+        try:
+            read_weights(plan.folder / "weights.safetensors")
+        except CheckpointError as error:
+            reason = str(error)
+            about = {"weights": "model", "step": found.snapshot.step}
+            save_weights(plan.folder, found.snapshot.tensors["weights"], about)
+    reason = processes.from_main(reason)
+    if not reason:
+        return found
+    forgotten = progress | {"best": None, "best_weights": "model", "best_step": found.snapshot.step}
+    snapshot = replace(found.snapshot, values=found.snapshot.values | {"progress": forgotten})
+    return replace(found, snapshot=snapshot, notes=[*found.notes, f"{reason} The newest weights take their place."])
 
 
 def _with_files(error: NumericalError, pictures: ImageSet) -> NumericalError:

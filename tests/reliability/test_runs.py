@@ -84,10 +84,15 @@ def test_a_signal_before_the_first_step_is_one_line(
     from patchloom.training import run
 
     monkeypatch.setattr(run, "make_plan", lambda *_: os.kill(os.getpid(), number))
-    done = command(("train", data, "--out", tmp_path / "run", *OPTIONS), monkeypatch, capsys)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        done = command(("train", data, "--out", tmp_path / "run", *OPTIONS), monkeypatch, capsys)
+    finally:
+        after = signal.signal(signal.SIGINT, before)
     assert done.code == code
-    assert done.errors == f"error: stopped by {signal.Signals(number).name}; run the same command to go on\n"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as it was
+    assert done.errors == f"stopped by {signal.Signals(number).name}; run the same command to go on\n"
+    assert after is signal.SIG_DFL  # a second one ends it without a traceback
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.slow
@@ -285,6 +290,90 @@ def test_a_damaged_checkpoint_is_not_one_of_the_two_kept(tmp_path: Path) -> None
     save(5)
     save(6)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000005", "step-00000006"]
+
+
+# The folder of a run ------------------------------------------------------------------------------------------------
+
+
+def trained(data: Path, run: Path, epochs: int, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+    return command(("train", data, "--out", run, *OPTIONS, "--epochs", epochs), monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_lost_best_weights_are_replaced_by_the_newest(
+    damage: str, data: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    run = tmp_path / "run"
+    trained(data, run, 2, monkeypatch, capsys)
+    for epochs in (2, 3):  # a finished run, and one that goes on
+        weights = run / "weights.safetensors"
+        weights.unlink() if damage == "missing" else weights.write_bytes(weights.read_bytes()[:-9])
+        done = trained(data, run, epochs, monkeypatch, capsys)
+        assert done.code == 0, done.errors
+        assert "The newest weights take their place." in done.output
+        assert checkpoint.load_network(run)
+    assert "take their place" not in trained(data, run, 3, monkeypatch, capsys).output
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xaa\xbb\n{\n[]\n"], ids=["missing", "empty", "garbage"])
+def test_lost_metrics_do_not_stop_a_run(content: bytes | None, data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    run = tmp_path / "run"
+    trained(data, run, 1, monkeypatch, capsys)
+    for epochs in (1, 2):
+        (run / "metrics.jsonl").unlink(missing_ok=True)
+        if content is not None:
+            (run / "metrics.jsonl").write_bytes(content)
+        done = trained(data, run, epochs, monkeypatch, capsys)
+        assert done.code == 0, done.errors
+    assert [line["epoch"] for line in records_of(run) if line["kind"] == "evaluation"] == [2, 2]
+
+
+def test_a_damaged_recipe_is_named_and_a_lost_config_written_again(
+    data: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    run = tmp_path / "run"
+    trained(data, run, 1, monkeypatch, capsys)
+    (run / "recipe.yaml").write_text("a: [")
+    done = trained(data, run, 1, monkeypatch, capsys)
+    assert done.code == 4
+    assert f"{run / 'recipe.yaml'} is damaged" in done.errors
+    assert done.errors.count("\n") == 1
+    for name in ("recipe.yaml", "config.json", "labels.json"):
+        (run / name).unlink()
+    assert trained(data, run, 2, monkeypatch, capsys).code == 0
+    assert checkpoint.load_network(run)[1].labels == ("blue", "red")
+
+
+def test_changed_data_are_said_and_other_classes_refused(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    run = tmp_path / "run"
+    trained(data, run, 1, monkeypatch, capsys)
+    assert "note: the data" not in trained(data, run, 2, monkeypatch, capsys).output
+    (data / "red" / "3.png").rename(data / "red" / "33.png")
+    done = trained(data, run, 3, monkeypatch, capsys)
+    assert done.code == 0, done.errors
+    assert "note: the data changed since the run began (train 16 → 16" in done.output
+    (run / "data.json").write_bytes(b"{")
+    assert "not compared with the data" in trained(data, run, 3, monkeypatch, capsys).output
+
+
+def test_a_renamed_class_is_refused(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    trained(data, tmp_path / "run", 1, monkeypatch, capsys)
+    (data / "red").rename(data / "amber")  # which would come before blue
+    done = trained(data, tmp_path / "run", 2, monkeypatch, capsys)
+    assert done.code == 3
+    assert "was trained on 2 classes (blue, red), the data now have 2 classes (amber, blue)" in done.errors
+    assert done.errors.count("\n") == 1
+
+
+def test_the_same_command_from_another_folder_goes_on(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained(Path("data"), Path("run"), 1, monkeypatch, capsys)
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    done = trained(Path("../data"), Path("../run"), 2, monkeypatch, capsys)
+    assert done.code == 0, done.errors
+    assert "going on with ../run from step 4 of 8" in done.output
+    assert "note: the data" not in done.output
 
 
 # Several processes --------------------------------------------------------------------------------------------------
