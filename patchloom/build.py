@@ -13,7 +13,7 @@ from patchloom.checkpoint import load_network
 from patchloom.data.augment import test_transform
 from patchloom.data.device import DeviceLoader, decode_all, fits_in_memory
 from patchloom.data.loader import WORKER_TIMEOUT_S, Loader
-from patchloom.data.sets import ImageSet, Splits
+from patchloom.data.sets import UNLABELLED, ImageSet, Splits
 from patchloom.errors import DataError, UsageError
 from patchloom.models.network import Network
 from patchloom.models.published import load_published
@@ -202,6 +202,8 @@ def make_evaluation_loader(
     }
     if fits_in_memory(len(dataset), transform.image_size):
         store = decode_all(dataset, transform, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s)
+        if store.broken:  # no picture counts in place of another
+            store.labels[torch.tensor(list(store.broken))] = UNLABELLED
         return DeviceLoader(store, None, transform.image_size, **shared)
     shared |= {"workers": workers, "skip_broken": skip_broken, "timeout_s": timeout_s}
     return Loader(dataset, transform, pin=device.type == "cuda", **shared)

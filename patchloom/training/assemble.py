@@ -98,6 +98,11 @@ class Evaluator:
         self._plan, self._processes, self._workers = plan, processes, workers
         self._batches: Any = None
 
+    @property
+    def broken(self) -> dict[int, str]:
+        """The pictures that could not be read and do not count, and why."""
+        return getattr(self._batches, "broken", {})
+
     def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
         """(name, value) pairs, as the engine wants them."""
         return self.report(model)

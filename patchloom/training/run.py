@@ -12,6 +12,7 @@ import torch
 from patchloom.checkpoint import (
     Found,
     Preprocessing,
+    atomic_write,
     find_checkpoint,
     locked,
     read_weights,
@@ -113,9 +114,9 @@ def _train_and_report(
         raise _with_files(error, plan.splits.train) from error
     seconds = clock.perf_counter() - started
     metrics: dict[str, float] = {}
-    for line in _unreadable(run):
-        say(line)
     if run.processes.is_main:
+        for line in _left_out(run, plan.folder):
+            say(line)
         report = final_report(plan, run.processes)
         metrics = dict(report)
         say(
@@ -156,11 +157,15 @@ def _with_files(error: NumericalError, pictures: ImageSet) -> NumericalError:
     return NumericalError(f"{error} Files of that batch: {', '.join(shown)} …") if shown else error
 
 
-def _unreadable(run: Run) -> list[str]:
-    """One line a picture that could not be read and was replaced by the next one."""
-    broken: dict[int, str] = getattr(run.loader, "broken", {})
-    lines = [f"left out   {reason}" for reason in list(broken.values())[:FILES_SHOWN]]
-    return [*lines, f"left out   {len(broken) - FILES_SHOWN} more"] if len(broken) > FILES_SHOWN else lines
+def _left_out(run: Run, folder: Path) -> list[str]:
+    """One line a picture that could not be read, to train or to validate on; where they are many, a file names all."""
+    parts = (run.loader, *run.evaluators)
+    reasons = [reason for part in parts for reason in getattr(part, "broken", {}).values()]
+    lines = [f"left out   {reason}" for reason in reasons[:FILES_SHOWN]]
+    if len(reasons) > FILES_SHOWN:
+        atomic_write(folder / "left_out.txt", "".join(f"{reason}\n" for reason in reasons).encode())
+        lines.append(f"left out   {len(reasons) - FILES_SHOWN} more; {folder / 'left_out.txt'} names all")
+    return lines
 
 
 def _preprocessing(recipe: Recipe, network: Network) -> Preprocessing:

@@ -99,7 +99,7 @@ def test_dirt_is_counted_and_named(clean):
     assert data.notes == (
         "train: 1 images beside the class folders; left out",
         "train: not images by their extension (1 .db, 1 .txt, 1 no extension); left out",
-        "train: 2 pipes, devices or broken links (dog/gone.jpg, dog/pipe.jpg); left out",
+        "train: 2 pipes, devices, empty folders or broken links (dog/gone.jpg, dog/pipe.jpg); left out",
     )
     where = [data.train.where(i) for i in range(len(data.train))]
     with pytest.raises(DataError, match=r"dog/empty\.jpg: empty file"):
