@@ -1,6 +1,8 @@
 """Whole runs on small data: every recipe takes steps, a run resumes exactly, mistakes are found before any work."""
 
+import json
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -122,6 +124,43 @@ def test_a_run_stopped_in_mid_epoch_ends_with_the_same_weights(tmp_path, monkeyp
     for key, tensor in weights_of(broken).items():
         assert torch.equal(tensor, expected[key]), key
     assert (broken / "weights.safetensors").read_bytes() == (whole / "weights.safetensors").read_bytes()
+
+
+def losses_of(folder) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [value for line in lines for value in line["values"].values()]
+
+
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_same_seed_twice_is_the_same_run(tmp_path, threads) -> None:
+    torch.set_num_threads(threads)
+    try:
+        for name in "ab":
+            run_training(settings(tmp_path / name), say=str)
+    finally:
+        torch.set_num_threads(1)
+    assert (tmp_path / "a" / "weights.safetensors").read_bytes() == (
+        tmp_path / "b" / "weights.safetensors"
+    ).read_bytes()
+    assert losses_of(tmp_path / "a") == losses_of(tmp_path / "b")
+    run_training(replace(settings(tmp_path / "c"), changes=TINY | {"seed": 1}), say=str)
+    assert losses_of(tmp_path / "a") != losses_of(tmp_path / "c")
+
+
+@pytest.mark.slow
+def test_another_number_of_threads_changes_only_the_last_digits(tmp_path) -> None:
+    large = {"model.options.dim": 96, "model.options.depth": 4, "model.options.patch_size": 4}
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            run_training(replace(settings(tmp_path / str(threads), batch=32, epochs=4), changes=large), say=str)
+        finally:
+            torch.set_num_threads(1)
+    one, two = losses_of(tmp_path / "1"), losses_of(tmp_path / "2")
+    assert max(abs(a - b) for a, b in zip(one, two, strict=True)) <= 1e-5
+    weights = weights_of(tmp_path / "1")
+    for key, tensor in weights_of(tmp_path / "2").items():
+        assert (tensor - weights[key]).abs().max() <= 1e-5, key
 
 
 def test_workers_change_nothing(tmp_path) -> None:
