@@ -213,7 +213,7 @@ def read_run_files(folder: Path) -> RunFiles:
             recipe=read_recipe(folder),
             labels=tuple(_read_json(folder / "labels.json")),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{folder / 'config.json'} lacks a field or has one too many: {error}.") from error
 
 

@@ -235,8 +235,11 @@ def _ignored(counts: Counter[str]) -> str:
 def _read_table(file: Path) -> tuple[list[list[str]], list[str]]:
     """Rows and the lower-case header, which must start with path,label."""
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
-    with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
-        rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+    try:
+        with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+            rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+    except (csv.Error, OSError) as error:
+        raise DataError(f"{file}: is no table of labels ({error}); expected lines of path,label") from error
     header = [column.strip().lower() for column in rows[0]] if rows else []
     if len(header) < 2 or header[0] not in ("path", "file", "filename", "image") or header[1] not in ("label", "class"):
         raise UsageError(f"{file}: the first line is {','.join(header)!r}, expected 'path,label' (then coarser levels)")
