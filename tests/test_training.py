@@ -163,6 +163,13 @@ def test_another_number_of_threads_changes_only_the_last_digits(tmp_path) -> Non
         assert (tensor - weights[key]).abs().max() <= 1e-5, key
 
 
+def test_a_run_that_nobody_reads_goes_on(tmp_path) -> None:
+    def closed(line: str) -> None:
+        raise BrokenPipeError
+
+    assert run_training(settings(tmp_path / "run", epochs=1), say=closed).metrics["top1"] >= 0
+
+
 def test_workers_change_nothing(tmp_path) -> None:
     # AutoAugment has no version for whole batches, so workers prepare the pictures.
     for workers in (0, 2):

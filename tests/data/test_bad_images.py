@@ -139,6 +139,25 @@ def test_strict_training_stops_at_the_first_of_them(data: Path, tmp_path: Path, 
     assert any(printable(kind.file) in done.errors for kind in REFUSED.values())
 
 
+def test_no_reader_but_those_of_the_list_is_loaded(tmp_path: Path) -> None:
+    # The one for EPS would start Ghostscript.
+    write_corpus(tmp_path / "all")
+    code = (
+        "import sys, subprocess; from pathlib import Path; from patchloom.data.decode import decode, DataError\n"
+        "def refuse(*a, **k): raise SystemExit('a process was started')\n"
+        "subprocess.Popen = refuse\n"
+        "for path in sorted(Path(sys.argv[1]).iterdir()):\n"
+        "    try: decode(path, path.name)\n"
+        "    except DataError: pass\n"
+        "print(*sorted(m for m in sys.modules if m.startswith('PIL.') and m.endswith('ImagePlugin')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "all")], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    allowed = {f"PIL.{kind}ImagePlugin" for kind in ("Bmp", "Gif", "Jpeg", "Mpo", "Png", "Ppm", "Tiff", "WebP")}
+    assert set(done.stdout.split()) <= allowed
+    assert "PIL.PngImagePlugin" in done.stdout
+
+
 MEASURED = """
 import sys
 from pathlib import Path

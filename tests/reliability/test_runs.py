@@ -1,11 +1,14 @@
 """Runs that are hurt while they train: what was learned is on disk, the exit code says why, the command goes on."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -111,6 +114,56 @@ def test_a_second_ctrl_c_leaves_at_once_and_loses_nothing(data: Path, tmp_path: 
     assert step_of(tmp_path / "run") >= before
 
 
+def on_a_terminal(data: Path, out: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """A run that has made steps, and the keyboard's side of the terminal it is shown on."""
+    keyboard, screen = os.openpty()
+    process = subprocess.Popen(
+        started_line(data, out), stdin=screen, stdout=screen, stderr=screen, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    os.close(screen)
+    os.set_blocking(keyboard, False)
+    shown = b""
+    while b"loss" not in shown:
+        shown += read_now(keyboard)
+        assert process.poll() is None, shown
+    return process, keyboard
+
+
+def read_now(terminal: int) -> bytes:
+    time.sleep(0.05)
+    try:
+        return os.read(terminal, 1 << 20)
+    except (BlockingIOError, OSError):
+        return b""
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_saves(data: Path, tmp_path: Path) -> None:
+    process, keyboard = on_a_terminal(data, tmp_path / "run")
+    os.close(keyboard)
+    assert process.wait(30) == 129
+    assert step_of(tmp_path / "run") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_on_a_terminal_is_one_line(data: Path, tmp_path: Path, times: int) -> None:
+    process, keyboard = on_a_terminal(data, tmp_path / "run")
+    shown = b""
+    for _ in range(times):
+        os.write(keyboard, b"\x03")
+        shown += read_now(keyboard)
+    while process.poll() is None:
+        shown += read_now(keyboard)
+    shown += read_now(keyboard)
+    os.close(keyboard)
+    assert process.returncode in ((130,) if times == 1 else (130, -signal.SIGINT))
+    assert b"Traceback" not in shown
+    if times == 1:
+        assert f"Stopped by SIGINT after step {step_of(tmp_path / 'run')} of".encode() in shown
+
+
 @pytest.mark.slow
 def test_a_run_outlives_its_terminal_under_nohup(data: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
@@ -128,8 +181,6 @@ def test_a_run_outlives_its_terminal_under_nohup(data: Path, tmp_path: Path) -> 
 
 
 def started_line(data: Path, out: Path) -> list[str]:
-    import sys
-
     words = [sys.executable, "-m", "patchloom.cli", "train", data, "--out", out, *OPTIONS, "--epochs", 100_000]
     return [str(word) for word in words]
 
@@ -347,6 +398,8 @@ def test_a_damaged_recipe_is_named_and_a_lost_config_written_again(
 def test_changed_data_are_said_and_other_classes_refused(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     run = tmp_path / "run"
     trained(data, run, 1, monkeypatch, capsys)
+    (data / "red" / "5.png").write_bytes((data / "red" / "6.png").read_bytes())  # contents are not compared
+    os.utime(data / "red" / "7.png", (1, 1))
     assert "note: the data" not in trained(data, run, 2, monkeypatch, capsys).output
     (data / "red" / "3.png").rename(data / "red" / "33.png")
     done = trained(data, run, 3, monkeypatch, capsys)
