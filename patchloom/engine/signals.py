@@ -1,5 +1,6 @@
 """Stop when told to: finish the step, save, leave with the exit code a shell expects."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -55,7 +56,9 @@ def caught_signals() -> Iterator[Caught]:
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         caught.number = number
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # torchrun sends its ranks a Ctrl-C that the terminal has sent them already.
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         caught.check()
 
     if threading.current_thread() is not threading.main_thread():

@@ -122,6 +122,22 @@ def test_resume_is_bit_equal_wherever_a_run_stops(tmp_path: Path, optim: str) ->
         assert weights[0] == weights[1]
 
 
+def test_torchrun_may_send_ctrl_c_a_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+
+    def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        return classify(model, batch, epoch=epoch, step=step)
+
+    with pytest.raises(Stopped) as stopped:
+        train(make_run(tmp_path, objective=objective))
+    assert stopped.value.exit_code == 130
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert found.snapshot.step == 1
+
+
 def test_lines_written_after_the_checkpoint_are_not_there_twice(tmp_path: Path) -> None:
     whole = make_run(tmp_path / "whole")
     train(whole)
