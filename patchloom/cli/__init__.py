@@ -1,5 +1,6 @@
 """The command line: one verb a file, each importing what it needs only when it runs."""
 
+import io
 import os
 import signal
 import sys
@@ -33,6 +34,9 @@ app.command("demo")(demo.demo)
 
 def main() -> None:
     """Run the command line; what goes wrong is one line on stderr and an exit code (errors.py)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names that are not UTF-8, terminals that are not
     code = _run()
     if code > STOPPED:
         # A second Ctrl-C while Python ends would show a traceback.

@@ -167,7 +167,9 @@ def list_classes(root: Path, split: str, taxonomy: Taxonomy) -> tuple[Listing, t
     """The class folders in `root/split` (or in `root`, where split is ''), and notes on what is left out."""
     fine_names = frozenset(name for mapping in taxonomy.values() for name in mapping)
     scan = _scan(root / split, fine_names)
-    names = tuple(sorted({*scan.classes, *scan.empty} - {""}))
+    labelled = {*scan.classes} - {""}
+    # Pictures beside nothing but empty folders have no classes; beside class folders they are strays.
+    names = tuple(sorted(labelled | scan.empty)) if labelled or not scan.paths else ()
     if not names and not scan.paths:
         found = f"no images found{_ignored(scan.ignored)}"
         raise DataError(f"{printable(root / split)}: {found}; expected class folders of images")

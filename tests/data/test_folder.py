@@ -176,6 +176,13 @@ def test_pictures_without_labels_are_for_other_tasks(tmp_path):
     assert set(data.train.labels) == {-1}
 
 
+def test_pictures_beside_an_empty_folder_are_pictures_without_labels(tmp_path):
+    (tmp_path / "results").mkdir()
+    draw(tmp_path / "a.png")
+    with pytest.raises(DataError, match="1 of 1 pictures have no label; expected a folder for each class"):
+        open_data(tmp_path)
+
+
 def test_labels_file_with_levels_and_splits(tmp_path):
     lines = ["path,label,kind,split"]
     for split, count in (("train", 2), ("test", 1)):

@@ -418,6 +418,23 @@ def test_a_renamed_class_is_refused(data: Path, tmp_path: Path, monkeypatch, cap
     assert done.errors.count("\n") == 1
 
 
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
+def test_names_that_are_not_utf8_and_terminals_that_are_not(data: Path, tmp_path: Path, encoding: str) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    data.rename(odd)
+    (odd / "red").rename(Path(os.fsdecode(os.fsencode(odd) + b"/r\xf4ge")))
+    env = {"PYTHONIOENCODING": encoding, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    run = odd.with_name(odd.name + "-run")
+    for arguments in (
+        ("train", odd, "--out", run, *OPTIONS, "--epochs", 1),
+        ("evaluate", run, odd),
+        ("predict", run, odd),
+        ("check", odd, "--page", tmp_path / "check.html"),
+    ):
+        code, errors = ended(started(*arguments, env=env))
+        assert (code, errors) == (0, ""), arguments
+
+
 def test_the_same_command_from_another_folder_goes_on(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     trained(Path("data"), Path("run"), 1, monkeypatch, capsys)
