@@ -7,6 +7,7 @@ shared memory; the main process joins their parts into one batch. Only numbers t
 import os
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -157,7 +158,8 @@ class Loader:
 
     def _filled_parts(self) -> Iterator[tuple[int, dict[int, tuple[int, str]]]]:
         try:
-            with workers_started(), no_word_about_cores():
+            # Later epochs start no processes but wait for those there are, and that a signal must be able to end.
+            with workers_started() if self._pool._iterator is None else nullcontext(), no_word_about_cores():
                 parts = watched(iter(self._pool))
             for slot, replaced in parts:
                 if isinstance(replaced, DataError):
