@@ -1,6 +1,6 @@
 """What survives: kills while saving, flipped bits, a full disk, kills at any moment of a run, damaged pictures.
 
-    python benchmarks/reliability.py [saving] [flips] [full] [runs] [images] [--folders . /dev/shm]
+    python benchmarks/reliability.py [saving] [flips] [full] [runs] [seeds] [images] [bombs] [--folders . /dev/shm]
 
 Prints one line a trial with its count; the exit code is 1 where a trial lost anything. See docs/reliability.md.
 """
@@ -10,14 +10,16 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,7 +172,6 @@ def killed_runs(folder: Path, kills: int = 10) -> tuple[int, int]:
 def _train(out: Path, workers: int, teacher: Path) -> None:
     make_run = training.make_run
     random.seed(0)  # Python gives each copy of a process another seed
-    warnings.simplefilter("ignore")  # torch's, about more workers than cores
 
     def saving_often(*arguments: Any) -> Any:
         run, *rest = make_run(*arguments)
@@ -211,6 +212,63 @@ def _left_by(out: Path) -> dict[str, Any]:
         "last": {p: {n: t.numpy().tobytes() for n, t in named.items()} for p, named in found.snapshot.tensors.items()},
         "metrics": [{key: value for key, value in record.items() if key != "time"} for record in records],
     }
+
+
+def equal_seeds(folder: Path) -> tuple[int, int]:
+    """The same seed twice, with one thread and with two: the same bytes; between the two, a difference below 1e-5."""
+
+    def train(out: Path, threads: int) -> None:
+        random.seed(0)  # Python gives each copy of a process another seed
+        torch.set_num_threads(threads)
+        training.run_training(
+            TrainingSettings(
+                data=DATA, recipe="small_images", out=str(out), epochs=6, batch=32, workers=0, device="cpu",
+                changes={"model.options.depth": 4, "model.options.dim": 96},
+            )
+        )  # fmt: skip
+
+    left = {}
+    for threads in (1, 2):
+        for number in range(2):
+            _wait(forked(lambda n=number, t=threads: train(folder / f"{t}-{n}", t)))
+        left[threads] = [_left_by(folder / f"{threads}-{number}") for number in range(2)]
+    equal = sum(first == second for first, second in left.values())
+    one, two = ([v for r in left[t][0]["metrics"] for v in r["values"].values()] for t in (1, 2))
+    apart = max(abs(a - b) for a, b in zip(one, two, strict=True))
+    print(f"  largest difference of any number between one and two threads: {apart:.1e}")
+    return equal + (apart <= 1e-5), 3
+
+
+def image_bombs(folder: Path) -> tuple[int, int]:
+    """A PNG of 400 megapixels in 49 kB: refused from its header; the memory of a process that tries."""
+    side = 20_000
+    header = _chunk(b"IHDR", struct.pack(">LLBBBBB", side, side, 1, 0, 0, 0, 0))
+    rows = _chunk(b"IDAT", zlib.compress(bytes(side * (1 + side // 8)), 9))
+    bomb, whole = folder / "bomb.png", folder / "whole.png"
+    bomb.write_bytes(b"\x89PNG\r\n\x1a\n" + header + rows + _chunk(b"IEND", b""))
+    Image.new("RGB", (32, 32)).save(whole)
+    reader, writer = os.pipe()
+
+    def read() -> None:
+        decode(whole, "whole")
+        before = _peak_kib()
+        try:
+            decode(bomb, "bomb")
+        except DataError as error:
+            os.write(writer, f"{_peak_kib() - before} {error}".encode())
+
+    _wait(forked(read))
+    more_kib, _, said = os.read(reader, 1000).decode().partition(" ")
+    print(f"  {bomb.stat().st_size:,} bytes; {int(more_kib) / 1000:.2f} MB more than before; {said}")
+    return int(int(more_kib) < 50_000), 1
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">L", len(content)) + kind + content + struct.pack(">L", zlib.crc32(kind + content))
+
+
+def _peak_kib() -> int:
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def damaged_images(times: int = 20_000) -> tuple[int, int]:
@@ -255,7 +313,7 @@ def _damaged(data: bytes, rng: random.Random) -> bytes:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = ["saving", "flips", "full", "runs", "images"]
+    known = ["saving", "flips", "full", "runs", "seeds", "images", "bombs"]
     parser.add_argument("trials", nargs="*", choices=[*known, known], default=known, metavar="TRIAL")
     parser.add_argument("--folders", nargs="+", default=[".", "/dev/shm"], help="one on each file system to try")
     given = parser.parse_args()
@@ -281,8 +339,12 @@ def _tried(trial: str, folder: Path) -> tuple[int, int]:
         return flipped_bits(folder)
     if trial == "runs":
         return killed_runs(folder)
+    if trial == "seeds":
+        return equal_seeds(folder)
     if trial == "images":
         return damaged_images()
+    if trial == "bombs":
+        return image_bombs(folder)
     if "PATCHLOOM_OWN_MOUNTS" not in os.environ:
         # A mount of its own, which nobody else sees and which ends with the process.
         command = ["unshare", "-rm", sys.executable, __file__, "full", "--folders", str(folder)]

@@ -12,8 +12,8 @@ import torch
 from patchloom.checkpoint import load_network
 from patchloom.data.augment import test_transform
 from patchloom.data.device import DeviceLoader, decode_all, fits_in_memory
-from patchloom.data.loader import Loader
-from patchloom.data.sets import ImageSet, Splits
+from patchloom.data.loader import WORKER_TIMEOUT_S, Loader
+from patchloom.data.sets import UNLABELLED, ImageSet, Splits
 from patchloom.errors import DataError, UsageError
 from patchloom.models.network import Network
 from patchloom.models.published import load_published
@@ -190,6 +190,7 @@ def make_evaluation_loader(
     rank: int = 0,
     world: int = 1,
     skip_broken: bool = True,
+    timeout_s: float = WORKER_TIMEOUT_S,
 ) -> Loader | DeviceLoader:
     """A set in its order, every picture once; kept decoded on the device where it fits."""
     transform = test_transform(image_size, crop_ratio)
@@ -201,6 +202,9 @@ def make_evaluation_loader(
         "world": world,
     }
     if fits_in_memory(len(dataset), transform.image_size):
-        store = decode_all(dataset, transform, device, workers=workers, skip_broken=skip_broken)
+        store = decode_all(dataset, transform, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s)
+        if store.broken:  # no picture counts in place of another
+            store.labels[torch.tensor(list(store.broken))] = UNLABELLED
         return DeviceLoader(store, None, transform.image_size, **shared)
-    return Loader(dataset, transform, workers=workers, skip_broken=skip_broken, pin=device.type == "cuda", **shared)
+    shared |= {"workers": workers, "skip_broken": skip_broken, "timeout_s": timeout_s}
+    return Loader(dataset, transform, pin=device.type == "cuda", **shared)

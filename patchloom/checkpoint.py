@@ -3,6 +3,7 @@
     config.json               format, network and its options, preprocessing
     recipe.yaml               what was asked for
     labels.json               class names, in the order of the outputs
+    data.json                 how many pictures of which classes, and a checksum of their names
     metrics.jsonl             see `engine.records`
     weights.safetensors       the best weights so far; what `load_network` reads
     checkpoints/step-00000123 what an exact resume needs; the newest two are kept
@@ -204,17 +205,27 @@ def read_run_files(folder: Path) -> RunFiles:
     """What `write_run_files` wrote."""
     config = _read_json(folder / "config.json")
     _check_format(config, folder / "config.json")
-    recipe = folder / "recipe.yaml"
     try:
         return RunFiles(
             network=config["network"],
             options={name: _tuples(value) for name, value in config["options"].items()},
             preprocessing=Preprocessing(**{k: _tuples(v) for k, v in config["preprocessing"].items()}),
-            recipe=Recipe.from_yaml(_read(recipe).decode()) if recipe.exists() else None,
+            recipe=read_recipe(folder),
             labels=tuple(_read_json(folder / "labels.json")),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{folder / 'config.json'} lacks a field or has one too many: {error}.") from error
+
+
+def read_recipe(folder: Path) -> Recipe | None:
+    """What a run in this folder was asked for; None where there is none."""
+    path = folder / "recipe.yaml"
+    if not path.exists():
+        return None
+    try:
+        return Recipe.from_yaml(_read(path).decode())
+    except (UsageError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error} Restore it, or remove it to go on as given.") from error
 
 
 def load_network(folder: Path) -> tuple[Network, RunFiles]:

@@ -1,11 +1,18 @@
 """The command line: one verb a file, each importing what it needs only when it runs."""
 
+import io
+import os
+import signal
 import sys
+from contextlib import suppress
 
 import typer
 
 from patchloom.cli import bench, check, demo, evaluate, models, predict, recipes, train
+from patchloom.cli.stopping import ToldToStop, told_to_stop
 from patchloom.errors import PatchloomError
+
+STOPPED = 128  # exit codes above it: by a signal, which is no error
 
 app = typer.Typer(
     name="patchloom",
@@ -27,20 +34,38 @@ app.command("demo")(demo.demo)
 
 def main() -> None:
     """Run the command line; what goes wrong is one line on stderr and an exit code (errors.py)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names that are not UTF-8, terminals that are not
+    code = _run()
+    if code > STOPPED:
+        # A second Ctrl-C while Python ends would show a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        code = app(standalone_mode=False)
-    except PatchloomError as error:
-        sys.exit(_complain(str(error), error.exit_code))
-    except KeyboardInterrupt:
-        sys.exit(_complain("stopped", 130))
+        sys.stdout.flush()
+    except OSError:
+        # Nobody reads any more: that is no failure, and Python would complain once more while it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _run() -> int:
+    try:
+        with told_to_stop():
+            code = app(standalone_mode=False)
+    except (PatchloomError, ToldToStop) as error:
+        return _complain(str(error), error.exit_code)
+    except BrokenPipeError:
+        return 128 + signal.SIGPIPE  # as any command in a pipe whose reader left
     except Exception as error:
         # typer's own usage errors: an unknown option, a missing argument
         if not hasattr(error, "format_message"):
             raise
-        sys.exit(_complain(error.format_message().replace("\n", " "), 2))
-    sys.exit(code if isinstance(code, int) else 0)
+        return _complain(error.format_message().replace("\n", " "), 2)
+    return code if isinstance(code, int) else 0
 
 
 def _complain(message: str, exit_code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    with suppress(OSError):  # a terminal that was closed
+        print(message if exit_code > STOPPED else f"error: {message}", file=sys.stderr, flush=True)
     return exit_code

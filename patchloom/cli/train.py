@@ -28,6 +28,7 @@ def train(
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe field: augment.mixup=0")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto takes a GPU if there is one.")] = "auto",
     workers: Annotated[int | None, typer.Option(help="Processes that prepare images.")] = None,
+    worker_timeout: Annotated[float, typer.Option(help="Seconds after which a silent one counts as hung.")] = 120,
     compiled: Annotated[
         bool | None, typer.Option("--compile/--no-compile", help="torch.compile; by default where it pays.")
     ] = None,
@@ -48,7 +49,8 @@ def train(
     settings = TrainingSettings(
         data=data, model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,
         batch=batch, time=time, patience=patience, changes=pairs(changes or []), device=device, workers=workers,
-        compiled=compiled, shard=shard, level=level, labels=labels, strict=strict, trackers=tuple(log or ()),
+        worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels, strict=strict,
+        trackers=tuple(log or ()),
     )  # fmt: skip
     result = run_training(settings, dry_run=dry_run, say=silent if as_json else print)
     if as_json:

@@ -13,6 +13,7 @@ How other modes become 8-bit RGB:
     several frames                                the first
 """
 
+import ctypes
 import io
 import os
 import stat
@@ -21,9 +22,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import PIL
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
@@ -184,11 +187,12 @@ def _format_of(data: bytes) -> str | None:
 
 @contextmanager
 def _reading(name: str, data: bytes, where: str) -> Iterator[None]:
-    """Pillow at work: whatever it raises becomes a `DataError`; its warnings about TIFF tags stay silent."""
+    """Pillow at work: whatever it raises becomes a `DataError`; warnings about TIFF, and libtiff's own, stay silent."""
     try:
         if name != "TIFF":
             yield
         else:
+            _silence_libtiff()
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", module=r"PIL\.")
                 yield
@@ -196,6 +200,21 @@ def _reading(name: str, data: bytes, where: str) -> Iterator[None]:
         raise
     except Exception as error:  # damaged files make Pillow raise nearly anything
         raise DataError(f"{where}: {_what_broke(name, data, error)}") from error
+
+
+@lru_cache(maxsize=1)
+def _silence_libtiff() -> None:
+    """What libtiff finds wrong it prints itself, without the file's name; Pillow's error says it again.
+
+    Only Pillow's own copy is asked: the same library, already loaded, under a name that depends on the build.
+    """
+    home = Path(PIL.__file__).parent
+    copies = [*(home.parent / "pillow.libs").glob("libtiff*.so*"), *home.glob(".dylibs/libtiff*.dylib")]
+    for copy in copies[:1]:
+        library = ctypes.CDLL(str(copy))
+        for setter in (library.TIFFSetErrorHandler, library.TIFFSetWarningHandler):
+            setter.argtypes, setter.restype = [ctypes.c_void_p], ctypes.c_void_p
+            setter(None)
 
 
 def _to_rgb(image: ImageFile, where: str) -> Image.Image:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from patchloom.data.augment import as_size, covering_size, resize, train_transform
 from patchloom.data.batched import BATCHED_POLICIES, Draws, augment_batch
-from patchloom.data.loader import ImageBatch, Loader, Transform, read_or_next
+from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch, Loader, Transform, cores, read_or_next
 from patchloom.data.policies import Size
 from patchloom.data.sampler import Plan, rank_positions, step_seed
 from patchloom.data.sets import ImageSet
@@ -49,6 +49,7 @@ def decode_all(
     *,
     workers: int = 0,
     skip_broken: bool = False,
+    timeout_s: float = WORKER_TIMEOUT_S,
 ) -> Store:
     """Read every picture once, through a transform without chance: `test_transform` or `BeforeCrop`."""
     loader = Loader(
@@ -59,6 +60,7 @@ def decode_all(
         drop_last=False,
         workers=workers,
         skip_broken=skip_broken,
+        timeout_s=timeout_s,
     )
     pixels = torch.empty((len(dataset), *transform.image_size, 3), dtype=torch.uint8, device=device)
     labels = torch.empty(len(dataset), dtype=torch.int64, device=device)
@@ -182,6 +184,7 @@ def make_loader(
     rank: int = 0,
     world: int = 1,
     skip_broken: bool = False,
+    timeout_s: float = WORKER_TIMEOUT_S,
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
 ) -> tuple[Loader | DeviceLoader, str]:
     """A recipe's training loader, on the device where that applies, else from workers; and the reason."""
@@ -191,7 +194,9 @@ def make_loader(
     reason = _against_device(len(dataset), augment, before_crop, budget_bytes)
     if not reason:
         try:
-            store = decode_all(dataset, before_crop, device, workers=workers, skip_broken=skip_broken)
+            store = decode_all(
+                dataset, before_crop, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s
+            )
             loader = DeviceLoader(
                 store,
                 augment,
@@ -218,9 +223,16 @@ def make_loader(
             world=world,
             pin=torch.device(device).type == "cuda",
             skip_broken=skip_broken,
+            timeout_s=timeout_s,
         ),
-        f"pictures are decoded and augmented by {f'{workers} workers' if workers else 'the main process'}: {reason}",
+        f"pictures are decoded and augmented by {_who(workers)}: {reason}",
     )
+
+
+def _who(workers: int) -> str:
+    if not workers:
+        return "the main process"
+    return f"{workers} workers" + (f" (more than the {cores()} cores: likely no faster)" if workers > cores() else "")
 
 
 def _against_device(pictures: int, augment: AugmentPart, before_crop: BeforeCrop, budget_bytes: int) -> str:

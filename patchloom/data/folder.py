@@ -12,7 +12,7 @@ import csv
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from patchloom.data.decode import EXTENSIONS, decode, read_file
 from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source, Stamp, file_state
 from patchloom.data.splits import TRAIN_NAMES, VAL_NAMES, Taxonomy, listings_by_split
 from patchloom.errors import DataError, UsageError
+
+SPECIAL_SHOWN = 10
 
 
 class FilePictures(Pictures):
@@ -83,7 +85,7 @@ class _Scan:
     classes: list[str] = field(default_factory=list)  # of each path; '' above the class folders
     empty: set[str] = field(default_factory=set)
     ignored: Counter[str] = field(default_factory=Counter)  # by extension
-    special: list[str] = field(default_factory=list)  # pipes, devices, broken links
+    special: list[str] = field(default_factory=list)  # pipes, devices, broken links, empty folders named as pictures
 
 
 def printable(path: str | os.PathLike[str]) -> str:
@@ -149,7 +151,7 @@ def open_labels_file(
 
 def _folders_in(root: Path) -> dict[str, str]:
     """Lower-case name → name of each folder that is not hidden."""
-    return {entry.name.lower(): entry.name for entry in _entries(root) if entry.is_dir()}
+    return {entry.name.lower(): entry.name for entry in _entries(root) if _is(entry.is_dir)}
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
@@ -162,11 +164,21 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
     return sorted(visible, key=lambda entry: os.fsencode(entry.name))
 
 
+def _is(kind: Callable[[], bool]) -> bool:
+    """What `DirEntry.is_dir` or `is_file` says; a link that leads to itself is neither."""
+    try:
+        return kind()
+    except OSError:
+        return False
+
+
 def list_classes(root: Path, split: str, taxonomy: Taxonomy) -> tuple[Listing, tuple[str, ...]]:
     """The class folders in `root/split` (or in `root`, where split is ''), and notes on what is left out."""
     fine_names = frozenset(name for mapping in taxonomy.values() for name in mapping)
     scan = _scan(root / split, fine_names)
-    names = tuple(sorted({*scan.classes, *scan.empty} - {""}))
+    labelled = {*scan.classes} - {""}
+    # Pictures beside nothing but empty folders have no classes; beside class folders they are strays.
+    names = tuple(sorted(labelled | scan.empty)) if labelled or not scan.paths else ()
     if not names and not scan.paths:
         found = f"no images found{_ignored(scan.ignored)}"
         raise DataError(f"{printable(root / split)}: {found}; expected class folders of images")
@@ -182,8 +194,9 @@ def list_classes(root: Path, split: str, taxonomy: Taxonomy) -> tuple[Listing, t
     if scan.ignored:
         notes.append(f"{label}: not images by their extension{_ignored(scan.ignored)}; left out")
     if scan.special:
-        shown = ", ".join(printable(path) for path in scan.special[:3])
-        notes.append(f"{label}: {len(scan.special)} pipes, devices or broken links ({shown}); left out")
+        shown = ", ".join(printable(path) for path in scan.special[:SPECIAL_SHOWN])
+        shown += ", …" if len(scan.special) > SPECIAL_SHOWN else ""
+        notes.append(f"{label}: {len(scan.special)} pipes, devices, empty folders or broken links ({shown}); left out")
     pictures = FilePictures(root, [os.path.join(split, path) for path in scan.paths])
     return Listing(pictures, rows, labels, names, taxonomy), tuple(notes)
 
@@ -201,14 +214,16 @@ def _scan(root: Path, fine_names: frozenset[str]) -> _Scan:
         for entry in _entries(folder):
             path = relative + entry.name
             extension = os.path.splitext(entry.name)[1].lower()
-            if entry.is_dir():
+            if _is(entry.is_dir):
                 own = unicodedata.normalize("NFC", printable(entry.name))
                 is_class = not relative or own in fine_names
                 inside = walk(entry.path, path + os.sep, own if is_class else class_name, (*above, real))
                 if is_class and not inside and own not in found.classes:
                     found.empty.add(own)
+                elif not inside and extension in EXTENSIONS:
+                    found.special.append(path)
                 count += inside
-            elif not entry.is_file():
+            elif not _is(entry.is_file):
                 found.special.append(path)
             elif extension in EXTENSIONS:
                 found.paths.append(path)
@@ -231,8 +246,11 @@ def _ignored(counts: Counter[str]) -> str:
 def _read_table(file: Path) -> tuple[list[list[str]], list[str]]:
     """Rows and the lower-case header, which must start with path,label."""
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
-    with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
-        rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+    try:
+        with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+            rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
+    except (csv.Error, OSError) as error:
+        raise DataError(f"{file}: is no table of labels ({error}); expected lines of path,label") from error
     header = [column.strip().lower() for column in rows[0]] if rows else []
     if len(header) < 2 or header[0] not in ("path", "file", "filename", "image") or header[1] not in ("label", "class"):
         raise UsageError(f"{file}: the first line is {','.join(header)!r}, expected 'path,label' (then coarser levels)")

@@ -4,8 +4,10 @@
 shared memory; the main process joins their parts into one batch. Only numbers travel between processes.
 """
 
+import os
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -19,13 +21,15 @@ from torch.utils.data import DataLoader, Dataset
 from patchloom.data.policies import IMAGENET_MEAN, IMAGENET_STD, Size
 from patchloom.data.sampler import Plan
 from patchloom.data.sets import ImageSet
+from patchloom.data.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
 from patchloom.errors import DataError, ResourceError
 
 # Parts each worker may be ahead of the main process; every part is 1/workers of a batch.
 PREFETCHED_PARTS = 2
 # Neighbours tried in place of a picture that cannot be read, before the set counts as unreadable.
 REPLACEMENTS_TRIED = 20
-WORKER_TIMEOUT_S = 300
+# Without a picture from a worker: longer than a slow disk takes, shorter than a night.
+WORKER_TIMEOUT_S = 120.0
 
 
 class Transform(Protocol):
@@ -82,7 +86,8 @@ class Loader:
 
     `batch_size` counts all processes; this one yields its `rank`'s share of each batch. One epoch is iterated
     at a time. With `skip_broken`, a picture that cannot be read is replaced by the next one that can, and
-    `broken` names it; otherwise its `DataError` ends the epoch.
+    `broken` names it; otherwise its `DataError` ends the epoch. A worker that dies, or gives nothing for
+    `timeout_s`, is a `ResourceError` that names it.
     """
 
     def __init__(
@@ -111,17 +116,19 @@ class Loader:
         part_size = -(-batch_size // world // self._parts)
         self._shared = _shared_memory((self._tasks.slots, part_size, *transform.image_size, 3), workers)
         pictures = _Pictures(dataset, transform, self.plan, self._parts, self._shared, skip_broken)
-        self._pool: DataLoader = DataLoader(
-            pictures,
-            batch_size=None,
-            sampler=self._tasks,
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            prefetch_factor=PREFETCHED_PARTS if workers else None,
-            persistent_workers=workers > 0,
-            worker_init_fn=_keep_pillow_memory,
-            timeout=timeout_s if workers else 0,
-        )
+        self._timeout_s = timeout_s
+        with no_word_about_cores():
+            self._pool: DataLoader = DataLoader(
+                pictures,
+                batch_size=None,
+                sampler=self._tasks,
+                collate_fn=_as_it_is,
+                num_workers=workers,
+                prefetch_factor=PREFETCHED_PARTS if workers else None,
+                persistent_workers=workers > 0,
+                worker_init_fn=_begin_work,
+                timeout=timeout_s if workers else 0,
+            )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -146,25 +153,28 @@ class Loader:
 
     def close(self) -> None:
         """End the workers now instead of when the loader is forgotten."""
-        shutdown = getattr(self._pool._iterator, "_shutdown_workers", None)
-        if shutdown:
-            shutdown()
+        Workers(self._pool._iterator).end()
         self._pool._iterator = None
 
     def _filled_parts(self) -> Iterator[tuple[int, dict[int, tuple[int, str]]]]:
         try:
-            for slot, replaced in self._pool:
+            # Later epochs start no processes but wait for those there are, and that a signal must be able to end.
+            with workers_started() if self._pool._iterator is None else nullcontext(), no_word_about_cores():
+                parts = watched(iter(self._pool))
+            for slot, replaced in parts:
                 if isinstance(replaced, DataError):
                     raise replaced
                 yield slot, replaced
-        except Exception as error:
+        except GeneratorExit:
+            raise  # an epoch that is left early: the workers wait for the next
+        except BaseException as error:
+            workers = Workers(self._pool._iterator)
+            reason = workers.what_happened(self._timeout_s) if str(error).startswith("DataLoader ") else ""
+            workers.kill()
             self.close()
-            if not str(error).startswith("DataLoader "):
-                raise
-            raise ResourceError(
-                f"A worker that prepares pictures stopped: {error} "
-                "Often memory ran out: use fewer workers or a smaller batch."
-            ) from error
+            if reason:
+                raise ResourceError(reason) from error
+            raise
 
 
 @dataclass(frozen=True)
@@ -260,6 +270,12 @@ def _as_it_is(filled: Any) -> Any:
     return filled
 
 
-def _keep_pillow_memory(worker: int) -> None:  # noqa: ARG001
+def cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _begin_work(worker: int) -> None:  # noqa: ARG001
     # Pillow gives a picture's memory back at once; getting it again costs a tenth of the decoding.
     Image.core.set_blocks_max(32)
+    keep_working()

@@ -238,8 +238,8 @@ def read_taxonomy(path: Path) -> Taxonomy:
     """Levels: JSON or YAML {class: coarse} or {level: {class: coarse}}; CSV class,coarse[,coarser …]."""
     if not path.is_file():
         raise UsageError(f"taxonomy {path} is not a file; expected a .json, .yaml or .csv of class → coarse class")
-    text = path.read_text(encoding="utf-8-sig")
     try:
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() in (".csv", ".tsv"):
             delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
             header, *rows = csv.reader(text.splitlines(), delimiter=delimiter)
@@ -259,7 +259,8 @@ def read_taxonomy(path: Path) -> Taxonomy:
             for level, mapping in levels.items()
         }
     except Exception as error:  # three parsers, each with its own errors
-        raise UsageError(f"taxonomy {path} cannot be read ({error}); expected class → coarse class") from error
+        reason = " ".join(str(error).split())
+        raise UsageError(f"taxonomy {path} cannot be read ({reason}); expected class → coarse class") from error
 
 
 def _coarse_column(

@@ -131,7 +131,11 @@ class Classifier:
         if real is not None:
             names = [pictures.where(int(i)) for i in report.index]
             right = real_accuracy(report.predictions, real_labels_of(names, read_real_labels(real)))
-        return Evaluation(report, right, tuple(pictures.notes))
+        notes = list(pictures.notes)
+        if loader.broken:
+            first = next(iter(loader.broken.values()))
+            notes.append(f"{len(loader.broken)} pictures cannot be read and do not count; the first: {first}")
+        return Evaluation(report, right, tuple(notes))
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the model, labels, preprocessing and a model card: the hub's form, and a folder `load` reads."""

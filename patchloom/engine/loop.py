@@ -18,7 +18,7 @@ from patchloom.engine.pulse import Pulse, Wishes, is_bad
 from patchloom.engine.reporter import Reporter
 from patchloom.engine.run import Objective, Run
 from patchloom.engine.selection import Selection
-from patchloom.engine.signals import Caught, Stopped, caught_signals
+from patchloom.engine.signals import Caught, GivenUp, Stopped, caught_signals
 from patchloom.engine.state import Progress, Snapshot, capture, restore
 from patchloom.errors import DataError, NumericalError, ResourceError
 
@@ -51,14 +51,15 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
                 if asked.terminate or asked.interrupt:
                     raise loop.stopped(caught.number or (signal.SIGTERM if asked.terminate else signal.SIGINT))
                 if asked.time_up:
-                    loop.selection.evaluate()
+                    loop.evaluate(progress.epoch, caught)
                     loop.save()
                     return Outcome("time limit", progress)
                 if asked.save:
                     loop.save()
-            progress.epoch += 1
-            if progress.epoch == run.epochs or progress.epoch % run.evaluate_every == 0:
-                loop.selection.evaluate()
+            epoch = progress.epoch + 1
+            if epoch == run.epochs or epoch % run.evaluate_every == 0:
+                loop.evaluate(epoch, caught)
+            progress.epoch = epoch
             if progress.epoch == run.epochs:
                 progress.ended = "finished"
             elif run.patience is not None and progress.not_better >= run.patience:
@@ -102,21 +103,30 @@ class _Loop:
     def batches(self, done: int, caught: Caught) -> Iterator[Any]:
         """The rest of this epoch; where the data fails, what was learned until then is saved first."""
         try:
-            feed = self.feed(self.run.loader.epoch(self.progress.epoch, done))
-            while True:
-                caught.waiting = True
-                batch = next(feed, None)
-                caught.waiting = False
-                if batch is None:
-                    return
-                yield batch
+            yield from self.feed(self.run.loader.epoch(self.progress.epoch, done))
         except (DataError, ResourceError):
-            caught.waiting = False
             # Several ranks save together or not at all, and the others do not know.
             if self.run.processes.world > 1:
                 raise
             if caught.number:
-                # A signal to the whole process group: the workers died of it.
+                # Whoever sent the signal may have ended the workers too.
+                raise self.stopped(caught.number) from None
+            self.save()
+            raise
+
+    def evaluate(self, epoch: int, caught: Caught) -> None:
+        """Evaluate after `epoch`; where that fails or is stopped, the run is saved as before it."""
+        alone, before = self.run.processes.world == 1, self.progress.epoch
+        try:
+            self.progress.epoch = epoch
+            # Several ranks would have to give it up together.
+            with caught.giving_up() if alone else nullcontext():
+                self.selection.evaluate()
+        except (DataError, ResourceError, GivenUp):
+            self.progress.epoch = before
+            if not alone:
+                raise
+            if caught.number:
                 raise self.stopped(caught.number) from None
             self.save()
             raise

@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,11 +40,11 @@ class MetricsFile:
 
     def begin(self, kept: int) -> None:
         """Drop what an interrupted run wrote after its checkpoint: the resumed run writes it again."""
-        lines = self.path.read_text("utf-8").splitlines(keepends=True)[:kept] if self.path.exists() else []
+        lines = [json.dumps(record) + "\n" for record in read_metrics(self.path, kept)]
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         with disk_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text("".join(line for line in lines if line.endswith("\n")), "utf-8")
+            temporary.write_text("".join(lines), "utf-8")
             os.replace(temporary, self.path)
             # Unbuffered: a line that did not fit on the disk must not be tried again when the file is closed.
             self._file = self.path.open("ab", buffering=0)
@@ -57,6 +58,15 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def read_metrics(path: Path, kept: int | None = None) -> list[Record]:
+    """The records of a metrics.jsonl, or its first `kept`; lines that are damaged or unfinished are left out."""
+    records = []
+    for line in path.read_bytes().split(b"\n")[:kept] if path.exists() else []:
+        with suppress(ValueError):
+            records.append(json.loads(line))
+    return [record for record in records if isinstance(record, dict) and "values" in record]
 
 
 class TensorBoard:

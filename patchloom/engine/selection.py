@@ -1,6 +1,7 @@
 """Which weights are kept: those that evaluate best, of the model and of its average."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,16 @@ class Selection:
 
     def evaluate(self) -> None:
         """Evaluate the model and its average; all ranks do, and rank 0's numbers count on all of them."""
+        before, unsaved = replace(self._progress), self._unsaved
+        try:
+            self._evaluate()
+        except BaseException:
+            # Half an evaluation must not be saved: it is made again.
+            vars(self._progress).update(vars(before))
+            self._unsaved = unsaved
+            raise
+
+    def _evaluate(self) -> None:
         run, progress = self._run, self._progress
         if not run.evaluators:
             return

@@ -1,5 +1,6 @@
 """Stop when told to: finish the step, save, leave with the exit code a shell expects."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from patchloom.errors import PatchloomError, ResourceError
+from patchloom.errors import PatchloomError
 
 CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -21,12 +22,31 @@ class Stopped(PatchloomError):  # noqa: N818 - nothing went wrong
         super().__init__(f"Stopped by {signal.Signals(number).name} after step {step} of {total}; {then}")
 
 
+class GivenUp(BaseException):
+    """Raised by a signal in what may be given up. No `Exception`: guards against bad files must let it through."""
+
+
 @dataclass
 class Caught:
-    """The signal that arrived, or 0, and whether the loop waits for data."""
+    """The signal that arrived, or 0."""
 
     number: int = 0
-    waiting: bool = False
+    _raises: bool = False
+
+    @contextmanager
+    def giving_up(self) -> Iterator[None]:
+        """What changes nothing of the run is done inside, and given up when a signal comes."""
+        self._raises = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._raises = False
+
+    def check(self) -> None:
+        """Leave with `GivenUp` where a signal came and that may be."""
+        if self._raises and self.number:
+            raise GivenUp
 
 
 @contextmanager
@@ -36,13 +56,10 @@ def caught_signals() -> Iterator[Caught]:
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         caught.number = number
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        # The workers may die of the same signal, for which torch raises at any place, even while the run is saved.
-        signal.signal(signal.SIGCHLD, end_wait)
-
-    def end_wait(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        if caught.waiting:
-            raise ResourceError("A worker that prepares pictures stopped.")
+        # torchrun sends its ranks a Ctrl-C that the terminal has sent them already.
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        caught.check()
 
     if threading.current_thread() is not threading.main_thread():
         # Python hands signals to the main thread alone.

@@ -42,7 +42,7 @@ def write_check_page(path: Path, report: CheckReport, *, problems: Sequence[str]
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(html, "utf-8")
+        temporary.write_text(html, "utf-8", "backslashreplace")
         os.replace(temporary, path)
     except OSError as error:
         raise ResourceError(f"the page {path} cannot be written ({error.strerror})") from error

@@ -100,7 +100,7 @@ def write_report(
         notes=notes,
         versions=installed_versions(),
     )
-    atomic_write(Path(path), html.encode())
+    atomic_write(Path(path), html.encode("utf-8", "backslashreplace"))
 
 
 def recipe_rows(recipe: Recipe, *, auto: Sequence[Reason] = (), user: Collection[str] = ()) -> list[RecipeRow]:

@@ -4,23 +4,20 @@ A checkpoint must fit exactly: a key that is unknown, missing or of another shap
 network is left as it was. Another number of classes or another resolution is handled when asked for.
 """
 
-import argparse
 import dataclasses
 import math
 import os
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.models.network import Network
 from patchloom.models.published_names import TELLTALE, State, renamed
+from patchloom.models.weights_file import read_weights_file
 
 
 def load_published(
@@ -58,37 +55,7 @@ def load_published(
 
 
 def _read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
-    if isinstance(source, Mapping):
-        return source
-    path = Path(source)
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file; give the path of a .safetensors, .pth or .npz file")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        if path.suffix == ".npz":
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-        # The authors' training checkpoints hold their command line as an argparse.Namespace, which runs no code.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, error) from error
-    except Exception as error:
-        # safetensors and torch raise errors of their own for damaged and for unsafe files.
-        if type(error).__name__ in ("SafetensorError", "UnpicklingError"):
-            raise _unreadable(path, error) from error
-        raise
-
-
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    reason = str(error).strip().split("\n")[0][:200]
-    return CheckpointError(
-        f"{path} ({path.stat().st_size:,} bytes) is not a readable checkpoint: {type(error).__name__}: {reason}; "
-        "it may be truncated or of another kind: fetch it again, or give a .safetensors, .pth or .npz file"
-    )
+    return source if isinstance(source, Mapping) else read_weights_file(Path(source))
 
 
 def _unwrapped(state: Mapping[str, Any]) -> State:

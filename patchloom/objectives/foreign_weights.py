@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from patchloom.errors import CheckpointError, ResourceError
+from patchloom.models.weights_file import check_weights_file
 
 
 def read_weights(path: str) -> dict[str, Any]:
     """Tensors by name, out of a .safetensors file or a .pth; of a training checkpoint its averaged weights."""
     from timm.models import load_state_dict
 
+    check_weights_file(Path(path))
     try:
         return load_state_dict(path, weights_only=True)
     except Exception as error:  # torch, pickle and safetensors raise kinds of their own

@@ -240,7 +240,7 @@ class Recipe(_Checked):
         """The recipe that `to_yaml` wrote or a person edited."""
         try:
             values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: a wrong date, deep nesting
             raise UsageError(f"The recipe is not YAML: {' '.join(str(error).split())}. Correct that line.") from error
         if not isinstance(values, Mapping):
             raise UsageError("The recipe is not a list of `key: value` lines. Start from one written by to_yaml.")

@@ -1,6 +1,5 @@
 """From a plan to the objects of a run: network, teacher, loaders, optimiser, and the parts a batch must be cut into."""
 
-import os
 import time as clock
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -12,7 +11,7 @@ from torch import nn
 from patchloom.build import initialise, make_evaluation_loader, make_network, make_objective, make_teacher
 from patchloom.checkpoint import Folder, refuse_bad
 from patchloom.data.device import make_loader
-from patchloom.data.loader import ImageBatch
+from patchloom.data.loader import ImageBatch, cores
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.ema import Ema
@@ -21,7 +20,7 @@ from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, ResourceError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.models.network import Network
-from patchloom.training.plan import Plan
+from patchloom.training.plan import Plan, TrainingSettings
 
 # torch.compile takes about a minute; it pays where the run is longer.
 COMPILE_FROM_STEPS = 1500
@@ -50,7 +49,7 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     teacher = (
         make_teacher(recipe.objective.teacher, plan.splits).to(processes.device) if recipe.objective.teacher else None
     )
-    workers = settings.workers if settings.workers is not None else worker_count()
+    workers = worker_count(settings)
     loader, note = make_loader(
         plan.splits.train,
         recipe.augment,
@@ -62,6 +61,7 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         rank=processes.rank,
         world=processes.world,
         skip_broken=not settings.strict,
+        timeout_s=settings.worker_timeout,
     )
     schedule = Schedule(recipe.optim, recipe.schedule, loader.steps_per_epoch)
     compiles = settings.compiled
@@ -100,6 +100,11 @@ class Evaluator:
         self._plan, self._processes, self._workers = plan, processes, workers
         self._batches: Any = None
 
+    @property
+    def broken(self) -> dict[int, str]:
+        """The pictures that could not be read and do not count, and why."""
+        return getattr(self._batches, "broken", {})
+
     def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
         """(name, value) pairs, as the engine wants them."""
         return self.report(model)
@@ -118,6 +123,7 @@ class Evaluator:
                 batch_size=plan.recipe.optim.batch_size,
                 device=self._processes.device,
                 workers=self._workers,
+                timeout_s=plan.settings.worker_timeout,
             )
         return evaluate(
             network,
@@ -192,6 +198,6 @@ def measured(run: Run, plan: Plan) -> str:
     )
 
 
-def worker_count() -> int:
-    """Processes that prepare pictures, where the user did not say: the cores, up to 8."""
-    return min(8, os.cpu_count() or 1)
+def worker_count(settings: TrainingSettings) -> int:
+    """Processes that prepare pictures: as many as asked for, else the cores, up to 8."""
+    return settings.workers if settings.workers is not None else min(8, cores())

@@ -1,23 +1,25 @@
-"""The pictures of a run in `data.json`, so that resuming on others is noticed; those left out in `left_out.tsv`."""
+"""The pictures of a run in `data.json`, so that going on with others is noticed; those left out in `left_out.tsv`."""
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from patchloom.checkpoint import atomic_write
 from patchloom.data.sets import PictureSet, Splits
-from patchloom.data.survey import Survey, Unreadable, name_unreadable
-from patchloom.errors import CheckpointError, DataError
+from patchloom.data.survey import Survey
+from patchloom.errors import DataError
 
 RECORD, LEFT_OUT = "data.json", "left_out.tsv"
+CLASSES_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class DataRecord:
     """Which pictures a run trains and validates on."""
 
+    classes: tuple[str, ...]
     train: int  # pictures
     val: int
     rows: str  # digest of their names and classes, in order
@@ -34,41 +36,52 @@ def record_of(splits: Splits, seen: Survey | None) -> DataRecord:
             rows.update(line.encode("utf-8", "surrogateescape"))
         rows.update(b"\0")
     contents = hashlib.sha256(b"".join(sight.digest for sight in seen.sights)).hexdigest() if seen else ""
-    return DataRecord(len(splits.train), len(splits.val), rows.hexdigest(), contents)
+    return DataRecord(tuple(splits.classes.names), len(splits.train), len(splits.val), rows.hexdigest(), contents)
 
 
-def check_same_data(folder: Path, record: DataRecord, left_out: Sequence[Unreadable]) -> str | None:
-    """A note where pictures of the run in `folder` have changed; an error where they are others than it began with."""
+def changes_since(folder: Path, record: DataRecord) -> list[str]:
+    """Notes on what changed since the run in `folder` began.
+
+    Other classes are a DataError, since the outputs would mix them up. Other pictures are not: a file that is lost or
+    went bad must not end a run.
+    """
     file = folder / RECORD
     if not file.is_file():
-        return None
+        return []
     try:
-        before = DataRecord(**json.loads(file.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{file} is damaged ({error}); remove it to go on with the data as they are") from error
-    if before.rows != record.rows:
-        counts = [
-            f"{old:,} → {new:,} to {use}"
-            for use, old, new in (("train on", before.train, record.train), ("validate", before.val, record.val))
-            if old != new
-        ]
-        how = ", ".join(counts) or "as many, but other names or classes"
-        unread = f"; {name_unreadable(left_out)}" if left_out else ""
+        values = json.loads(file.read_bytes())
+        before = DataRecord(**(values | {"classes": tuple(values["classes"])}))
+    except (OSError, ValueError, TypeError, KeyError):
+        return [f"{file}, which says what the run began with, cannot be read: not compared with the data"]
+    if before.classes != record.classes:
         raise DataError(
-            f"the data changed since {folder} began (pictures: {how}{unread}), and a resumed run must see the same "
-            f"ones; put them back, or give a new folder with --out (with --init {folder} to start from its weights)"
+            f"{folder} was trained on {_some(before.classes)}, the data now have {_some(record.classes)}; "
+            "restore the data, or give a new folder with --out"
         )
+    if before.rows != record.rows:
+        counts = f"{before.train:,} → {record.train:,} to train on, {before.val:,} → {record.val:,} to validate"
+        return [f"the data changed since the run began ({counts}): it goes on, not exactly as without that"]
     if before.contents != record.contents:
-        return f"pictures were changed since {folder} began; it goes on, but not exactly as an unbroken run"
-    return None
+        return ["pictures were changed since the run began: it goes on, not exactly as without that"]
+    return []
 
 
-def write_record(folder: Path, record: DataRecord, left_out: Sequence[Unreadable]) -> None:
-    """Keep the record of the beginning, and the list as it is now."""
+def write_record(folder: Path, record: DataRecord) -> None:
+    """Keep what the run begins with."""
     if not (folder / RECORD).exists():
-        atomic_write(folder / RECORD, json.dumps(asdict(record), indent=2).encode())
-    if left_out:
-        lines = [f"{bad.place.where}\t{bad.reason}\n" for bad in left_out]
-        atomic_write(folder / LEFT_OUT, "".join(["file\treason\n", *lines]).encode())
+        text = json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n"
+        atomic_write(folder / RECORD, text.encode("utf-8", "surrogateescape"))
+
+
+def write_left_out(folder: Path, files: Iterable[tuple[str, str]]) -> None:
+    """The files (name, reason) that cannot be read, a line each; no list where there is none."""
+    lines = [f"{name}\t{reason}\n" for name, reason in files]
+    if lines:
+        atomic_write(folder / LEFT_OUT, "".join(["file\treason\n", *lines]).encode("utf-8", "surrogateescape"))
     else:
         (folder / LEFT_OUT).unlink(missing_ok=True)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:CLASSES_SHOWN])
+    return f"{len(names)} classes ({shown}{', …' if len(names) > CLASSES_SHOWN else ''})"

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from patchloom.build import Choice, is_run, make_network, resolve_recipe
-from patchloom.checkpoint import read_run_files
+from patchloom.checkpoint import read_recipe
+from patchloom.data.loader import WORKER_TIMEOUT_S
 from patchloom.data.scan_bar import scan_bar
 from patchloom.data.sets import UNLABELLED, Splits
 from patchloom.data.source import find_source
@@ -21,9 +22,9 @@ from patchloom.engine.rendezvous import place_from
 from patchloom.errors import DataError, UsageError
 from patchloom.inspection.cost import Cost, cost, human
 from patchloom.models.network import Network
+from patchloom.models.weights_file import check_weights_file
 from patchloom.recipes.schema import Recipe, difference
-from patchloom.training.data_record import LEFT_OUT, DataRecord, check_same_data, record_of
-from patchloom.training.foreign import check_weights_file
+from patchloom.training.data_record import LEFT_OUT, DataRecord, changes_since, record_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class TrainingSettings:
     changes: dict[str, Any] = field(default_factory=dict)
     device: str = "auto"
     workers: int | None = None
+    worker_timeout: float = WORKER_TIMEOUT_S
     compiled: bool | None = None
     shard: bool = False
     level: str | None = None
@@ -118,11 +120,9 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     splits = make_splits(source, strict=settings.strict, level=settings.level, copies=copies)
     recipe, choices, network = _resolve(splits, settings, device)
     record = record_of(splits, seen)
-    left_out = seen.unreadable if seen else ()
-    changed = check_same_data(folder, record, left_out)
-    splits = replace(splits, notes=(*splits.notes, *([changed] if changed else [])))
     _same_run(folder, recipe)
-    return Plan(splits, recipe, choices, folder, cost(network), settings, record, left_out)
+    splits = replace(splits, notes=(*splits.notes, *changes_since(folder, record)))
+    return Plan(splits, recipe, choices, folder, cost(network), settings, record, seen.unreadable if seen else ())
 
 
 def _resolve(splits: Splits, settings: TrainingSettings, device: str) -> tuple[Recipe, list[Choice], Network]:
@@ -153,20 +153,23 @@ def _check_numbers(settings: TrainingSettings) -> None:
     for name, value, least in (("workers", settings.workers, 0), ("patience", settings.patience, 1)):
         if value is not None and value < least:
             raise UsageError(f"--{name} is {value}, expected a whole number of at least {least}")
+    if not settings.worker_timeout > 0:
+        raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
 
 
 def _same_run(folder: Path, recipe: Recipe) -> None:
     """A folder with another run in it is an error that lists what differs, unless it only goes on for longer."""
-    if not (folder / "recipe.yaml").is_file():
-        if folder.is_file():
-            raise UsageError(f"{folder} is a file; give --out a folder")
-        return
-    before = read_run_files(folder).recipe
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; give --out a folder")
+    before = read_recipe(folder)
     changed = difference(before, recipe) if before else {}
     changed.pop("schedule.epochs", None)
     if changed:
         shown = ", ".join(f"{key} {old} → {new}" for key, (old, new) in list(changed.items())[:4])
-        raise UsageError(f"{folder} holds a run with other settings ({shown}); give a new folder with --out")
+        raise UsageError(
+            f"{folder} holds a run with other settings ({shown}); give them as before (--set field=value), "
+            "or a new folder with --out"
+        )
 
 
 def _folder_name(data: str) -> str:

@@ -1,12 +1,12 @@
 """What is left when a run has ended: its numbers on the val split and `report.html`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from patchloom.checkpoint import load_network
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import Outcome
+from patchloom.engine.records import read_metrics
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.inspection.interactions import interaction_picture, sparsity_chart, token_unit_picture
 from patchloom.inspection.report import RecipeRow, Summary, recipe_rows, write_report
@@ -23,14 +23,13 @@ def final_report(plan: Plan, processes: Processes) -> ClassificationReport:
     """The best weights of the folder on the val split."""
     network, _ = load_network(plan.folder)
     with processes.autocast():
-        return Evaluator(plan, processes, worker_count()).report(network.to(processes.device))
+        return Evaluator(plan, processes, worker_count(plan.settings)).report(network.to(processes.device))
 
 
 def report_run(plan: Plan, report: ClassificationReport, outcome: Outcome, seconds: float) -> Path:
     """`report.html`: curves, confusion, mistakes, what the patches listen to, the resolved recipe, the cost."""
     network, _ = load_network(plan.folder)
     why = {choice.key: choice.why for choice in plan.choices}
-    records = [json.loads(line) for line in (plan.folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     page = plan.folder / "report.html"
     write_report(
         page,
@@ -45,7 +44,7 @@ def report_run(plan: Plan, report: ClassificationReport, outcome: Outcome, secon
             command=f"patchloom train {plan.settings.data} --recipe {plan.folder / 'recipe.yaml'} --out NEW-FOLDER",
             next_command=f"patchloom predict {plan.folder} IMAGE",
         ),
-        curves=records,
+        curves=read_metrics(plan.folder / "metrics.jsonl"),
         confusion=report.confusion,
         class_names=report.classes,
         per_class=report.class_accuracy,

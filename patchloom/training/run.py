@@ -2,14 +2,22 @@
 
 import time as clock
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from patchloom.checkpoint import Preprocessing, find_checkpoint, locked, write_run_files
+from patchloom.checkpoint import (
+    Found,
+    Preprocessing,
+    find_checkpoint,
+    locked,
+    read_weights,
+    save_weights,
+    write_run_files,
+)
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.engine.disk import disk_errors
@@ -19,11 +27,11 @@ from patchloom.engine.loop import Outcome
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
-from patchloom.errors import DataError, NumericalError, UsageError, nearest
+from patchloom.errors import CheckpointError, DataError, NumericalError, UsageError, nearest
 from patchloom.models.network import Network
 from patchloom.recipes.schema import Recipe
 from patchloom.training.assemble import make_run, measured
-from patchloom.training.data_record import write_record
+from patchloom.training.data_record import LEFT_OUT, write_left_out, write_record
 from patchloom.training.plan import Plan, TrainingSettings, make_plan, seconds_of
 from patchloom.training.report import final_report, report_run
 
@@ -68,7 +76,7 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
     time_limit_s = seconds_of(settings.time)
     plan = make_plan(settings, device)
     processes = Processes(plan.recipe.precision, device=device)
-    say = say if processes.is_main else silent
+    say = _heard_or_not(say) if processes.is_main else silent
     for line in plan.lines(dry_run=dry_run):
         say(line)
     with ExitStack() as stack:
@@ -98,14 +106,16 @@ def _train_and_report(
     plan: Plan, run: Run, network: Network, time_limit_s: float | None, say: Callable[[str], None]
 ) -> Trained:
     found = find_checkpoint(plan.folder)
-    for note in found.notes if found else []:
-        say(f"note: {note}")
     if found:
+        found = _with_best_weights(found, plan, run.processes)
+        for note in found.notes:
+            say(f"note: {note}")
         say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
     if run.processes.is_main:
         shown = _preprocessing(plan.recipe, network)
         write_run_files(plan.folder, network, shown, plan.recipe, plan.splits.classes.names)
-        write_record(plan.folder, plan.record, plan.left_out)
+        write_record(plan.folder, plan.record)
+        write_left_out(plan.folder, _named(plan))
     run.records = open_records(plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers)
     started = clock.perf_counter()
     try:
@@ -115,9 +125,9 @@ def _train_and_report(
         raise _with_files(error, plan.splits.train) from error
     seconds = clock.perf_counter() - started
     metrics: dict[str, float] = {}
-    for line in _unreadable(run):
-        say(line)
     if run.processes.is_main:
+        for line in _lost_since(run, plan):
+            say(line)
         report = final_report(plan, run.processes)
         metrics = dict(report)
         say(
@@ -131,17 +141,49 @@ def _train_and_report(
     return Trained(plan.folder, outcome, metrics, len(plan.left_out))
 
 
+def _with_best_weights(found: Found, plan: Plan, processes: Processes) -> Found:
+    """Where the best weights are lost, the newest take their place, and the run looks for better ones again."""
+    progress = found.snapshot.values["progress"]
+    if not progress["best_weights"]:
+        return found
+    reason = ""
+    if processes.is_main:
+        try:
+            read_weights(plan.folder / "weights.safetensors")
+        except CheckpointError as error:
+            reason = str(error)
+            about = {"weights": "model", "step": found.snapshot.step}
+            save_weights(plan.folder, found.snapshot.tensors["weights"], about)
+    reason = processes.from_main(reason)
+    if not reason:
+        return found
+    forgotten = progress | {"best": None, "best_weights": "model", "best_step": found.snapshot.step}
+    snapshot = replace(found.snapshot, values=found.snapshot.values | {"progress": forgotten})
+    return replace(found, snapshot=snapshot, notes=[*found.notes, f"{reason} The newest weights take their place."])
+
+
 def _with_files(error: NumericalError, pictures: ImageSet) -> NumericalError:
     """The same error with the files of the batch that made it."""
     shown = [pictures.where(int(i)) for i in list(getattr(error, "index", None) or [])[:FILES_SHOWN]]
     return NumericalError(f"{error} Files of that batch: {', '.join(shown)} …") if shown else error
 
 
-def _unreadable(run: Run) -> list[str]:
-    """One line a picture that could not be read and was replaced by the next one."""
-    broken: dict[int, str] = getattr(run.loader, "broken", {})
-    lines = [f"left out   {reason}" for reason in list(broken.values())[:FILES_SHOWN]]
-    return [*lines, f"left out   {len(broken) - FILES_SHOWN} more"] if len(broken) > FILES_SHOWN else lines
+def _lost_since(run: Run, plan: Plan) -> list[str]:
+    """Lines on the pictures that could be read when the run began and could not later."""
+    parts = (run.loader, *run.evaluators)
+    reasons = list(dict.fromkeys(reason for part in parts for reason in getattr(part, "broken", {}).values()))
+    if not reasons:
+        return []
+    lost = [reason.partition(": ")[::2] for reason in reasons]
+    write_left_out(plan.folder, [*_named(plan), *lost])
+    lines = [f"left out   {reason}" for reason in reasons[:FILES_SHOWN]]
+    more = len(reasons) - FILES_SHOWN
+    return [*lines, f"left out   {more} more; all in {plan.folder / LEFT_OUT}"] if more > 0 else lines
+
+
+def _named(plan: Plan) -> list[tuple[str, str]]:
+    """File and reason of each that the scan could not read."""
+    return [(bad.place.where, bad.reason) for bad in plan.left_out]
 
 
 def _preprocessing(recipe: Recipe, network: Network) -> Preprocessing:
@@ -154,6 +196,16 @@ def _machine(processes: Processes) -> str:
     device = processes.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return f"{processes.world} × {name}, {processes.precision}"
+
+
+def _heard_or_not(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say`, but a closed terminal or pipe does not end the run."""
+
+    def spoken(line: str) -> None:
+        with suppress(OSError):
+            say(line)
+
+    return spoken
 
 
 def silent(line: str) -> None:

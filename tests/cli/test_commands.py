@@ -113,3 +113,18 @@ def test_a_mistake_in_training_commands_is_one_line(arguments, message, tmp_path
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_defaults_of_train_are_the_librarys() -> None:
+    import inspect
+    from dataclasses import fields
+
+    from patchloom.cli.train import train
+    from patchloom.training.plan import TrainingSettings
+
+    own = {name: parameter.default for name, parameter in inspect.signature(train).parameters.items()}
+    shared = {
+        f.name: f.default for f in fields(TrainingSettings) if f.name in own and f.name not in ("data", "changes")
+    }
+    assert "worker_timeout" in shared
+    assert {name: own[name] for name in shared} == shared

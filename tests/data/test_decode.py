@@ -175,6 +175,14 @@ def test_bad_checksum_in_png_is_an_error():
         decode(bytes(data), "x.png")
 
 
+def test_libtiff_does_not_print_beside_us(capfd):
+    data = bytearray(encoded(gradient(), "TIFF", compression="tiff_lzw"))
+    data[200:260] = b"\xff" * 60
+    with pytest.raises(DataError, match=r"x\.tif: damaged TIFF"):
+        decode(bytes(data), "x.tif")
+    assert capfd.readouterr() == ("", "")
+
+
 def png_header(width: int, height: int) -> bytes:
     body = b"IHDR" + struct.pack(">LLBBBBB", width, height, 8, 2, 0, 0, 0)
     idat = b"IDAT" + zlib.compress(b"\0")

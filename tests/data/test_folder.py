@@ -101,7 +101,7 @@ def test_dirt_is_counted_and_named(clean):
     assert data.notes == (
         "train: 1 images beside the class folders; left out",
         "train: not images by their extension (1 .db, 1 .txt, 1 no extension); left out",
-        "train: 2 pipes, devices or broken links (dog/gone.jpg, dog/pipe.jpg); left out",
+        "train: 2 pipes, devices, empty folders or broken links (dog/gone.jpg, dog/pipe.jpg); left out",
     )
     where = [data.train.where(i) for i in range(len(data.train))]
     with pytest.raises(DataError, match=r"dog/empty\.jpg: empty file"):
@@ -176,6 +176,13 @@ def test_pictures_without_labels_are_for_other_tasks(tmp_path):
     data = open_data(tmp_path, labelled=False)
     assert (len(data.train), len(data.val), len(data.classes)) == (4, 1, 0)
     assert set(data.train.labels) == {-1}
+
+
+def test_pictures_beside_an_empty_folder_are_pictures_without_labels(tmp_path):
+    (tmp_path / "results").mkdir()
+    draw(tmp_path / "a.png")
+    with pytest.raises(DataError, match="1 of 1 pictures have no label; expected a folder for each class"):
+        open_data(tmp_path)
 
 
 def test_labels_file_with_levels_and_splits(tmp_path):

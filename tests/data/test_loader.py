@@ -9,8 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from patchloom.data import workers
 from patchloom.data.augment import train_transform
-from patchloom.data.loader import Loader, normalise
+from patchloom.data.device import make_loader
+from patchloom.data.loader import Loader, cores, normalise
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
 from patchloom.errors import DataError, ResourceError
 from patchloom.recipes.schema import AugmentPart
@@ -51,7 +53,6 @@ def reference() -> list[list[tuple[bytes, list[int], list[int]]]]:
     return [contents(alone.epoch(epoch)) for epoch in range(2)]
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_number_of_workers_changes_nothing(workers, reference):
     many = loader(repeats=2, drop_last=False, workers=workers)
@@ -140,9 +141,32 @@ class Deadly:
         raise AssertionError
 
 
-def test_a_dead_worker_is_named():
-    with pytest.raises(ResourceError, match=r"worker that prepares pictures stopped: .*pid.* \d+"):
+def test_a_dead_worker_is_named_with_the_reason():
+    with pytest.raises(ResourceError, match=r"^Worker \d+, which prepares pictures, was killed by SIGKILL\. If nobody"):
         list(Loader(pictures(), Deadly(), batch_size=8, workers=1).epoch(0))
+
+
+def test_a_worker_that_dies_while_nobody_waits_raises_only_at_the_next_wait():
+    some = loader(workers=2)
+    batches = some.epoch(0)
+    next(batches)
+    worker = some._pool._iterator._workers[1]
+    worker.kill()
+    worker.join()
+    # torch's handler would have raised here, where an update of the weights may be half done.
+    assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+    with pytest.raises(ResourceError, match=rf"Worker {worker.pid}, .* SIGKILL"):
+        list(batches)
+    assert contents(some.epoch(0)) == contents(loader().epoch(0))  # with new workers
+    some.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(-signal.SIGBUS, "SIGBUS. Shared memory ran out"), (-signal.SIGSEGV, "SIGSEGV"), (3, "ended with exit code 3")],
+)
+def test_each_end_of_a_worker_has_its_words(code, words):
+    assert words in workers._in_words(77, code)
 
 
 @dataclass(frozen=True)
@@ -154,9 +178,54 @@ class Stuck:
         raise AssertionError
 
 
-def test_a_stuck_worker_is_noticed():
-    with pytest.raises(ResourceError, match=r"stopped: DataLoader timed out after 0\.2 seconds"):
+def test_a_stuck_worker_is_named_after_the_set_time():
+    with pytest.raises(ResourceError, match=r"Worker \d+, which prepares pictures, gave nothing for 0\.2 s"):
         list(Loader(pictures(), Stuck(), batch_size=8, workers=1, timeout_s=0.2).epoch(0))
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_worker_is_the_one_that_is_named_and_does_not_stay(stopped):
+    some = loader(workers=2, timeout_s=1.5)
+    batches = some.epoch(0)
+    next(batches)
+    processes = list(some._pool._iterator._workers)
+    os.kill(processes[stopped].pid, signal.SIGSTOP)
+    with pytest.raises(ResourceError, match=rf"Worker {processes[stopped].pid}, .* gave nothing for 1\.5 s"):
+        list(batches)
+    assert not any(process.is_alive() for process in processes)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_workers_outlive_a_signal_for_the_whole_group(number, reference):
+    some = loader(repeats=2, drop_last=False, workers=2)
+    batches = some.epoch(0)
+    first = contents([next(batches)])
+    processes = list(some._pool._iterator._workers)
+    for process in processes:
+        os.kill(process.pid, number)
+    assert first + contents(batches) == reference[0]
+    assert all(process.is_alive() for process in processes)
+    some.close()
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_a_second_sigterm_ends_a_worker():
+    some = loader(workers=1)
+    next(some.epoch(0))
+    (worker,) = some._pool._iterator._workers
+    while worker.is_alive():  # one that arrives before the first was handled is none
+        worker.terminate()
+        worker.join(0.2)
+    assert worker.exitcode == -signal.SIGTERM
+    some.close()
+
+
+def test_more_workers_than_cores_is_one_line_of_our_own():
+    many = cores() + 1
+    _, note = make_loader(
+        pictures(), AugmentPart(policy="autoaugment"), 16, batch_size=8, seed=0, device="cpu", workers=many
+    )
+    assert f"{many} workers (more than the {cores()} cores: likely no faster)" in note
 
 
 def test_missing_shared_memory_is_said(monkeypatch):

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchloom.data import torchvision_sets
 from patchloom.data.sets import ClassTable
 from patchloom.data.source import open_data, open_for
 from patchloom.errors import DataError, UsageError
@@ -106,6 +108,22 @@ def test_unfinished_and_compressed_shards(tmp_path):
 
 
 # ---- torchvision
+
+
+class Attack:
+    def __reduce__(self):
+        return os.mkdir, ("escaped",)
+
+
+def test_a_pickled_set_cannot_call_anything(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meta").write_bytes(pickle.dumps({"a": Attack()}))
+    with pytest.raises(DataError, match=r"meta: would call posix\.mkdir, which no data set needs"):
+        torchvision_sets._unpickle(tmp_path / "meta")
+    assert not (tmp_path / "escaped").exists()
+    for protocol in range(6):
+        (tmp_path / "meta").write_bytes(pickle.dumps({"a": np.arange(6).reshape(2, 3), "b": ["c"]}, protocol))
+        assert torchvision_sets._unpickle(tmp_path / "meta")["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def fake_cifar(root, monkeypatch, name, count=40):

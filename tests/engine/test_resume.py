@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from patchloom.engine.optimisation import make_optimizer
 from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped
 from patchloom.engine.state import load_optimizer_state, optimizer_state, random_state, set_random_state
-from patchloom.errors import CheckpointError, UsageError
+from patchloom.errors import CheckpointError, ResourceError, UsageError
 from tests.engine.test_optimisation import OPTIMIZERS
-from tests.engine.toys import STEPS, Pictures, classify, make_run, network, optim_part
+from tests.engine.toys import STEPS, Pictures, classify, evaluator, make_run, network, optim_part
 
 
 def stopping_at(step: int) -> Any:
@@ -53,6 +54,48 @@ def resumed(folder: Path, stops: list[int], **fields: Any) -> Run:
     return run
 
 
+def interrupted(at: int, what: Any) -> Any:
+    """`evaluator`, with `what` in the middle of its call number `at`."""
+    calls = iter(range(99))
+
+    def evaluate(model: nn.Module) -> Iterator[tuple[str, float]]:
+        found = dict(evaluator(model))
+        if next(calls) == at:
+            what()
+        yield from found.items()
+
+    return evaluate
+
+
+def told_to_stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def without_data() -> None:
+    raise ResourceError("Worker 7 was killed")
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 5], ids=["model", "average", "model, later", "average, later", "the last"])
+@pytest.mark.parametrize(("what", "raised"), [(told_to_stop, Stopped), (without_data, ResourceError)])
+def test_an_evaluation_given_up_is_made_again_and_nothing_else_changes(
+    tmp_path: Path, at: int, what: Any, raised: type[Exception]
+) -> None:
+    whole = make_run(tmp_path / "whole", ema_decay=0.9)
+    train(whole)
+    folder = tmp_path / "hurt"
+    with pytest.raises(raised):
+        train(make_run(folder, ema_decay=0.9, evaluators=[interrupted(at, what)]))
+    found = find_checkpoint(folder)
+    assert found is not None
+    assert found.snapshot.step == STEPS * (at // 2 + 1)  # none is lost
+    continued = make_run(folder, ema_decay=0.9)
+    train(continued, found.snapshot)
+    assert_equal_runs(whole, continued)
+    assert without_times(folder) == without_times(tmp_path / "whole")
+    weights = [(path / "weights.safetensors").read_bytes() for path in (folder, tmp_path / "whole")]
+    assert weights[0] == weights[1]
+
+
 def assert_equal_runs(a: Run, b: Run) -> None:
     for name, value in a.model.state_dict().items():
         assert torch.equal(b.model.state_dict()[name], value), name
@@ -77,6 +120,22 @@ def test_resume_is_bit_equal_wherever_a_run_stops(tmp_path: Path, optim: str) ->
         assert found.snapshot.values["progress"]["best"] == outcome.progress.best
         weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in (str(number), "whole")]
         assert weights[0] == weights[1]
+
+
+def test_torchrun_may_send_ctrl_c_a_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+
+    def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        return classify(model, batch, epoch=epoch, step=step)
+
+    with pytest.raises(Stopped) as stopped:
+        train(make_run(tmp_path, objective=objective))
+    assert stopped.value.exit_code == 130
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert found.snapshot.step == 1
 
 
 def test_lines_written_after_the_checkpoint_are_not_there_twice(tmp_path: Path) -> None:

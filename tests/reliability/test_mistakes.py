@@ -86,6 +86,7 @@ CASES: dict[str, Case] = {
     "45 empty file": (2, "The recipe is not a list", recipe(b"")),
     "46 shard with a path that escapes": (3, "../escaped.jpg: a path that leaves the archive", shard_that_escapes),
     "workers below zero": (2, "--workers is -1, expected a whole number of at least 0", with_data("--workers", -1)),
+    "worker timeout of zero": (2, "--worker-timeout is 0, expected seconds above 0", with_data("--worker-timeout", 0)),
     "patience of zero": (2, "--patience is 0, expected a whole number of at least 1", with_data("--patience", 0)),
     "no such device": (2, "No device is called 'gpu'", with_data("--device", "gpu")),
     "a device that cannot train": (2, "Training on meta is not supported", with_data("--device", "meta")),

@@ -1,11 +1,14 @@
 """Runs that are hurt while they train: what was learned is on disk, the exit code says why, the command goes on."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -77,6 +80,24 @@ def test_a_signal_to_the_whole_group_saves(data: Path, tmp_path: Path, number: i
     assert f"after step {step} of" in errors
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=lambda v: str(v))
+def test_a_signal_before_the_first_step_is_one_line(
+    data: Path, tmp_path: Path, monkeypatch, capsys, number: int, code: int
+) -> None:
+    from patchloom.training import run
+
+    monkeypatch.setattr(run, "make_plan", lambda *_: os.kill(os.getpid(), number))
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        done = command(("train", data, "--out", tmp_path / "run", *OPTIONS), monkeypatch, capsys)
+    finally:
+        after = signal.signal(signal.SIGINT, before)
+    assert done.code == code
+    assert done.errors == f"stopped by {signal.Signals(number).name}; run the same command to go on\n"
+    assert after is signal.SIG_DFL  # a second one ends it without a traceback
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_leaves_at_once_and_loses_nothing(data: Path, tmp_path: Path) -> None:
     process = long_run(data, tmp_path / "run")
@@ -91,6 +112,56 @@ def test_a_second_ctrl_c_leaves_at_once_and_loses_nothing(data: Path, tmp_path: 
     assert ended(process)[0] in (-signal.SIGINT, 130)
     assert time.monotonic() - asked < 3
     assert step_of(tmp_path / "run") >= before
+
+
+def on_a_terminal(data: Path, out: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """A run that has made steps, and the keyboard's side of the terminal it is shown on."""
+    keyboard, screen = os.openpty()
+    process = subprocess.Popen(
+        started_line(data, out), stdin=screen, stdout=screen, stderr=screen, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    os.close(screen)
+    os.set_blocking(keyboard, False)
+    shown = b""
+    while b"loss" not in shown:
+        shown += read_now(keyboard)
+        assert process.poll() is None, shown
+    return process, keyboard
+
+
+def read_now(terminal: int) -> bytes:
+    time.sleep(0.05)
+    try:
+        return os.read(terminal, 1 << 20)
+    except (BlockingIOError, OSError):
+        return b""
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_saves(data: Path, tmp_path: Path) -> None:
+    process, keyboard = on_a_terminal(data, tmp_path / "run")
+    os.close(keyboard)
+    assert process.wait(30) == 129
+    assert step_of(tmp_path / "run") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_on_a_terminal_is_one_line(data: Path, tmp_path: Path, times: int) -> None:
+    process, keyboard = on_a_terminal(data, tmp_path / "run")
+    shown = b""
+    for _ in range(times):
+        os.write(keyboard, b"\x03")
+        shown += read_now(keyboard)
+    while process.poll() is None:
+        shown += read_now(keyboard)
+    shown += read_now(keyboard)
+    os.close(keyboard)
+    assert process.returncode in ((130,) if times == 1 else (130, -signal.SIGINT))
+    assert b"Traceback" not in shown
+    if times == 1:
+        assert f"Stopped by SIGINT after step {step_of(tmp_path / 'run')} of".encode() in shown
 
 
 @pytest.mark.slow
@@ -110,8 +181,6 @@ def test_a_run_outlives_its_terminal_under_nohup(data: Path, tmp_path: Path) -> 
 
 
 def started_line(data: Path, out: Path) -> list[str]:
-    import sys
-
     words = [sys.executable, "-m", "patchloom.cli", "train", data, "--out", out, *OPTIONS, "--epochs", 100_000]
     return [str(word) for word in words]
 
@@ -139,7 +208,19 @@ def test_a_killed_worker_is_named_and_the_run_saved(data: Path, tmp_path: Path) 
     os.kill(worker, signal.SIGKILL)
     code, errors = ended(process)
     assert code == 6, errors
-    assert f"pid(s) {worker}" in errors
+    assert f"Worker {worker}, which prepares pictures, was killed by SIGKILL." in errors
+    assert errors.count("\n") == 1
+    assert step_of(tmp_path / "run") > 0
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_named_within_the_set_time_and_the_run_saved(data: Path, tmp_path: Path) -> None:
+    process = long_run(data, tmp_path / "run", *WORKERS, "--worker-timeout", 2)
+    worker = children(process.pid)[-1]
+    os.kill(worker, signal.SIGSTOP)
+    code, errors = ended(process)
+    assert code == 6, errors
+    assert f"Worker {worker}, which prepares pictures, gave nothing for 2 s." in errors
     assert errors.count("\n") == 1
     assert step_of(tmp_path / "run") > 0
 
@@ -262,17 +343,119 @@ def test_a_damaged_checkpoint_is_not_one_of_the_two_kept(tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000005", "step-00000006"]
 
 
+# The folder of a run ------------------------------------------------------------------------------------------------
+
+
+def trained(data: Path, run: Path, epochs: int, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+    return command(("train", data, "--out", run, *OPTIONS, "--epochs", epochs), monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_lost_best_weights_are_replaced_by_the_newest(
+    damage: str, data: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    run = tmp_path / "run"
+    trained(data, run, 2, monkeypatch, capsys)
+    for epochs in (2, 3):  # a finished run, and one that goes on
+        weights = run / "weights.safetensors"
+        weights.unlink() if damage == "missing" else weights.write_bytes(weights.read_bytes()[:-9])
+        done = trained(data, run, epochs, monkeypatch, capsys)
+        assert done.code == 0, done.errors
+        assert "The newest weights take their place." in done.output
+        assert checkpoint.load_network(run)
+    assert "take their place" not in trained(data, run, 3, monkeypatch, capsys).output
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xaa\xbb\n{\n[]\n"], ids=["missing", "empty", "garbage"])
+def test_lost_metrics_do_not_stop_a_run(content: bytes | None, data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    run = tmp_path / "run"
+    trained(data, run, 1, monkeypatch, capsys)
+    for epochs in (1, 2):
+        (run / "metrics.jsonl").unlink(missing_ok=True)
+        if content is not None:
+            (run / "metrics.jsonl").write_bytes(content)
+        done = trained(data, run, epochs, monkeypatch, capsys)
+        assert done.code == 0, done.errors
+    assert [line["epoch"] for line in records_of(run) if line["kind"] == "evaluation"] == [2, 2]
+
+
+def test_a_damaged_recipe_is_named_and_a_lost_config_written_again(
+    data: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    run = tmp_path / "run"
+    trained(data, run, 1, monkeypatch, capsys)
+    (run / "recipe.yaml").write_text("a: [")
+    done = trained(data, run, 1, monkeypatch, capsys)
+    assert done.code == 4
+    assert f"{run / 'recipe.yaml'} is damaged" in done.errors
+    assert done.errors.count("\n") == 1
+    for name in ("recipe.yaml", "config.json", "labels.json"):
+        (run / name).unlink()
+    assert trained(data, run, 2, monkeypatch, capsys).code == 0
+    assert checkpoint.load_network(run)[1].labels == ("blue", "red")
+
+
+def test_changed_data_are_said_and_other_classes_refused(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    run = tmp_path / "run"
+    trained(data, run, 1, monkeypatch, capsys)
+    os.utime(data / "red" / "7.png", (1, 1))
+    assert "since the run began" not in trained(data, run, 2, monkeypatch, capsys).output
+    (data / "red" / "3.png").rename(data / "red" / "33.png")
+    done = trained(data, run, 3, monkeypatch, capsys)
+    assert done.code == 0, done.errors
+    assert "note: the data changed since the run began (16 → 16 to train on" in done.output
+    (run / "data.json").write_bytes(b"{")
+    assert "not compared with the data" in trained(data, run, 3, monkeypatch, capsys).output
+
+
+def test_a_renamed_class_is_refused(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    trained(data, tmp_path / "run", 1, monkeypatch, capsys)
+    (data / "red").rename(data / "amber")  # which would come before blue
+    done = trained(data, tmp_path / "run", 2, monkeypatch, capsys)
+    assert done.code == 3
+    assert "was trained on 2 classes (blue, red), the data now have 2 classes (amber, blue)" in done.errors
+    assert done.errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
+def test_names_that_are_not_utf8_and_terminals_that_are_not(data: Path, tmp_path: Path, encoding: str) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    data.rename(odd)
+    (odd / "red").rename(Path(os.fsdecode(os.fsencode(odd) + b"/r\xf4ge")))
+    env = {"PYTHONIOENCODING": encoding, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    run = odd.with_name(odd.name + "-run")
+    for arguments in (
+        ("train", odd, "--out", run, *OPTIONS, "--epochs", 1),
+        ("evaluate", run, odd),
+        ("predict", run, odd),
+        ("check", odd, "--page", tmp_path / "check.html"),
+    ):
+        code, errors = ended(started(*arguments, env=env))
+        assert (code, errors) == (0, ""), arguments
+
+
+def test_the_same_command_from_another_folder_goes_on(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained(Path("data"), Path("run"), 1, monkeypatch, capsys)
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    done = trained(Path("../data"), Path("../run"), 2, monkeypatch, capsys)
+    assert done.code == 0, done.errors
+    assert "going on with ../run from step 4 of 8" in done.output
+    assert "note: the data" not in done.output
+
+
 # Several processes --------------------------------------------------------------------------------------------------
 
 
-def two_ranks(data: Path, out: Path) -> list[subprocess.Popen[str]]:
+def two_ranks(data: Path, out: Path, *options: Any) -> list[subprocess.Popen[str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
         started(
-            "train", data, "--out", out, *OPTIONS, "--epochs", 100_000,
+            "train", data, "--out", out, *OPTIONS, "--epochs", 100_000, *options,
             env=place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)
@@ -292,6 +475,21 @@ def test_a_dead_rank_is_named(data: Path, tmp_path: Path, dead: int) -> None:
     said = errors.splitlines()[-1]
     assert said.startswith(f"error: rank {dead} of 2 stopped, so rank {1 - dead} cannot go on")
     assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_ranks_with_workers_save_together_when_every_process_is_told_to_stop(data: Path, tmp_path: Path) -> None:
+    # As a batch system does it: SIGTERM to all ranks and all of their workers.
+    processes = two_ranks(data, tmp_path / "run", *WORKERS)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size, processes[0])
+    for process in processes:
+        os.killpg(process.pid, signal.SIGTERM)
+    said = [ended(process) for process in processes]
+    assert [code for code, _ in said] == [143, 143], said
+    step = step_of(tmp_path / "run")
+    assert all(f"Stopped by SIGTERM after step {step} of" in errors for _, errors in said)
+    assert all("Traceback" not in errors for _, errors in said)
 
 
 @pytest.mark.slow

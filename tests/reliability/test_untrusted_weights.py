@@ -14,7 +14,10 @@ import pytest
 import torch
 
 from patchloom.errors import CheckpointError
-from patchloom.training import foreign
+from patchloom.models.published import load_published
+from patchloom.models.registry import create_model
+from patchloom.models.weights_file import check_weights_file
+from patchloom.objectives.teacher import load_teacher
 from tests.reliability.commands import OPTIONS, class_folders, command
 
 
@@ -115,6 +118,34 @@ def test_a_teacher_is_looked_at_too(tmp_path: Path, monkeypatch, capsys) -> None
     assert "would call posix.mkdir" in done.errors
 
 
+def bomb(path: Path) -> None:
+    compressed(path)
+
+
+def attack(path: Path) -> None:
+    torch.save({"a": Attack()}, path)
+
+
+@pytest.mark.parametrize(("write", "words"), [(bomb, "that unpack to 80,00"), (attack, "would call posix.mkdir")])
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda path: load_published(create_model("resmlp_s12", depth=1, dim=16), path),
+        lambda path: load_teacher(f"timm:test_resnet@{path}", 1000),
+        lambda path: load_teacher(f"torchvision:resnet18@{path}", 1000),
+        lambda path: load_teacher(f"resmlp_s12@{path}", 1000),
+    ],
+    ids=["load_published", "timm", "torchvision", "patchloom"],
+)
+def test_python_callers_are_protected_too(load, write, words: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "w.pth")
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(CheckpointError, match=words):
+        load(tmp_path / "w.pth")
+    assert not (tmp_path / "escaped").exists()
+
+
 @pytest.mark.parametrize("new_format", [True, False])
 def test_plain_weights_pass(tmp_path: Path, new_format: bool) -> None:
     from argparse import Namespace
@@ -123,7 +154,7 @@ def test_plain_weights_pass(tmp_path: Path, new_format: bool) -> None:
     weights = OrderedDict(a=torch.zeros(3), b=torch.zeros(2, dtype=torch.float16), c=torch.nn.Parameter(torch.ones(2)))
     content = {"model": weights, "args": Namespace(lr=0.1), "epoch": 3}
     torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=new_format)
-    foreign.check_weights_file(tmp_path / "w.pth")
+    check_weights_file(tmp_path / "w.pth")
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch) -> None:
@@ -131,4 +162,4 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch) ->
     monkeypatch.setattr(zipfile.ZipFile, "read", None)
     monkeypatch.setattr(torch, "load", None)
     with pytest.raises(CheckpointError, match=r"has [\d,]+ bytes that unpack to"):
-        foreign.check_weights_file(tmp_path / "w.pth")
+        check_weights_file(tmp_path / "w.pth")

@@ -2,17 +2,42 @@
 
 import argparse
 import pickletools
+import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-from patchloom.errors import CheckpointError
+from patchloom.errors import CheckpointError, UsageError
 
 # torch stores tensors as they are and numpy's compression gains little on weights: more is no network.
 MAX_EXPANSION = 4
 HARMLESS_BYTES = 64 << 20
 GLOBALS_SHOWN = 5
+
+
+def read_weights_file(path: Path) -> Mapping[str, Any]:
+    """What a .safetensors, .npz, .pth or .pt file holds, once it is known to be harmless."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; give the path of a .safetensors, .pth or .npz file")
+    check_weights_file(path)
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        if path.suffix == ".npz":
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        # The authors' training checkpoints hold their command line as an argparse.Namespace, which runs no code.
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles of other versions
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file makes safetensors, numpy and torch raise nearly anything
+        raise _unreadable(path, error) from error
 
 
 def check_weights_file(path: Path) -> None:
@@ -26,8 +51,11 @@ def check_weights_file(path: Path) -> None:
 
 
 def _check_size(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        unpacked = sum(member.file_size for member in archive.infolist())
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+    except Exception as error:  # damaged: zipfile has several kinds for it
+        raise _unreadable(path, error) from error
     size = path.stat().st_size
     if unpacked > max(HARMLESS_BYTES, MAX_EXPANSION * size):
         raise CheckpointError(
@@ -37,7 +65,8 @@ def _check_size(path: Path) -> None:
 
 def _check_globals(path: Path) -> None:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception:  # not torch's zip format: an older one, a plain pickle, or no checkpoint at all
         foreign = _pickled_globals(path)
@@ -63,6 +92,14 @@ def _pickled_globals(path: Path) -> list[str]:
                         found[str(value).replace(" ", ".")] = None
                     elif code.name == "STACK_GLOBAL":
                         found[".".join(strings[-2:])] = None
-    except ValueError:
+    except Exception:  # the end of what is a pickle
         pass
     return [name for name in found if not name.startswith(("torch.", "collections.OrderedDict", "argparse.Namespace"))]
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    reason = str(error).strip().split("\n")[0][:200]
+    return CheckpointError(
+        f"{path} ({path.stat().st_size:,} bytes) is not a readable checkpoint: {type(error).__name__}: {reason}; "
+        "it may be truncated or of another kind: fetch it again, or give a .safetensors, .pth or .npz file"
+    )
