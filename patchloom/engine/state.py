@@ -76,11 +76,6 @@ def capture(run: Run, progress: Progress) -> Snapshot:
 def restore(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
     """Bring a freshly built run to where the snapshot was taken; the notes say what could not be exact."""
     values, notes = snapshot.values, []
-    if values["steps_per_epoch"] != run.loader.steps_per_epoch:
-        raise UsageError(
-            f"The checkpoint counts {values['steps_per_epoch']} steps an epoch, this run "
-            f"{run.loader.steps_per_epoch}: data or batch size changed. Continue with the same, or start a new folder."
-        )
     load_weights(unwrap(run.model), snapshot.tensors["weights"], "the checkpoint")
     if run.ema and "ema" in snapshot.tensors:
         load_weights(run.ema.model, snapshot.tensors["ema"], "the checkpoint's average")
@@ -94,7 +89,11 @@ def restore(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
     if run.processes.scaler and values["scaler"]:
         run.processes.scaler.load_state_dict(values["scaler"])
     notes += _restore_random(run.processes, snapshot)
-    return Progress(**values["progress"]), notes
+    progress, before, now = Progress(**values["progress"]), values["steps_per_epoch"], run.loader.steps_per_epoch
+    if before != now:
+        progress.step = progress.epoch * now
+        notes.append(f"an epoch had {before} steps and has {now} now: epoch {progress.epoch + 1} starts again")
+    return progress, notes
 
 
 def load_weights(module: nn.Module, weights: Tensors, source: str) -> None:

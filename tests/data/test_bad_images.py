@@ -14,7 +14,7 @@ from PIL import Image
 
 from patchloom.data.decode import decode
 from patchloom.data.folder import printable
-from patchloom.data.source import open_data
+from patchloom.data.source import find_source
 from patchloom.errors import DataError
 from tests.data.bad_images import IGNORED, KINDS, NOT_FILES, READ, REFUSED, Kind, write_corpus
 from tests.reliability.commands import OPTIONS, WORKERS, command
@@ -80,10 +80,10 @@ def listed() -> dict[str, Kind]:
 
 
 def test_a_folder_lists_what_can_be_opened_and_names_or_counts_the_rest(data: Path) -> None:
-    splits = open_data(str(data))
-    keys = {s.key(i) for s in (splits.train, splits.val) for i in range(len(s))}
+    source = find_source(str(data))
+    keys = {source.train.pictures.key(int(row)) for row in source.train.rows}
     assert {key for key in keys if "good" not in key} == {f"odd/{name}" for name in listed()}
-    notes = "\n".join(splits.notes)
+    notes = "\n".join(source.notes)
     for kind in NOT_FILES.values():
         assert f"odd/{kind.file}" in notes
     for extension, count in Counter(IGNORED.values()).items():

@@ -17,7 +17,7 @@ from patchloom.engine.loop import train
 from patchloom.engine.optimisation import make_optimizer
 from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped
-from patchloom.engine.state import load_optimizer_state, optimizer_state, random_state, set_random_state
+from patchloom.engine.state import load_optimizer_state, optimizer_state, random_state, restore, set_random_state
 from patchloom.errors import CheckpointError, ResourceError, UsageError
 from tests.engine.test_optimisation import OPTIMIZERS
 from tests.engine.toys import STEPS, Pictures, classify, evaluator, make_run, network, optim_part
@@ -204,9 +204,9 @@ def test_random_state_round_trip() -> None:
     assert draw() + draw() == first
 
 
-def stopped(folder: Path, **fields: Any) -> Any:
+def stopped(folder: Path, at: int = 2, **fields: Any) -> Any:
     with pytest.raises(Stopped):
-        train(make_run(folder, objective=stopping_at(2), **fields))
+        train(make_run(folder, objective=stopping_at(at), **fields))
     found = find_checkpoint(folder)
     assert found is not None
     return found.snapshot
@@ -218,10 +218,13 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
         train(make_run(tmp_path, optim="lamb"), snapshot)
 
 
-def test_other_data_is_refused(tmp_path: Path) -> None:
-    snapshot = stopped(tmp_path)
-    with pytest.raises(UsageError, match="counts 5 steps an epoch, this run 6"):
-        train(make_run(tmp_path, loader=Pictures(steps=6)), snapshot)
+def test_with_other_data_the_epoch_starts_again(tmp_path: Path) -> None:
+    snapshot = stopped(tmp_path, at=7)
+    run = make_run(tmp_path, loader=Pictures(steps=6))
+    progress, notes = restore(run, snapshot)
+    assert notes == ["an epoch had 5 steps and has 6 now: epoch 2 starts again"]
+    assert (progress.epoch, progress.step) == (1, 6)
+    assert train(make_run(tmp_path, loader=Pictures(steps=6)), snapshot).progress.step == 6 * run.epochs
 
 
 def test_another_network_is_refused_with_names_and_shapes(tmp_path: Path) -> None:
