@@ -62,6 +62,10 @@ class ImageSet(Protocol):
         """Where the picture came from, for messages: a path, or a file and a row."""
         ...
 
+    def key(self, index: int) -> str:
+        """The picture's name within its data set, the same wherever the data lie."""
+        ...
+
 
 class Pictures(ABC):
     """The pictures of one source, read by position; picklable, and usable after a fork."""

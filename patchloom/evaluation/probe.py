@@ -13,8 +13,8 @@ are alike. The strength is the one of a few decades with the best top-1 on a fif
 probe is then trained on all of it.
 
 The few-shot probe is the closed form of MLP-Mixer, ViT and BiT (M 3, MX-5): least squares from the features,
-standardised over the shots, to targets of −1 and 1, with l2 · ‖W‖² and a free bias. The strength 2¹⁰ and the deviation's
-10⁻⁵ are those of the authors' code.
+standardised over the shots, to targets of −1 and 1, with l2 · ‖W‖² and a free bias. The strength 2¹⁰ and the 10⁻⁵
+added to deviations are those of the authors' code.
 
 Letters: N train images, C channels, K classes.
 """
@@ -50,6 +50,7 @@ class Linear:
     std: Tensor  # (C,)
 
     def __call__(self, vectors: Tensor) -> Tensor:
+        """Scores; the weights are kept in float64, products are those of the features."""
         scaled = (vectors - self.mean) / self.std
         return torch.addmm(self.bias.to(scaled.dtype), scaled, self.weight.to(scaled.dtype))
 

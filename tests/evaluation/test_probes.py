@@ -66,7 +66,7 @@ def test_a_network_with_a_token_a_class_gives_one_vector_an_image():
 def test_images_are_embedded_once_and_in_the_order_of_the_set():
     network = small("resmlp_s12")
     pixels = torch.randint(256, (6, 3, 32, 32), dtype=torch.uint8)
-    parts = [*batches(pixels, 4)][::-1] + [*batches(pixels, 3)]
+    parts = [*reversed([*batches(pixels, 4)]), *batches(pixels, 3)]
     found = embed(network, parts)
     assert found.index.tolist() == list(range(6))
     torch.testing.assert_close(found.vectors, embed(network, batches(pixels, 6)).vectors)
@@ -134,10 +134,10 @@ def test_k_must_be_a_number_of_images(k):
         knn(blobs(30), blobs(5), classes=7, k=k)
 
 
-@pytest.mark.parametrize("probe", [knn, linear_probe, lambda a, b, classes: few_shot_probe(a, b, classes=NAMES)])
-def test_a_set_without_labels_is_told(probe):
+@pytest.mark.parametrize(("probe", "classes"), [(knn, 7), (linear_probe, 7), (few_shot_probe, NAMES)])
+def test_a_set_without_labels_is_told(probe, classes):
     with pytest.raises(DataError, match="None of the 5 images of val has a label"):
-        probe(blobs(40), Embeddings(torch.randn(5, 12), torch.full((5,), -1), torch.arange(5)), classes=7)
+        probe(blobs(40), Embeddings(torch.randn(5, 12), torch.full((5,), -1), torch.arange(5)), classes=classes)
 
 
 # Probes -------------------------------------------------------------------------------------------------------------
