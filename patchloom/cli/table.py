@@ -29,10 +29,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name.removeprefix("#"), justify="right" if name.startswith("#") else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     width = None if sys.stdout.isatty() else 200
-    Console(width=width, highlight=False).print(table)
+    console = Console(width=width, highlight=False)
+    if title:  # as a line of its own: a table would wrap it to its width
+        console.print(title)
+    console.print(table)

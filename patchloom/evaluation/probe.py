@@ -30,7 +30,7 @@ from torch import Tensor
 from patchloom.errors import UsageError
 from patchloom.evaluation.embeddings import Embeddings
 
-STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 HELD_OUT = 0.2
 MOST_STEPS = 300
 # Rows whose logits are in memory at once.

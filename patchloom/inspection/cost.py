@@ -222,7 +222,9 @@ def _size_of(model: nn.Module, image_size: Size | None) -> tuple[int, int]:
 
 
 def human(count: float) -> str:
-    """A count as the papers print it: 15.4 M, 3.01 G, 23.0 G."""
+    """A count as the papers print it: 15.4 M, 3.01 G, 23.0 G; a small one as 28.6 k."""
+    if count < 1e5:
+        return f"{count / 1e3:.1f} k"
     if count < 1e9:
         return f"{count / 1e6:.1f} M"
     return f"{count / 1e9:.2f} G" if count < 1e10 else f"{count / 1e9:.1f} G"
