@@ -1,6 +1,7 @@
 """What `patchloom evaluate` says of one run or several, as tables or JSON."""
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _print_json(found: "RunEvaluations", comparisons: Any, tradeoffs: Any, *, ag
     runs = {}
     for name, evaluation in found.evaluations.items():
         report = evaluation.report
-        per_class = dict(zip(report.classes, report.class_accuracy.tolist(), strict=True))
+        per_class = {c: _finite(share) for c, share in zip(report.classes, report.class_accuracy.tolist(), strict=True)}
         confusion = report.confusion.tolist()
         runs[name] = {
             **evaluation.values(), "per_class": per_class, "confusion": confusion, "notes": evaluation.notes,
@@ -54,7 +55,7 @@ def _print_json(found: "RunEvaluations", comparisons: Any, tradeoffs: Any, *, ag
             "spreads": [asdict(spread) for spread in found.spreads()],
             "spreads_at_end": [asdict(spread) for spread in found.spreads_at_end()],
             "top1_by_epoch": {epoch: asdict(spread) for epoch, spread in found.spread_by_epoch().items()},
-            "val_and_data": {**asdict(cloud), "correlation": cloud.correlation},
+            "val_and_data": {**asdict(cloud), "correlation": _finite(cloud.correlation)},
             "differ_in": found.not_only_seeds(),
         }
     if agreement:
@@ -63,6 +64,11 @@ def _print_json(found: "RunEvaluations", comparisons: Any, tradeoffs: Any, *, ag
     if tradeoffs:
         answer["cost"] = [asdict(row) for row in tradeoffs]
     print(json.dumps(answer, indent=2))
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN: the accuracy of a class without images is null."""
+    return value if math.isfinite(value) else None
 
 
 def _print_one(evaluation: Any) -> None:
