@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from patchloom.data.source import open_data as open_data
     from patchloom.deployment.classifier import Classifier as Classifier
     from patchloom.deployment.classifier import load as load
+    from patchloom.deployment.runs import evaluate_runs as evaluate_runs
     from patchloom.inspection.cost import cost as cost
     from patchloom.layers.attention import record_attention as record_attention
     from patchloom.models.absorb import absorb as absorb
@@ -29,6 +30,7 @@ _WHERE = {
     "check": "patchloom.data.check",
     "cost": "patchloom.inspection.cost",
     "create_model": "patchloom.models.registry",
+    "evaluate_runs": "patchloom.deployment.runs",
     "list_models": "patchloom.models.registry",
     "list_recipes": "patchloom.recipes",
     "get_recipe": "patchloom.recipes",

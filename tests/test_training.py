@@ -20,6 +20,7 @@ from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
 from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped
 from patchloom.errors import DataError, UsageError
+from patchloom.evaluation.predictions import load_predictions
 from patchloom.models.registry import family_of
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes import get_recipe, list_recipes, override
@@ -197,6 +198,9 @@ def test_the_folder_is_enough_alone(tmp_path) -> None:
     assert classifier.labels == open_data("shapes:count=40,size=32").classes.names
     result = classifier.evaluate("shapes:count=40,size=32", split="val")
     assert result.values()["top1"] == pytest.approx(trained.metrics["top1"])
+    kept = load_predictions(moved)
+    assert kept.fingerprint == result.fingerprint
+    assert kept.report.predictions.tolist() == result.report.predictions.tolist()
     picture = open_data("shapes:count=40,size=32").val.read(0)
     (answers,) = classifier.predict([picture], top=2)
     assert len(answers) == 2

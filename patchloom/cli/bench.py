@@ -18,24 +18,27 @@ def bench(
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision.")] = "float32",
     absorb: Annotated[bool, typer.Option(help="Also measure each network with its affine parts absorbed.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Measure under torch.compile.")] = False,
+    memory: Annotated[
+        str | None, typer.Option(help="Peak memory at these sizes instead, such as 224,384,512; first of --batch.")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Time for each network and batch size.")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Measure networks side by side: they take turns, so noise hits all alike."""
     import torch
 
-    from patchloom.cli.table import print_table
-    from patchloom.errors import UsageError
+    from patchloom.cli.table import mebibytes, print_table, whole_numbers
     from patchloom.inspection.cost import cost, human, measure
     from patchloom.models.absorb import absorb as absorbed
     from patchloom.models.network import Network
 
-    try:
-        batch_sizes = [int(b) for b in batch.split(",")]
-    except ValueError:
-        raise UsageError(f"--batch takes numbers with commas, such as 1,16,64; given {batch!r}") from None
+    batch_sizes = whole_numbers("--batch", batch, "1,16,64")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if memory is not None:
+        sizes = whole_numbers("--memory", memory, "224,384,512")
+        _print_memory(names, sizes, batch_sizes[0], device, dtype, as_json)
+        return
     networks: dict[str, nn.Module] = {}
     for name in names:
         for label, network in _networks(name, size):
@@ -68,11 +71,36 @@ def bench(
                 human(r["multiply_adds"]),
                 f"{r['images_per_second']:.1f}",
                 str(r["batch_size"]),
-                "–" if r["peak_mem_mib"] is None else f"{r['peak_mem_mib']:.0f} MiB",
+                mebibytes(r["peak_mem_mib"]),
             )
             for r in rows
         ],
         title=f"forward, {size}×{size}, {dtype}, {rows[0]['device']}{', compiled' if compiled else ''}",
+    )
+
+
+def _print_memory(names: list[str], sizes: list[int], batch: int, device: str, dtype: str, as_json: bool) -> None:
+    """Peak memory against image size: thesis figure 5.3."""
+    import torch
+
+    from patchloom.cli.table import mebibytes, print_table
+    from patchloom.inspection.memory import memory_by_size
+
+    found: dict[str, dict[int, float | None]] = {}
+    for name in names:
+        for label, _ in _networks(name, sizes[0]):
+
+            def make(size: int, label: str = label) -> "nn.Module":
+                return _networks(label, size)[0][1]
+
+            found[label] = memory_by_size(make, sizes, batch=batch, device=device, dtype=getattr(torch, dtype))
+    if as_json:
+        print(json.dumps({"batch": batch, "device": device, "dtype": dtype, "peak_mem_mib": found}, indent=2))
+        return
+    print_table(
+        ["model", *(f"#{size}" for size in sizes)],
+        [(label, *(mebibytes(of[size]) for size in sizes)) for label, of in found.items()],
+        title=f"peak memory of inference by image size, batch {batch}, {dtype}, {device}",
     )
 
 
@@ -89,4 +117,7 @@ def _networks(name: str, size: int) -> "list[tuple[str, nn.Module]]":
     short = name.removeprefix("timm:")
     if not timm.is_model(short):
         raise UsageError(f"timm has no network {short!r}.{nearest(short, timm.list_models())}")
-    return [(name, timm.create_model(short))]
+    try:
+        return [(name, timm.create_model(short, img_size=size))]
+    except TypeError:  # a network for any size
+        return [(name, timm.create_model(short))]

@@ -17,5 +17,5 @@ def demo(
     # Digits of 8 pixels fill their frame: shifting and mixing them only slows a run of a minute.
     changes = {"augment.crop": "resize", "augment.mixup": 0, "optim.lr": 3e-3}
     run_training(TrainingSettings(data="digits", out=out, epochs=epochs, changes=changes))
-    evaluate(out, "digits")
+    evaluate([out, "digits"])
     print(f"Open {out}/report.html: curves, confusion matrix, worst mistakes, what the patches listen to, the recipe.")

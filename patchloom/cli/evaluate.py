@@ -1,14 +1,40 @@
-"""`patchloom evaluate RUN DATA`: the numbers of a trained model on any data with its classes."""
+"""`patchloom evaluate RUN… DATA`: the numbers of trained models, alone and against each other."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from patchloom.deployment.classifier import Classifier
+
 
 def evaluate(
-    run: Annotated[str, typer.Argument(help="Folder of a run.")],
-    data: Annotated[str, typer.Argument(help="Data with the run's classes; matched by name.")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN… [DATA]",
+            help="Folders of runs, then data with their classes, matched by name. "
+            "Without data: what the runs decided about their val images when they were trained.",
+        ),
+    ],
+    knn: Annotated[
+        str | None, typer.Option(metavar="K,…", help="Neighbours of the features instead, such as 20 or 10,20.")
+    ] = None,
+    linear: Annotated[bool, typer.Option("--linear", help="A linear probe of the features instead.")] = False,
+    few_shot: Annotated[
+        int | None, typer.Option(metavar="N", help="A probe learned from N images a class instead, such as 5.")
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="crop|size", help="Top-1 at several of them; crop=0.8,0.9,1 says which.")
+    ] = None,
+    agreement: Annotated[
+        bool, typer.Option("--agreement", help="How often runs, heads and labels decide differently.")
+    ] = False,
+    seeds: Annotated[
+        bool, typer.Option("--seeds", help="The runs differ in chance alone: mean, deviation, least, most.")
+    ] = False,
+    costs: Annotated[bool, typer.Option("--cost", help="Also speed, multiply-adds, parameters, memory.")] = False,
     split: Annotated[str | None, typer.Option(help="train, val or all; val where the data have one.")] = None,
     size: Annotated[int | None, typer.Option(help="Test at another image size.")] = None,
     crop_ratio: Annotated[float | None, typer.Option(help="Share of the short side that is kept.")] = None,
@@ -22,30 +48,109 @@ def evaluate(
         bool, typer.Option("--json", help="For machines, with per-class accuracy and confusion.")
     ] = False,
 ) -> None:
-    """Top-1, top-5, loss, calibration and per-class accuracy."""
-    from patchloom.cli.table import print_table
-    from patchloom.deployment.classifier import load
+    """Top-1 with its interval, top-5, loss, calibration, classes; several runs are compared image by image."""
+    from patchloom.build import is_run
+    from patchloom.errors import UsageError
 
-    classifier = load(run, device=device)
-    result = classifier.evaluate(
-        data,
-        split=split,
-        size=size,
-        crop_ratio=crop_ratio,
-        real=real,
-        v2=v2,
-        batch=batch,
-        workers=workers,
-        strict=strict,
-    )
-    report, numbers, notes = result.report, result.values(), result.notes
-    per_class = dict(zip(report.classes, report.class_accuracy.tolist(), strict=True))
+    runs, data = (paths, None) if is_run(paths[-1]) else (paths[:-1], paths[-1])
+    if not runs:
+        raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
+    probes = {"knn": knn, "linear": linear or None, "few_shot": few_shot}
+    asked = {"--knn": knn, "--linear": linear, "--few-shot": few_shot, "--sweep": sweep}
+    asked |= {"--agreement": agreement, "--seeds": seeds, "--cost": costs}
+    shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
+    _check_together([name for name, value in asked.items() if value], shown, runs, data)
+    shown |= {"batch": batch, "workers": workers, "strict": strict}
+    if any(value is not None for value in probes.values()):
+        _probe(runs, str(data), device, probes, shown, as_json)
+    elif sweep is not None:
+        _sweep(runs, str(data), device, sweep, shown, as_json)
+    else:
+        from patchloom.cli.evaluation_tables import show
+        from patchloom.deployment.runs import evaluate_runs
+
+        found = evaluate_runs(runs, data, device=device, heads=agreement, **shown)
+        show(found, agreement=agreement, seeds=seeds, costs=costs, device=device, as_json=as_json)
+
+
+def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], data: str | None) -> None:
+    """One line for options that do not go together, rather than one of them left unread."""
+    from patchloom.errors import UsageError
+
+    probes = [name for name in asked if name in ("--knn", "--linear", "--few-shot")]
+    alone = [*probes[:1], *(["--sweep"] if "--sweep" in asked else [])]
+    others = [name for name in asked if name not in (*probes, "--sweep")]
+    given = [f"--{name.replace('_', '-')}" for name, value in shown.items() if value]
+    if len(alone) > 1 or (alone and others):
+        raise UsageError(f"{alone[0]} does not go with {(alone[1:] + others)[0]}: ask for them one after the other")
+    if data is None and (alone or given):
+        raise UsageError(f"{(alone + given)[0]} needs images: patchloom evaluate {runs[0]} DATA {(alone + given)[0]}")
+    unread = [name for name in given if name in ("--split", "--real", "--v2")] if probes else []
+    if unread:
+        raise UsageError(f"{unread[0]} does not go with {probes[0]}: probes learn from train and are judged on val")
+    if len(runs) < 2 and "--seeds" in asked:
+        raise UsageError(f"--seeds compares runs with each other; give at least two, given {runs[0]}")
+
+
+def _classifiers(runs: list[str], device: str) -> "dict[str, Classifier]":
+    from patchloom.deployment.classifier import load
+    from patchloom.deployment.runs import named
+
+    return {name: load(folder, device=device) for name, folder in named(runs).items()}
+
+
+def _probe(
+    runs: list[str], data: str, device: str, probes: dict[str, Any], shown: dict[str, Any], as_json: bool
+) -> None:
+    from patchloom.cli.table import print_table, whole_numbers
+
+    neighbours = whole_numbers("--knn", probes["knn"], "20 or 10,20") if probes["knn"] is not None else ()
+    found = {
+        name: classifier.probe(
+            data, knn=neighbours, linear=bool(probes["linear"]), few_shot=probes["few_shot"], **shown
+        )
+        for name, classifier in _classifiers(runs, device).items()
+    }
     if as_json:
-        confusion = report.confusion.tolist()
-        print(json.dumps({**numbers, "per_class": per_class, "confusion": confusion, "notes": notes}, indent=2))
+        print(json.dumps({name: {**dict(each), "notes": each.notes} for name, each in found.items()}, indent=2))
         return
-    for note in notes:
+    for note in next(iter(found.values())).notes:
         print(f"note: {note}")
-    print_table(["measure", "#value"], [(name, f"{value:.2f}") for name, value in numbers.items()])
-    worst = sorted((value, name) for name, value in per_class.items() if value == value)[:10]
-    print_table(["worst classes", "#top-1"], [(name, f"{value:.1f}") for value, name in worst])
+    names = [name for name, _ in next(iter(found.values()))]
+    rows = [
+        (run, *(f"{value:.2g}" if name == "linear_l2" else f"{value:.2f}" for name, value in each))
+        for run, each in found.items()
+    ]
+    print_table(
+        ["run", *(f"#{name}" for name in names)], rows, title="frozen features, learned from train, judged on val"
+    )
+
+
+def _sweep(runs: list[str], data: str, device: str, sweep: str, shown: dict[str, Any], as_json: bool) -> None:
+    from patchloom.cli.table import print_table
+
+    over, values = _sweep_values(sweep)
+    found = {name: each.sweep(data, over, values, **shown) for name, each in _classifiers(runs, device).items()}
+    if as_json:
+        answer = {run: [{over: p.value, **p.evaluation.values()} for p in points] for run, points in found.items()}
+        print(json.dumps(answer, indent=2))
+        return
+    top1 = {run: {p.value: p.evaluation.report.top(1) for p in points} for run, points in found.items()}
+    every = sorted({value for of in top1.values() for value in of})
+    rows = [(f"{value:g}", *(f"{of[value]:.2f}" if value in of else "–" for of in top1.values())) for value in every]
+    title = f"top-1 by {'crop ratio' if over == 'crop' else 'image size'}"
+    print_table([f"#{over}", *(f"#{run}" for run in found)], rows, title=title)
+
+
+def _sweep_values(text: str) -> tuple[Any, list[float] | None]:
+    """'crop' or 'size=160,224' → what is changed, and to which values."""
+    from patchloom.errors import UsageError
+
+    over, equals, given = text.partition("=")
+    try:
+        values = [float(part) for part in given.split(",")] if equals else None
+    except ValueError:
+        values = []
+    if over not in ("crop", "size") or values == []:
+        raise UsageError(f"--sweep takes crop, size, or one with values such as crop=0.8,0.9,1; given {text!r}")
+    return over, values

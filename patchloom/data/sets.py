@@ -65,7 +65,7 @@ class ImageSet(Protocol):
         ...
 
     def key(self, index: int) -> str:
-        """The picture's name within its data set."""
+        """The picture's name within its data set, the same wherever the data lie."""
         ...
 
 

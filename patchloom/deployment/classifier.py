@@ -4,21 +4,30 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.build import is_run, make_evaluation_loader
+from patchloom.build import is_run
 from patchloom.checkpoint import RunFiles, atomic_write, load_network, save_weights, write_run_files
 from patchloom.data.augment import test_transform
 from patchloom.data.decode import EXTENSIONS, decode
 from patchloom.data.loader import normalise
-from patchloom.data.sets import ClassTable
-from patchloom.data.source import open_for
+from patchloom.data.sets import ImageSet
+from patchloom.deployment.evaluations import (
+    Evaluation,
+    Probes,
+    Shown,
+    SweepPoint,
+    embed_on,
+    evaluate_on,
+    probe_on,
+    sweep_on,
+)
 from patchloom.errors import DataError, UsageError
-from patchloom.evaluation.classification import ClassificationReport, evaluate
-from patchloom.evaluation.labels import open_v2, read_real_labels, real_accuracy, real_labels_of
+from patchloom.evaluation.embeddings import Embeddings
 from patchloom.models.network import Network
 
 PREDICTED_AT_ONCE = 32
@@ -31,19 +40,6 @@ class Answer:
     path: str
     answers: list[tuple[str, float]]  # class name, probability; likeliest first
     error: str | None = None
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The numbers of a classifier on a data set."""
-
-    report: ClassificationReport
-    real: float | None  # ReaL's accuracy, where it was asked for
-    notes: tuple[str, ...]
-
-    def values(self) -> dict[str, float]:
-        """Name → value, in the order of a table."""
-        return dict(self.report) | ({} if self.real is None else {"real": self.real})
 
 
 class Classifier:
@@ -97,45 +93,35 @@ class Classifier:
             else:
                 yield Answer(path, next(found))
 
-    def evaluate(
+    def evaluate(self, data: str, **shown: Any) -> Evaluation:
+        """Numbers on any data with the model's classes, matched by name; the options are those of `Shown`."""
+        settings = Shown(**shown)
+        return evaluate_on(self, settings.open(data, self.labels), settings)
+
+    def probe(
         self,
         data: str,
         *,
-        split: str | None = None,
-        size: int | None = None,
-        crop_ratio: float | None = None,
-        real: str | None = None,
-        v2: bool = False,
-        batch: int = 64,
-        workers: int = 0,
-        strict: bool = False,
-    ) -> Evaluation:
-        """Numbers on any data with the model's classes, matched by name.
+        knn: Sequence[int] = (),
+        linear: bool = False,
+        few_shot: int | None = None,
+        **shown: Any,
+    ) -> Probes:
+        """What the features tell of any data, of any classes: neighbours, a linear probe, one of a few shots a class.
 
-        `real` is the path of ImageNet-ReaL's labels; `v2` says that folders are class numbers, as in ImageNet-V2.
+        The probes learn from the train split and are judged on val; the model's own head is not used.
         """
-        table = ClassTable(self.labels)
-        model = self.model if size is None else self.model.for_images_of(size)
-        pictures = open_v2(data, table) if v2 else open_for(data, table, split=split, strict=strict)
-        loader = make_evaluation_loader(
-            pictures,
-            size or self.preprocessing.image_size,
-            crop_ratio or self.preprocessing.crop_ratio,
-            batch_size=batch,
-            device=self.device,
-            workers=workers,
-        )
-        shown = self.preprocessing
-        report = evaluate(model, loader.epoch(0), classes=self.labels, pixel_mean=shown.mean, pixel_std=shown.std)
-        right = None
-        if real is not None:
-            names = [pictures.where(int(i)) for i in report.index]
-            right = real_accuracy(report.predictions, real_labels_of(names, read_real_labels(real)))
-        notes = list(pictures.notes)
-        if loader.broken:
-            first = next(iter(loader.broken.values()))
-            notes.append(f"{len(loader.broken)} pictures cannot be read and do not count; the first: {first}")
-        return Evaluation(report, right, tuple(notes))
+        return probe_on(self, data, Shown(**shown), neighbours=knn, linear=linear, few_shot=few_shot)
+
+    def sweep(
+        self, data: str, over: Literal["crop", "size"], values: Sequence[float] | None = None, **shown: Any
+    ) -> list[SweepPoint]:
+        """The numbers at several crop ratios or image sizes; the usual ones where no values are given."""
+        return sweep_on(self, data, Shown(**shown), over=over, values=values)
+
+    def embed(self, pictures: ImageSet, **shown: Any) -> Embeddings:
+        """One vector a picture: what the classifier reads."""
+        return embed_on(self, pictures, Shown(**shown))
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the model, labels, preprocessing and a model card: the hub's form, and a folder `load` reads."""

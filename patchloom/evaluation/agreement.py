@@ -42,16 +42,22 @@ def disagreement(decisions: Mapping[str, Sequence[int] | np.ndarray | Tensor]) -
 
 @torch.no_grad()
 def head_decisions(model: ViT, batches: Iterable[ImageBatch]) -> dict[str, Tensor]:
-    """Classes (N,) chosen by each head of a distilled network and by both together, as rows of table 3.4."""
+    """Classes (N,) chosen by each head of a distilled network and by both together, as rows of table 3.4.
+
+    They are about the images that `evaluate` reports on, in its order: with a label, once each, by place in the set.
+    """
     device = next(model.parameters()).device
     chosen: dict[str, list[Tensor]] = {"class": [], "distillation": [], "class+distillation": []}
+    places: list[Tensor] = []
     with in_eval_mode(model):
         for batch in batches:
             images = normalise(batch.images.to(device, non_blocking=True), model.pixel_mean, model.pixel_std)
             features = model.features(images)
+            places.append(torch.where(batch.labels < 0, -1, batch.index))
             for rows, logits in zip(chosen.values(), (*model.both_heads(features), model.head(features)), strict=True):
                 rows.append(logits.argmax(dim=1))
-    return {name: torch.cat(rows).cpu() for name, rows in chosen.items()}
+    index, first = np.unique(torch.cat(places).cpu().numpy(), return_index=True)
+    return {name: torch.cat(rows).cpu()[first[index >= 0]] for name, rows in chosen.items()}
 
 
 @torch.no_grad()

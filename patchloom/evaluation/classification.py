@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from patchloom.data.loader import ImageBatch, normalise
 from patchloom.data.policies import IMAGENET_MEAN, IMAGENET_STD
 from patchloom.errors import DataError, UsageError
+from patchloom.evaluation.intervals import wilson
 
 CALIBRATION_BINS = 15
 
@@ -62,6 +63,10 @@ class ClassificationReport:
     def top(self, k: int) -> float:
         """Percent of the images whose label is among the k highest logits."""
         return 100 * float(np.mean(self.ranks < k))
+
+    def top_interval(self, k: int = 1) -> tuple[float, float]:
+        """What `top(k)` may be on more images like these: Wilson's 95 % interval, in percent."""
+        return wilson(int(np.sum(self.ranks < k)), len(self.ranks))
 
     @property
     def loss(self) -> float:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from patchloom.errors import ResourceError, UsageError
+from patchloom.inspection.memory import peak_mem_mib
 from patchloom.models.network import Network, Size
 
 aten = torch.ops.aten
@@ -49,9 +50,23 @@ class Speed:
 
     images_per_second: float
     batch_size: int
-    peak_mem_mib: float | None  # of the device, at that batch; None on a CPU
+    peak_mem_mib: float | None  # at that batch (`inspection.memory`); None for a compiled network on a CPU
     device: str
     dtype: str
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """How good a network is and what it costs: a point of thesis figures 3.3 and 5.7."""
+
+    name: str
+    top1: float  # percent
+    parameters: int
+    multiply_adds: int  # of one image
+    images_per_second: float
+    batch_size: int
+    peak_mem_mib: float | None
+    device: str
 
 
 def cost(model: nn.Module, image_size: Size | None = None) -> Cost:
@@ -151,14 +166,30 @@ def _take_turns(models: Mapping[str, nn.Module], images: Mapping[str, Tensor], s
     return {name: _speed(images[name], sorted(of)[len(of) // 2], peaks[name]) for name, of in times.items()}
 
 
+def tradeoffs(models: Mapping[str, nn.Module], top1: Mapping[str, float], **measuring: Any) -> list[Tradeoff]:
+    """Accuracy beside cost for a set of networks; `measuring` goes to `measure`, which takes turns between them."""
+    costs = {name: cost(model, measuring.get("image_size")) for name, model in models.items()}
+    speeds = measure(models, **measuring)
+    return [
+        Tradeoff(
+            name,
+            top1[name],
+            costs[name].parameters,
+            costs[name].multiply_adds,
+            speeds[name].images_per_second,
+            speeds[name].batch_size,
+            speeds[name].peak_mem_mib,
+            speeds[name].device,
+        )
+        for name in models
+    ]
+
+
 def _peak_mem_mib(model: nn.Module, images: Tensor) -> float | None:
-    if images.device.type != "cuda":
+    if images.device.type == "cpu" and hasattr(model, "_orig_mod"):  # watching operations would undo the compiling
         model(images)
         return None
-    torch.cuda.reset_peak_memory_stats(images.device)
-    model(images)
-    torch.cuda.synchronize(images.device)
-    return torch.cuda.max_memory_allocated(images.device) / 2**20
+    return peak_mem_mib(model, images)
 
 
 def _seconds_of(model: nn.Module, images: Tensor) -> float:
@@ -191,7 +222,9 @@ def _size_of(model: nn.Module, image_size: Size | None) -> tuple[int, int]:
 
 
 def human(count: float) -> str:
-    """A count as the papers print it: 15.4 M, 3.01 G, 23.0 G."""
+    """A count as the papers print it: 15.4 M, 3.01 G, 23.0 G; a small one as 28.6 k."""
+    if count < 1e5:
+        return f"{count / 1e3:.1f} k"
     if count < 1e9:
         return f"{count / 1e6:.1f} M"
     return f"{count / 1e9:.2f} G" if count < 1e10 else f"{count / 1e9:.1f} G"

@@ -28,6 +28,7 @@ from patchloom.engine.loop import train as run_loop
 from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, DataError, NumericalError, UsageError, nearest
+from patchloom.evaluation.predictions import Predictions, fingerprint, save_predictions
 from patchloom.models.network import Network
 from patchloom.recipes.schema import Recipe
 from patchloom.training.assemble import make_run, measured
@@ -130,6 +131,7 @@ def _train_and_report(
             say(line)
         report = final_report(plan, run.processes)
         metrics = dict(report)
+        save_predictions(plan.folder, Predictions(report, fingerprint(plan.splits.val)))
         say(
             f"{outcome.ended} after {duration(seconds)}: top-1 {metrics['top1']:.2f} % "
             f"({outcome.progress.best_weights or 'model'}, step {outcome.progress.best_step})"

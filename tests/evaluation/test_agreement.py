@@ -5,6 +5,7 @@ import torch
 from patchloom.data.loader import ImageBatch, normalise
 from patchloom.errors import UsageError
 from patchloom.evaluation.agreement import disagreement, head_decisions, token_cosines
+from patchloom.evaluation.classification import evaluate
 from tests.networks import images, small
 
 
@@ -37,6 +38,16 @@ def test_decisions_of_each_head():
     assert list(chosen) == list(expected)
     for name, logits in expected.items():
         assert torch.equal(chosen[name], logits.argmax(dim=1)), name
+
+
+def test_heads_decide_about_the_images_a_report_is_about():
+    network = small("deit_s_distilled", fusion="class")
+    pixels = torch.randint(256, (6, 3, 32, 32), dtype=torch.uint8)
+    labels = torch.tensor([0, 1, -1, 2, 3, 4])
+    parts = [ImageBatch(pixels[rows], labels[rows], rows) for rows in (torch.tensor([4, 5, 0]), torch.arange(5))]
+    report = evaluate(network, parts, classes=tuple("abcde"))
+    assert report.index.tolist() == [0, 1, 3, 4, 5]
+    assert head_decisions(network, parts)["class"].tolist() == report.predictions.tolist()
 
 
 @torch.no_grad()

@@ -57,9 +57,10 @@ def test_measuring_reports_the_best_of_the_sweep() -> None:
 
 
 def test_counts_as_the_papers_print_them() -> None:
-    assert [human(n) for n in (15_350_872, 3.01e9, 23.02e9, 11_956_264)] == [
+    assert [human(n) for n in (15_350_872, 3.01e9, 23.02e9, 11_956_264, 28_550)] == [
         "15.4 M",
         "3.01 G",
         "23.0 G",
         "12.0 M",
+        "28.6 k",
     ]

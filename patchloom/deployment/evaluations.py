@@ -1,0 +1,200 @@
+"""What can be measured of one trained model on data: its decisions, its features, other crops and sizes.
+
+`Classifier.evaluate`, `.probe` and `.sweep` come here; several runs are in `runs.py`. The names of the numbers are
+those of `patchloom.evaluation`; an evaluation adds
+
+name                 value
+top1_low, top1_high  Wilson's 95 % interval of top-1, in percent
+real                 top-1 by ImageNet-ReaL's labels, where they are given
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from patchloom.build import make_evaluation_loader
+from patchloom.data.device import DeviceLoader
+from patchloom.data.loader import Loader
+from patchloom.data.sets import ClassTable, ImageSet, PictureSet
+from patchloom.data.source import open_data, open_for
+from patchloom.errors import UsageError
+from patchloom.evaluation.agreement import head_decisions
+from patchloom.evaluation.classification import ClassificationReport, evaluate
+from patchloom.evaluation.embeddings import Embeddings, embed
+from patchloom.evaluation.knn import NeighbourReport, knn
+from patchloom.evaluation.labels import open_v2, read_real_labels, real_accuracy, real_labels_of
+from patchloom.evaluation.predictions import fingerprint
+from patchloom.evaluation.probe import FewShotProbe, LinearProbe, few_shot_probe, linear_probe
+from patchloom.models.network import Network
+from patchloom.models.vit import ViT
+
+if TYPE_CHECKING:
+    from patchloom.deployment.classifier import Classifier
+
+CROP_RATIOS = (0.7, 0.75, 0.8, 0.85, 0.875, 0.9, 0.95, 1.0)
+# Of the size a model was made for; sizes its patches do not fill are left out.
+SIZE_FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Which pictures a model is shown, and how."""
+
+    split: str | None = None  # train, val or all; val where the data have one
+    size: int | None = None  # in pixels; the model's own where None
+    crop_ratio: float | None = None
+    real: str | None = None  # path of ImageNet-ReaL's labels
+    v2: bool = False  # folder names are class numbers, as in ImageNet-V2
+    batch: int = 64
+    workers: int = 0
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("size", 1), ("batch", 1), ("workers", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise UsageError(f"{name} is {value}, expected a whole number of at least {least}")
+        if self.crop_ratio is not None and not 0 < self.crop_ratio <= 1:
+            raise UsageError(f"crop_ratio is {self.crop_ratio}, expected a share above 0 and up to 1")
+
+    def open(self, data: str, labels: tuple[str, ...]) -> PictureSet:
+        """The pictures with the classes `labels`, matched by name."""
+        table = ClassTable(labels)
+        return open_v2(data, table) if self.v2 else open_for(data, table, split=self.split, strict=self.strict)
+
+    def loader(self, classifier: "Classifier", pictures: ImageSet) -> Loader | DeviceLoader:
+        """Every picture once, cropped as the model expects it or as is said here."""
+        own = classifier.preprocessing
+        return make_evaluation_loader(
+            pictures,
+            self.size or own.image_size,
+            self.crop_ratio or own.crop_ratio,
+            batch_size=self.batch,
+            device=classifier.device,
+            workers=self.workers,
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The numbers of a classifier on a data set."""
+
+    report: ClassificationReport
+    real: float | None  # ReaL's accuracy, where it was asked for
+    notes: tuple[str, ...]
+    fingerprint: str  # of the images: evaluations with the same one can be compared image by image
+    heads: dict[str, Any] = field(
+        default_factory=dict
+    )  # of a distilled network, where asked for: name → classes chosen
+
+    def values(self) -> dict[str, float]:
+        """Name → value, in the order of a table."""
+        low, high = self.report.top_interval()
+        numbers = {"top1": self.report.top(1), "top1_low": low, "top1_high": high} | dict(self.report)
+        return numbers | ({} if self.real is None else {"real": self.real})
+
+
+def evaluate_on(classifier: "Classifier", pictures: PictureSet, shown: Shown, *, heads: bool = False) -> Evaluation:
+    """A classifier's decisions about `pictures`."""
+    model = classifier.model if shown.size is None else classifier.model.for_images_of(shown.size)
+    own, loader = classifier.preprocessing, shown.loader(classifier, pictures)
+    report = evaluate(
+        model,
+        loader.epoch(0),
+        classes=classifier.labels,
+        pixel_mean=own.mean,
+        pixel_std=own.std,
+    )
+    right = None
+    if shown.real is not None:
+        names = [pictures.where(int(i)) for i in report.index]
+        right = real_accuracy(report.predictions, real_labels_of(names, read_real_labels(shown.real)))
+    of_heads = {}
+    if heads and isinstance(model, ViT) and model.config.distilled:
+        of_heads = head_decisions(model, loader.epoch(0))
+    notes = list(pictures.notes)
+    if loader.broken:
+        first = next(iter(loader.broken.values()))
+        notes.append(f"{len(loader.broken)} pictures cannot be read and do not count; the first: {first}")
+    return Evaluation(report, right, tuple(notes), fingerprint(pictures), dict(of_heads))
+
+
+@dataclass(frozen=True)
+class Probes:
+    """What neighbours and linear classifiers find in a model's features."""
+
+    neighbours: NeighbourReport | None
+    linear: LinearProbe | None
+    few_shot: FewShotProbe | None
+    notes: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        for part in (self.neighbours, self.linear, self.few_shot):
+            yield from part or ()
+
+
+def probe_on(
+    classifier: "Classifier", data: str, shown: Shown, *, neighbours: Sequence[int], linear: bool, few_shot: int | None
+) -> Probes:
+    """Probes that learn from the train split of `data` and are judged on its val; the classes are those of the data."""
+    if not neighbours and not linear and few_shot is None:
+        raise UsageError("No probe was asked for: give knn, linear or few_shot")
+    splits = open_data(data, strict=shown.strict)
+    names = splits.classes.names
+    train, val = (embed_on(classifier, pictures, shown) for pictures in (splits.train, splits.val))
+    return Probes(
+        knn(train, val, classes=len(names), k=neighbours) if neighbours else None,
+        linear_probe(train, val, classes=len(names)) if linear else None,
+        few_shot_probe(train, val, classes=names, shots=few_shot) if few_shot is not None else None,
+        tuple(splits.notes),
+    )
+
+
+def embed_on(classifier: "Classifier", pictures: ImageSet, shown: Shown) -> Embeddings:
+    """One vector a picture, on the model's device."""
+    model = classifier.model if shown.size is None else classifier.model.for_images_of(shown.size)
+    own = classifier.preprocessing
+    return embed(model, shown.loader(classifier, pictures).epoch(0), pixel_mean=own.mean, pixel_std=own.std)
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """A model at one crop ratio or image size."""
+
+    value: float  # ratio, or pixels
+    evaluation: Evaluation
+
+
+def sweep_on(
+    classifier: "Classifier", data: str, shown: Shown, *, over: Literal["crop", "size"], values: Sequence[float] | None
+) -> list[SweepPoint]:
+    """The same model and pictures at several crop ratios (thesis figure 6.6) or image sizes (figure 5.4)."""
+    if over not in ("crop", "size"):
+        raise UsageError(f"A sweep goes over crop or size, given {over!r}")
+    pictures = shown.open(data, classifier.labels)
+    chosen = list(values) if values is not None else list(CROP_RATIOS) if over == "crop" else sizes_around(classifier)
+    changes: list[dict[str, Any]] = [
+        {"crop_ratio": value} if over == "crop" else {"size": round(value)} for value in chosen
+    ]
+    settings = [Shown(**(vars(shown) | change)) for change in changes]
+    return [
+        SweepPoint(value, evaluate_on(classifier, pictures, setting))
+        for value, setting in zip(chosen, settings, strict=True)
+    ]
+
+
+def sizes_around(classifier: "Classifier") -> list[float]:
+    """Some smaller and larger sizes that the model's patches fill."""
+    side = classifier.preprocessing.image_size[0]
+    sizes = dict.fromkeys(round(factor * side) for factor in SIZE_FACTORS)
+    return [float(size) for size in sizes if _fills(classifier.model, size)]
+
+
+def _fills(model: Network, size: int) -> bool:
+    try:
+        with torch.device("meta"):
+            type(model)(model.config_at(model.config, (size, size)))
+    except UsageError:
+        return False
+    return True

@@ -1,0 +1,131 @@
+"""Several runs on the same images: the numbers of each, and what they say together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchloom.checkpoint import read_run_files
+from patchloom.deployment.classifier import load
+from patchloom.deployment.evaluations import Evaluation, Shown, evaluate_on
+from patchloom.errors import UsageError
+from patchloom.evaluation.agreement import DisagreementTable, disagreement
+from patchloom.evaluation.comparison import Comparison, compare
+from patchloom.evaluation.predictions import FILE, load_predictions
+from patchloom.evaluation.seeds import Cloud, Spread, cloud, final_values, spread_by_epoch, spreads
+from patchloom.inspection.cost import Tradeoff, tradeoffs
+from patchloom.recipes.schema import difference
+
+GROUNDTRUTH = "groundtruth"
+# Of a set, or of chance in it, rather than of a run.
+_NOT_SPREAD = ("images", "top1_low", "top1_high")
+
+
+@dataclass(frozen=True)
+class RunEvaluations:
+    """Several runs on the same images: numbers of each, and what they say together."""
+
+    folders: dict[str, Path]
+    evaluations: dict[str, Evaluation]  # in the order given, under the same names
+
+    def values(self) -> dict[str, dict[str, float]]:
+        """Run → its numbers."""
+        return {name: evaluation.values() for name, evaluation in self.evaluations.items()}
+
+    def comparisons(self) -> list[Comparison]:
+        """All pairs, with the significance of their difference."""
+        return compare({name: evaluation.report for name, evaluation in self.evaluations.items()})
+
+    def disagreement(self) -> DisagreementTable:
+        """How often any two of them, their heads and the labels decide differently (thesis table 3.4)."""
+        first = next(iter(self.evaluations.values()))
+        decisions: dict[str, Any] = {GROUNDTRUTH: first.report.labels}
+        for name, evaluation in self.evaluations.items():
+            decisions[name] = evaluation.report.predictions
+            # Both heads together are what the run itself decides by.
+            heads = {head: chosen for head, chosen in evaluation.heads.items() if "+" not in head}
+            decisions |= {f"{name}: {head}": chosen for head, chosen in heads.items()}
+        return disagreement(decisions)
+
+    def spreads(self) -> list[Spread]:
+        """Mean, deviation, least and most of each number (thesis figure 6.7)."""
+        return [spread for spread in spreads(self.values()) if spread.name not in _NOT_SPREAD]
+
+    def spreads_at_end(self) -> list[Spread]:
+        """The same of what the runs' last evaluation said on their val split, rather than of their best weights."""
+        found = spreads({name: final_values(folder) for name, folder in self.folders.items()})
+        return [spread for spread in found if spread.name not in _NOT_SPREAD]
+
+    def spread_by_epoch(self) -> dict[int, Spread]:
+        """Top-1 while the runs were trained, from their records (thesis figure 6.9)."""
+        return spread_by_epoch(list(self.folders.values()))
+
+    def cloud(self) -> Cloud:
+        """Top-1 on the val split each run was trained with, and here; runs that kept no decisions are left out."""
+        kept = {name: folder for name, folder in self.folders.items() if (folder / FILE).is_file()}
+        own = {name: load_predictions(folder).report.top(1) for name, folder in kept.items()}
+        return cloud(own, {name: evaluation.report.top(1) for name, evaluation in self.evaluations.items()})
+
+    def tradeoffs(self, *, device: str = "auto", **measuring: Any) -> list[Tradeoff]:
+        """Accuracy beside throughput, multiply-adds, parameters and memory, measured here and now."""
+        classifiers = {name: load(folder, device=device) for name, folder in self.folders.items()}
+        top1 = {name: evaluation.report.top(1) for name, evaluation in self.evaluations.items()}
+        where = next(iter(classifiers.values())).device
+        return tradeoffs({name: c.model for name, c in classifiers.items()}, top1, device=where, **measuring)
+
+    def not_only_seeds(self) -> list[str]:
+        """Recipe fields other than the seed in which the runs differ."""
+        recipes = [recipe for folder in self.folders.values() if (recipe := read_run_files(folder).recipe)]
+        changed = [key for other in recipes[1:] for key in difference(recipes[0], other) if key != "seed"]
+        return list(dict.fromkeys(changed))
+
+
+def evaluate_runs(
+    runs: Sequence[str], data: str | None = None, *, device: str = "auto", heads: bool = False, **shown: Any
+) -> RunEvaluations:
+    """Several runs on the same data; without `data`, on what each decided about its val split when it was trained.
+
+    `heads` asks distilled networks what each of their heads decides; the other options are those of `Shown`.
+    """
+    folders = named(runs)
+    if data is None:
+        kept = {name: load_predictions(folder) for name, folder in folders.items()}
+        found = {name: Evaluation(each.report, None, (), each.fingerprint) for name, each in kept.items()}
+    else:
+        settings = Shown(**shown)
+        found = {name: _evaluate_run(folder, data, settings, device, heads) for name, folder in folders.items()}
+    _check_same(found)
+    return RunEvaluations(folders, found)
+
+
+def _evaluate_run(folder: Path, data: str, shown: Shown, device: str, heads: bool) -> Evaluation:
+    classifier = load(folder, device=device)
+    return evaluate_on(classifier, shown.open(data, classifier.labels), shown, heads=heads)
+
+
+def named(runs: Sequence[str]) -> dict[str, Path]:
+    """Runs by the name of their folder, or by their path where two folders have the same name."""
+    paths = [Path(run) for run in runs]
+    if not paths or len(set(paths)) < len(paths):
+        raise UsageError(f"Give one or more runs, each once; given {', '.join(map(str, paths)) or 'none'}")
+    unique = len({path.name for path in paths}) == len(paths)
+    return {path.name if unique else str(path): path for path in paths}
+
+
+def _check_same(found: dict[str, Evaluation]) -> None:
+    """An error where runs know other classes, or decided about other images, than the first."""
+    (name, first), *others = found.items()
+    for other, evaluation in others:
+        if set(evaluation.report.classes) != set(first.report.classes):
+            only = sorted(set(evaluation.report.classes) ^ set(first.report.classes))[:3]
+            raise UsageError(
+                f"{other} tells {len(evaluation.report.classes)} classes apart, {name} "
+                f"{len(first.report.classes)}; only one of them knows {', '.join(only)}. Evaluate them one by one."
+            )
+        if evaluation.report.classes != first.report.classes:
+            raise UsageError(f"{other} and {name} number the same classes differently. Evaluate them one by one.")
+        if evaluation.fingerprint != first.fingerprint:
+            raise UsageError(
+                f"{other} and {name} kept decisions about different images. "
+                "Evaluate both on the same data: patchloom evaluate RUN… DATA"
+            )

@@ -1,0 +1,68 @@
+"""One vector an image: the pooled features of any network, for neighbours, probes and search.
+
+Letters: B images of a batch, N of the set, C channels.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.data.loader import ImageBatch, normalise
+from patchloom.errors import DataError
+from patchloom.evaluation.classification import in_eval_mode
+from patchloom.models.network import Network
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """A set as a network sees it, in the order of the set."""
+
+    vectors: Tensor  # (N, C) float32
+    labels: Tensor  # (N,) int64; negative where an image has none
+    index: Tensor  # (N,) int64, places in the set, rising
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def rows(self, chosen: Tensor | np.ndarray) -> "Embeddings":
+        """Those at the positions `chosen`."""
+        at = torch.as_tensor(chosen, device=self.index.device)
+        return Embeddings(self.vectors[at], self.labels[at], self.index[at])
+
+    def labelled(self, what: str) -> "Embeddings":
+        """Those with a label; a DataError that names `what` where there is none."""
+        found = torch.nonzero(self.labels >= 0)[:, 0]
+        if not len(found):
+            raise DataError(f"None of the {len(self)} images of {what} has a label, which a probe needs.")
+        return self if len(found) == len(self) else self.rows(found)
+
+
+@torch.no_grad()
+def embed(
+    model: Network,
+    batches: Iterable[ImageBatch],
+    *,
+    pixel_mean: tuple[float, ...] | None = None,
+    pixel_std: tuple[float, ...] | None = None,
+) -> Embeddings:
+    """The vectors that go into the network's classifier, on its device; each image once, however often it comes.
+
+    Pixels are normalised as the network was trained where nothing else is said. A network with one token a class
+    (PC-3) gives the mean of its tokens. The device is waited for once, at the end.
+    """
+    device = next(model.parameters()).device
+    mean, std = pixel_mean or model.pixel_mean, pixel_std or model.pixel_std
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    with in_eval_mode(model):
+        for batch in batches:
+            batch = batch.to(device, non_blocking=True)
+            pooled = model.pool(model.features(normalise(batch.images, mean, std))).float()  # (B, C) or (B, K, C)
+            parts.append((pooled if pooled.ndim == 2 else pooled.mean(dim=1), batch.labels, batch.index))
+    if not parts:
+        raise DataError("There is no image to embed: the set or its split is empty.")
+    vectors, labels, index = (torch.cat(column) for column in zip(*parts, strict=True))
+    _, first = np.unique(index.cpu().numpy(), return_index=True)
+    return Embeddings(vectors, labels, index).rows(first)

@@ -1,0 +1,283 @@
+"""One run and several, measured through Python and through the command."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import patchloom
+from patchloom.checkpoint import Preprocessing, save_weights, write_run_files
+from patchloom.data.source import open_data
+from patchloom.deployment.runs import evaluate_runs
+from patchloom.errors import DataError, UsageError
+from patchloom.evaluation.agreement import head_decisions
+from patchloom.evaluation.knn import knn
+from patchloom.evaluation.predictions import Predictions, save_predictions
+from patchloom.evaluation.probe import few_shot_probe, linear_probe
+from patchloom.inspection.cost import cost
+from patchloom.recipes import get_recipe, override
+from tests.networks import small
+from tests.reliability.commands import command
+
+DATA = "shapes:count=240,size=32"
+
+
+def make_run(folder: Path, name: str = "resmlp_s12", *, seed: int = 0, labels=None, **options) -> Path:
+    """A run folder with a network that was never trained, and the decisions of its val split."""
+    splits = open_data(DATA)
+    names = labels or splits.classes.names
+    network = small(name, seed=seed, num_classes=len(names), **options)
+    recipe = override(get_recipe("small_images"), {"seed": seed})
+    shown = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
+    write_run_files(folder, network, shown, recipe, names)
+    save_weights(folder, dict(network.state_dict()), {})
+    lines = [
+        {"step": e, "epoch": e, "kind": "evaluation", "weights": "model", "values": {"top1": 10.0 * e + seed}}
+        for e in (1, 2)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if labels is None:
+        found = patchloom.load(folder, device="cpu").evaluate(DATA, split="val")
+        save_predictions(folder, Predictions(found.report, found.fingerprint))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    found = {f"s{seed}": make_run(folder / f"s{seed}", seed=seed) for seed in range(3)}
+    return found | {
+        "distilled": make_run(folder / "distilled", "deit_s_distilled"),
+        "others": make_run(folder / "others", labels=("dog", "cat", *open_data(DATA).classes.names[2:])),
+    }
+
+
+# One run ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_has_an_interval(runs) -> None:
+    found = patchloom.load(runs["s0"], device="cpu").evaluate(DATA, split="val")
+    values = found.values()
+    assert list(values)[:4] == ["top1", "top1_low", "top1_high", "top5"]
+    assert (values["top1_low"], values["top1_high"]) == found.report.top_interval()
+    assert values["top1_low"] <= values["top1"] <= values["top1_high"]
+
+
+def test_probes_learn_from_train_and_are_judged_on_val(runs) -> None:
+    classifier = patchloom.load(runs["s0"], device="cpu")
+    splits = open_data(DATA)
+    train, val = classifier.embed(splits.train), classifier.embed(splits.val)
+    assert (len(train), len(val)) == (len(splits.train), len(splits.val))
+    found = dict(classifier.probe(DATA, knn=(3, 5), linear=True, few_shot=1))
+    names = splits.classes.names
+    expected = {
+        **dict(knn(train, val, classes=len(names), k=(3, 5))),
+        **dict(linear_probe(train, val, classes=len(names))),
+        **dict(few_shot_probe(train, val, classes=names, shots=1)),
+    }
+    assert found == expected
+    with pytest.raises(UsageError, match="No probe was asked for"):
+        classifier.probe(DATA)
+
+
+def test_probes_work_on_data_of_other_classes(runs) -> None:
+    found = dict(patchloom.load(runs["s0"], device="cpu").probe("digits", knn=(20,)))
+    assert found["knn20_top1"] > 30  # even random patches tell digits apart; chance is 10
+
+
+def test_a_sweep_is_an_evaluation_at_each_value(runs) -> None:
+    classifier = patchloom.load(runs["s0"], device="cpu")
+    crops = classifier.sweep(DATA, "crop", (0.5, 1.0), split="val")
+    for point in crops:
+        expected = classifier.evaluate(DATA, crop_ratio=point.value, split="val").report.predictions
+        assert point.evaluation.report.predictions.tolist() == expected.tolist()
+    assert crops[0].evaluation.report.losses.tolist() != crops[1].evaluation.report.losses.tolist()
+    sizes = classifier.sweep(DATA, "size", split="val")
+    assert [point.value for point in sizes] == [16, 24, 32, 40, 48, 64]
+    assert sizes[2].evaluation.report.losses.tolist() == crops[1].evaluation.report.losses.tolist()
+    expected = classifier.evaluate(DATA, size=48, split="val").report.losses
+    assert sizes[4].evaluation.report.losses.tolist() == expected.tolist()
+    with pytest.raises(UsageError, match="A sweep goes over crop or size, given 'batch'"):
+        classifier.sweep(DATA, "batch")
+
+
+def test_sizes_that_patches_do_not_fill_are_left_out(tmp_path) -> None:
+    run = make_run(tmp_path / "run", patch_size=16)
+    points = patchloom.load(run, device="cpu").sweep(DATA, "size", split="val")
+    assert [point.value for point in points] == [16, 32, 48, 64]
+
+
+@pytest.mark.parametrize(
+    ("shown", "message"),
+    [
+        ({"crop_ratio": 0.0}, r"crop_ratio is 0\.0, expected a share above 0 and up to 1"),
+        ({"crop_ratio": 1.5}, r"crop_ratio is 1\.5"),
+        ({"size": 0}, "size is 0, expected a whole number of at least 1"),
+        ({"batch": 0}, "batch is 0"),
+        ({"size": 30}, "not filled by 8×8 patches"),
+    ],
+)
+def test_what_cannot_be_shown(shown, message, runs) -> None:
+    with pytest.raises(UsageError, match=message):
+        patchloom.load(runs["s0"], device="cpu").evaluate(DATA, split="val", **shown)
+
+
+# Several runs -------------------------------------------------------------------------------------------------------
+
+
+def test_kept_decisions_are_those_of_the_data(runs) -> None:
+    three = [str(runs[f"s{seed}"]) for seed in range(3)]
+    kept, again = evaluate_runs(three), evaluate_runs(three, DATA, split="val", device="cpu")
+    assert list(kept.evaluations) == ["s0", "s1", "s2"]
+    assert kept.values() == again.values()
+    assert kept.comparisons() == again.comparisons()
+    assert len(kept.comparisons()) == 3
+
+
+def test_spreads_of_runs(runs) -> None:
+    found = evaluate_runs([str(runs[f"s{seed}"]) for seed in range(3)])
+    top1 = [of["top1"] for of in found.values().values()]
+    spread = found.spreads()[0]
+    assert (spread.name, spread.mean, spread.std) == (
+        "top1",
+        pytest.approx(np.mean(top1)),
+        pytest.approx(np.std(top1, ddof=1)),
+    )
+    assert not {"images", "top1_low", "top1_high"} & {each.name for each in found.spreads()}
+    assert {epoch: each.mean for epoch, each in found.spread_by_epoch().items()} == {1: 11, 2: 21}
+    assert [(each.name, each.mean) for each in found.spreads_at_end()] == [("top1", 21)]
+    assert found.not_only_seeds() == []
+    elsewhere = evaluate_runs([str(runs["s0"]), str(runs["s1"])], DATA, split="train", device="cpu")
+    cloud = elsewhere.cloud()
+    assert cloud.first == tuple(top1[:2])
+    assert cloud.second == tuple(of["top1"] for of in elsewhere.values().values())
+
+
+def test_heads_take_part_in_the_disagreement(runs) -> None:
+    found = evaluate_runs([str(runs["s0"]), str(runs["distilled"])], DATA, split="val", device="cpu", heads=True)
+    table = found.disagreement()
+    assert table.names == ("groundtruth", "s0", "distilled", "distilled: class", "distilled: distillation")
+    classifier = patchloom.load(runs["distilled"], device="cpu")
+    from patchloom.build import make_evaluation_loader
+
+    loader = make_evaluation_loader(open_data(DATA).val, 32, 1.0, batch_size=64, device=classifier.device, workers=0)
+    heads = head_decisions(classifier.model, loader.epoch(0))
+    expected = np.mean(heads["class"].numpy() != found.evaluations["s0"].report.predictions)
+    assert table.between("distilled: class", "s0") == pytest.approx(expected)
+    error = 1 - found.values()["s0"]["top1"] / 100
+    assert table.between("groundtruth", "s0") == pytest.approx(error)
+
+
+def test_accuracy_beside_cost(runs) -> None:
+    found = evaluate_runs([str(runs["s0"]), str(runs["distilled"])])
+    rows = found.tradeoffs(device="cpu", batch_sizes=(1,), seconds=0.01)
+    for row in rows:
+        model = patchloom.load(runs[row.name], device="cpu").model
+        assert (row.parameters, row.multiply_adds) == (cost(model).parameters, cost(model).multiply_adds)
+        assert row.top1 == found.values()[row.name]["top1"]
+
+
+def test_runs_with_the_same_name_go_by_their_path(runs, tmp_path) -> None:
+    other = make_run(tmp_path / "s0", seed=5)
+    assert list(evaluate_runs([str(runs["s0"]), str(other)]).evaluations) == [str(runs["s0"]), str(other)]
+
+
+def test_runs_that_cannot_be_compared(runs, tmp_path) -> None:
+    with pytest.raises(UsageError, match=r"others tells 16 classes apart, s0 16; only one of them knows cat, .*dog"):
+        evaluate_runs([str(runs["s0"]), str(runs["others"])], DATA, split="val", device="cpu")
+    with pytest.raises(UsageError, match="Give one or more runs, each once"):
+        evaluate_runs([str(runs["s0"])] * 2)
+    with pytest.raises(UsageError, match="others keeps no decisions"):
+        evaluate_runs([str(runs["s0"]), str(runs["others"])])
+    reordered = make_run(tmp_path / "reordered", labels=tuple(reversed(open_data(DATA).classes.names)))
+    with pytest.raises(UsageError, match="reordered and s0 number the same classes differently"):
+        evaluate_runs([str(runs["s0"]), str(reordered)], DATA, split="val", device="cpu")
+    found = patchloom.load(runs["s1"], device="cpu").evaluate(DATA, split="train")
+    changed = make_run(tmp_path / "changed")
+    save_predictions(changed, Predictions(found.report, found.fingerprint))
+    with pytest.raises(UsageError, match="changed and s0 kept decisions about different images"):
+        evaluate_runs([str(runs["s0"]), str(changed)])
+
+
+# The command --------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_the_same(runs, monkeypatch, capsys) -> None:
+    two = (runs["s0"], runs["s1"])
+
+    def answer(*arguments):
+        done = command(("evaluate", *arguments), monkeypatch, capsys)
+        assert (done.code, done.errors) == (0, "")
+        return json.loads(done.output)
+
+    expected = evaluate_runs([str(run) for run in two])
+    found = answer(*two, "--json", "--seeds", "--agreement")
+    assert {name: of["top1"] for name, of in found["runs"].items()} == {
+        n: v["top1"] for n, v in expected.values().items()
+    }
+    assert found["seeds"]["spreads"][0]["mean"] == expected.spreads()[0].mean
+    assert found["seeds"]["top1_by_epoch"]["2"]["mean"] == 20.5
+    assert found["disagreement"]["shares"] == expected.disagreement().shares.tolist()
+    (pair,) = answer(*two, "--json")["comparisons"]
+    assert pair == {"first": "s0", "second": "s1", **dict(expected.comparisons()[0])}
+    probes = answer(*two, DATA, "--knn", "3", "--few-shot", "1", "--device", "cpu", "--json")
+    classifier = patchloom.load(runs["s1"], device="cpu")
+    assert {k: v for k, v in probes["s1"].items() if k != "notes"} == dict(classifier.probe(DATA, knn=(3,), few_shot=1))
+    (small_crop, whole) = answer(two[0], DATA, "--sweep", "crop=0.5,1", "--split", "val", "--json")["s0"]
+    assert (small_crop["crop"], whole["top1"]) == (0.5, expected.values()["s0"]["top1"])
+    assert answer(two[0], "--json")["top1"] == expected.values()["s0"]["top1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("s0",), ["worst classes", "95 % interval", "top1"]),
+        (("s0", "s1"), ["McNemar p", "significant"]),
+        (("s0", "s1", "--seeds"), ["std", "epoch", "2 runs"]),
+        (("s0", "s1", DATA, "--split", "train", "--seeds", "--device", "cpu"), ["correlation", "here"]),
+        (("distilled", DATA, "--split", "val", "--agreement", "--device", "cpu"), ["distilled: class", "0.000"]),
+        (("s0", DATA, "--linear", "--device", "cpu"), ["linear_top1", "linear_l2"]),
+        (("s0", DATA, "--sweep", "size=24,32", "--split", "val", "--device", "cpu"), ["top-1 by image size", "24"]),
+    ],
+)
+def test_tables(arguments, shown, runs, monkeypatch, capsys) -> None:
+    done = command(("evaluate", *(runs.get(a, a) for a in arguments)), monkeypatch, capsys)
+    assert (done.code, done.errors) == (0, "")
+    assert [text for text in shown if text not in done.output] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("s0", "s1", "--knn", "5"), "--knn needs images: patchloom evaluate "),
+        (("s0", "--size", "64"), "--size needs images"),
+        (("s0", "--seeds"), "--seeds compares runs with each other; give at least two"),
+        (("s0", DATA, "--knn", "5", "--sweep", "crop"), "--knn does not go with --sweep"),
+        (("s0", DATA, "--linear", "--agreement"), "--linear does not go with --agreement"),
+        (("s0", DATA, "--linear", "--split", "val"), "--split does not go with --linear: probes learn from train"),
+        (("s0", DATA, "--knn", "many"), "--knn takes numbers with commas, such as 20 or 10,20; given 'many'"),
+        (("s0", DATA, "--knn", "10000"), "k is 10000, expected whole numbers from 1 to the "),
+        (("s0", DATA, "--few-shot", "1000"), "1000 shots need 1000 images of each class in train; "),
+        (("s0", DATA, "--sweep", "batch"), "--sweep takes crop, size, or one with values"),
+        (("s0", DATA, "--sweep", "crop=a"), "--sweep takes crop, size, or one with values"),
+        (("s0", DATA, "--sweep", "size=30", "--split", "val"), "resmlp_s12: images of 30×30 are not filled"),
+        (("s0", "others", DATA, "--split", "val"), "others tells 16 classes apart"),
+        (("nowhere",), "nowhere is not the folder of a run"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, runs, monkeypatch, capsys) -> None:
+    done = command(("evaluate", *(runs.get(a, a) for a in arguments)), monkeypatch, capsys)
+    assert done.code == 2
+    assert done.errors.startswith(f"error: {message}")
+    assert done.errors.count("\n") == 1
+
+
+def test_images_without_labels_are_told(runs, tmp_path) -> None:
+    for i in range(4):
+        Image.new("RGB", (32, 32)).save(tmp_path / f"{i}.png")
+    classifier = patchloom.load(runs["s0"], device="cpu")
+    for measured in (classifier.evaluate, lambda data: classifier.probe(data, linear=True)):
+        with pytest.raises(DataError, match="label"):
+            measured(str(tmp_path))

@@ -1,0 +1,228 @@
+"""Embeddings, neighbours and probes, each against a slow version of its definition."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from patchloom.data.loader import ImageBatch, normalise
+from patchloom.errors import DataError, UsageError
+from patchloom.evaluation import knn as knn_module
+from patchloom.evaluation import probe as probe_module
+from patchloom.evaluation.embeddings import Embeddings, embed
+from patchloom.evaluation.knn import knn, nearest
+from patchloom.evaluation.probe import few_shot_probe, fit_least_squares, fit_logistic, linear_probe
+from tests.networks import ONE_OF_EACH, small
+
+NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
+
+
+def blobs(images: int, classes: int = 7, dim: int = 12, seed: int = 0, noise: float = 1.0) -> Embeddings:
+    """Clouds around one point a class, with channels of very different scale."""
+    centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(99))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(images) % classes
+    vectors = centres[labels] + noise * torch.randn(images, dim, generator=generator)
+    return Embeddings(vectors * torch.logspace(-2, 2, dim) + 5, labels, torch.arange(images))
+
+
+# Embeddings ---------------------------------------------------------------------------------------------------------
+
+
+def batches(pixels: torch.Tensor, size: int):
+    for rows in torch.arange(len(pixels)).split(size):
+        yield ImageBatch(pixels[rows], rows % 5, rows)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+def test_embeddings_are_what_the_classifier_reads(name):
+    network = small(name).train()
+    side = network.config.image_size[0]
+    pixels = torch.randint(256, (5, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    found = embed(network, batches(pixels, 2))
+    assert network.training
+    assert found.vectors.dtype == torch.float32
+    assert found.labels.tolist() == [0, 1, 2, 3, 4]
+    network.eval()
+    shown = normalise(pixels, network.pixel_mean, network.pixel_std)
+    with torch.no_grad():
+        expected = network.pool(network.features(shown))
+    torch.testing.assert_close(found.vectors, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_network_with_a_token_a_class_gives_one_vector_an_image():
+    network = small("patchconvnet_s60", class_tokens="per_class")
+    pixels = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8)
+    with torch.no_grad():
+        tokens = network.pool(network.features(normalise(pixels, network.pixel_mean, network.pixel_std)))
+    assert tokens.shape == (3, 5, 16)
+    torch.testing.assert_close(embed(network, batches(pixels, 3)).vectors, tokens.mean(dim=1))
+
+
+def test_images_are_embedded_once_and_in_the_order_of_the_set():
+    network = small("resmlp_s12")
+    pixels = torch.randint(256, (6, 3, 32, 32), dtype=torch.uint8)
+    parts = [*reversed([*batches(pixels, 4)]), *batches(pixels, 3)]
+    found = embed(network, parts)
+    assert found.index.tolist() == list(range(6))
+    torch.testing.assert_close(found.vectors, embed(network, batches(pixels, 6)).vectors)
+    with pytest.raises(DataError, match="no image to embed"):
+        embed(network, [])
+
+
+# Neighbours ---------------------------------------------------------------------------------------------------------
+
+
+def slow_knn(train: Embeddings, test: Embeddings, classes: int, k: int, temperature: float, top: int) -> float:
+    """Image by image: sort by cosine, sum exp(cosine/τ) by class, look for the label among the `top` highest."""
+    right = 0
+    for vector, label in zip(test.vectors.double(), test.labels.tolist(), strict=True):
+        cosines = [float(vector @ v / (vector.norm() * v.norm())) for v in train.vectors.double()]
+        order = sorted(range(len(cosines)), key=lambda i: -cosines[i])[:k]
+        votes = [0.0] * classes
+        for i in order:
+            votes[int(train.labels[i])] += math.exp(cosines[i] / temperature)
+        ranked = sorted((c for c in range(classes) if votes[c] > 0), key=lambda c: (-votes[c], c))
+        right += label in ranked[:top]
+    return 100 * right / len(test)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    train_images=st.integers(7, 40), test_images=st.integers(1, 20), k=st.integers(1, 7), seed=st.integers(0, 99),
+    temperature=st.sampled_from((0.07, 1.0)),
+)  # fmt: skip
+def test_knn_is_its_definition(train_images, test_images, k, seed, temperature):
+    train, test = blobs(train_images, seed=seed, noise=2), blobs(test_images, seed=seed + 1, noise=2)
+    found = dict(knn(train, test, classes=7, k=(k, 1), temperature=temperature))
+    assert list(found) == list(dict.fromkeys([f"knn{k}_top1", f"knn{k}_top5", "knn1_top1", "knn1_top5"]))
+    for number in (k, 1):
+        for top in (1, 5):
+            expected = slow_knn(train, test, 7, number, temperature, top)
+            assert found[f"knn{number}_top{top}"] == pytest.approx(expected)
+
+
+def test_neighbours_are_the_same_in_parts(monkeypatch):
+    train, test = blobs(50).vectors, blobs(23, seed=1).vectors
+    (whole,) = nearest(train, test, 4)
+    monkeypatch.setattr(knn_module, "PART_BYTES", 5 * 50 * 4)
+    parts = list(nearest(train, test, 4))
+    assert [len(cosines) for cosines, _ in parts] == [5, 5, 5, 5, 3]
+    torch.testing.assert_close(torch.cat([cosines for cosines, _ in parts]), whole[0])
+    assert torch.equal(torch.cat([positions for _, positions in parts]), whole[1])
+    one, many = blobs(50), blobs(23, seed=1)
+    in_parts = dict(knn(one, many, classes=7))
+    monkeypatch.undo()
+    assert dict(knn(one, many, classes=7)) == in_parts
+
+
+def test_images_without_a_label_neither_vote_nor_count():
+    train, test = blobs(30, noise=2), blobs(10, seed=1, noise=2)
+    known = dict(knn(train.rows(np.arange(20)), test.rows(np.arange(6)), classes=7, k=(5,)))
+    train.labels[20:] = -1
+    test.labels[6:] = -1
+    assert dict(knn(train, test, classes=7, k=(5,))) == known
+
+
+@pytest.mark.parametrize("k", [(), (0,), (5, 31)])
+def test_k_must_be_a_number_of_images(k):
+    with pytest.raises(UsageError, match="expected whole numbers from 1 to the 30 labelled images of train"):
+        knn(blobs(30), blobs(5), classes=7, k=k)
+
+
+@pytest.mark.parametrize(("probe", "classes"), [(knn, 7), (linear_probe, 7), (few_shot_probe, NAMES)])
+def test_a_set_without_labels_is_told(probe, classes):
+    with pytest.raises(DataError, match="None of the 5 images of val has a label"):
+        probe(blobs(40), Embeddings(torch.randn(5, 12), torch.full((5,), -1), torch.arange(5)), classes=classes)
+
+
+# Probes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("l2", [1e-1, 1e-3])
+def test_the_logistic_regression_is_scikit_learns(l2):
+    train, test = blobs(140, noise=1.5), blobs(60, seed=1, noise=1.5)
+    found = fit_logistic(train.vectors, train.labels, 7, l2)
+    scaled = [((part.vectors - train.vectors.mean(0)) / train.vectors.std(0, correction=0)) for part in (train, test)]
+    # Theirs is the sum over images + ‖W‖²/2C, ours their mean + l2/2 · ‖W‖².
+    theirs = LogisticRegression(C=1 / (l2 * 140), tol=1e-10, max_iter=10_000).fit(scaled[0], train.labels)
+    shares = found(test.vectors).softmax(dim=1)
+    np.testing.assert_allclose(shares.numpy(), theirs.predict_proba(scaled[1]), atol=2e-3)
+
+
+def test_the_gradient_of_the_probe_in_parts_is_autograds(monkeypatch):
+    train = blobs(50)
+    mean, std = train.vectors.mean(0), train.vectors.std(0)
+    at = torch.nn.Parameter(torch.randn(13, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    monkeypatch.setattr(probe_module, "PART_ROWS", 16)
+    with torch.no_grad():
+        loss = probe_module._objective(at, train.vectors, train.labels, mean, std, 0.1)()
+    found, at.grad = at.grad, None
+    logits = ((train.vectors - mean) / std).double() @ at[:-1] + at[-1]
+    expected = torch.nn.functional.cross_entropy(logits, train.labels) + 0.05 * at[:-1].square().sum()
+    expected.backward()
+    assert float(loss) == pytest.approx(expected.item(), rel=1e-6)
+    torch.testing.assert_close(found, at.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_the_linear_probe_chooses_its_strength_and_repeats_itself():
+    train, test = blobs(210, noise=2), blobs(140, seed=1, noise=2)
+    found = linear_probe(train, test, classes=7)
+    assert found.held_out_top1[found.l2] == max(found.held_out_top1.values())
+    assert set(found.held_out_top1) == set(probe_module.STRENGTHS)
+    numbers = dict(found)
+    assert list(numbers) == ["linear_top1", "linear_top5", "linear_l2"]
+    predictions = found.classifier(test.vectors).argmax(dim=1)
+    assert numbers["linear_top1"] == pytest.approx(100 * (predictions == test.labels).float().mean().item())
+    assert dict(linear_probe(train, test, classes=7)) == numbers
+    # The strength that held-out images choose is judged on others, and fitted to all of train.
+    again = fit_logistic(train.vectors, train.labels, 7, found.l2)
+    torch.testing.assert_close(again(test.vectors), found.classifier(test.vectors), atol=2e-2, rtol=1e-2)
+
+
+def test_a_linear_probe_needs_two_images_of_a_class():
+    with pytest.raises(UsageError, match="no class has two images"):
+        linear_probe(blobs(7), blobs(7), classes=7)
+
+
+@pytest.mark.parametrize("dim", [6, 60])
+def test_the_few_shot_probe_is_ridge_regression(dim):
+    """Both sides of the closed form: more images than channels, and fewer."""
+    train, test = blobs(35, dim=dim), blobs(50, dim=dim, seed=1)
+    found = fit_least_squares(train.vectors, train.labels, 7, 50.0)
+    x = train.vectors.double().numpy()
+    mean, std = x.mean(axis=0), x.std(axis=0) + 1e-5
+    targets = np.where(np.eye(7)[train.labels.numpy()] > 0, 1.0, -1.0)
+    theirs = Ridge(alpha=50.0, solver="cholesky").fit((x - mean) / std, targets)
+    expected = theirs.predict((test.vectors.double().numpy() - mean) / std)
+    np.testing.assert_allclose(found(test.vectors).numpy(), expected, atol=1e-4)
+
+
+def test_few_shots_are_drawn_by_class_and_repeat_themselves(monkeypatch):
+    train, test = blobs(70, noise=3), blobs(140, seed=1, noise=3)
+    drawn = []
+    fit = probe_module.fit_least_squares
+    monkeypatch.setattr(probe_module, "fit_least_squares", lambda x, y, *rest: drawn.append((x, y)) or fit(x, y, *rest))
+    found = few_shot_probe(train, test, classes=NAMES, shots=3, draws=4)
+    assert [np.bincount(y, minlength=7).tolist() for _, y in drawn] == [[3] * 7] * 4
+    assert not torch.equal(drawn[0][0], drawn[1][0])
+    for (x, y), top1 in zip(drawn, found.top1, strict=True):
+        right = fit(x, y, 7)(test.vectors).argmax(dim=1) == test.labels
+        assert top1 == pytest.approx(100 * right.float().mean().item())
+    assert dict(found) == {
+        "few_shot3_top1": pytest.approx(np.mean(found.top1)),
+        "few_shot3_std": pytest.approx(np.std(found.top1, ddof=1)),
+    }
+    assert few_shot_probe(train, test, classes=NAMES, shots=3, draws=4).top1 == found.top1
+    assert few_shot_probe(train, test, classes=NAMES, shots=3, draws=4, seed=1).top1 != found.top1
+
+
+def test_too_few_images_for_the_shots():
+    with pytest.raises(UsageError, match=r"5 shots need 5 images of each class in train; 'fox' has 4, 'gnu' has 4\."):
+        few_shot_probe(blobs(33), blobs(7), classes=NAMES)
+    with pytest.raises(UsageError, match="at least one shot and one draw, given 0 and 5"):
+        few_shot_probe(blobs(33), blobs(7), classes=NAMES, shots=0)

@@ -1,0 +1,95 @@
+"""Peak memory, counted by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from patchloom.inspection import memory
+from patchloom.inspection.cost import measure, tradeoffs
+from patchloom.inspection.memory import MIB, LiveBytes, memory_by_size, peak_mem_mib
+from tests.networks import images, small
+
+
+def test_a_small_network_by_hand() -> None:
+    model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
+    weights, shown, hidden = 10 * 20 + 20 + 20 * 5 + 5, 7 * 10, 7 * 20
+    # The widest moment: the hidden layer before and after ReLU.
+    assert peak_mem_mib(model, torch.zeros(7, 10)) * MIB == 4 * (weights + shown + 2 * hidden)
+    assert peak_mem_mib(model.half(), torch.zeros(7, 10).half()) * MIB == 2 * (weights + shown + 2 * hidden)
+
+
+def test_an_operation_in_place_takes_nothing_more() -> None:
+    model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(inplace=True), nn.Linear(20, 5))
+    # While the second layer works, its output is alive beside the hidden layer.
+    expected = 4 * (325 + 7 * 10 + 7 * 20 + 7 * 5)
+    assert peak_mem_mib(model, torch.zeros(7, 10)) * MIB == expected
+
+
+def test_views_count_once_and_what_is_forgotten_not_at_all() -> None:
+    given = torch.zeros(100)
+    with LiveBytes([given, given[:50]]) as live:
+        assert live.bytes == 400
+        made = given + 1
+        view = made.view(10, 10).T
+        assert live.bytes == 800
+        del made
+        assert live.bytes == 800
+        del view
+        assert live.bytes == 400
+        a, b = given.double(), torch.zeros(5, dtype=torch.uint8)
+        assert live.bytes == 400 + 800 + 5
+        del a, b
+    assert (live.bytes, live.peak) == (400, 1205)
+
+
+def test_equal_tensors_are_not_one() -> None:
+    with LiveBytes() as live:
+        pair = torch.zeros(4), torch.zeros(4)
+        assert live.bytes == 32
+    del pair
+
+
+def test_a_convnet_grows_with_the_surface_and_talking_heads_with_its_square() -> None:
+    """Thesis figure 5.3, with small networks: what weights take is left out."""
+
+    def growth(name: str, **options) -> float:
+        taken = []
+        for size in (128, 256):
+            network = small(name, image_size=size, **options)
+            weights = sum(p.numel() * 4 for p in (*network.parameters(), *network.buffers()))
+            taken.append(peak_mem_mib(network, images(network, batch=1)) * MIB - weights)
+        return taken[1] / taken[0]
+
+    assert growth("patchconvnet_s60") == pytest.approx(4, rel=0.05)
+    assert growth("cait_xxs24") > 8
+
+
+def test_memory_by_size_and_what_does_not_fit(monkeypatch) -> None:
+    found = memory_by_size(lambda size: small("resmlp_s12", image_size=size), [32, 64], batch=2)
+    network = small("resmlp_s12", image_size=64)
+    assert found[64] == peak_mem_mib(network, torch.zeros(2, 3, 64, 64))
+    assert found[32] < found[64]
+    measured = memory.peak_mem_mib
+
+    def full(model: nn.Module, shown: torch.Tensor) -> float:
+        if shown.shape[-1] > 32:
+            raise torch.OutOfMemoryError
+        return measured(model, shown)
+
+    monkeypatch.setattr(memory, "peak_mem_mib", full)
+    assert memory_by_size(lambda size: small("resmlp_s12", image_size=size), [32, 64], batch=2) == found | {64: None}
+    with pytest.raises(memory.ResourceError, match="not even 2 images of 64 pixels fit"):
+        memory_by_size(lambda size: small("resmlp_s12", image_size=size), [64], batch=2)
+
+
+def test_accuracy_stands_beside_cost() -> None:
+    networks = {"a": small("resmlp_s12"), "b": small("mixer_b16", image_size=64)}
+    (a, b) = tradeoffs(networks, {"a": 71.0, "b": 69.5}, batch_sizes=(2,), seconds=0.01)
+    assert (a.name, a.top1, b.top1, a.batch_size) == ("a", 71.0, 69.5, 2)
+    assert b.parameters == sum(p.numel() for p in networks["b"].parameters())
+    assert a.peak_mem_mib == peak_mem_mib(networks["a"], torch.zeros(2, 3, 32, 32))
+
+
+def test_a_compiled_network_on_a_cpu_is_not_watched() -> None:
+    compiled = torch.compile(small("resmlp_s12"), backend="eager")
+    assert measure({"a": compiled}, image_size=32, batch_sizes=(1,), seconds=0.01)["a"].peak_mem_mib is None
