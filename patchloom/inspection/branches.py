@@ -54,7 +54,7 @@ def branch_norm_chart(network: Network, images: Tensor) -> Markup:
         Series(name, [(layer, sum(ratios) / len(ratios)) for layer, ratios in layers.items()], color)
         for color, (name, layers) in enumerate(lines.items())
     ]
-    return line_chart(series, x_label="layer")
+    return line_chart(series, x_label="layer", from_zero=True)
 
 
 def has_branches(network: nn.Module) -> bool:

@@ -72,11 +72,11 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1)]
 
 
-def line_chart(series: Sequence[Series], *, x_label: str) -> Markup:
-    """Lines over a common x axis that starts at 0; every point tells its values under the pointer."""
+def line_chart(series: Sequence[Series], *, x_label: str, from_zero: bool = False) -> Markup:
+    """Lines over a common x axis that starts at 0, as y does on demand; a point tells its values under the pointer."""
     lines = [Series(name, [p for p in points if math.isfinite(p[1])], color) for name, points, color in series]
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
-    y_ticks = nice_ticks(min(ys), max(ys))
+    y_ticks = nice_ticks(min(0.0, *ys) if from_zero else min(ys), max(ys))
     across, up = Axis(0, max(xs) or 1, LEFT, WIDTH - RIGHT), Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [Markup('<svg viewBox="0 0 {} {}" class="lines" role="img">').format(WIDTH, HEIGHT)]
     for tick in y_ticks:

@@ -117,6 +117,7 @@ def sparsity_chart(network: nn.Module) -> Markup:
             for color, name in enumerate(names)
         ],
         x_label="layer",
+        from_zero=True,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from patchloom.checkpoint import Preprocessing, find_checkpoint, locked, write_run_files
+from patchloom.checkpoint import find_checkpoint, locked, write_run_files
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.engine.disk import disk_errors
@@ -21,8 +21,7 @@ from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
 from patchloom.errors import NumericalError, UsageError, nearest
 from patchloom.models.network import Network
-from patchloom.recipes.schema import Recipe
-from patchloom.training.assemble import make_run, measured
+from patchloom.training.assemble import make_run, measured, preprocessing_of
 from patchloom.training.plan import Plan, TrainingSettings, make_plan, seconds_of
 from patchloom.training.report import final_report, report_run
 
@@ -90,7 +89,7 @@ def _train_and_report(
     if found:
         say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
     if run.processes.is_main:
-        shown = _preprocessing(plan.recipe, network)
+        shown = preprocessing_of(plan.recipe, network)
         write_run_files(plan.folder, network, shown, plan.recipe, plan.splits.classes.names)
     run.records = open_records(plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers)
     started = clock.perf_counter()
@@ -128,12 +127,6 @@ def _unreadable(run: Run) -> list[str]:
     broken: dict[int, str] = getattr(run.loader, "broken", {})
     lines = [f"left out   {reason}" for reason in list(broken.values())[:FILES_SHOWN]]
     return [*lines, f"left out   {len(broken) - FILES_SHOWN} more"] if len(broken) > FILES_SHOWN else lines
-
-
-def _preprocessing(recipe: Recipe, network: Network) -> Preprocessing:
-    size = recipe.test.image_size
-    shape = network.config.image_size if size is None else (size, size)
-    return Preprocessing(network.pixel_mean, network.pixel_std, shape, recipe.test.crop_ratio)
 
 
 def _machine(processes: Processes) -> str:
