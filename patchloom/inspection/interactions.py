@@ -68,7 +68,7 @@ def token_unit_picture(network: nn.Module, *, units: int = 64, layers: Sequence[
         columns = min(8, len(order))  # four pairs a line
         lines = len(order) // columns
         blocks.append((f"layer {number}", images[order[: lines * columns]].reshape(lines, columns, *mix.grid)))
-    return tiled(blocks)
+    return tiled(blocks, group=2)
 
 
 def row_column_picture(network: nn.Module) -> Image.Image:

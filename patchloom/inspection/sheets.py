@@ -32,7 +32,7 @@ PAPER, SEAM, INK, FADED = (245, 245, 245), (110, 110, 110), (40, 40, 40), (100, 
 TILE = 32  # pixels a small image is brought to, by a whole factor
 GAP, MARGIN, LABEL = 2, 12, 22  # pixels between small images, around blocks, and for a line of text
 BLOCKS_A_LINE = 6
-PAGE = 1320  # pixels a sheet may be wide
+PAGE = 1360  # pixels a sheet may be wide
 
 
 class Cell(NamedTuple):
@@ -99,9 +99,11 @@ def grid_sheet(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[Image.
     return paper
 
 
-def tiled(blocks: Sequence[tuple[str, np.ndarray]]) -> Image.Image:
+def tiled(blocks: Sequence[tuple[str, np.ndarray]], *, group: int = 1) -> Image.Image:
     """Labelled blocks of small images (lines, columns, h, w), six blocks a line, each coloured on its own scale."""
-    pictures = [(f"{label}   ±{np.abs(tiles).max():.2g}", joined(colored(tiles))) for label, tiles in blocks]
+    pictures = [
+        (f"{label}   ±{np.abs(tiles).max():.2g}", joined(colored(tiles), group=group)) for label, tiles in blocks
+    ]
     across = min(BLOCKS_A_LINE, len(pictures))
     width = max(picture.width for _, picture in pictures) + MARGIN
     height = max(picture.height for _, picture in pictures) + LABEL + MARGIN
@@ -115,17 +117,24 @@ def tiled(blocks: Sequence[tuple[str, np.ndarray]]) -> Image.Image:
     return paper
 
 
-def joined(tiles: np.ndarray, side: int = TILE, *, gap: int = GAP, seam: tuple[int, int, int] = SEAM) -> Image.Image:
-    """Small images of bytes (lines, columns, h, w, 3) beside one another, enlarged to `side` pixels or nearly."""
+def joined(
+    tiles: np.ndarray, side: int = TILE, *, gap: int = GAP, seam: tuple[int, int, int] = SEAM, group: int = 1
+) -> Image.Image:
+    """Small images of bytes (lines, columns, h, w, 3) beside one another, enlarged to `side` pixels or nearly.
+
+    Groups of more than one column stand apart.
+    """
     lines, columns, h, w, _ = tiles.shape
     factor = max(1, side // max(h, w))
     size = (w * factor, h * factor)
     step = (size[0] + gap, size[1] + gap)
-    block = Image.new("RGB", (columns * step[0] - gap, lines * step[1] - gap), seam)
+    apart = 2 * gap if group > 1 else 0
+    lefts = [j * step[0] + j // group * apart for j in range(columns)]
+    block = Image.new("RGB", (lefts[-1] + size[0], lines * step[1] - gap), seam)
     for i in range(lines):
         for j in range(columns):
             small = Image.fromarray(tiles[i, j]).resize(size, Image.Resampling.NEAREST)
-            block.paste(small, (j * step[0], i * step[1]))
+            block.paste(small, (lefts[j], i * step[1]))
     return block
 
 

@@ -138,7 +138,7 @@ def test_units_stand_beside_their_inverse_and_smooth_ones_come_first():
 def test_mixer_units_fill_whole_lines_of_three_layers():
     network = create_model("mixer_s16", depth=4, dim=16, token_dim=20, channel_dim=16, image_size=64)
     picture = token_unit_picture(network)
-    assert picture.width == MARGIN + 3 * (8 * (TILE + GAP) - GAP + MARGIN)
+    assert picture.width == MARGIN + 3 * (8 * (TILE + GAP) - GAP + 3 * 2 * GAP + MARGIN)  # pairs stand apart
     assert picture.height == MARGIN + 2 * (TILE + GAP) - GAP + LABEL + MARGIN
     with pytest.raises(UsageError, match=r"ResMLP has no MLP across its grid.*mixer_s16"):
         token_unit_picture(resmlp(4))
