@@ -42,6 +42,10 @@ class Shown:
     images: Tensor  # (N, channels, H, W) normalised
     probabilities: np.ndarray  # (N, classes); no columns where the network has no classifier
 
+    def first(self, count: int) -> "Shown":
+        """The first of them."""
+        return Shown(self.network, self.seen[:count], self.images[:count], self.probabilities[:count])
+
 
 @dataclass(frozen=True, eq=False)
 class Look:
@@ -53,7 +57,7 @@ class Look:
 
     def line(self) -> Line:
         """For a sheet: the picture and its maps under the classes above 10 %."""
-        likely = [f"{name} {100 * share:.0f} %" for name, share in self.answers if share > LIKELY]
+        likely = [told(name, share) for name, share in self.answers if share > LIKELY]
         title = ", ".join(likely) or (f"no class above {100 * LIKELY:.0f} %" if self.answers else "")
         return Line(title, [Cell(displayed(self.seen, SIDE), "as the network sees it"), *self.maps])
 
@@ -124,6 +128,11 @@ def head_sheet(shown: Shown, *, pictures: int | None = None) -> Image.Image:
     return grid_sheet(["", *(f"head {head}" for head in range(1, heads + 1))], rows)
 
 
+def told(name: str, share: float) -> str:
+    """A class with its probability; the colon, since names may be numbers."""
+    return f"{name}: {100 * share:.0f} %"
+
+
 def names_of(network: Network, class_names: Sequence[str]) -> Sequence[str]:
     """The names given, or numbers where there are none."""
     classes = network.config.num_classes
@@ -148,7 +157,7 @@ def _maps(shown: Shown, names: Sequence[str]) -> list[list[Cell]]:
             # A logit means something beside the other classes' alone.
             against_others = logits - logits.mean(axis=0)
             for i in np.argsort(-shares, kind="stable")[:CLASSES_SHOWN]:
-                cells.append(Cell(evidence_overlay(picture, against_others[i]), f"for {_answer(names, shares, i)}"))
+                cells.append(Cell(evidence_overlay(picture, against_others[i]), f"for {told(names[i], shares[i])}"))
     return maps
 
 
@@ -162,13 +171,9 @@ def _add_class_attention(maps: list[list[Cell]], shown: Shown, names: Sequence[s
             continue
         for cells, picture, tokens, shares in zip(maps, shown.seen, weights, shown.probabilities, strict=True):
             for i in np.argsort(-shares, kind="stable")[:CLASSES_SHOWN]:
-                cells.append(Cell(attention_overlay(picture, numbers(tokens[i])), _answer(names, shares, i)))
+                cells.append(Cell(attention_overlay(picture, numbers(tokens[i])), told(names[i], shares[i])))
 
 
 def _add_attention(maps: list[list[Cell]], shown: Shown, attention: Tensor, name: str) -> None:
     for cells, picture, weights in zip(maps, shown.seen, attention, strict=True):
         cells.append(Cell(attention_overlay(picture, numbers(weights, "the attention")), name))
-
-
-def _answer(names: Sequence[str], shares: np.ndarray, number: int) -> str:
-    return f"{names[number]} {100 * shares[number]:.0f} %"

@@ -5,10 +5,12 @@ What a picture shows is in its caption; docs/pictures.md lists them with the fig
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from markupsafe import Markup
 from PIL import Image
+from torch import Tensor
 
 from patchloom.checkpoint import Preprocessing
 from patchloom.errors import PatchloomError, UsageError
@@ -32,7 +34,7 @@ from patchloom.models.network import Network
 from patchloom.models.vit import ViT
 
 SHOWN = 4  # images with maps of their own
-PLACED = 1000  # images of a t-SNE at most: a minute of one core
+PLACED = 500  # images looked at in all: 300 MB at 224 pixels, a few seconds of t-SNE
 
 
 class Note(Markup):
@@ -63,6 +65,11 @@ class Subject:
         assert self.shown is not None
         return self.shown
 
+    @cached_property
+    def vectors(self) -> Tensor:
+        """The images' embeddings."""
+        return embed(self.seen.network, self.seen.images)
+
     @property
     def mapped(self) -> Shown:
         """The first images."""
@@ -89,15 +96,17 @@ def pictures_of(
 ) -> list[Picture]:
     """Every picture the network's family has; without images those of its weights alone.
 
-    The first four images get maps of their own, all of them are placed by t-SNE, coloured by `labels` where they are
-    given and by the network's answers otherwise. A picture that cannot be drawn is a note in its place.
+    The first four images get maps of their own; all of them, up to 500, are placed by t-SNE, coloured by `labels` where
+    they are given and by the network's answers otherwise. A picture that cannot be drawn is a note in its place.
     """
     if not isinstance(network, Network):
         raise UsageError(f"pictures are of a network of patchloom, given {type(network).__name__}")
     if labels is not None and len(labels) != len(images or ()):
         raise UsageError(f"{len(labels)} labels were given for {len(images or ())} images; give one each, or none")
-    shown = show(network, preprocessing, images) if images else None
-    subject = Subject(network, names_of(network, class_names), shown, _first(shown, SHOWN), labels)
+    shown = show(network, preprocessing, images[:PLACED]) if images else None
+    few = None if shown is None else shown.first(SHOWN)
+    known = None if labels is None else list(labels)[:PLACED]
+    subject = Subject(network, names_of(network, class_names), shown, few, known)
     return [_drawn(kind, subject) for kind in KINDS if kind.fits(subject)]
 
 
@@ -108,12 +117,6 @@ def _drawn(kind: Kind, subject: Subject) -> Picture:
         return Picture(kind.title, Note('<p class="note">{}</p>').format(error), "It could not be drawn.")
 
 
-def _first(shown: Shown | None, count: int) -> Shown | None:
-    if shown is None:
-        return None
-    return Shown(shown.network, shown.seen[:count], shown.images[:count], shown.probabilities[:count])
-
-
 def _cosine_chart(subject: Subject) -> Markup:
     network = subject.mapped.network
     assert isinstance(network, ViT)
@@ -122,15 +125,12 @@ def _cosine_chart(subject: Subject) -> Markup:
 
 
 def _placed(subject: Subject) -> Markup:
-    shown = _first(subject.seen, PLACED)
-    assert shown is not None
-    given = shown.probabilities.argmax(axis=1).tolist() if subject.labels is None else subject.labels
-    return embedding_chart(tsne(embed(shown.network, shown.images)), list(given)[:PLACED], subject.class_names)
+    given = subject.seen.probabilities.argmax(axis=1).tolist() if subject.labels is None else subject.labels
+    return embedding_chart(tsne(subject.vectors), given, subject.class_names)
 
 
 def _energy(subject: Subject) -> Markup:
-    vectors = embed(subject.seen.network, subject.seen.images)
-    return pca_energy_chart({subject.network.config.name or type(subject.network).__name__: vectors})
+    return pca_energy_chart({subject.network.config.name or type(subject.network).__name__: subject.vectors})
 
 
 def _has_maps(subject: Subject) -> bool:

@@ -145,7 +145,7 @@ def test_a_look_has_the_maps_of_its_family(name, options, captions):
 def test_a_token_a_class_gives_a_map_to_each_of_the_likeliest_three(classes):
     network = small("patchconvnet_s60", class_tokens="per_class", num_classes=classes)
     (one,) = look(network, None, photographs(1), NAMES[:classes])
-    likeliest = [f"{name} {100 * share:.0f} %" for name, share in one.answers[:3]]
+    likeliest = [f"{name}: {100 * share:.0f} %" for name, share in one.answers[:3]]
     assert [cell.caption for cell in one.maps] == likeliest
     assert len({cell.image.tobytes() for cell in one.maps}) == min(3, classes)
 
@@ -175,7 +175,7 @@ def test_evidence_is_red_in_the_square_that_speaks_for_the_class():
     pixels[8:16, 16:24] = 255
     (one,) = look(network, Preprocessing((0, 0, 0), (1, 1, 1), (32, 32), 1.0), [Image.fromarray(pixels)], NAMES)
     assert one.answers[0][0] == "dog"
-    assert one.maps[0].caption == f"for dog {100 * one.answers[0][1]:.0f} %"
+    assert one.maps[0].caption == f"for dog: {100 * one.answers[0][1]:.0f} %"
     over = np.asarray(one.maps[0].image).astype(int)
     red = over[..., 0] - over[..., 2]
     row, column = np.unravel_index(red.argmax(), red.shape)
@@ -186,7 +186,7 @@ def test_evidence_is_red_in_the_square_that_speaks_for_the_class():
 def test_classes_above_a_tenth_are_named_on_the_sheet():
     (one,) = look(small("cait_xxs24"), None, photographs(1), NAMES)
     line = one.line()
-    assert line.title == ", ".join(f"{name} {100 * share:.0f} %" for name, share in one.answers if share > 0.1)
+    assert line.title == ", ".join(f"{name}: {100 * share:.0f} %" for name, share in one.answers if share > 0.1)
     assert [cell.caption for cell in line.cells] == ["as the network sees it", "class layer 1", "class layer 2"]
     (nameless,) = look(small("cait_xxs24", num_classes=0), None, photographs(1))
     assert nameless.answers == []
