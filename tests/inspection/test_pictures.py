@@ -10,12 +10,13 @@ from PIL import Image
 
 from patchloom.checkpoint import Preprocessing
 from patchloom.errors import UsageError
+from patchloom.inspection.attention import class_attention
 from patchloom.inspection.charts import Point, Series, line_chart, scatter_chart, svg_file
 from patchloom.inspection.epoch_pictures import EpochPictures
-from patchloom.inspection.look import head_sheet, look, look_sheet, show
-from patchloom.inspection.overlays import SIDE
+from patchloom.inspection.look import HEAD_SIDE, head_sheet, look, look_sheet, show
+from patchloom.inspection.overlays import SIDE, attention_tile
 from patchloom.inspection.pictures import Note, pictures_of
-from patchloom.inspection.sheets import PAGE, POSITIVE
+from patchloom.inspection.sheets import GAP, LABEL, MARGIN, PAGE, POSITIVE
 from tests.inspection.test_attention import pointing
 from tests.networks import small
 
@@ -202,6 +203,21 @@ def test_a_sheet_of_heads_has_a_row_a_layer_and_fits_the_page():
     wide = head_sheet(show(small("deit_ti", dim=64, heads=32), None, photographs(1)))
     assert wide.width <= PAGE
     assert look_sheet(look(network, None, photographs(3))).height > 3 * SIDE
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("patchconvnet_s60", {"class_tokens": "per_class"}), ("cait_xxs24", {}), ("deit_ti", {})]
+)
+def test_the_last_tile_is_the_last_head_of_the_last_layer_for_the_likeliest_class(name, options):
+    network = small(name, **options)
+    shown = show(network, None, photographs(1))
+    token = int(shown.probabilities[0].argmax()) if options else 0
+    layers = class_attention(network, shown.images)
+    expected = attention_tile(layers[-1].weights[0, -1, token].numpy(), HEAD_SIDE)
+    picture = head_sheet(shown)
+    right, below = picture.width - MARGIN - GAP, MARGIN + LABEL + len(layers) * (HEAD_SIDE + GAP) - GAP
+    tile = picture.crop((right - HEAD_SIDE, below - HEAD_SIDE, right, below))
+    assert tile.tobytes() == expected.tobytes()
 
 
 def test_another_size_half_precision_and_training_mode_are_looked_at_too():
