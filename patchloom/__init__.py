@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from patchloom.deployment.classifier import load as load
     from patchloom.deployment.runs import evaluate_runs as evaluate_runs
     from patchloom.inspection.cost import cost as cost
+    from patchloom.inspection.look import look as look
+    from patchloom.inspection.pictures import pictures_of as pictures_of
     from patchloom.layers.attention import record_attention as record_attention
     from patchloom.models.absorb import absorb as absorb
     from patchloom.models.published import load_published as load_published
@@ -35,8 +37,10 @@ _WHERE = {
     "list_recipes": "patchloom.recipes",
     "get_recipe": "patchloom.recipes",
     "load": "patchloom.deployment.classifier",
+    "look": "patchloom.inspection.look",
     "open_data": "patchloom.data.source",
     "load_published": "patchloom.models.published",
+    "pictures_of": "patchloom.inspection.pictures",
     "record_attention": "patchloom.layers.attention",
     "train": "patchloom.training.run",
 }

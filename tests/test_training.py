@@ -174,6 +174,15 @@ def test_a_run_that_nobody_reads_goes_on(tmp_path) -> None:
     assert run_training(settings(tmp_path / "run", epochs=1), say=closed).metrics["top1"] >= 0
 
 
+def test_pictures_are_drawn_every_few_epochs_and_change_nothing(tmp_path) -> None:
+    plain, drawn = tmp_path / "plain", tmp_path / "drawn"
+    run_training(settings(plain, epochs=3), say=str)
+    run_training(settings(drawn, epochs=3, pictures=2), say=str)
+    assert not (plain / "pictures").exists()
+    assert sorted(path.name for path in (drawn / "pictures").iterdir()) == ["epoch_0002.png", "epoch_0003.png"]
+    assert (drawn / "weights.safetensors").read_bytes() == (plain / "weights.safetensors").read_bytes()
+
+
 def test_workers_change_nothing(tmp_path) -> None:
     # AutoAugment has no version for whole batches, so workers prepare the pictures.
     for workers in (0, 2):

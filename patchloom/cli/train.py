@@ -25,6 +25,9 @@ def train(
     batch: Annotated[int | None, typer.Option(help="Images an update, over all devices.")] = None,
     time: Annotated[str | None, typer.Option(help="Stop and save after 30m, 2h, 90s …")] = None,
     patience: Annotated[int | None, typer.Option(help="Evaluations without a better top-1 before stopping.")] = None,
+    pictures: Annotated[
+        int | None, typer.Option(help="Draw the network into RUN/pictures every so many epochs.")
+    ] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe field: augment.mixup=0")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto takes a GPU if there is one.")] = "auto",
     workers: Annotated[int | None, typer.Option(help="Processes that prepare images.")] = None,
@@ -48,8 +51,9 @@ def train(
 
     settings = TrainingSettings(
         data=data, model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,
-        batch=batch, time=time, patience=patience, changes=pairs(changes or []), device=device, workers=workers,
-        worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels, strict=strict,
+        batch=batch, time=time, patience=patience, pictures=pictures, changes=pairs(changes or []), device=device,
+        workers=workers, worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels,
+        strict=strict,
         trackers=tuple(log or ()),
     )  # fmt: skip
     result = run_training(settings, dry_run=dry_run, say=silent if as_json else print)

@@ -60,6 +60,7 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
             if epoch == run.epochs or epoch % run.evaluate_every == 0:
                 loop.evaluate(epoch, caught)
             progress.epoch = epoch
+            loop.after_epoch()
             if progress.epoch == run.epochs:
                 progress.ended = "finished"
             elif run.patience is not None and progress.not_better >= run.patience:
@@ -186,6 +187,14 @@ class _Loop:
                 if last:
                     self.pulse.send(total, wishes)
                 run.processes.backward(loss)
+
+    def after_epoch(self) -> None:
+        """What else the run wants done then; like an evaluation, it leaves no trace in the training."""
+        run = self.run
+        if run.after_epoch:
+            run.model.eval()
+            with torch.no_grad(), run.processes.randomness_kept():
+                run.after_epoch(run.model, self.progress.epoch)
 
     def save(self) -> bool:
         """Keep the run as it is, so that it can go on from here; all ranks together. False: there is nowhere to."""

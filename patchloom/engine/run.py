@@ -68,6 +68,7 @@ class Run:
     eval_mode: bool = False  # train without stochastic depth, batch statistics fixed
     evaluators: Sequence[Evaluator] = ()
     evaluate_every: int = 1  # epochs; the last epoch is always evaluated
+    after_epoch: Callable[[nn.Module, int], None] | None = None  # with the model and the epochs done; all ranks call it
     metric: str | None = None  # of the evaluators' names: what "best" means
     lower_is_better: bool = False
     patience: int | None = None  # evaluations without a better metric before the run ends

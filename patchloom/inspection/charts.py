@@ -1,6 +1,7 @@
-"""Line charts, bars and heat maps as SVG text; colours and fonts come from the style sheet of the page they stand in.
+"""Line charts, scatters, bars and heat maps as SVG text; `svg_file` makes a file of one.
 
-Our own, since the report needs three charts and matplotlib costs 78 MB and a second to import.
+Colours and fonts come from the style sheet of the page they stand in; only the many colours of a scatter are its own.
+Our own, since few kinds are needed and matplotlib costs 78 MB and a second to import.
 """
 
 import math
@@ -16,6 +17,20 @@ LETTER = 6.3  # pixels a letter takes on average in the charts' font, 11 pixels 
 FAINTEST = 0.08  # opacity of a cell that is not empty
 FEW = 12  # points that are drawn as dots too
 BAR, BARS_WIDTH = 22, 400  # from one bar to the next, and across
+SCATTER, LEGEND_LINE = 460, 16  # side of a scatter's field, and from one line of its legend to the next
+GROUPS_TOLD = 24  # in a legend
+# Twelve that are told apart on light and dark pages; more groups than that take shades of them.
+PALETTE = (
+    "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2",
+    "#db2777", "#65a30d", "#92400e", "#64748b", "#c026d3", "#0d9488",
+)  # fmt: skip
+STYLE = (
+    "svg{background:#fff} text{fill:#1a2230;font:11px sans-serif} path{fill:none;stroke-width:1.8} "
+    "path.grid{stroke:#e2e6ec;stroke-width:1} path.c0{stroke:#2563eb} path.c1{stroke:#d97706} path.c2{stroke:#059669} "
+    "circle{fill:transparent} circle.seen{r:2.5px} .c0.seen{fill:#2563eb} .c1.seen{fill:#d97706} "
+    ".c2.seen{fill:#059669} .track{fill:#eef1f5} .bar,.right rect{fill:#2563eb} .wrong rect{fill:#dc2626} "
+    ".strong text{fill:#fff}"
+)
 
 
 class Series(NamedTuple):
@@ -24,6 +39,15 @@ class Series(NamedTuple):
     name: str
     points: Sequence[tuple[float, float]]
     color: int = 0
+
+
+class Point(NamedTuple):
+    """A point of a scatter; points of one group have one colour."""
+
+    x: float
+    y: float
+    name: str = ""  # told under the pointer, or written beside it
+    group: str = ""
 
 
 class Axis(NamedTuple):
@@ -48,11 +72,11 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1)]
 
 
-def line_chart(series: Sequence[Series], *, x_label: str) -> Markup:
-    """Lines over a common x axis that starts at 0; every point tells its values under the pointer."""
+def line_chart(series: Sequence[Series], *, x_label: str, from_zero: bool = False) -> Markup:
+    """Lines over a common x axis that starts at 0, as y does on demand; a point tells its values under the pointer."""
     lines = [Series(name, [p for p in points if math.isfinite(p[1])], color) for name, points, color in series]
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
-    y_ticks = nice_ticks(min(ys), max(ys))
+    y_ticks = nice_ticks(min(0.0, *ys) if from_zero else min(ys), max(ys))
     across, up = Axis(0, max(xs) or 1, LEFT, WIDTH - RIGHT), Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [Markup('<svg viewBox="0 0 {} {}" class="lines" role="img">').format(WIDTH, HEIGHT)]
     for tick in y_ticks:
@@ -75,6 +99,40 @@ def line_chart(series: Sequence[Series], *, x_label: str) -> Markup:
             parts.append(Markup('<path d="M{:.1f} 11h12" class="c{}"/>').format(legend_x, line.color))
             parts.append(_text(legend_x + 16, 15, line.name))
             legend_x += 28 + LETTER * len(line.name)
+    return Markup("").join([*parts, Markup("</svg>")])
+
+
+def scatter_chart(
+    points: Sequence[Point], *, x_label: str = "", y_label: str = "", named: bool = False, groups: Sequence[str] = ()
+) -> Markup:
+    """Points coloured by group, with a legend; axes without labels have no numbers, as those of a t-SNE mean nothing.
+
+    `named` writes each point's name beside it; `groups` gives the order of the legend, otherwise that of the points.
+    """
+    names = list(dict.fromkeys([*groups, *(point.group for point in points)]))
+    told = [name for name in names if name][:GROUPS_TOLD]
+    left, below = (LEFT + 12, BOTTOM + 4) if x_label else (8, 8)
+    legend = 30 + LETTER * max(len(shorten(name, 24)) for name in told) if told else 8
+    width, height = left + SCATTER + legend, max(SCATTER + 10 + below, LEGEND_LINE * (len(told) + 2))
+    across, up = _scatter_axes(points, left, ticked=bool(x_label))
+    parts = [
+        Markup('<svg viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" class="scatter" role="img">').format(width, height),
+        *_frame(across, up, x_label, y_label),
+    ]
+    dot = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="{}" style="fill:{};fill-opacity:.8"><title>{}</title></circle>')
+    for point in points:
+        values = f" ({point.x:.4g}, {point.y:.4g})" if x_label else ""
+        text = " · ".join(filter(None, [point.name, point.group])) + values
+        color = _group_color(names.index(point.group))
+        parts.append(dot.format(across(point.x), up(point.y), 4 if named else 3, color, text))
+    if named:
+        parts += _beside(points, across, up)
+    for i, name in enumerate(told):
+        y = 10 + LEGEND_LINE * (i + 0.5)
+        parts.append(dot.format(left + SCATTER + 14, y, 4, _group_color(names.index(name)), name))
+        parts.append(_text(left + SCATTER + 24, y + 4, shorten(name, 24)))
+    if (more := len([name for name in names if name]) - len(told)) > 0:
+        parts.append(_text(left + SCATTER + 24, 14 + LEGEND_LINE * (len(told) + 0.5), f"{more} more"))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
@@ -122,9 +180,75 @@ def heat_map(confusion: np.ndarray, strength: np.ndarray, names: Sequence[str]) 
     return Markup("").join([*parts, Markup("</svg>")])
 
 
+def svg_file(chart: Markup) -> str:
+    """The chart as a file of its own, in the colours of a light page."""
+    head, _, rest = str(chart).partition(">")
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{rest}'
+
+
 def shorten(name: str, letters: int) -> str:
     """The name, cut to so many letters."""
     return name if len(name) <= letters else name[: letters - 1] + "…"
+
+
+def _scatter_axes(points: Sequence[Point], left: float, *, ticked: bool) -> tuple[Axis, Axis]:
+    """Axes that hold all points; those with numbers end at ticks."""
+    ends = []
+    for values in ([point.x for point in points], [point.y for point in points]):
+        low, high = min(values), max(values)
+        ticks = nice_ticks(low, high)
+        room = 0.04 * (high - low) or 1.0
+        ends.append((ticks[0], ticks[-1]) if ticked else (low - room, high + room))
+    return Axis(*ends[0], left, left + SCATTER), Axis(*ends[1], 10 + SCATTER, 10)
+
+
+def _frame(across: Axis, up: Axis, x_label: str, y_label: str) -> list[Markup]:
+    corners = (across.start, up.end, across.end, up.start)
+    parts = [Markup('<path d="M{0:.1f} {1:.1f}H{2:.1f}V{3:.1f}H{0:.1f}Z" class="grid"/>').format(*corners)]
+    if not x_label:
+        return parts
+    for tick in nice_ticks(across.low, across.high):
+        parts.append(_line(across(tick), up.start, across(tick), up.end))
+        parts.append(_text(across(tick), up.start + 16, f"{tick:g}", "middle"))
+    for tick in nice_ticks(up.low, up.high):
+        parts.append(_line(across.start, up(tick), across.end, up(tick)))
+        parts.append(_text(across.start - 6, up(tick) + 4, f"{tick:g}", "end"))
+    parts.append(_text((across.start + across.end) / 2, up.start + 33, x_label, "middle"))
+    middle = f"translate(12 {(up.start + up.end) / 2:.1f}) rotate(-90)"
+    return [*parts, _text(0, 0, y_label, "middle", middle)]
+
+
+def _beside(points: Sequence[Point], across: Axis, up: Axis) -> list[Markup]:
+    """Each name right or left of its point, or up to two lines lower or higher, where it covers least of the others."""
+    taken = [(across(p.x) - 5, up(p.y) - 5, across(p.x) + 5, up(p.y) + 5) for p in points]
+    parts = []
+    for point in points:
+        wide = LETTER * len(point.name)
+        places = [
+            (across(point.x) + side * 7, up(point.y) + 4 + shift, "start" if side > 0 else "end")
+            for shift in (0, 11, -11, 22, -22)
+            for side in (1, -1)
+        ]
+        boxes = [(x if anchor == "start" else x - wide, y - 9) for x, y, anchor in places]
+        covered = [
+            sum(_overlap((*box, box[0] + wide, box[1] + 12), other) for other in taken)
+            + (box[0] < across.start or box[0] + wide > across.end + 8)
+            for box in boxes
+        ]
+        best = covered.index(min(covered))
+        taken.append((*boxes[best], boxes[best][0] + wide, boxes[best][1] + 12))
+        parts.append(_text(*places[best][:2], point.name, places[best][2]))
+    return parts
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _group_color(number: int) -> str:
+    turn, place = divmod(number, len(PALETTE))
+    # Every further dozen is mixed with more white, so that neighbours in a long list still differ.
+    return f"color-mix(in srgb, {PALETTE[place]} {max(30, 100 - 25 * turn)}%, white)" if turn else PALETTE[place]
 
 
 def _path(line: Series, across: Axis, up: Axis) -> str:

@@ -1,7 +1,8 @@
-"""What the layers that mix patches have learned, as pictures: ResMLP's figures 2 and 3, Mixer's figure 4.
+"""What the layers that mix patches have learned, as pictures: ResMLP's figures 2 and 3, Mixer's figures 4 and 5.
 
 A row of ResMLP's matrix A says how much one patch takes from each of the h×w patches, so it is an image of h×w pixels;
-so is a row of Mixer's first token-mixing matrix, which says what one hidden unit looks for.
+so is a row of Mixer's first token-mixing matrix, which says what one hidden unit looks for. sMLPNet's matrices mix the
+places of one row or one column, so they are shown whole.
 Red is positive, blue negative, white zero; full colour is the largest weight shown of that layer, printed under it.
 """
 
@@ -10,20 +11,20 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 from markupsafe import Markup
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor, nn
 
 from patchloom.errors import UsageError
 from patchloom.inspection.charts import Series, line_chart
+from patchloom.inspection.filters import mean_frequency
+from patchloom.inspection.sheets import Cell, Line, colored, enlarged, numbers, sheet, tiled
 from patchloom.layers.mlp import MLP
 from patchloom.layers.residual import Block, Branch
+from patchloom.layers.sparse_mlp import SparseMLP
 from patchloom.layers.token_mixing import TokenLinear, TokenMLP
+from patchloom.models.smlpnet import SMLPNet
 
-NEGATIVE, POSITIVE = np.array([33, 102, 172]), np.array([178, 24, 43])
-PAPER, SEAM, INK = (245, 245, 245), (110, 110, 110), (40, 40, 40)
-TILE = 32  # pixels a small image is brought to, by a whole factor
-GAP, MARGIN, LABEL = 2, 12, 22  # pixels between small images, around blocks, and for the text under a block
-BLOCKS_A_LINE = 6
+MATRIX = 84  # pixels of a whole matrix: 14 blocks fill a line
 SMALL = 0.05  # of the largest weight: below counts as zero (ResMLP, section 3.3)
 
 Mix = TypeVar("Mix", TokenLinear, TokenMLP)
@@ -45,7 +46,7 @@ def interaction_picture(network: nn.Module, *, central: int = 6, layers: Sequenc
     blocks = []
     for number, mix in _chosen(_linear_mixers(network), layers).items():
         h, w = mix.grid
-        rows = _numbers(mix.weight).reshape(h, w, h, w)
+        rows = numbers(mix.weight).reshape(h, w, h, w)
         blocks.append((f"layer {number}", rows[_middle(h, central), _middle(w, central)]))
     return tiled(blocks)
 
@@ -55,19 +56,40 @@ def token_unit_picture(network: nn.Module, *, units: int = 64, layers: Sequence[
 
     `layers` counts from 1; None is the first three, the later ones have "no clearly identifiable structure".
     """
-    mixers = {number: mix for number, mix in _mixers(network, TokenMLP).items() if len(mix.grid) == 2}
+    mixers = _grid_mixers(network)
     if not mixers:
         raise UsageError(
             f"{type(network).__name__} has no MLP across its grid of patches. Give it a Mixer, such as mixer_s16."
         )
     blocks = []
     for number, mix in _chosen(mixers, list(mixers)[:3] if layers is None else layers).items():
-        images = _numbers(mix.weight1).reshape(-1, *mix.grid)
+        images = numbers(mix.weight1).reshape(-1, *mix.grid)
         order = opposite_pairs(images)[:units]
         columns = min(8, len(order))  # four pairs a line
         lines = len(order) // columns
         blocks.append((f"layer {number}", images[order[: lines * columns]].reshape(lines, columns, *mix.grid)))
-    return tiled(blocks)
+    return tiled(blocks, group=2)
+
+
+def row_column_picture(network: nn.Module) -> Image.Image:
+    """sMLPNet's matrices, a line a stage: each block's along the width (W×W) above its along the height (H×H).
+
+    Row i says what place i takes from each place of its row, or column: a diagonal is a place that keeps itself,
+    stripes beside it a convolution.
+    """
+    stages = _sparse_mlps(network)
+    if not any(stages):
+        raise UsageError(
+            f"{type(network).__name__} mixes no rows and columns. Give it an sMLPNet with global stages: smlpnet_t."
+        )
+    lines = []
+    for number, units in enumerate(stages, 1):
+        for direction, name in (("along_width", "rows"), ("along_height", "columns")):
+            matrices = [numbers(getattr(unit, direction).weight) for unit in units]
+            cells = [Cell(enlarged(colored(matrix), MATRIX), f"±{np.abs(matrix).max():.2g}") for matrix in matrices]
+            if cells:
+                lines.append(Line(f"stage {number}, {name}: {len(matrices[0])} places, {len(cells)} blocks", cells))
+    return sheet(lines)
 
 
 def sparsity(network: nn.Module) -> list[Sparsity]:
@@ -80,7 +102,7 @@ def sparsity(network: nn.Module) -> list[Sparsity]:
         if isinstance(channels, Branch) and isinstance(channels.mix, MLP):
             matrices |= {"B": channels.mix.fc1.weight, "C": channels.mix.fc2.weight}
         for name, weight in matrices.items():
-            size = np.abs(_numbers(weight))
+            size = np.abs(numbers(weight))
             found.append(Sparsity(number, name, float(np.mean(size < SMALL * size.max()))))
     return found
 
@@ -95,18 +117,31 @@ def sparsity_chart(network: nn.Module) -> Markup:
             for color, name in enumerate(names)
         ],
         x_label="layer",
+        from_zero=True,
     )
+
+
+def has_patch_matrices(network: nn.Module) -> bool:
+    """Whether `interaction_picture` and `sparsity` have something to show."""
+    return bool(_mixers(network, TokenLinear))
+
+
+def has_token_units(network: nn.Module) -> bool:
+    """Whether `token_unit_picture` has something to show."""
+    return bool(_grid_mixers(network))
+
+
+def has_row_matrices(network: nn.Module) -> bool:
+    """Whether `row_column_picture` has something to show."""
+    return any(_sparse_mlps(network))
 
 
 def opposite_pairs(images: np.ndarray) -> list[int]:
     """An order of images (U, h, w): the smoothest left, then the one closest to its inverse, until none is left."""
-    power = np.abs(np.fft.fft2(images)) ** 2
-    radius = np.hypot(*np.meshgrid(*map(np.fft.fftfreq, images.shape[1:]), indexing="ij"))
-    frequency = (power * radius).sum(axis=(1, 2)) / np.maximum(power.sum(axis=(1, 2)), 1e-30)
     flat = images.reshape(len(images), -1)
     flat = flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-30)
     alike = flat @ flat.T
-    left, order = list(np.argsort(frequency, kind="stable")), []
+    left, order = list(np.argsort(mean_frequency(images), kind="stable")), []
     while left:
         order.append(int(left.pop(0)))
         if left:
@@ -114,43 +149,6 @@ def opposite_pairs(images: np.ndarray) -> list[int]:
             left.remove(partner)
             order.append(int(partner))
     return order
-
-
-def tiled(blocks: Sequence[tuple[str, np.ndarray]]) -> Image.Image:
-    """Labelled blocks of small images (lines, columns, h, w), six blocks a line, each coloured on its own scale."""
-    pictures = [(f"{label}   ±{np.abs(tiles).max():.2g}", _block(tiles)) for label, tiles in blocks]
-    across = min(BLOCKS_A_LINE, len(pictures))
-    width = max(picture.width for _, picture in pictures) + MARGIN
-    height = max(picture.height for _, picture in pictures) + LABEL + MARGIN
-    lines = -(-len(pictures) // across)
-    sheet = Image.new("RGB", (MARGIN + across * width, MARGIN + lines * height), PAPER)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    for i, (label, picture) in enumerate(pictures):
-        x, y = MARGIN + i % across * width, MARGIN + i // across * height
-        sheet.paste(picture, (x, y))
-        draw.text((x + picture.width / 2, y + picture.height + 4), label, fill=INK, font=font, anchor="ma")
-    return sheet
-
-
-def _block(tiles: np.ndarray) -> Image.Image:
-    lines, columns, h, w = tiles.shape
-    factor = max(1, TILE // max(h, w))
-    size = (w * factor, h * factor)
-    step = (size[0] + GAP, size[1] + GAP)
-    block = Image.new("RGB", (columns * step[0] - GAP, lines * step[1] - GAP), SEAM)
-    colors = _colored(tiles)
-    for i in range(lines):
-        for j in range(columns):
-            small = Image.fromarray(colors[i, j]).resize(size, Image.Resampling.NEAREST)
-            block.paste(small, (j * step[0], i * step[1]))
-    return block
-
-
-def _colored(values: np.ndarray) -> np.ndarray:
-    """Any shape → that shape × 3 bytes, white at zero."""
-    strength = (values / (np.abs(values).max() or 1.0))[..., None]
-    full = np.where(strength < 0, NEGATIVE, POSITIVE)
-    return np.rint(255 + np.abs(strength) * (full - 255)).astype(np.uint8)
 
 
 def _middle(length: int, count: int) -> slice:
@@ -161,6 +159,17 @@ def _middle(length: int, count: int) -> slice:
 
 def _blocks(network: nn.Module) -> list[Block]:
     return [module for module in network.modules() if isinstance(module, Block)]
+
+
+def _sparse_mlps(network: nn.Module) -> list[list[SparseMLP]]:
+    """Of each stage of an sMLPNet."""
+    stages = list(network.stages) if isinstance(network, SMLPNet) else []
+    return [[unit for unit in stage.modules() if isinstance(unit, SparseMLP)] for stage in stages]
+
+
+def _grid_mixers(network: nn.Module) -> dict[int, TokenMLP]:
+    """Those that read a grid of patches: neither joined channels nor the fewer tokens inside a pyramid."""
+    return {number: mix for number, mix in _mixers(network, TokenMLP).items() if len(mix.grid) == 2}
 
 
 def _mixers(network: nn.Module, kind: type[Mix]) -> dict[int, Mix]:
@@ -187,7 +196,3 @@ def _chosen(mixers: dict[int, Mix], layers: Sequence[int] | None) -> dict[int, M
         known = f"{min(mixers)} to {max(mixers)}"
         raise UsageError(f"The network has no such layer {', '.join(map(str, unknown))}. Its layers are {known}.")
     return {number: mixers[number] for number in layers}
-
-
-def _numbers(weight: Tensor) -> np.ndarray:
-    return weight.detach().double().cpu().numpy()

@@ -48,4 +48,4 @@ def _along_one_axis(old: int, new: int) -> Tensor:
     # Each old position as an image of its own, constant along the second axis: the resized images are R's columns.
     images = torch.eye(old, dtype=torch.float64).view(old, 1, old, 1)
     resized = F.interpolate(images, size=(new, 1), mode="bicubic", align_corners=False)
-    return resized.view(old, new).T
+    return resized.view(old, new).T.contiguous()  # torch.kron takes no mixture of layouts

@@ -2,24 +2,28 @@
 
 import time as clock
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import nn
 
 from patchloom.build import initialise, make_evaluation_loader, make_network, make_objective, make_teacher
-from patchloom.checkpoint import Folder, refuse_bad
+from patchloom.checkpoint import Folder, Preprocessing, refuse_bad
 from patchloom.data.device import make_loader
 from patchloom.data.loader import ImageBatch, cores
+from patchloom.data.sets import ImageSet
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.ema import Ema
 from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
 from patchloom.engine.run import Run
-from patchloom.errors import CheckpointError, ResourceError, UsageError
+from patchloom.errors import CheckpointError, DataError, ResourceError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, evaluate
+from patchloom.inspection.epoch_pictures import EpochPictures
 from patchloom.models.network import Network
+from patchloom.recipes.schema import Recipe
 from patchloom.training.plan import Plan, TrainingSettings
 
 # torch.compile takes about a minute; it pays where the run is longer.
@@ -27,6 +31,7 @@ COMPILE_FROM_STEPS = 1500
 # A run is evaluated about this often, and at the end.
 EVALUATIONS = 16
 MEASURED_STEPS = 5
+EPOCH_PICTURES = 4
 
 
 def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tuple[Run, Network, str]:
@@ -86,11 +91,43 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         evaluate_every=max(1, recipe.schedule.epochs // EVALUATIONS),
         metric="top1",
         patience=settings.patience,
+        after_epoch=_epoch_pictures(plan, network, processes),
     )
     run.accumulate = parts_that_fit(run)
     if run.accumulate > 1:
         say(f"           batch {recipe.optim.batch_size} does not fit at once: {run.accumulate} parts, the same result")
     return run, network, note + (", compiled" if compiles else "")
+
+
+def preprocessing_of(recipe: Recipe, network: Network) -> Preprocessing:
+    """How pictures are shown to the network once it is trained."""
+    size = recipe.test.image_size
+    shape = network.config.image_size if size is None else (size, size)
+    return Preprocessing(network.pixel_mean, network.pixel_std, shape, recipe.test.crop_ratio)
+
+
+def _epoch_pictures(plan: Plan, network: Network, processes: Processes) -> EpochPictures | None:
+    """What draws the network every few epochs, with pictures from all over the val split, where it was asked for."""
+    if plan.settings.pictures is None:
+        return None
+    return EpochPictures(
+        plan.folder / "pictures",
+        _spread(plan.splits.val, EPOCH_PICTURES),
+        plan.splits.classes.names,
+        preprocessing=preprocessing_of(plan.recipe, network),
+        every=plan.settings.pictures,
+        last=plan.recipe.schedule.epochs,
+        is_main=processes.is_main,
+    )
+
+
+def _spread(pictures: ImageSet, count: int) -> list[Image.Image]:
+    """So many pictures from all over the set; one that cannot be read is left out, as it is in training."""
+    found = []
+    for place in range(min(count, len(pictures))):
+        with suppress(DataError):
+            found.append(pictures.read(place * len(pictures) // count))
+    return found
 
 
 class Evaluator:

@@ -42,6 +42,7 @@ class TrainingSettings:
     batch: int | None = None
     time: str | None = None
     patience: int | None = None
+    pictures: int | None = None  # epochs between pictures of the network; None draws none
     changes: dict[str, Any] = field(default_factory=dict)
     device: str = "auto"
     workers: int | None = None
@@ -150,7 +151,8 @@ def _resolve(splits: Splits, settings: TrainingSettings, device: str) -> tuple[R
 
 
 def _check_numbers(settings: TrainingSettings) -> None:
-    for name, value, least in (("workers", settings.workers, 0), ("patience", settings.patience, 1)):
+    given = (("workers", settings.workers, 0), ("patience", settings.patience, 1), ("pictures", settings.pictures, 1))
+    for name, value, least in given:
         if value is not None and value < least:
             raise UsageError(f"--{name} is {value}, expected a whole number of at least {least}")
     if not settings.worker_timeout > 0:

@@ -9,15 +9,7 @@ from typing import Any
 
 import torch
 
-from patchloom.checkpoint import (
-    Found,
-    Preprocessing,
-    find_checkpoint,
-    locked,
-    read_weights,
-    save_weights,
-    write_run_files,
-)
+from patchloom.checkpoint import Found, find_checkpoint, locked, read_weights, save_weights, write_run_files
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.engine.disk import disk_errors
@@ -30,8 +22,7 @@ from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, DataError, NumericalError, UsageError, nearest
 from patchloom.evaluation.predictions import Predictions, fingerprint, save_predictions
 from patchloom.models.network import Network
-from patchloom.recipes.schema import Recipe
-from patchloom.training.assemble import make_run, measured
+from patchloom.training.assemble import make_run, measured, preprocessing_of
 from patchloom.training.data_record import LEFT_OUT, write_left_out, write_record
 from patchloom.training.plan import Plan, TrainingSettings, make_plan, seconds_of
 from patchloom.training.report import final_report, report_run
@@ -113,7 +104,7 @@ def _train_and_report(
             say(f"note: {note}")
         say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
     if run.processes.is_main:
-        shown = _preprocessing(plan.recipe, network)
+        shown = preprocessing_of(plan.recipe, network)
         write_run_files(plan.folder, network, shown, plan.recipe, plan.splits.classes.names)
         write_record(plan.folder, plan.record)
         write_left_out(plan.folder, _named(plan))
@@ -186,12 +177,6 @@ def _lost_since(run: Run, plan: Plan) -> list[str]:
 def _named(plan: Plan) -> list[tuple[str, str]]:
     """File and reason of each that the scan could not read."""
     return [(bad.place.where, bad.reason) for bad in plan.left_out]
-
-
-def _preprocessing(recipe: Recipe, network: Network) -> Preprocessing:
-    size = recipe.test.image_size
-    shape = network.config.image_size if size is None else (size, size)
-    return Preprocessing(network.pixel_mean, network.pixel_std, shape, recipe.test.crop_ratio)
 
 
 def _machine(processes: Processes) -> str:

@@ -167,6 +167,22 @@ def test_patience_ends_a_run_and_the_best_weights_stay(tmp_path: Path) -> None:
     assert train(make_run(tmp_path, epochs=9), found.snapshot).ended == "no better"
 
 
+def test_what_is_done_after_an_epoch_leaves_no_trace(tmp_path: Path) -> None:
+    seen = []
+
+    def draw(model: nn.Module, epoch: int) -> None:
+        torch.rand(5)
+        seen.append((epoch, model.training, torch.is_grad_enabled()))
+
+    trained = []
+    for after_epoch in (None, draw):
+        run = make_run(tmp_path / str(after_epoch), epochs=3, after_epoch=after_epoch)  # sets the seed
+        train(run)
+        trained.append(run.model)
+    assert seen == [(1, False, False), (2, False, False), (3, False, False)]
+    assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in trained), strict=True))
+
+
 def test_lower_may_be_better_and_the_average_may_win(tmp_path: Path) -> None:
     run = make_run(tmp_path, epochs=2, lower_is_better=True, ema_decay=0.9, evaluators=[scores([5.0, 4.0, 3.0, 6.0])])
     outcome = train(run)

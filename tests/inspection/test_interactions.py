@@ -5,21 +5,17 @@ import pytest
 import torch
 
 from patchloom import create_model
-from patchloom.errors import UsageError
+from patchloom.errors import NumericalError, UsageError
 from patchloom.inspection.interactions import (
-    GAP,
-    LABEL,
-    MARGIN,
-    NEGATIVE,
-    POSITIVE,
-    TILE,
+    MATRIX,
     interaction_picture,
     opposite_pairs,
+    row_column_picture,
     sparsity,
     sparsity_chart,
-    tiled,
     token_unit_picture,
 )
+from patchloom.inspection.sheets import GAP, LABEL, MARGIN, NEGATIVE, POSITIVE, TILE, tiled
 
 WHITE = (255, 255, 255)
 
@@ -142,7 +138,61 @@ def test_units_stand_beside_their_inverse_and_smooth_ones_come_first():
 def test_mixer_units_fill_whole_lines_of_three_layers():
     network = create_model("mixer_s16", depth=4, dim=16, token_dim=20, channel_dim=16, image_size=64)
     picture = token_unit_picture(network)
-    assert picture.width == MARGIN + 3 * (8 * (TILE + GAP) - GAP + MARGIN)
+    assert picture.width == MARGIN + 3 * (8 * (TILE + GAP) - GAP + 3 * 2 * GAP + MARGIN)  # pairs stand apart
     assert picture.height == MARGIN + 2 * (TILE + GAP) - GAP + LABEL + MARGIN
     with pytest.raises(UsageError, match=r"ResMLP has no MLP across its grid.*mixer_s16"):
         token_unit_picture(resmlp(4))
+
+
+def test_a_convolution_shows_shifted_copies():
+    """A matrix that takes from the left neighbour: each central patch's image has one pixel, left of the patch."""
+    network = resmlp(8, depth=1)
+    weight = torch.zeros(8, 8, 8, 8)
+    for i in range(8):
+        for j in range(1, 8):
+            weight[i, j, i, j - 1] = 1.0
+    with torch.no_grad():
+        network.blocks[0].tokens.mix.weight.copy_(weight.reshape(64, 64))
+    picture = np.asarray(interaction_picture(network))
+    factor, step = TILE // 8, TILE + GAP
+    for i in range(6):
+        for j in range(6):
+            top, left = MARGIN + i * step, MARGIN + j * step
+            tile = picture[top : top + TILE : factor, left : left + TILE : factor]
+            red = np.argwhere((tile == POSITIVE).all(axis=-1))
+            assert red.tolist() == [[i + 1, j]]  # the central 6×6 begin at patch (1, 1)
+
+
+def test_row_and_column_matrices_stand_whole_in_their_stage():
+    network = create_model("smlpnet_t", image_size=64, dim=8, depths=(1, 2, 1, 1), num_classes=3)
+    with torch.no_grad():
+        for stage in network.stages:
+            for block in stage:
+                mix = block.tokens.mix[-1].mix
+                mix.along_width.weight.zero_()
+                mix.along_height.weight.zero_()
+        second = network.stages[1][1].tokens.mix[-1].mix  # 8×8
+        second.along_width.weight[2, 7] = 1.0
+        second.along_height.weight[6, 1] = -3.0
+    picture = np.asarray(row_column_picture(network))
+    factor = MATRIX // 8
+    for value, (row, column) in ((POSITIVE, (2, 7)), (NEGATIVE, (6, 1))):
+        found = np.argwhere((picture == value).all(axis=-1))
+        assert len(found) == factor**2
+        top, left = found.min(axis=0)
+        corner = (top - row * factor, left - column * factor)
+        assert np.all(picture[corner[0], corner[1]] == 255)
+        assert not np.all(picture[corner[0] - 1, corner[1]] == 255)  # the sheet begins above the matrix …
+        assert not np.all(picture[corner[0], corner[1] - 1] == 255)  # … and left of it
+    red, blue = (np.argwhere((picture == value).all(axis=-1)).min(axis=0) for value in (POSITIVE, NEGATIVE))
+    assert red[0] < blue[0]  # rows stand above columns
+    with pytest.raises(UsageError, match=r"ResMLP mixes no rows and columns\. Give it an sMLPNet"):
+        row_column_picture(resmlp(4))
+
+
+def test_weights_that_are_not_finite_have_no_picture():
+    network = resmlp(4, depth=1)
+    with torch.no_grad():
+        network.blocks[0].tokens.mix.weight[0, 0] = torch.nan
+    with pytest.raises(NumericalError, match=r"some are not finite\. Look at an earlier checkpoint"):
+        interaction_picture(network)

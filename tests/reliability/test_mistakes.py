@@ -88,6 +88,11 @@ CASES: dict[str, Case] = {
     "workers below zero": (2, "--workers is -1, expected a whole number of at least 0", with_data("--workers", -1)),
     "worker timeout of zero": (2, "--worker-timeout is 0, expected seconds above 0", with_data("--worker-timeout", 0)),
     "patience of zero": (2, "--patience is 0, expected a whole number of at least 1", with_data("--patience", 0)),
+    "pictures every zero epochs": (
+        2,
+        "--pictures is 0, expected a whole number of at least 1",
+        with_data("--pictures", 0),
+    ),
     "no such device": (2, "No device is called 'gpu'", with_data("--device", "gpu")),
     "a device that cannot train": (2, "Training on meta is not supported", with_data("--device", "meta")),
     "a device that is not here": (2, "cuda:99 is not here", with_data("--device", "cuda:99")),

@@ -1,0 +1,152 @@
+"""Where a network looks: attention of class tokens, rollout, and what each patch says for a class.
+
+Letters: B images, T class tokens, h×w patches. A map is (h, w) and comes from one of four places:
+
+class attention   the weights with which class tokens read the patches: in every layer of a ViT, in the class layers of
+                  a CaiT, in the pooling of a PatchConvNet. With talking heads they may be negative.
+rollout           of a ViT: the layers' attention, averaged over heads, mixed half and half with the identity (the
+                  residual connection), multiplied from the first layer to the last: A = Π (½ Āₗ + ½ I); the row of a
+                  class token (or the mean of all rows, where the network averages patches), its patches alone
+                  (Abnar and Zuidema 2020, arXiv 2005.00928). Rows of A sum to one.
+saliency          one map an image: the first class layer of a CaiT, averaged over heads (thesis 3.7.2.5); the pooling
+                  of a PatchConvNet, of the predicted class where there is one token a class; the rollout of a ViT.
+evidence          where the head is linear in the average of patches: each patch's own logit of a class. The mean over
+                  patches is the logit, so red patches speak for the class and blue ones against it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.errors import UsageError
+from patchloom.evaluation.classification import in_eval_mode
+from patchloom.layers.attention import Attention, ClassAttention, record_attention
+from patchloom.models.cait import CaiT
+from patchloom.models.network import Network
+from patchloom.models.patchconvnet import AttentionPooled
+from patchloom.models.vit import ViT
+
+
+class ClassMaps(NamedTuple):
+    """One layer's attention from class tokens to patches."""
+
+    layer: str  # "layer 3", "class layer 1", "pooling"
+    weights: Tensor  # (B, heads, T, h, w) float32; what is missing to a sum of 1 goes to class tokens
+
+
+@torch.no_grad()
+def class_attention(network: Network, images: Tensor) -> list[ClassMaps]:
+    """Of every layer in which class tokens read patches; `images` (B, channels, H, W) are normalised."""
+    if not has_class_attention(network):
+        raise UsageError(
+            f"{type(network).__name__} has no class token that attends to patches. Give it a DeiT, CaiT or "
+            "PatchConvNet; class_evidence shows networks that average."
+        )
+    found: list[ClassMaps] = []
+    counts = {"layer": 0, "class layer": 0}
+    for module, weights in _recorded(network, images):
+        kind = "layer" if isinstance(module, Attention) else "class layer"
+        counts[kind] += 1
+        to_patches = _to_patches(network, module, weights)
+        if to_patches.shape[2]:
+            name = "pooling" if isinstance(network, AttentionPooled) else f"{kind} {counts[kind]}"
+            found.append(ClassMaps(name, to_patches.unflatten(-1, _grid(network, images, to_patches.shape[-1]))))
+    return found
+
+
+@torch.no_grad()
+def attention_rollout(network: Network, images: Tensor) -> Tensor:
+    """(B, T, h, w) of a ViT: class token, then distillation token; T is 1 where the network averages patches."""
+    if not isinstance(network, ViT):
+        raise UsageError(f"rollout is of a ViT, whose layers all attend; {type(network).__name__} has other maps")
+    parallel = network.config.parallel
+    layers = [weights.mean(dim=1) for _, weights in _recorded(network, images)]  # (B, T+N, T+N) each
+    rolled = torch.eye(layers[0].shape[-1]).expand_as(layers[0])
+    for start in range(0, len(layers), parallel):
+        side_by_side = torch.stack(layers[start : start + parallel]).mean(dim=0)
+        rolled = (0.5 * side_by_side + 0.5 * torch.eye(side_by_side.shape[-1])) @ rolled
+    tokens = rolled.shape[-1] - network.grid[0] * network.grid[1]
+    rows = rolled[:, :tokens, tokens:] if tokens else rolled.mean(dim=1, keepdim=True)
+    return rows.unflatten(-1, network.grid)
+
+
+@torch.no_grad()
+def saliency(network: Network, images: Tensor) -> Tensor:
+    """(B, h, w): the one map a family has; see above for which."""
+    if isinstance(network, ViT):
+        return attention_rollout(network, images)[:, 0]
+    first = class_attention(network, images)[0].weights.mean(dim=1)  # (B, T, h, w)
+    if not has_token_per_class(network):
+        return first[:, 0]
+    with in_eval_mode(network):
+        likeliest = network(images).argmax(dim=1).cpu()
+    return first[torch.arange(len(first)), likeliest]
+
+
+@torch.no_grad()
+def class_evidence(network: Network, images: Tensor) -> Tensor:
+    """(B, classes, h, w): the logits of each patch alone; their mean over patches are the network's logits."""
+    if not has_evidence(network):
+        raise UsageError(
+            f"{type(network).__name__} does not classify the average of its patches, so a patch has no logits of its "
+            "own. saliency shows what its class token reads."
+        )
+    with in_eval_mode(network):
+        features = network.features(images)  # (B, N, C) or (B, h, w, C)
+        logits = network.classifier(features).float().cpu()
+    if logits.ndim == 3:
+        logits = logits.unflatten(1, _grid(network, images, logits.shape[1]))
+    return logits.permute(0, 3, 1, 2)
+
+
+def has_class_attention(network: Network) -> bool:
+    """Whether class tokens read patches by attention."""
+    if isinstance(network, ViT):
+        return network.class_tokens is not None
+    if isinstance(network, AttentionPooled):
+        return network.config.pool == "attention"
+    return isinstance(network, CaiT)
+
+
+def has_token_per_class(network: Network) -> bool:
+    """Whether each class has a class token, and so a map, of its own."""
+    return isinstance(network, AttentionPooled) and network.config.class_tokens == "per_class"
+
+
+def has_evidence(network: Network) -> bool:
+    """Whether the logits are linear in the average of the patches."""
+    averages = getattr(network.config, "pool", "average") == "average"
+    return averages and not isinstance(network, CaiT) and isinstance(network.classifier, nn.Linear)
+
+
+def _recorded(network: Network, images: Tensor) -> list[tuple[nn.Module, Tensor]]:
+    """Each attention layer with its weights (B, heads, queries, keys), in float32 on the CPU."""
+    modules = dict(network.named_modules())
+    with in_eval_mode(network), record_attention(network) as maps:
+        network.features(images)
+    return [(modules[name], weights.float().cpu()) for name, calls in maps.items() for weights in calls]
+
+
+def _to_patches(network: Network, module: nn.Module, weights: Tensor) -> Tensor:
+    """(B, heads, queries, keys) → (B, heads, T, N): class tokens alone as queries, patches alone as keys."""
+    if isinstance(module, ClassAttention):
+        tokens = weights.shape[2]
+        return weights[..., tokens:] if module.class_in_keys else weights
+    assert isinstance(network, ViT | CaiT)  # no other family has self-attention
+    tokens = weights.shape[-1] - network.grid[0] * network.grid[1]
+    return weights[:, :, :tokens, tokens:]
+
+
+def _grid(network: Network, images: Tensor, patches: int) -> tuple[int, int]:
+    """Patches down and across; of a network for any size, those of the stride that gives so many."""
+    if hasattr(network, "grid"):
+        return network.grid  # type: ignore[return-value]
+    height, width = images.shape[2:]
+    for stride in range(1, max(height, width) + 1):
+        grid = (-(-height // stride), -(-width // stride))
+        if grid[0] * grid[1] == patches:
+            return grid
+    raise UsageError(
+        f"{patches} patches fill no grid of {height}×{width} images; use images of a multiple of 32 pixels"
+    )

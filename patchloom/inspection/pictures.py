@@ -1,0 +1,225 @@
+"""All pictures a network can have, in one call: those of its family, and none it has not.
+
+What a picture shows is in its caption; docs/pictures.md lists them with the figures of the papers they follow.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from markupsafe import Markup
+from PIL import Image
+from torch import Tensor
+
+from patchloom.checkpoint import Preprocessing
+from patchloom.errors import PatchloomError, UsageError
+from patchloom.evaluation.agreement import token_cosines
+from patchloom.inspection.attention import has_class_attention, has_evidence
+from patchloom.inspection.branches import branch_norm_chart, has_branches
+from patchloom.inspection.charts import Series, line_chart
+from patchloom.inspection.embeddings import LEAST, embed, embedding_chart, pca_energy_chart, tsne
+from patchloom.inspection.filters import filter_picture, has_filters
+from patchloom.inspection.interactions import (
+    has_patch_matrices,
+    has_row_matrices,
+    has_token_units,
+    interaction_picture,
+    row_column_picture,
+    sparsity_chart,
+    token_unit_picture,
+)
+from patchloom.inspection.look import Shown, head_sheet, look_sheet, looks, names_of, show
+from patchloom.models.network import Network
+from patchloom.models.vit import ViT
+
+SHOWN = 4  # images with maps of their own
+PLACED = 500  # images looked at in all: 300 MB at 224 pixels, a few seconds of t-SNE
+
+
+class Note(Markup):
+    """Why a picture could not be drawn, in its place."""
+
+
+class Picture(NamedTuple):
+    """A picture or chart (SVG) with what it shows, or a `Note`."""
+
+    title: str
+    image: Image.Image | Markup
+    caption: str
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What pictures are drawn of."""
+
+    network: Network
+    class_names: Sequence[str]
+    shown: Shown | None  # None: weights alone
+    few: Shown | None  # the first of them, which have maps of their own
+    labels: Sequence[int] | None
+
+    @property
+    def seen(self) -> Shown:
+        """The images, where there are some."""
+        assert self.shown is not None
+        return self.shown
+
+    @cached_property
+    def vectors(self) -> Tensor:
+        """The images' embeddings."""
+        return embed(self.seen.network, self.seen.images)
+
+    @property
+    def mapped(self) -> Shown:
+        """The first images."""
+        assert self.few is not None
+        return self.few
+
+
+class Kind(NamedTuple):
+    """One entry of the table below."""
+
+    title: str
+    fits: Callable[[Subject], bool]
+    draw: Callable[[Subject], Image.Image | Markup]
+    caption: str
+
+
+def pictures_of(
+    network: Network,
+    images: Sequence[Image.Image] | None = None,
+    class_names: Sequence[str] = (),
+    *,
+    preprocessing: Preprocessing | None = None,
+    labels: Sequence[int] | None = None,
+) -> list[Picture]:
+    """Every picture the network's family has; without images those of its weights alone.
+
+    The first four images get maps of their own; all of them, up to 500, are placed by t-SNE, coloured by `labels` where
+    they are given and by the network's answers otherwise. A picture that cannot be drawn is a note in its place.
+    """
+    if not isinstance(network, Network):
+        raise UsageError(f"pictures are of a network of patchloom, given {type(network).__name__}")
+    if labels is not None and len(labels) != len(images or ()):
+        raise UsageError(f"{len(labels)} labels were given for {len(images or ())} images; give one each, or none")
+    shown = show(network, preprocessing, images[:PLACED]) if images else None
+    few = None if shown is None else shown.first(SHOWN)
+    known = None if labels is None else list(labels)[:PLACED]
+    subject = Subject(network, names_of(network, class_names), shown, few, known)
+    return [_drawn(kind, subject) for kind in KINDS if kind.fits(subject)]
+
+
+def _drawn(kind: Kind, subject: Subject) -> Picture:
+    try:
+        return Picture(kind.title, kind.draw(subject), kind.caption)
+    except PatchloomError as error:
+        return Picture(kind.title, Note('<p class="note">{}</p>').format(error), "It could not be drawn.")
+
+
+def _cosine_chart(subject: Subject) -> Markup:
+    network = subject.mapped.network
+    assert isinstance(network, ViT)
+    cosines = token_cosines(network, subject.mapped.images).tolist()
+    return line_chart([Series("cosine", list(enumerate(cosines)))], x_label="after block; 0: as learned")
+
+
+def _placed(subject: Subject) -> Markup:
+    given = subject.seen.probabilities.argmax(axis=1).tolist() if subject.labels is None else subject.labels
+    return embedding_chart(tsne(subject.vectors), given, subject.class_names)
+
+
+def _energy(subject: Subject) -> Markup:
+    return pca_energy_chart({subject.network.config.name or type(subject.network).__name__: subject.vectors})
+
+
+def _has_maps(subject: Subject) -> bool:
+    network = subject.network
+    return subject.few is not None and (
+        isinstance(network, ViT) or has_class_attention(network) or has_evidence(network)
+    )
+
+
+def _is_distilled(subject: Subject) -> bool:
+    return subject.few is not None and isinstance(subject.network, ViT) and subject.network.config.distilled
+
+
+def _can_be_placed(subject: Subject) -> bool:
+    return subject.shown is not None and len(subject.seen.seen) >= LEAST and len(subject.class_names) > 0
+
+
+KINDS = (
+    Kind(
+        "Where it looks",
+        _has_maps,
+        lambda subject: look_sheet(looks(subject.mapped, subject.class_names)),
+        "Above each picture the classes above 10 %. Yellow is what a class token reads most, blue least (mean of "
+        "heads); rollout follows attention through all layers of a ViT, half of each layer being its residual "
+        "connection. Where patches are averaged, red ones speak for a class and blue ones against it.",
+    ),
+    Kind(
+        "Attention by head",
+        lambda subject: subject.few is not None and has_class_attention(subject.network),
+        lambda subject: head_sheet(subject.mapped),
+        "How much the class token takes from each patch: a row a layer, a column a head, each map from 0 (dark) to its "
+        "largest weight.",
+    ),
+    Kind(
+        "Patch interactions",
+        lambda subject: has_patch_matrices(subject.network),
+        lambda subject: interaction_picture(subject.network),
+        "Rows of each layer's matrix across patches, one small image for each of the central 6×6 patches, placed as "
+        "they lie: red takes, blue takes away. Shifted copies of one pattern are a convolution.",
+    ),
+    Kind(
+        "Sparsity",
+        lambda subject: has_patch_matrices(subject.network),
+        lambda subject: sparsity_chart(subject.network),
+        "Share of weights below 5 % of the matrix's largest, in percent: A across patches, B and C of the channel MLP.",
+    ),
+    Kind(
+        "Token-mixing units",
+        lambda subject: has_token_units(subject.network),
+        lambda subject: token_unit_picture(subject.network),
+        "Input weights of hidden units over the patches, first layers; each unit beside the one closest to its "
+        "inverse, smooth ones first.",
+    ),
+    Kind(
+        "Rows and columns",
+        lambda subject: has_row_matrices(subject.network),
+        lambda subject: row_column_picture(subject.network),
+        "The matrices that mix the places of a row and of a column, a block each: row i is what place i takes from "
+        "the others, so a diagonal keeps, and stripes beside it are a convolution.",
+    ),
+    Kind(
+        "Filters of the first layer",
+        lambda subject: has_filters(subject.network),
+        lambda subject: filter_picture(subject.network),
+        "Weights over the pixels of a patch as colours, grey for zero; the strongest filters, smooth ones first, each "
+        "on its own scale.",
+    ),
+    Kind(
+        "Residual branches",
+        lambda subject: subject.few is not None and has_branches(subject.network),
+        lambda subject: branch_norm_chart(subject.mapped.network, subject.mapped.images),
+        "Norm of what a branch adds over the norm of what it is added to, in percent, by layer.",
+    ),
+    Kind(
+        "Class and distillation token",
+        _is_distilled,
+        _cosine_chart,
+        "Cosine of the two tokens, as learned and after each block.",
+    ),
+    Kind(
+        "Energy of principal components",
+        _can_be_placed,
+        _energy,
+        "Share of the embeddings' variance in the first components, in percent; a lower curve is a richer space.",
+    ),
+    Kind(
+        "Embeddings",
+        _can_be_placed,
+        _placed,
+        "t-SNE of the vectors that are classified, coloured by class. Axes and distances between groups mean nothing.",
+    ),
+)

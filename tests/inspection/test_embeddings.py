@@ -1,0 +1,123 @@
+"""Principal components against numpy, t-SNE against its definition and against what a picture must show."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from patchloom.errors import NumericalError, UsageError
+from patchloom.inspection.embeddings import (
+    embed,
+    embedding_chart,
+    neighbour_shares,
+    pca_energy,
+    pca_energy_chart,
+    tsne,
+)
+from tests.networks import assert_same, images, small
+
+
+def groups(count: int = 4, each: int = 12, spread: float = 0.1) -> tuple[torch.Tensor, np.ndarray]:
+    """Points around the corners of a cube of 8 dimensions."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.eye(8)[:count].repeat_interleave(each, dim=0)
+    return centres + spread * torch.randn(len(centres), 8, generator=generator), np.repeat(np.arange(count), each)
+
+
+@pytest.mark.parametrize("shape", [(50, 7), (5, 20)])
+def test_energy_is_that_of_the_covariance(shape):
+    vectors = torch.randn(*shape, generator=torch.Generator().manual_seed(0)).double() * torch.arange(1, shape[1] + 1)
+    values = np.sort(np.linalg.eigvalsh(np.cov(vectors.numpy(), rowvar=False)))[::-1]
+    energy = pca_energy(vectors + 100)  # the mean has no energy
+    assert len(energy) == min(shape[0] - 1, shape[1])
+    assert energy == pytest.approx((np.cumsum(values) / values.sum())[: len(energy)], abs=1e-9)
+    assert energy[-1] == pytest.approx(1)
+
+
+def test_the_chart_of_energy_begins_at_nothing_and_has_a_line_a_space():
+    one, other = torch.randn(20, 4), torch.randn(20, 6)
+    chart = pca_energy_chart({"coarse": one, "fine": other})
+    assert chart.count("<circle") == 5 + 7
+    assert "coarse 0, principal components 0" in chart
+    assert "fine 100, principal components 6" in chart
+    with pytest.raises(UsageError, match="one to three spaces, given 0"):
+        pca_energy_chart({})
+    with pytest.raises(UsageError, match="at least two vectors, given 1"):
+        pca_energy(torch.zeros(1, 3))
+
+
+def test_neighbours_have_the_perplexity_that_was_asked():
+    """The conditional shares of the definition, found by a search of their own, made symmetric."""
+    vectors, _ = groups(spread=0.5)
+    vectors = vectors.double()
+    count, perplexity = len(vectors), 7.0
+    conditional = np.zeros((count, count))
+    for i in range(count):
+        squared = [(vectors[i] - vectors[j]).square().sum().item() for j in range(count)]
+        low, high = 0.0, 1e6
+        for _ in range(200):
+            beta = (low + high) / 2
+            weights = [0.0 if j == i else math.exp(-squared[j] * beta) for j in range(count)]
+            total = sum(weights)
+            if total == 0:
+                high = beta
+                continue
+            shares = [weight / total for weight in weights]
+            entropy = -sum(share * math.log2(share) for share in shares if share)
+            low, high = (beta, high) if 2**entropy > perplexity else (low, beta)
+        conditional[i] = shares
+    expected = (conditional + conditional.T) / (2 * count)
+    assert neighbour_shares(vectors, perplexity).numpy() == pytest.approx(expected, abs=1e-9)
+
+
+def test_groups_stay_groups():
+    """The nearest neighbour of every point in the plane is of its own group."""
+    vectors, labels = groups()
+    places = tsne(vectors, iterations=300)
+    assert places.shape == (48, 2)
+    distances = np.linalg.norm(places[:, None] - places[None], axis=-1)
+    np.fill_diagonal(distances, np.inf)
+    assert np.array_equal(labels[distances.argmin(axis=1)], labels)
+    inside = max(np.linalg.norm(places[labels == k] - places[labels == k].mean(0), axis=1).max() for k in range(4))
+    centres = np.stack([places[labels == k].mean(0) for k in range(4)])
+    between = np.linalg.norm(centres[:, None] - centres[None], axis=-1)[~np.eye(4, dtype=bool)].min()
+    assert between > 2 * inside
+
+
+def test_the_same_seed_gives_the_same_places_and_equal_vectors_no_error():
+    vectors, _ = groups()
+    assert np.array_equal(tsne(vectors, iterations=20), tsne(vectors, iterations=20))
+    assert not np.array_equal(tsne(vectors, iterations=20), tsne(vectors, iterations=20, seed=1))
+    assert np.isfinite(tsne(torch.ones(12, 3), iterations=50)).all()
+
+
+def test_too_few_or_broken_vectors_are_one_line():
+    with pytest.raises(UsageError, match="at least 10 images to place, given 9"):
+        tsne(torch.zeros(9, 3))
+    with pytest.raises(NumericalError, match="no picture of the embeddings"):
+        tsne(torch.full((12, 3), torch.nan))
+
+
+def test_points_are_coloured_by_class_with_a_legend_of_those_present():
+    chart = embedding_chart(np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]]), [2, 0, 2], ["cat", "dog", "<bird>"])
+    dots = [part.split('"')[0] for part in chart.split("fill:")[1:]]
+    assert len(dots) == 3 + 2  # the legend has a dot a class
+    first, second, third, cat, bird = dots
+    assert first == third == bird
+    assert second == cat != bird
+    assert chart.index(">cat</text>") < chart.index("&lt;bird&gt;</text>")
+    assert "dog" not in chart
+
+
+@pytest.mark.parametrize("name", ["resmlp_s12", "smlpnet_t", "deit_s_distilled"])
+def test_embeddings_are_what_the_head_classifies(name):
+    network = small(name)
+    batch = images(network, batch=3)
+    with torch.no_grad():
+        assert_same(embed(network, batch), network.pool(network.features(batch)))
+
+
+def test_tokens_a_class_are_averaged():
+    network = small("patchconvnet_s60", class_tokens="per_class")
+    assert embed(network, images(network)).shape == (2, 16)

@@ -1,0 +1,318 @@
+"""What each family is drawn with, what one picture is told of, and pictures in the course of a training."""
+
+import itertools
+import xml.etree.ElementTree as Tree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchloom.checkpoint import Preprocessing
+from patchloom.errors import UsageError
+from patchloom.inspection.attention import class_attention
+from patchloom.inspection.charts import Point, Series, line_chart, scatter_chart, svg_file
+from patchloom.inspection.epoch_pictures import EpochPictures
+from patchloom.inspection.look import HEAD_SIDE, head_sheet, look, look_sheet, show
+from patchloom.inspection.overlays import SIDE, attention_tile
+from patchloom.inspection.pictures import Note, pictures_of
+from patchloom.inspection.sheets import GAP, LABEL, MARGIN, PAGE, POSITIVE
+from tests.inspection.test_attention import pointing
+from tests.networks import small
+
+NAMES = ["ant", "bee", "cat", "dog", "elk"]
+ALWAYS = ["Filters of the first layer"]
+WITH_IMAGES = ["Residual branches"]
+FAMILIES = {
+    "resmlp_s12": (["Patch interactions", "Sparsity"], ["Where it looks"]),
+    "mixer_b16": (["Token-mixing units"], ["Where it looks"]),
+    "smlpnet_t": (["Rows and columns"], ["Where it looks"]),
+    "deit_ti": ([], ["Where it looks", "Attention by head"]),
+    "deit_s_distilled": ([], ["Where it looks", "Attention by head", "Class and distillation token"]),
+    "deit3_h26x2": ([], ["Where it looks", "Attention by head"]),
+    "cait_xxs24": ([], ["Where it looks", "Attention by head"]),
+    "patchconvnet_s60": ([], ["Where it looks", "Attention by head"]),
+}
+
+
+def photographs(count: int = 2, size: tuple[int, int] = (50, 40)) -> list[Image.Image]:
+    generator = np.random.default_rng(0)
+    return [Image.fromarray(generator.integers(0, 256, (*size[::-1], 3), np.uint8)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_has_its_pictures_and_no_others(name):
+    network = small(name)
+    of_weights, of_images = FAMILIES[name]
+    assert {picture.title for picture in pictures_of(network)} == {*of_weights, *ALWAYS}
+    drawn = pictures_of(network, photographs(), NAMES)
+    assert {picture.title for picture in drawn} == {*of_weights, *ALWAYS, *of_images, *WITH_IMAGES}
+    for _, image, caption in drawn:
+        assert not isinstance(image, Note)
+        assert not isinstance(image, Image.Image) or image.width <= PAGE + 20
+        assert caption.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "absent"),
+    [
+        ("resmlp_s12", {"communication": "mlp"}, "Patch interactions"),
+        ("resmlp_s12", {"pool": "class_mlp"}, "Where it looks"),
+        ("mixer_b16", {"untied": True}, "Token-mixing units"),
+        ("mixer_b16", {"groups": 2}, "Token-mixing units"),
+        ("smlpnet_t", {"global_stages": ()}, "Rows and columns"),
+        ("patchconvnet_s60", {"pool": "average"}, "Attention by head"),
+        ("deit_ti", {"pool": "average"}, "Attention by head"),
+        ("resnet50_attention_pool", {}, "Residual branches"),
+        ("mixer_b16", {"num_classes": 0}, "Where it looks"),
+    ],
+)
+def test_what_an_ablation_has_not_is_absent(name, options, absent):
+    drawn = pictures_of(small(name, **options), photographs())
+    assert absent not in {picture.title for picture in drawn}
+    assert drawn
+    assert not any(isinstance(picture.image, Note) for picture in drawn)
+
+
+def test_many_images_are_placed_in_the_colours_of_their_labels():
+    network = small("resmlp_s12")
+    drawn = {p.title: p.image for p in pictures_of(network, photographs(12), NAMES, labels=[0, 4] * 6)}
+    chart = drawn["Embeddings"]
+    assert chart.count("<circle") == 12 + 2
+    assert {name for name in NAMES if f">{name}</text>" in chart} == {"ant", "elk"}
+    assert "Energy of principal components" in drawn
+    with pytest.raises(UsageError, match="11 labels were given for 12 images"):
+        pictures_of(network, photographs(12), NAMES, labels=[0] * 11)
+
+
+def test_a_picture_that_fails_is_a_note_and_the_rest_are_drawn():
+    network = small("resmlp_s12")
+    with torch.no_grad():
+        network.blocks[1].tokens.mix.weight[0, 0] = torch.inf
+    drawn = {picture.title: picture.image for picture in pictures_of(network)}
+    assert isinstance(drawn["Patch interactions"], Note)
+    assert "some are not finite" in drawn["Patch interactions"]
+    assert isinstance(drawn["Filters of the first layer"], Image.Image)
+
+
+def test_a_bug_is_not_hidden():
+    network = small("resmlp_s12")
+    network.blocks[0].tokens.mix.grid = (3, 3)
+    with pytest.raises(ValueError, match="reshape"):
+        pictures_of(network)
+
+
+def test_foreign_networks_and_wrong_names_are_one_line():
+    with pytest.raises(UsageError, match="pictures are of a network of patchloom, given Linear"):
+        pictures_of(torch.nn.Linear(1, 1))
+    with pytest.raises(UsageError, match="3 class names were given for a network of 5 classes"):
+        pictures_of(small("resmlp_s12"), class_names=["a", "b", "c"])
+    with pytest.raises(UsageError, match="no picture to look at"):
+        look(small("resmlp_s12"), None, [])
+
+
+def test_a_look_tells_what_the_network_says():
+    network = small("deit_ti")
+    shown = Preprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), (32, 32), 0.8)
+    photograph = photographs(1)[0]
+    (one,) = look(network, shown, [photograph], NAMES, top=3)
+    assert one.seen.size == (32, 32)
+    pixels = torch.from_numpy(np.asarray(one.seen).copy()).permute(2, 0, 1)[None] / 255
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (shown.mean, shown.std))
+    with torch.no_grad():
+        expected = network((pixels - mean) / std).softmax(dim=-1)[0]
+    best = expected.argsort(descending=True)[:3].tolist()
+    assert [name for name, _ in one.answers] == [NAMES[i] for i in best]
+    assert [share for _, share in one.answers] == pytest.approx([expected[i].item() for i in best], abs=1e-5)
+    assert [cell.caption for cell in one.maps] == ["rollout", "layer 2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "captions"),
+    [
+        ("cait_xxs24", {}, ["class layer 1", "class layer 2"]),
+        ("patchconvnet_s60", {}, ["pooling"]),
+        ("deit_s_distilled", {}, ["rollout", "rollout, distillation token", "layer 2"]),
+        ("resmlp_s12", {"pool": "class_mlp"}, []),
+    ],
+)
+def test_a_look_has_the_maps_of_its_family(name, options, captions):
+    (one,) = look(small(name, **options), None, photographs(1), NAMES)
+    assert [cell.caption for cell in one.maps] == captions
+    assert all(cell.image.size == (SIDE, SIDE) for cell in one.maps)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_a_token_a_class_gives_a_map_to_each_of_the_likeliest_three(classes):
+    network = small("patchconvnet_s60", class_tokens="per_class", num_classes=classes)
+    (one,) = look(network, None, photographs(1), NAMES[:classes])
+    likeliest = [f"{name}: {100 * share:.0f} %" for name, share in one.answers[:3]]
+    assert [cell.caption for cell in one.maps] == likeliest
+    assert len({cell.image.tobytes() for cell in one.maps}) == min(3, classes)
+
+
+def test_the_map_is_bright_where_the_network_was_built_to_look():
+    """A white square on black, a CaiT that attends to bright patches: yellow is in the square alone."""
+    network = pointing("cait_xxs24")
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    pixels[8:16, 16:24] = 255
+    (one,) = look(network, Preprocessing((0, 0, 0), (1, 1, 1), (32, 32), 1.0), [Image.fromarray(pixels)])
+    over = np.asarray(one.maps[0].image).astype(int)
+    yellow = over[..., 0] - over[..., 2]
+    scale = SIDE // 32
+    inside = np.zeros_like(yellow, bool)
+    inside[8 * scale : 16 * scale, 16 * scale : 24 * scale] = True
+    assert yellow[inside].max() > 50
+    row, column = np.unravel_index(yellow.argmax(), yellow.shape)
+    assert inside[row, column]
+    assert yellow[:, : 8 * scale].max() < 0
+
+
+def test_evidence_is_red_in_the_square_that_speaks_for_the_class():
+    network = pointing("resmlp_s12")
+    with torch.no_grad():
+        network.classifier.weight[3, 0] = 2.0
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    pixels[8:16, 16:24] = 255
+    (one,) = look(network, Preprocessing((0, 0, 0), (1, 1, 1), (32, 32), 1.0), [Image.fromarray(pixels)], NAMES)
+    assert one.answers[0][0] == "dog"
+    assert one.maps[0].caption == f"for dog: {100 * one.answers[0][1]:.0f} %"
+    over = np.asarray(one.maps[0].image).astype(int)
+    red = over[..., 0] - over[..., 2]
+    row, column = np.unravel_index(red.argmax(), red.shape)
+    assert (row // (SIDE // 4), column // (SIDE // 4)) == (1, 2)
+    assert red.max() > 0.5 * (POSITIVE[0] - POSITIVE[2])
+
+
+def test_classes_above_a_tenth_are_named_on_the_sheet():
+    (one,) = look(small("cait_xxs24"), None, photographs(1), NAMES)
+    line = one.line()
+    assert line.title == ", ".join(f"{name}: {100 * share:.0f} %" for name, share in one.answers if share > 0.1)
+    assert [cell.caption for cell in line.cells] == ["as the network sees it", "class layer 1", "class layer 2"]
+    (nameless,) = look(small("cait_xxs24", num_classes=0), None, photographs(1))
+    assert nameless.answers == []
+    assert nameless.line().title == ""
+
+
+def test_a_sheet_of_heads_has_a_row_a_layer_and_fits_the_page():
+    network = small("deit_ti", depth=3, heads=4)
+    shown = show(network, None, photographs(3))
+    one, two = (head_sheet(shown, pictures=count) for count in (1, 2))
+    rows = round((two.height - one.height) / 3)
+    assert one.height == two.height - 3 * rows
+    wide = head_sheet(show(small("deit_ti", dim=64, heads=32), None, photographs(1)))
+    assert wide.width <= PAGE
+    assert look_sheet(look(network, None, photographs(3))).height > 3 * SIDE
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("patchconvnet_s60", {"class_tokens": "per_class"}), ("cait_xxs24", {}), ("deit_ti", {})]
+)
+def test_the_last_tile_is_the_last_head_of_the_last_layer_for_the_likeliest_class(name, options):
+    network = small(name, **options)
+    shown = show(network, None, photographs(1))
+    token = int(shown.probabilities[0].argmax()) if options else 0
+    layers = class_attention(network, shown.images)
+    expected = attention_tile(layers[-1].weights[0, -1, token].numpy(), HEAD_SIDE)
+    picture = head_sheet(shown)
+    right, below = picture.width - MARGIN - GAP, MARGIN + LABEL + len(layers) * (HEAD_SIDE + GAP) - GAP
+    tile = picture.crop((right - HEAD_SIDE, below - HEAD_SIDE, right, below))
+    assert tile.tobytes() == expected.tobytes()
+
+
+def test_another_size_half_precision_and_training_mode_are_looked_at_too():
+    network = small("cait_xxs24").to(torch.bfloat16).train()
+    shown = show(network, Preprocessing(network.pixel_mean, network.pixel_std, (48, 32), 1.0), photographs(2))
+    assert shown.images.shape == (2, 3, 48, 32)
+    assert shown.images.dtype == torch.bfloat16
+    assert shown.probabilities.sum(axis=1) == pytest.approx(np.ones(2), abs=1e-2)
+    assert network.training
+    assert network.config.image_size == (32, 32)
+
+
+# In the course of a training ----------------------------------------------------------------------------------------
+
+
+def test_pictures_of_epochs_are_named_by_them_and_change_with_the_weights(tmp_path):
+    network = small("resmlp_s12")
+    shown = Preprocessing(network.pixel_mean, network.pixel_std, (32, 32), 1.0)
+    draw = EpochPictures(tmp_path / "pictures", photographs(), NAMES, preprocessing=shown, every=2, last=5)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    for epoch in range(1, 6):
+        draw(network, epoch)
+    assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == [
+        "epoch_0002.png",
+        "epoch_0004.png",
+        "epoch_0005.png",
+    ]
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+    with Image.open(tmp_path / "pictures" / "epoch_0004.png") as picture:
+        earlier = np.asarray(picture).copy()
+    assert earlier.shape[1] <= PAGE + 20
+    with torch.no_grad():
+        network.blocks[0].tokens.mix.weight.mul_(-1)
+    draw(network, 4)
+    with Image.open(tmp_path / "pictures" / "epoch_0004.png") as picture:
+        assert not np.array_equal(np.asarray(picture), earlier)
+    EpochPictures(tmp_path / "other", [], NAMES, preprocessing=shown, every=1, last=1, is_main=False)(network, 1)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_note_stands_in_the_picture_of_an_epoch(tmp_path):
+    network = small("resmlp_s12")
+    with torch.no_grad():
+        network.blocks[0].tokens.mix.weight[0, 0] = torch.inf
+    shown = Preprocessing(network.pixel_mean, network.pixel_std, (32, 32), 1.0)
+    EpochPictures(tmp_path, [], NAMES, preprocessing=shown, every=1, last=1)(network, 1)
+    with Image.open(tmp_path / "epoch_0001.png") as picture:
+        assert picture.width > 400  # the reason is longer than the filters are wide
+
+
+# Charts -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_scatter_puts_points_where_their_values_are():
+    chart = scatter_chart(
+        [Point(70, 60, "Ti", "DeiT"), Point(80, 70, "S12", "ResMLP"), Point(75, 65, "<b>", "DeiT")],
+        x_label="val, %",
+        y_label="v2, %",
+        named=True,
+    )
+    centres = [tuple(float(part.split('"')[i]) for i in (1, 3)) for part in chart.split("<circle ")[1:4]]
+    (x0, y0), (x1, y1), (x2, y2) = centres
+    assert (x2, y2) == pytest.approx(((x0 + x1) / 2, (y0 + y1) / 2))
+    assert x0 < x1
+    assert y1 < y0  # higher values stand higher
+    for text in (">Ti</text>", ">S12</text>", ">&lt;b&gt;</text>", ">val, %</text>", ">v2, %</text>", ">DeiT</text>"):
+        assert text in chart
+
+
+def test_names_of_close_points_do_not_cover_one_another():
+    close = [Point(50 + i / 10, 50 + i / 10, f"network {i}") for i in range(4)]
+    chart = scatter_chart([Point(0, 0, "low"), *close, Point(100, 100, "high")], x_label="x", y_label="y", named=True)
+    baselines = [
+        float(part.split('y="')[1].split('"')[0])
+        for part in chart.split("<text ")
+        if "network" in part and 'y="' in part
+    ]
+    anchors = [part.split('text-anchor="')[1].split('"')[0] for part in chart.split("<text ") if "network" in part]
+    places = list(zip(anchors, baselines, strict=True))
+    for side in ("start", "end"):
+        ys = sorted(y for anchor, y in places if anchor == side)
+        assert all(later - earlier >= 8 for earlier, later in itertools.pairwise(ys))
+
+
+def test_a_legend_tells_how_many_groups_it_leaves_out_and_colours_differ():
+    chart = scatter_chart([Point(i, i, "", f"class {i}") for i in range(30)])
+    assert ">6 more</text>" in chart
+    fills = [part.split(";")[0] for part in chart.split("fill:")[1:31]]
+    assert len(set(fills)) == 30
+
+
+def test_lines_may_start_at_zero_and_a_chart_may_be_a_file():
+    lines = [Series("a", [(1, 50.0), (2, 60.0)])]
+    assert ">0</text>" in line_chart(lines, x_label="layer", from_zero=True).split("layer")[0]
+    file = svg_file(line_chart(lines, x_label="layer"))
+    assert file.startswith("<svg ")
+    assert 'xmlns="http://www.w3.org/2000/svg"><style>' in file
+    assert Tree.fromstring(file).tag == "{http://www.w3.org/2000/svg}svg"
