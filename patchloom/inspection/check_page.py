@@ -1,23 +1,20 @@
 """What `check` found as one HTML file: numbers, faults, and contact sheets to see with one's own eyes.
 
-Self-contained as the report of a run is, and free of torch, so that a check stays quick.
+Free of torch, so that a check stays quick.
 """
 
-import base64
-import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from PIL import Image
 
 from patchloom.data.check import CheckReport
 from patchloom.data.folder import printable
 from patchloom.data.sets import UNLABELLED
 from patchloom.data.survey import Place
-from patchloom.errors import DataError, ResourceError
+from patchloom.errors import DataError
+from patchloom.inspection.page import data_uri, write_page
 
 THUMBNAIL = 96  # pixels
 CLASSES, EACH = 60, 6  # classes shown, and pictures of each
@@ -27,9 +24,10 @@ LINES = 500  # files named in a list
 
 def write_check_page(path: Path, report: CheckReport, *, problems: Sequence[str]) -> None:
     """Write the page; what it leaves out it counts."""
-    source = Path(__file__).with_name("check.html.j2").read_text("utf-8")
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    html = page.from_string(source).render(
+    write_page(
+        path,
+        "check.html.j2",
+        title=f"Check of {report.name}",
         report=report,
         problems=problems,
         facts=_facts(report),
@@ -39,13 +37,6 @@ def write_check_page(path: Path, report: CheckReport, *, problems: Sequence[str]
         shown_groups=GROUPS,
         members=MEMBERS,
     )
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(html, "utf-8", "backslashreplace")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ResourceError(f"the page {path} cannot be written ({error.strerror})") from error
 
 
 def _facts(report: CheckReport) -> list[tuple[str, str]]:
@@ -117,6 +108,4 @@ def _thumbnail(report: CheckReport, split: str, row: int) -> str:
     except DataError:
         picture = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "grey")
     picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
-    file = io.BytesIO()
-    picture.save(file, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+    return data_uri(picture, "JPEG", quality=80)

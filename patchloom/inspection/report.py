@@ -1,11 +1,9 @@
 """The report of a run: one HTML file with everything in it, to be opened without a network, mailed, or kept.
 
-Text is escaped by the template (`report.html.j2`), charts are SVG, pictures are data URIs, and the page forbids itself
-to load anything.
+Charts are SVG and pictures data URIs; what it looks like is in `report.html.j2`. What stands in it is gathered by
+`deployment.report`.
 """
 
-import base64
-import io
 import math
 import platform
 from collections.abc import Collection, Mapping, Sequence
@@ -15,16 +13,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
 from patchloom import __version__
-from patchloom.checkpoint import atomic_write
 from patchloom.engine.display import duration
 from patchloom.evaluation.classification import Mistake
 from patchloom.inspection.charts import Series, bars, heat_map, line_chart
 from patchloom.inspection.cost import Cost, human
+from patchloom.inspection.page import data_uri, write_page
 from patchloom.recipes.auto import Reason
 from patchloom.recipes.schema import GROUPS, ModelPart, OptimPart, Recipe, SchedulePart, difference, flatten
 
@@ -44,6 +41,7 @@ class Summary:
     model: str
     data: str
     top1: float | None = None  # best, in percent
+    interval: tuple[float, float] | None = None  # of it, in percent
     weights: Literal["model", "ema"] = "model"  # that reached it
     epochs: int | None = None
     seconds: float | None = None
@@ -74,16 +72,19 @@ def write_report(
     recipe: Sequence[tuple[str, Any, str]] = (),
     cost: Cost | None = None,
     notes: Sequence[str] = (),
+    numbers: Sequence[tuple[str, str, str]] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Write the report, whole or not at all; a part that is not given has no section.
 
     `curves` are the records of metrics.jsonl; `confusion` counts images of class [row] put in class [column];
     `per_class` is in percent, NaN without images; `pictures` are (title, picture or chart, caption);
-    `recipe` are rows as `recipe_rows` makes them.
+    `recipe` are rows as `recipe_rows` makes them; `numbers` are (name, value, what it is); `environment` is what the
+    run was made with, by default what is installed here.
     """
-    source = Path(__file__).with_name("report.html.j2").read_text("utf-8")
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    html = page.from_string(source).render(
+    write_page(
+        Path(path),
+        "report.html.j2",
         title=title,
         summary=summary,
         facts=_facts(summary),
@@ -98,9 +99,9 @@ def write_report(
         defaults=_grouped([RecipeRow(*row) for row in recipe if row[2] == "default"]),
         cost=None if cost is None else _cost_rows(cost),
         notes=notes,
-        versions=installed_versions(),
+        numbers=numbers,
+        environment=installed_versions() if environment is None else environment,
     )
-    atomic_write(Path(path), html.encode("utf-8", "backslashreplace"))
 
 
 def recipe_rows(recipe: Recipe, *, auto: Sequence[Reason] = (), user: Collection[str] = ()) -> list[RecipeRow]:
@@ -128,13 +129,6 @@ def installed_versions() -> dict[str, str]:
     """Name → version of what a result depends on."""
     own = {"patchloom": __version__, "python": platform.python_version()}
     return own | {name: metadata.version(name) for name in PACKAGES}
-
-
-def data_uri(image: Image.Image) -> str:
-    """The image as a PNG inside an address."""
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:

@@ -20,12 +20,11 @@ from patchloom.engine.loop import train as run_loop
 from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, DataError, NumericalError, UsageError, nearest
-from patchloom.evaluation.predictions import Predictions, fingerprint, save_predictions
 from patchloom.models.network import Network
 from patchloom.training.assemble import make_run, measured, preprocessing_of
 from patchloom.training.data_record import LEFT_OUT, write_left_out, write_record
 from patchloom.training.plan import Plan, TrainingSettings, make_plan, seconds_of
-from patchloom.training.report import final_report, report_run
+from patchloom.training.report import final_report, keep_and_report
 
 FILES_SHOWN = 4
 
@@ -122,13 +121,12 @@ def _train_and_report(
             say(line)
         report = final_report(plan, run.processes)
         metrics = dict(report)
-        save_predictions(plan.folder, Predictions(report, fingerprint(plan.splits.val)))
         say(
             f"{outcome.ended} after {duration(seconds)}: top-1 {metrics['top1']:.2f} % "
             f"({outcome.progress.best_weights or 'model'}, step {outcome.progress.best_step})"
         )
         with disk_errors(plan.folder / "report.html"):
-            page = report_run(plan, report, outcome, seconds)
+            page = keep_and_report(plan, report, outcome, seconds=seconds, machine=_machine(run.processes))
         say(f"{page}")
         say(f"Next: patchloom predict {plan.folder} IMAGE…   |   patchloom evaluate {plan.folder} {plan.settings.data}")
     return Trained(plan.folder, outcome, metrics, len(plan.left_out))

@@ -127,7 +127,7 @@ def images_of(html: str) -> list[Image.Image]:
 def test_the_page_has_every_section_and_closes_every_tag(html):
     page = Page(html)
     assert page.ids() == [
-        "summary", "notes", "curves", "confusion", "classes", "mistakes", "pictures", "recipe", "cost", "versions",
+        "summary", "notes", "curves", "confusion", "classes", "mistakes", "pictures", "recipe", "cost", "environment",
     ]  # fmt: skip
     for words in (
         "91.24 %", "weights of the EMA", "1:02:05", "2,210", "patchloom export runs/1", "98.7 % · #3",
@@ -169,7 +169,7 @@ def test_pictures_decode_and_tiny_ones_are_enlarged_crisply(html):
 def test_what_is_not_given_has_no_section(tmp_path):
     write_report(tmp_path / "r.html", title="t", summary=Summary(model="m", data="d"))
     page = Page((tmp_path / "r.html").read_text("utf-8"))
-    assert page.ids() == ["summary", "versions"]
+    assert page.ids() == ["summary", "environment"]
     assert "top-1" not in page.words
 
 

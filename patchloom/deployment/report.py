@@ -1,0 +1,213 @@
+"""`report.html` of a run, from what its folder holds. What is missing or damaged is a note, and the rest is shown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from PIL import Image
+
+from patchloom.checkpoint import RunFiles, load_network, read_run_files
+from patchloom.data.sets import ImageSet
+from patchloom.data.source import open_data
+from patchloom.deployment.run_record import RunRecord, read_run_record
+from patchloom.engine.records import read_metrics
+from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom.evaluation.classification import ClassificationReport, Mistake
+from patchloom.evaluation.intervals import LEVEL
+from patchloom.evaluation.predictions import Predictions, fingerprint, load_predictions
+from patchloom.inspection.cost import Cost, cost
+from patchloom.inspection.pictures import Picture, pictures_of
+from patchloom.inspection.report import RecipeRow, Summary, recipe_rows, write_report
+from patchloom.models.network import Network
+from patchloom.models.registry import create_model
+
+WORST_SHOWN = 24
+# Enough for t-SNE to show groups; a few seconds on a CPU.
+LOOKED_AT = 300
+
+T = TypeVar("T")
+
+
+@dataclass
+class RunParts:
+    """What could be read of a run's folder, and notes on what could not."""
+
+    folder: Path
+    files: RunFiles
+    record: RunRecord | None = None
+    predictions: Predictions | None = None
+    network: Network | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def attempt(self, read: Callable[[], T]) -> T | None:
+        """What `read` gives; where it cannot, its reason becomes a note."""
+        try:
+            return read()
+        except PatchloomError as error:
+            self.notes.append(str(error))
+            return None
+
+
+def read_run(folder: Path) -> RunParts:
+    """A run's folder as far as it can be read; only its config must be there."""
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
+    parts = RunParts(folder, read_run_files(folder))
+    parts.record = parts.attempt(lambda: read_run_record(folder))
+    parts.predictions = parts.attempt(lambda: load_predictions(folder))
+    parts.network = parts.attempt(lambda: load_network(folder)[0])
+    return parts
+
+
+def report_run(folder: Path, *, data: str | None = None, val: ImageSet | None = None, out: Path | None = None) -> Path:
+    """Write the report of a run and return its path.
+
+    `val` are the pictures its predictions are about, where the caller has them; otherwise they are looked for where
+    the run was trained, or in `data`.
+    """
+    parts = read_run(folder)
+    if val is None:
+        val = parts.attempt(lambda: _val_of(parts, data))
+    record, judged = parts.record, parts.predictions.report if parts.predictions else None
+    page = out or folder / "report.html"
+    looked = parts.attempt(lambda: _pictures(parts, val)) or []
+    mistakes = _mistakes(parts, val, judged)
+    metrics = read_metrics(folder / "metrics.jsonl")
+    if not metrics:
+        parts.notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")
+    recipe = parts.files.recipe
+    name = recipe.model.name if recipe else parts.files.network
+    write_report(
+        page,
+        title=f"{name} on {record.data_name}" if record else f"{name}, {folder.name}",
+        summary=_summary(parts, name, judged),
+        curves=metrics,
+        confusion=judged.confusion if judged else None,
+        class_names=judged.classes if judged else parts.files.labels,
+        per_class=judged.class_accuracy if judged else None,
+        mistakes=mistakes,
+        pictures=looked,
+        recipe=_recipe_rows(parts),
+        cost=_cost(parts),
+        notes=[*(record.notes if record else []), *parts.notes],
+        numbers=number_rows(judged) if judged else [],
+        environment=_environment(record),
+    )
+    return page
+
+
+def number_rows(report: ClassificationReport) -> list[tuple[str, str, str]]:
+    """(name, value, what it is) of each number."""
+    low, high = report.top_interval()
+    values = dict(report)
+    rows = [("top-1", f"{values['top1']:.2f} %", f"{low:.2f} … {high:.2f}, the {100 * LEVEL:.0f} % interval (Wilson)")]
+    if "top5" in values:
+        rows.append(("top-5", f"{values['top5']:.2f} %", "label among the five likeliest classes"))
+    return [
+        *rows,
+        ("mean class accuracy", f"{values['mean_class_accuracy']:.2f} %", "every class counts the same"),
+        ("loss", f"{values['loss']:.4f}", "cross-entropy, in nats"),
+        ("calibration error", f"{values['calibration_error']:.2f} %", "confidence and accuracy apart, 15 bins"),
+        ("images", f"{len(report.index):,}", "of the val split"),
+    ]
+
+
+def _summary(parts: RunParts, name: str, judged: ClassificationReport | None) -> Summary:
+    record, folder = parts.record, parts.folder
+    return Summary(
+        model=name,
+        data=record.data_name if record else "not recorded",
+        top1=judged.top(1) if judged else None,
+        interval=judged.top_interval() if judged else None,
+        weights="ema" if record and record.best_weights == "ema" else "model",
+        epochs=record.epochs if record else None,
+        seconds=record.seconds if record else None,
+        command=f"patchloom train {record.data} --recipe {folder / 'recipe.yaml'} --out NEW-FOLDER" if record else "",
+        next_command=f"patchloom look {folder} IMAGE",
+    )
+
+
+def _val_of(parts: RunParts, data: str | None) -> ImageSet | None:
+    """The pictures the run was validated on, from where it was trained or from `data`."""
+    if parts.predictions is None:
+        return None
+    record = parts.record
+    place = data or (record.data if record else None)
+    if place is None:
+        raise UsageError("where the data lie was not recorded: no pictures are shown; say it with --data")
+    level, labels = (record.level, record.labels) if record else (None, None)
+    try:
+        val: ImageSet = open_data(place, level=level, labels=labels).val
+    except PatchloomError as error:
+        raise DataError(f"no pictures are shown, since the data cannot be opened: {error}") from error
+    if fingerprint(val) != parts.predictions.fingerprint:
+        raise DataError(f"no pictures are shown: those of {place} are not those the run was validated on")
+    return val
+
+
+def _readable(parts: RunParts, val: ImageSet, indices: Sequence[int]) -> list[tuple[int, Image.Image]]:
+    """Pictures that can be read, with their places; how many cannot is a note."""
+    found, lost = [], 0
+    for index in indices:
+        try:
+            found.append((index, val.read(index)))
+        except DataError:
+            lost += 1
+    if lost:
+        parts.notes.append(f"{lost} of the pictures to be shown cannot be read any more")
+    return found
+
+
+def _mistakes(
+    parts: RunParts, val: ImageSet | None, judged: ClassificationReport | None
+) -> list[tuple[Image.Image, Mistake]]:
+    if val is None or judged is None:
+        return []
+    worst = {mistake.index: mistake for mistake in judged.worst(WORST_SHOWN)}
+    return [(picture, worst[index]) for index, picture in _readable(parts, val, list(worst))]
+
+
+def _pictures(parts: RunParts, val: ImageSet | None) -> list[Picture]:
+    if parts.network is None:
+        return []
+    if val is None or not len(val):
+        return pictures_of(parts.network, None, parts.files.labels)
+    # From all over the set, which often lies class by class.
+    step = max(1, len(val) // LOOKED_AT)
+    shown = _readable(parts, val, range(0, len(val), step)[:LOOKED_AT])
+    labels = [int(val.labels[index]) for index, _ in shown]
+    return pictures_of(
+        parts.network,
+        [picture for _, picture in shown],
+        parts.files.labels,
+        preprocessing=parts.files.preprocessing,
+        labels=labels,
+    )
+
+
+def _recipe_rows(parts: RunParts) -> list[RecipeRow]:
+    recipe = parts.files.recipe
+    if recipe is None:
+        parts.notes.append("the run kept no recipe.yaml: its settings are not shown")
+        return []
+    why = parts.record.choices if parts.record else {}
+    return [RecipeRow(row.key, row.value, why.get(row.key, row.why)) for row in recipe_rows(recipe)]
+
+
+def _cost(parts: RunParts) -> Cost | None:
+    """Also where the weights are lost: the config tells the network."""
+
+    def counted() -> Cost:
+        with torch.device("meta"):
+            return cost(create_model(parts.files.network, **parts.files.options))
+
+    return parts.attempt(counted)
+
+
+def _environment(record: RunRecord | None) -> dict[str, str] | None:
+    if record is None or not record.versions:
+        return None
+    machine: dict[str, Any] = {"machine": record.machine} if record.machine else {}
+    return record.versions | machine

@@ -1,0 +1,50 @@
+"""`run.json` of a run's folder: how it went, for whoever reports on it later."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from patchloom.checkpoint import atomic_write
+from patchloom.errors import CheckpointError
+
+FILE = "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What neither the recipe nor the metrics tell."""
+
+    data: str  # as it was given
+    data_name: str
+    level: str | None = None
+    labels: str | None = None  # file of labels
+    ended: str = ""  # "finished", "no better", "time limit"
+    epochs: int = 0
+    seconds: float = 0.0
+    best_weights: str = "model"  # or "ema"
+    machine: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)  # recipe field → why it has its value
+    notes: list[str] = field(default_factory=list)
+
+
+def write_run_record(folder: Path, record: RunRecord) -> None:
+    """Write the file, whole or not at all."""
+    text = json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n"
+    atomic_write(folder / FILE, text.encode("utf-8", "surrogateescape"))
+
+
+def read_run_record(folder: Path) -> RunRecord | None:
+    """What `write_run_record` wrote; None where the run has not ended, or is of a version that kept no record."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        values: dict[str, Any] = json.loads(path.read_text("utf-8", "surrogateescape"))
+        known = RunRecord.__dataclass_fields__
+        return RunRecord(
+            **{name: value for name, value in values.items() if name in known}
+        )  # a newer one may have more
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
