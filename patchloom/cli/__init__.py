@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import typer
 
-from patchloom.cli import bench, check, demo, evaluate, models, predict, recipes, train
+from patchloom.cli import bench, check, demo, evaluate, look, models, predict, recipes, report, train
 from patchloom.cli.stopping import ToldToStop, told_to_stop
 from patchloom.errors import PatchloomError
 
@@ -26,6 +26,8 @@ app.command("check")(check.check)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("look")(look.look)
+app.command("report")(report.report)
 app.command("recipes")(recipes.recipes)
 app.command("models")(models.models)
 app.command("bench")(bench.bench)

@@ -74,7 +74,7 @@ class Classifier:
     def predict_files(self, paths: Sequence[str], *, top: int = 3) -> Iterator[Answer]:
         """One answer a file, in order; folders are searched; a file that cannot be read is an answer with `error`."""
         waiting: list[tuple[str, Image.Image | str]] = []
-        for path in _files_of(paths):
+        for path in files_of(paths):
             try:
                 waiting.append((path, decode(Path(path), path)))
             except DataError as error:
@@ -202,7 +202,7 @@ classifier.predict([picture])  # PIL images → names and probabilities
 """
 
 
-def _files_of(paths: Sequence[str]) -> Iterator[str]:
+def files_of(paths: Sequence[str]) -> Iterator[str]:
     """Image files, and those inside folders."""
     for path in paths:
         if not os.path.isdir(path):

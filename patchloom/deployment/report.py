@@ -69,7 +69,7 @@ def report_run(folder: Path, *, data: str | None = None, val: ImageSet | None = 
     """
     parts = read_run(folder)
     if val is None:
-        val = parts.attempt(lambda: _val_of(parts, data))
+        val = parts.attempt(lambda: val_of(parts, data))
     record, judged = parts.record, parts.predictions.report if parts.predictions else None
     page = out or folder / "report.html"
     looked = parts.attempt(lambda: _pictures(parts, val)) or []
@@ -90,7 +90,7 @@ def report_run(folder: Path, *, data: str | None = None, val: ImageSet | None = 
         mistakes=mistakes,
         pictures=looked,
         recipe=_recipe_rows(parts),
-        cost=_cost(parts),
+        cost=count_cost(parts),
         notes=[*(record.notes if record else []), *parts.notes],
         numbers=number_rows(judged) if judged else [],
         environment=_environment(record),
@@ -129,7 +129,7 @@ def _summary(parts: RunParts, name: str, judged: ClassificationReport | None) ->
     )
 
 
-def _val_of(parts: RunParts, data: str | None) -> ImageSet | None:
+def val_of(parts: RunParts, data: str | None) -> ImageSet | None:
     """The pictures the run was validated on, from where it was trained or from `data`."""
     if parts.predictions is None:
         return None
@@ -196,8 +196,8 @@ def _recipe_rows(parts: RunParts) -> list[RecipeRow]:
     return [RecipeRow(row.key, row.value, why.get(row.key, row.why)) for row in recipe_rows(recipe)]
 
 
-def _cost(parts: RunParts) -> Cost | None:
-    """Also where the weights are lost: the config tells the network."""
+def count_cost(parts: RunParts) -> Cost | None:
+    """Of the network the config tells, so also where its weights are lost."""
 
     def counted() -> Cost:
         with torch.device("meta"):

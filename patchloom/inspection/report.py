@@ -144,12 +144,10 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
 
 def _curve_charts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup]]:
     """Loss, validation top-1 and learning rate, as far as the records have them."""
-    unit, steps = _x_axis(records)
+    unit, steps = steps_per_unit(records)
 
     def line(label: str, color: int, kind: str, weights: str, value: str) -> Series:
-        rows = [r for r in records if r.get("kind") == kind and r.get("weights", "model") == weights]
-        rows = [r for r in rows if "step" in r and value in r.get("values", {})]
-        return Series(label, _thinned([(r["step"] / steps, _float(r["values"][value])) for r in rows]), color)
+        return Series(label, curve(records, steps, kind, weights, value), color)
 
     charts = {
         "Loss": [
@@ -167,7 +165,16 @@ def _curve_charts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Marku
     return [(name, line_chart(lines, x_label=unit)) for name, lines in drawn.items() if lines]
 
 
-def _x_axis(records: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
+def curve(
+    records: Sequence[Mapping[str, Any]], steps: float, kind: str, weights: str, value: str
+) -> list[tuple[float, float]]:
+    """Points (step / steps, value) of the records of one kind, no more than a chart is wide."""
+    rows = [r for r in records if r.get("kind") == kind and r.get("weights", "model") == weights]
+    rows = [r for r in rows if "step" in r and value in r.get("values", {})]
+    return _thinned([(r["step"] / steps, _float(r["values"][value])) for r in rows])
+
+
+def steps_per_unit(records: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
     """("epoch", steps in one), or ("step", 1) where no evaluation tells."""
     # An evaluation after whole epochs stands at steps · epochs; one after a part of an epoch stands further on.
     lengths = [

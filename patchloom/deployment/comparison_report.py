@@ -1,0 +1,131 @@
+"""Several runs side by side on one page: what differed in their settings, their numbers, and whether one is better."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from patchloom.deployment.report import RunParts, count_cost, read_run
+from patchloom.deployment.runs import RunEvaluations, evaluate_runs, named
+from patchloom.engine.display import duration
+from patchloom.engine.records import read_metrics
+from patchloom.errors import PatchloomError, UsageError
+from patchloom.evaluation.classification import ClassificationReport
+from patchloom.inspection.charts import Series, line_chart
+from patchloom.inspection.cost import human
+from patchloom.inspection.page import write_page
+from patchloom.inspection.report import curve, steps_per_unit
+from patchloom.recipes.schema import flatten
+
+CLASSES_SHOWN = 20
+COLOURS = 8
+# Of a recipe's fields, those that name it rather than change what is trained.
+_NAMES = ("name", "source")
+
+
+def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path) -> Path:
+    """Write the page of two or more runs, on `data` or on what each decided about its val split; return its path."""
+    parts = {name: read_run(folder) for name, folder in named(runs).items()}
+    if len(parts) < 2:
+        raise UsageError("Give two or more runs to compare; for one there is its own report")
+    notes = [f"{name}: {note}" for name, each in parts.items() for note in each.notes]
+    together: RunEvaluations | None = None
+    try:
+        together = evaluate_runs(runs, data)
+        judged = {name: evaluation.report for name, evaluation in together.evaluations.items()}
+    except PatchloomError as error:
+        notes.append(f"not compared image by image: {error}")
+        judged = {name: each.predictions.report for name, each in parts.items() if each.predictions}
+    columns, numbers = _numbers(parts, judged)
+    write_page(
+        out,
+        "compare.html.j2",
+        title=" · ".join(parts) if len(parts) <= 4 else f"{len(parts)} runs",
+        runs=list(parts),
+        settings=_settings(parts),
+        columns=columns,
+        numbers=numbers,
+        pairs=together.comparisons() if together else [],
+        notes=list(dict.fromkeys(notes)),
+        curves=_curves(parts),
+        classes=_classes(judged) if together else [],
+        apart=_apart(together) if together else None,
+    )
+    return out
+
+
+def _settings(parts: dict[str, RunParts]) -> list[list[str]]:
+    """Recipe fields that are not the same in all runs: the field, then its value in each."""
+    fields = {name: flatten(each.files.recipe) if each.files.recipe else {} for name, each in parts.items()}
+    keys = dict.fromkeys(key for values in fields.values() for key in values if key not in _NAMES)
+    rows = [[key, *(_shown(fields[name].get(key, "–")) for name in parts)] for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _numbers(
+    parts: dict[str, RunParts], judged: dict[str, ClassificationReport]
+) -> tuple[list[str], list[tuple[str, list[tuple[str, bool]]]]]:
+    """Names of the columns, and a row of (text, is the best) a run."""
+    measures = {"top-1, %": ("top1", max), "top-5, %": ("top5", max), "loss": ("loss", min)}
+    measures |= {"calibration error, %": ("calibration_error", min)}
+    values = {name: dict(report) for name, report in judged.items()}
+    present = {title: of for title, of in measures.items() if any(of[0] in row for row in values.values())}
+    rows = []
+    for name, each in parts.items():
+        cells = []
+        for key, better in present.values():
+            own = values.get(name, {}).get(key, math.nan)
+            best = better(row[key] for row in values.values() if key in row)
+            text = f"{own:.2f}" if math.isfinite(own) else "–"
+            if key == "top1" and name in judged:
+                text += " ({:.1f} … {:.1f})".format(*judged[name].top_interval())
+            cells.append((text, own == best and len(values) > 1))
+        cost, record = count_cost(each), each.record
+        cells += [
+            (f"{len(judged[name].index):,}" if name in judged else "–", False),
+            (human(cost.parameters) if cost else "–", False),
+            (human(cost.multiply_adds) if cost else "–", False),
+            (str(record.epochs) if record else "–", False),
+            (duration(record.seconds) if record else "–", False),
+        ]
+        rows.append((name, cells))
+    return [*present, "images", "parameters", "multiply-adds", "epochs", "time"], rows
+
+
+def _curves(parts: dict[str, RunParts]) -> list[tuple[str, Markup]]:
+    """Validation top-1 and training loss of all runs; where a run averages its weights, the average's top-1."""
+    top1, loss = [], []
+    for i, (name, each) in enumerate(parts.items()):
+        records = read_metrics(each.folder / "metrics.jsonl")
+        steps = steps_per_unit(records)[1]
+        averaged = curve(records, steps, "evaluation", "ema", "top1")
+        top1.append(Series(name, averaged or curve(records, steps, "evaluation", "model", "top1"), i % COLOURS))
+        loss.append(Series(name, curve(records, steps, "train", "model", "loss"), i % COLOURS))
+    charts = {"Validation top-1, %": top1, "Training loss": loss}
+    drawn = {title: [line for line in lines if line.points] for title, lines in charts.items()}
+    return [(title, line_chart(lines, x_label="epoch")) for title, lines in drawn.items() if lines]
+
+
+def _classes(judged: dict[str, ClassificationReport]) -> list[list[str]]:
+    """The classes whose accuracy differs most between runs, and that accuracy in each."""
+    accuracy = np.stack([report.class_accuracy for report in judged.values()])  # (runs, classes)
+    spread = np.nan_to_num(accuracy.max(axis=0) - accuracy.min(axis=0))
+    order = np.argsort(-spread, kind="stable")[:CLASSES_SHOWN]
+    names = next(iter(judged.values())).classes
+    return [[names[i], *(f"{value:.1f}" for value in accuracy[:, i])] for i in order if spread[i] > 0]
+
+
+def _apart(together: RunEvaluations) -> tuple[list[str], list[list[str]]]:
+    table = together.disagreement()
+    rows = [
+        [name, *(f"{100 * share:.1f}" for share in shares)]
+        for name, shares in zip(table.names, table.shares, strict=True)
+    ]
+    return list(table.names), rows

@@ -1,0 +1,132 @@
+"""What a trained network saw in given pictures, or in those it got most wrong, on one page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from patchloom.checkpoint import Preprocessing
+from patchloom.data.decode import decode
+from patchloom.deployment.classifier import files_of
+from patchloom.deployment.report import RunParts, read_run, val_of
+from patchloom.errors import DataError, UsageError
+from patchloom.inspection.charts import bars
+from patchloom.inspection.look import Look, look
+from patchloom.inspection.page import data_uri, write_page
+from patchloom.models.network import Network
+from patchloom.models.published import load_published
+from patchloom.models.registry import create_model
+
+MISTAKES, PICTURES = 24, 200  # shown at most
+SIDE = 224  # pixels of a picture on the page, at least
+
+
+class Subject(NamedTuple):
+    """A network and how pictures are shown to it."""
+
+    network: Network
+    preprocessing: Preprocessing | None  # None: fitted to the network's own size
+    labels: Sequence[str]  # none: classes are numbers
+
+
+class Named(NamedTuple):
+    """A picture to look at."""
+
+    name: str
+    detail: str
+    picture: Image.Image
+
+
+@dataclass(frozen=True)
+class LookPage:
+    """The page, what was looked at, and what could not be."""
+
+    path: Path
+    looks: list[tuple[str, str, Look]]  # name, detail, what the network made of it
+    notes: list[str]
+
+
+def look_at(spec: str, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5) -> LookPage:
+    """Draw the pictures at `paths`; without any, the mistakes the run was surest of, from its data or `data`.
+
+    `spec` is the folder of a run, or NAME@FILE for a network with published weights.
+    """
+    notes: list[str] = []
+    if paths:
+        subject = open_subject(spec)
+        shown = _decoded(list(files_of(paths)), notes)
+    else:
+        parts = _run(spec)
+        subject = _subject_of(parts)
+        shown = _mistakes(parts, data, notes)
+    if len(shown) > PICTURES:
+        notes.append(f"the first {PICTURES} of {len(shown)} pictures are shown")
+        shown = shown[:PICTURES]
+    found = look(subject.network, subject.preprocessing, [one.picture for one in shown], subject.labels, top=top)
+    looks = [(one.name, one.detail, of) for one, of in zip(shown, found, strict=True)]
+    title = f"What {Path(spec).name} {'saw' if paths else 'got most wrong'}"
+    write_page(out, "look.html.j2", title=title, notes=notes, looks=[_for_page(*row) for row in looks])
+    return LookPage(out, looks, notes)
+
+
+def open_subject(spec: str) -> Subject:
+    """A run's network, or one with published weights, whose classes are then numbers."""
+    name, at, path = spec.partition("@")
+    if at and not Path(spec).is_dir():
+        return Subject(load_published(create_model(name), path).eval(), None, ())
+    return _subject_of(_run(spec))
+
+
+def _run(spec: str) -> RunParts:
+    if not (Path(spec) / "config.json").is_file():
+        raise UsageError(f"{spec} is not the folder of a run; give one, or NAME@FILE for published weights")
+    return read_run(Path(spec))
+
+
+def _subject_of(parts: RunParts) -> Subject:
+    if parts.network is None:
+        raise UsageError(f"{parts.folder} has no weights that can be read: {parts.notes[-1]}")
+    return Subject(parts.network, parts.files.preprocessing, parts.files.labels)
+
+
+def _decoded(paths: Sequence[str], notes: list[str]) -> list[Named]:
+    shown = []
+    for path in paths:
+        try:
+            shown.append(Named(path, "", decode(Path(path), path)))
+        except DataError as error:
+            notes.append(str(error))
+    if not shown:
+        raise DataError(f"none of {len(paths)} pictures can be read; the first: {notes[0]}")
+    return shown
+
+
+def _mistakes(parts: RunParts, data: str | None, notes: list[str]) -> list[Named]:
+    val, labels = val_of(parts, data), parts.files.labels
+    if parts.predictions is None or val is None:
+        raise UsageError(f"{parts.folder} kept no decisions about pictures; give the pictures to look at")
+    shown = []
+    for mistake in parts.predictions.report.worst(MISTAKES):
+        detail = f"{labels[mistake.label]}, taken for {labels[mistake.prediction]}"
+        try:
+            shown.append(Named(val.where(mistake.index), detail, val.read(mistake.index)))
+        except DataError as error:
+            notes.append(str(error))
+    if not shown:
+        raise UsageError(f"{parts.folder} made no mistake on its val split; give pictures to look at")
+    return shown
+
+
+def _for_page(name: str, detail: str, one: Look) -> dict[str, Any]:
+    factor = max(1, -(-SIDE // max(one.seen.size)))
+    seen = one.seen.resize((one.seen.width * factor, one.seen.height * factor), Image.Resampling.NEAREST)
+    told = [(label, 100 * share, f"{100 * share:.1f} %") for label, share in one.answers]
+    return {
+        "name": name,
+        "detail": detail,
+        "seen": data_uri(seen),
+        "answers": bars(told) if told else None,
+        "maps": [(data_uri(cell.image), cell.caption) for cell in one.maps],
+    }
