@@ -83,7 +83,7 @@ class Kind(NamedTuple):
     title: str
     fits: Callable[[Subject], bool]
     draw: Callable[[Subject], Image.Image | Markup]
-    caption: str
+    caption: str | Callable[[Subject], str]
 
 
 def pictures_of(
@@ -112,7 +112,8 @@ def pictures_of(
 
 def _drawn(kind: Kind, subject: Subject) -> Picture:
     try:
-        return Picture(kind.title, kind.draw(subject), kind.caption)
+        caption = kind.caption if isinstance(kind.caption, str) else kind.caption(subject)
+        return Picture(kind.title, kind.draw(subject), caption)
     except PatchloomError as error:
         return Picture(kind.title, Note('<p class="note">{}</p>').format(error), "It could not be drawn.")
 
@@ -140,6 +141,17 @@ def _has_maps(subject: Subject) -> bool:
     )
 
 
+def _caption_of_maps(subject: Subject) -> str:
+    parts = ["Above each picture the classes above 10 %."]
+    if isinstance(subject.network, ViT) or has_class_attention(subject.network):
+        parts.append("Yellow is what is read most, blue least, each map from its least to its largest (mean of heads).")
+    if isinstance(subject.network, ViT):
+        parts.append("Rollout follows attention through all layers, half of each being its residual connection.")
+    if has_evidence(subject.network):
+        parts.append("Patches are averaged: red ones speak for the class, blue ones against it.")
+    return " ".join(parts)
+
+
 def _is_distilled(subject: Subject) -> bool:
     return subject.few is not None and isinstance(subject.network, ViT) and subject.network.config.distilled
 
@@ -153,9 +165,7 @@ KINDS = (
         "Where it looks",
         _has_maps,
         lambda subject: look_sheet(looks(subject.mapped, subject.class_names)),
-        "Above each picture the classes above 10 %. Yellow is what a class token reads most, blue least (mean of "
-        "heads); rollout follows attention through all layers of a ViT, half of each layer being its residual "
-        "connection. Where patches are averaged, red ones speak for a class and blue ones against it.",
+        _caption_of_maps,
     ),
     Kind(
         "Attention by head",
@@ -220,6 +230,9 @@ KINDS = (
         "Embeddings",
         _can_be_placed,
         _placed,
-        "t-SNE of the vectors that are classified, coloured by class. Axes and distances between groups mean nothing.",
+        lambda subject: (
+            f"t-SNE of the vectors that are classified, coloured by {'class' if subject.labels else 'the answer'}. "
+            "Axes, and distances between groups, mean nothing."
+        ),
     ),
 )

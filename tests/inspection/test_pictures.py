@@ -74,6 +74,19 @@ def test_what_an_ablation_has_not_is_absent(name, options, absent):
     assert not any(isinstance(picture.image, Note) for picture in drawn)
 
 
+def test_captions_speak_of_what_is_there():
+    def caption(name: str, title: str, **options) -> str:
+        drawn = pictures_of(small(name), photographs(12), NAMES, **options)
+        return next(picture.caption for picture in drawn if picture.title == title)
+
+    assert "Rollout" not in caption("resmlp_s12", "Where it looks")
+    assert "red ones speak for" in caption("resmlp_s12", "Where it looks")
+    assert "Rollout" in caption("deit_ti", "Where it looks")
+    assert "red" not in caption("cait_xxs24", "Where it looks")
+    assert "coloured by the answer" in caption("resmlp_s12", "Embeddings")
+    assert "coloured by class" in caption("resmlp_s12", "Embeddings", labels=[0] * 12)
+
+
 def test_many_images_are_placed_in_the_colours_of_their_labels():
     network = small("resmlp_s12")
     drawn = {p.title: p.image for p in pictures_of(network, photographs(12), NAMES, labels=[0, 4] * 6)}
