@@ -9,8 +9,8 @@ The linear probe is multinomial logistic regression: mean cross-entropy + l2/2 �
 it depends on a learning rate, a schedule and an order of images; the problem is convex, so L-BFGS with exact
 gradients of the whole set reaches the one solution, the same every time. Channels are first given mean 0 and
 deviation 1: networks differ by orders of magnitude in the scale of their features, and L-BFGS wants curvatures that
-are alike. The strength is the one of a few decades with the best top-1 on a fifth of train that is held out; the
-probe is then trained on all of it.
+are alike. The strength is the one of a few decades with the best top-1 on a fifth of train that is held out, tried
+from strong to weak until two in a row are no better; the probe is then trained on all of it.
 
 The few-shot probe is the closed form of MLP-Mixer, ViT and BiT (M 3, MX-5): least squares from the features,
 standardised over the shots, to targets of −1 and 1, with l2 · ‖W‖² and a free bias. The strength 2¹⁰ and the 10⁻⁵
@@ -61,7 +61,7 @@ class LinearProbe:
 
     classifier: Linear
     l2: float
-    held_out_top1: dict[float, float]  # strength → percent on the held-out part of train
+    held_out_top1: dict[float, float]  # strength tried → percent on the held-out part of train
     ranks: np.ndarray  # (images,) classes with a higher score than the label
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
@@ -97,14 +97,20 @@ def linear_probe(
     kept, held_out = _split(train.labels.cpu().numpy(), HELD_OUT, np.random.default_rng(seed))
     fitting, choosing = train.rows(kept), train.rows(held_out)
     found: dict[float, float] = {}
-    start = None
-    # From strong to weak, each starting where the last one ended: the weak ones are the slow ones.
-    for l2 in sorted(strengths, reverse=True):
-        start = fit_logistic(fitting.vectors, fitting.labels, classes, l2, start)
-        found[l2] = _top(_ranks(start, choosing), 1)
-    best = max(found, key=lambda l2: (found[l2], l2))
-    probe = fit_logistic(train.vectors, train.labels, classes, best, start)
-    return LinearProbe(probe, best, found, _ranks(probe, test))
+    fits: list[Linear] = []
+    best = 0  # place of the best strength so far
+    # From strong to weak, each starting where the last one ended: weak ones are slow, and none is tried after two
+    # in a row that were no better.
+    for place, l2 in enumerate(sorted(strengths, reverse=True)):
+        fits.append(fit_logistic(fitting.vectors, fitting.labels, classes, l2, fits[-1] if fits else None))
+        found[l2] = _top(_ranks(fits[-1], choosing), 1)
+        if found[l2] > list(found.values())[best]:
+            best = place
+        if place - best == 2:
+            break
+    chosen = list(found)[best]
+    probe = fit_logistic(train.vectors, train.labels, classes, chosen, fits[best])
+    return LinearProbe(probe, chosen, found, _ranks(probe, test))
 
 
 def fit_logistic(vectors: Tensor, labels: Tensor, classes: int, l2: float, start: Linear | None = None) -> Linear:

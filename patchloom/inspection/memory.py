@@ -20,10 +20,11 @@ MIB = 2**20
 
 def peak_mem_mib(model: nn.Module, images: Tensor) -> float:
     """Most memory in use while `model` answers `images`, in eval mode and without gradients."""
+    live = LiveBytes([*model.parameters(), *model.buffers(), images])
     with torch.no_grad():
         if images.device.type == "cuda":
-            return _allocated(model, images) / MIB
-        with LiveBytes([*model.parameters(), *model.buffers(), images]) as live:
+            return (live.bytes + _allocated(model, images)) / MIB
+        with live:
             model(images)
     return live.peak / MIB
 
@@ -85,7 +86,9 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _allocated(model: nn.Module, images: Tensor) -> int:
+    """Bytes taken beyond those in use before: other networks on the device are not this one's memory."""
+    before = torch.cuda.memory_allocated(images.device)
     torch.cuda.reset_peak_memory_stats(images.device)
     model(images)
     torch.cuda.synchronize(images.device)
-    return torch.cuda.max_memory_allocated(images.device)
+    return torch.cuda.max_memory_allocated(images.device) - before

@@ -1,0 +1,37 @@
+"""The page of numbers names every number, and the code yields no other."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from patchloom.evaluation.comparison import compare
+from patchloom.evaluation.embeddings import Embeddings
+from patchloom.evaluation.knn import knn
+from patchloom.evaluation.probe import few_shot_probe, linear_probe
+from patchloom.evaluation.seeds import spread
+from tests.evaluation.test_comparison import report
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "evaluation.md").read_text("utf-8")
+
+
+def test_every_number_is_on_the_page() -> None:
+    images = Embeddings(torch.randn(120, 4), torch.arange(120) % 6, torch.arange(120))
+    six = report(np.arange(12) % 2 > 0, classes=tuple("abcdef"))
+    found = [
+        *six, *compare({"a": six, "b": six})[0], *knn(images, images, classes=6),
+        *linear_probe(images, images, classes=6, strengths=(0.1,)),
+        *few_shot_probe(images, images, classes=tuple("abcdef")),
+    ]  # fmt: skip
+    named = set(re.findall(r"`([a-z0-9_]+)`", PAGE))
+    assert {name for name, _ in found} <= named
+    in_tables = {
+        name
+        for line in PAGE.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    assert in_tables - {name for name, _ in found} == {"top1_low", "top1_high", "real"}  # of an `Evaluation`
+    for name, _ in spread("", [1.0, 2.0]):
+        assert name == "_runs" or f"`…{name}`" in PAGE
