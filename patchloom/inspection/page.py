@@ -6,6 +6,7 @@ Free of torch, so that a check of data stays quick.
 import base64
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def write_page(path: Path, template: str, **values: Any) -> None:
         temporary.write_text(html, "utf-8", "backslashreplace")
         os.replace(temporary, path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
         raise ResourceError(f"the page {path} cannot be written ({error.strerror})") from error
 
 

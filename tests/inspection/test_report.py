@@ -12,7 +12,7 @@ import pytest
 from markupsafe import Markup
 from PIL import Image
 
-from patchloom.errors import UsageError
+from patchloom.errors import ResourceError
 from patchloom.evaluation.classification import Mistake
 from patchloom.inspection import report as module
 from patchloom.inspection.charts import (
@@ -180,8 +180,8 @@ def test_a_failed_write_leaves_the_old_report(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(5, "broken disk")
 
-    monkeypatch.setattr("patchloom.checkpoint.os.replace", fail)
-    with pytest.raises(UsageError, match="cannot be written: broken disk"):
+    monkeypatch.setattr("patchloom.inspection.page.os.replace", fail)
+    with pytest.raises(ResourceError, match=r"cannot be written \(broken disk\)"):
         write_all(path)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
@@ -221,7 +221,7 @@ def test_records_without_an_evaluation_are_counted_in_steps():
 
 def test_a_part_of_an_epoch_does_not_stretch_the_axis():
     cut = [*RECORDS, record(25, 2, "evaluation", top1=81.0)]
-    assert module._x_axis(cut) == ("epoch", 10.0)
+    assert module.steps_per_unit(cut) == ("epoch", 10.0)
 
 
 def test_lines_break_where_a_value_is_missing():

@@ -1,0 +1,175 @@
+"""Reports from run folders: of one, of several, and of folders that are not whole."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from patchloom.deployment.comparison_report import report_runs
+from patchloom.deployment.report import number_rows, report_run
+from patchloom.deployment.run_record import read_run_record
+from patchloom.errors import CheckpointError, UsageError
+from patchloom.evaluation.predictions import Predictions, load_predictions, save_predictions
+from tests.reliability.commands import command
+
+
+def sections(page: Path) -> list[str]:
+    return re.findall(r'<section id="(\w+)"', page.read_text("utf-8"))
+
+
+def notes(page: Path) -> str:
+    text = page.read_text("utf-8")
+    return text.partition('<section id="notes">')[2].partition("</section>")[0]
+
+
+WHOLE = ["summary", "numbers", "curves", "confusion", "classes", "mistakes", "pictures", "recipe", "cost"]
+
+
+def test_a_whole_run_has_every_section(run) -> None:
+    folder = run("a")
+    page = report_run(folder)
+    assert page == folder / "report.html"
+    found = sections(page)
+    assert [name for name in found if name != "notes"] == [*WHOLE, "environment"]
+    text = page.read_text("utf-8")
+    record = read_run_record(folder)
+    assert record is not None
+    assert record.data_name in text
+    assert record.machine in text
+    for title in ("Where it looks", "Patch interactions", "Sparsity", "Filters of the first layer", "Embeddings"):
+        assert f"<h3>{title}</h3>" in text
+
+
+def test_training_leaves_the_same_report(run) -> None:
+    folder = run("a")
+    left = (folder / "report.html").read_text("utf-8")
+    assert report_run(folder, out=folder / "again.html").read_text("utf-8").count("<section") == left.count("<section")
+
+
+def test_numbers_have_their_interval(run) -> None:
+    report = load_predictions(run("a")).report
+    low, high = report.top_interval()
+    name, value, detail = number_rows(report)[0]
+    assert (name, value) == ("top-1", f"{report.top(1):.2f} %")
+    assert detail.startswith(f"{low:.2f} … {high:.2f}")
+    assert [row[0] for row in number_rows(report)][-1] == "images"
+
+
+@pytest.mark.parametrize(
+    ("lost", "missing", "said"),
+    [
+        ("predictions.safetensors", {"numbers", "confusion", "classes", "mistakes"}, "keeps no decisions"),
+        ("weights.safetensors", {"pictures"}, "weights.safetensors"),
+        ("metrics.jsonl", {"curves"}, "there are no curves"),
+        ("recipe.yaml", {"recipe"}, "kept no recipe.yaml"),
+    ],
+)
+def test_what_is_lost_is_a_note_and_the_rest_is_shown(run, lost: str, missing: set[str], said: str) -> None:
+    folder = run("a")
+    (folder / lost).unlink()
+    page = report_run(folder)
+    assert [name for name in WHOLE if name not in sections(page)] == [name for name in WHOLE if name in missing]
+    assert said in notes(page)
+
+
+@pytest.mark.parametrize("damaged", ["run.json", "predictions.safetensors", "weights.safetensors"])
+def test_what_is_damaged_is_a_note_and_the_rest_is_shown(run, damaged: str) -> None:
+    folder = run("a")
+    (folder / damaged).write_bytes(b"{")
+    page = report_run(folder)
+    assert damaged in notes(page)
+    assert {"summary", "curves", "recipe", "cost"} <= set(sections(page))
+
+
+def test_data_that_moved_are_found_by_the_option(run, trained: Path, tmp_path: Path) -> None:
+    folder = run("a")
+    record = json.loads((folder / "run.json").read_text("utf-8"))
+    (folder / "run.json").write_text(json.dumps(record | {"data": str(tmp_path / "gone"), "newer": 1}), "utf-8")
+    page = report_run(folder)
+    assert "no pictures are shown, since the data cannot be opened" in notes(page)
+    assert "mistakes" not in sections(page)
+    assert "<h3>Patch interactions</h3>" in page.read_text("utf-8")  # of the weights alone
+    moved = Path(shutil.copytree(trained / "data", tmp_path / "moved"))
+    assert "mistakes" in sections(report_run(folder, data=str(moved)))
+    next(iter((moved / "red").iterdir())).rename(moved / "red" / "other.png")
+    assert "are not those the run was validated on" in notes(report_run(folder, data=str(moved)))
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is not the folder of a run: it has no config\.json"):
+        report_run(tmp_path)
+
+
+def test_a_run_of_a_newer_version_is_refused(run) -> None:
+    folder = run("a")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"format": 99}), "utf-8")
+    with pytest.raises(CheckpointError, match="newer"):
+        report_run(folder)
+
+
+# Several runs -------------------------------------------------------------------------------------------------------
+
+
+def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
+    page = report_runs([str(trained / name) for name in ("a", "b", "vit")], out=tmp_path / "page.html")
+    assert [name for name in sections(page) if name not in ("notes", "classes")] == [
+        *("settings", "numbers", "pairs", "curves", "apart"),
+    ]
+    text = page.read_text("utf-8")
+    settings = text.partition('id="settings"')[2].partition("</section>")[0]
+    assert re.search(r"<td>seed</td>\s*<td[^>]*>0</td>\s*<td[^>]*>1</td>\s*<td[^>]*>0</td>", settings)
+    assert "<td>model.name</td>" in settings
+    assert "schedule.epochs" not in settings
+    assert text.count("<tr><td>a</td><td>b</td>") == 1
+
+
+def test_a_difference_is_marked_only_where_it_is_significant(run, tmp_path: Path) -> None:
+    a, b = run("a"), run("b")
+    kept = load_predictions(a)
+    count = 400
+    labels = np.zeros(count, np.int64)
+
+    def decided(wrong: int) -> Predictions:
+        ranks = (np.arange(count) < wrong).astype(np.int64)
+        columns = {"index": np.arange(count), "labels": labels, "predictions": ranks, "ranks": ranks}
+        real = {"confidence": np.ones(count, np.float32), "losses": np.ones(count, np.float32)}
+        report = type(kept.report)(kept.report.classes, kept.report.topk, **columns, **real)
+        return Predictions(report, kept.fingerprint)
+
+    for wrong, mark in ((45, "may be chance"), (80, "significant</b>")):
+        save_predictions(a, decided(40))
+        save_predictions(b, decided(wrong))
+        text = report_runs([str(a), str(b)], out=tmp_path / "page.html").read_text("utf-8")
+        assert text.count(mark) == 1
+        assert f"{100 * (wrong - 40) / count:+.2f}" in text
+
+
+def test_runs_on_other_images_are_shown_but_not_compared(run, tmp_path: Path) -> None:
+    a, b = run("a"), run("b")
+    kept = load_predictions(b)
+    save_predictions(b, Predictions(kept.report, "other"))
+    page = report_runs([str(a), str(b)], out=tmp_path / "page.html")
+    assert "not compared image by image: b and a kept decisions about different images" in notes(page)
+    assert "pairs" not in sections(page)
+    assert f"{kept.report.top(1):.2f}" in page.read_text("utf-8")
+
+
+def test_one_run_is_not_several(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="two or more"):
+        report_runs([str(trained / "a")], out=tmp_path / "page.html")
+
+
+def test_the_commands(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = command(("report", trained / "a", "--out", "one.html"), monkeypatch, capsys)
+    assert (one.code, one.output, one.errors) == (0, "one.html\n", "")
+    both = command(("report", trained / "a", trained / "b"), monkeypatch, capsys)
+    assert (both.code, both.output) == (0, "comparison.html\n")
+    assert (tmp_path / "comparison.html").is_file()
+    wrong = command(("report", tmp_path), monkeypatch, capsys)
+    assert wrong.code == 2
+    assert wrong.errors.count("\n") == 1

@@ -1,0 +1,76 @@
+"""The pages in a real browser: nothing fails, nothing is fetched, every picture is seen, on a phone and on a screen."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchloom.data.check import check
+from patchloom.deployment.comparison_report import report_runs
+from patchloom.deployment.look import look_at
+from patchloom.deployment.report import report_run
+from patchloom.inspection.check_page import write_check_page
+from tests.deployment.conftest import trained  # noqa: F401
+
+PHONE, SCREEN = 390, 1400
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not chromium:
+        pytest.skip("no Chromium is installed: the pages are not looked at (Debian: apt install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
+    folder = tmp_path_factory.mktemp("pages")
+    found = check(str(trained / "data"), cache=False)
+    write_check_page(folder / "check.html", found, problems=found.problems())
+    return {
+        "report": report_run(trained / "a", out=folder / "report.html"),
+        "attention": report_run(trained / "vit", out=folder / "vit.html"),
+        "comparison": report_runs([str(trained / "a"), str(trained / "vit")], out=folder / "comparison.html"),
+        "look": look_at(str(trained / "vit"), [str(trained / "data" / "red")], out=folder / "look.html").path,
+        "check": folder / "check.html",
+    }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, SCREEN])
+@pytest.mark.parametrize("name", ["report", "attention", "comparison", "look", "check"])
+def test_a_page_is_whole(name: str, width: int, scheme: str, pages: dict[str, Path], browser: Any) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    faults: list[str] = []
+    page.on("console", lambda message: faults.append(f"console: {message.text}"))
+    page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+    page.on("requestfailed", lambda request: faults.append(f"failed: {request.url[:80]}"))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(pages[name].as_uri())
+    assert faults == []
+    assert [url for url in asked if not url.startswith(("data:", pages[name].as_uri()))] == []
+    # Nothing sticks out: the page itself is never scrolled sideways.
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    unseen = page.evaluate(
+        """() => [...document.querySelectorAll('img, svg')].filter(e => {
+            const box = e.getBoundingClientRect()
+            return !e.closest('details:not([open])') && (box.width < 8 || box.height < 8 || e.naturalWidth === 0)
+        }).map(e => e.outerHTML.slice(0, 120))"""
+    )
+    assert unseen == []
+    small = page.evaluate(
+        """() => [...document.querySelectorAll('p, td, th, dd, h1, h2, figcaption')]
+            .filter(e => e.textContent.trim() && parseFloat(getComputedStyle(e).fontSize) < 12)
+            .map(e => e.textContent.slice(0, 40))"""
+    )
+    assert small == []
+    page.close()
