@@ -1,6 +1,7 @@
 """`patchloom evaluate RUN… DATA`: the numbers of trained models, alone and against each other."""
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,7 +60,7 @@ def evaluate(
     asked = {"--knn": knn, "--linear": linear, "--few-shot": few_shot, "--sweep": sweep}
     asked |= {"--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
-    _check_together([name for name, value in asked.items() if value], shown, runs, data)
+    _check_together(_said(asked), shown, runs, data)
     shown |= {"batch": batch, "workers": workers, "strict": strict}
     if any(value is not None for value in probes.values()):
         _probe(runs, str(data), device, probes, shown, as_json)
@@ -73,6 +74,11 @@ def evaluate(
         show(found, agreement=agreement, seeds=seeds, costs=costs, device=device, as_json=as_json)
 
 
+def _said(options: dict[str, Any]) -> list[str]:
+    """The options that were given; 0 is one."""
+    return [name for name, value in options.items() if value is not None and value is not False]
+
+
 def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], data: str | None) -> None:
     """One line for options that do not go together, rather than one of them left unread."""
     from patchloom.errors import UsageError
@@ -80,7 +86,7 @@ def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], da
     probes = [name for name in asked if name in ("--knn", "--linear", "--few-shot")]
     alone = [*probes[:1], *(["--sweep"] if "--sweep" in asked else [])]
     others = [name for name in asked if name not in (*probes, "--sweep")]
-    given = [f"--{name.replace('_', '-')}" for name, value in shown.items() if value]
+    given = [f"--{name.replace('_', '-')}" for name in _said(shown)]
     if len(alone) > 1 or (alone and others):
         raise UsageError(f"{alone[0]} does not go with {(alone[1:] + others)[0]}: ask for them one after the other")
     if data is None and (alone or given):
@@ -92,11 +98,13 @@ def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], da
         raise UsageError(f"--seeds compares runs with each other; give at least two, given {runs[0]}")
 
 
-def _classifiers(runs: list[str], device: str) -> "dict[str, Classifier]":
+def _classifiers(runs: list[str], device: str) -> "Iterator[tuple[str, Classifier]]":
+    """One after the other: many networks need not fit on the device together."""
     from patchloom.deployment.classifier import load
     from patchloom.deployment.runs import named
 
-    return {name: load(folder, device=device) for name, folder in named(runs).items()}
+    for name, folder in named(runs).items():
+        yield name, load(folder, device=device)
 
 
 def _probe(
@@ -109,7 +117,7 @@ def _probe(
         name: classifier.probe(
             data, knn=neighbours, linear=bool(probes["linear"]), few_shot=probes["few_shot"], **shown
         )
-        for name, classifier in _classifiers(runs, device).items()
+        for name, classifier in _classifiers(runs, device)
     }
     if as_json:
         print(json.dumps({name: {**dict(each), "notes": each.notes} for name, each in found.items()}, indent=2))
@@ -130,7 +138,7 @@ def _sweep(runs: list[str], data: str, device: str, sweep: str, shown: dict[str,
     from patchloom.cli.table import print_table
 
     over, values = _sweep_values(sweep)
-    found = {name: each.sweep(data, over, values, **shown) for name, each in _classifiers(runs, device).items()}
+    found = {name: each.sweep(data, over, values, **shown) for name, each in _classifiers(runs, device)}
     if as_json:
         answer = {run: [{over: p.value, **p.evaluation.values()} for p in points] for run, points in found.items()}
         print(json.dumps(answer, indent=2))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 
 from patchloom.build import make_evaluation_loader
@@ -23,10 +24,10 @@ from patchloom.errors import UsageError
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings, embed
-from patchloom.evaluation.knn import NeighbourReport, knn
+from patchloom.evaluation.knn import NeighbourReport, check_neighbours, knn
 from patchloom.evaluation.labels import open_v2, read_real_labels, real_accuracy, real_labels_of
 from patchloom.evaluation.predictions import fingerprint
-from patchloom.evaluation.probe import FewShotProbe, LinearProbe, few_shot_probe, linear_probe
+from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
 from patchloom.models.network import Network
 from patchloom.models.vit import ViT
 
@@ -142,6 +143,11 @@ def probe_on(
         raise UsageError("No probe was asked for: give knn, linear or few_shot")
     splits = open_data(data, strict=shown.strict)
     names = splits.classes.names
+    # Before the features are computed, which may take long.
+    if neighbours:
+        check_neighbours(neighbours, int(np.sum(splits.train.labels >= 0)))
+    if few_shot is not None:
+        check_shots(splits.train.labels, splits.val.labels, names, few_shot)
     train, val = (embed_on(classifier, pictures, shown) for pictures in (splits.train, splits.val))
     return Probes(
         knn(train, val, classes=len(names), k=neighbours) if neighbours else None,

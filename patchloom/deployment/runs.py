@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchloom.build import is_run
 from patchloom.checkpoint import read_run_files
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Evaluation, Shown, evaluate_on
@@ -89,6 +90,8 @@ def evaluate_runs(
     """
     folders = named(runs)
     if data is None:
+        if strange := [folder for folder in folders.values() if not is_run(str(folder))]:
+            raise UsageError(f"{strange[0]} is not the folder of a run: it has no config.json")
         kept = {name: load_predictions(folder) for name, folder in folders.items()}
         found = {name: Evaluation(each.report, None, (), each.fingerprint) for name, each in kept.items()}
     else:

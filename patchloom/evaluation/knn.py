@@ -51,6 +51,13 @@ def nearest(train: Tensor, test: Tensor, k: int) -> Iterator[tuple[Tensor, Tenso
         yield found.values, found.indices
 
 
+def check_neighbours(k: Sequence[int], images: int) -> None:
+    """A UsageError where not every k is a number of neighbours that `images` of train can give."""
+    if not k or min(k) < 1 or max(k) > images:
+        given = ", ".join(map(str, k)) or "none"
+        raise UsageError(f"k is {given}, expected whole numbers from 1 to the {images} labelled images of train")
+
+
 @torch.no_grad()
 def knn(
     train: Embeddings,
@@ -62,9 +69,7 @@ def knn(
 ) -> NeighbourReport:
     """Classify `test` by its neighbours in `train`, for every k at once; labels are numbers below `classes`."""
     train, test = train.labelled("train"), test.labelled("val")
-    if not k or min(k) < 1 or max(k) > len(train):
-        given = ", ".join(map(str, k)) or "none"
-        raise UsageError(f"k is {given}, expected whole numbers from 1 to the {len(train)} labelled images of train")
+    check_neighbours(k, len(train))
     unit_train, unit_test = F.normalize(train.vectors), F.normalize(test.vectors)
     ranks: dict[int, list[Tensor]] = {number: [] for number in k}
     done = 0

@@ -162,16 +162,10 @@ def few_shot_probe(
 ) -> FewShotProbe:
     """Fit on `shots` images a class, `draws` times with other images; judge each on all of `test`."""
     train, test = train.labelled("train"), test.labelled("val")
-    if shots < 1 or draws < 1:
-        raise UsageError(f"A few-shot probe needs at least one shot and one draw, given {shots} and {draws}")
+    if draws < 1:
+        raise UsageError(f"A few-shot probe needs at least one draw, given {draws}")
     labels = train.labels.cpu().numpy()
-    wanted = np.union1d(labels, test.labels.cpu().numpy())
-    counts = np.bincount(labels, minlength=len(classes))
-    if few := [f"{classes[c]!r} has {counts[c]}" for c in wanted if counts[c] < shots]:
-        more = f" and {len(few) - 3} classes more" if len(few) > 3 else ""
-        raise UsageError(
-            f"{shots} shots need {shots} images of each class in train; {', '.join(few[:3])}{more}. Take fewer shots."
-        )
+    wanted = check_shots(labels, test.labels.cpu().numpy(), classes, shots)
     top1 = []
     for draw in range(draws):
         generator = np.random.default_rng((seed, draw))
@@ -180,6 +174,21 @@ def few_shot_probe(
         probe = fit_least_squares(drawn.vectors, drawn.labels, len(classes), l2)
         top1.append(_top(_ranks(probe, test), 1))
     return FewShotProbe(shots, tuple(top1))
+
+
+def check_shots(train: np.ndarray, test: np.ndarray, classes: Sequence[str], shots: int) -> np.ndarray:
+    """The numbers of the classes with labelled images; a UsageError where one has fewer than `shots` in train."""
+    train, test = train[train >= 0], test[test >= 0]
+    if shots < 1:
+        raise UsageError(f"A few-shot probe needs at least one image a class, given {shots}")
+    wanted = np.union1d(train, test)
+    counts = np.bincount(train, minlength=len(classes))
+    if few := [f"{classes[c]!r} has {counts[c]}" for c in wanted if counts[c] < shots]:
+        more = f" and {len(few) - 3} classes more" if len(few) > 3 else ""
+        raise UsageError(
+            f"{shots} shots need {shots} images of each class in train; {', '.join(few[:3])}{more}. Take fewer shots."
+        )
+    return wanted
 
 
 def fit_least_squares(vectors: Tensor, labels: Tensor, classes: int, l2: float = FEW_SHOT_L2) -> Linear:

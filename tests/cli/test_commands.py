@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 
 def patchloom(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,6 +39,18 @@ def test_bench_as_json() -> None:
     assert plain["batch_size"] in (1, 2)
 
 
+def test_bench_gives_memory_by_size() -> None:
+    from patchloom.inspection.memory import peak_mem_mib
+    from patchloom.models.registry import create_model
+
+    arguments = ("bench", "deit_ti", "timm:resnet18", "--memory", "32,48", "--batch", "2", "--device", "cpu")
+    found = json.loads(patchloom(*arguments, "--json").stdout)
+    assert found["batch"] == 2
+    assert found["peak_mem_mib"]["timm:resnet18"]["48"] > found["peak_mem_mib"]["timm:resnet18"]["32"]
+    expected = peak_mem_mib(create_model("deit_ti", image_size=48).eval(), torch.zeros(2, 3, 48, 48))
+    assert found["peak_mem_mib"]["deit_ti"]["48"] == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -47,6 +60,7 @@ def test_bench_as_json() -> None:
             "error: timm has no network 'resmpl_12_224'. Did you mean resmlp_12_224",
         ),
         (("bench", "deit_ti", "--batch", "a,b"), "error: --batch takes numbers with commas"),
+        (("bench", "deit_ti", "--memory", "large"), "error: --memory takes numbers with commas, such as 224,384,512"),
         (("models", "--sise", "3"), "error: No such option: --sise"),
         (("modles",), "error: No such command 'modles'"),
     ],

@@ -10,6 +10,7 @@ from PIL import Image
 import patchloom
 from patchloom.checkpoint import Preprocessing, save_weights, write_run_files
 from patchloom.data.source import open_data
+from patchloom.deployment import evaluations
 from patchloom.deployment.runs import evaluate_runs
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.agreement import head_decisions
@@ -80,6 +81,14 @@ def test_probes_learn_from_train_and_are_judged_on_val(runs) -> None:
     assert found == expected
     with pytest.raises(UsageError, match="No probe was asked for"):
         classifier.probe(DATA)
+
+
+@pytest.mark.parametrize("asked", [{"knn": (5000,)}, {"few_shot": 500}, {}])
+def test_what_a_probe_cannot_do_is_known_before_features_are_computed(asked, runs, monkeypatch) -> None:
+    classifier = patchloom.load(runs["s0"], device="cpu")
+    monkeypatch.setattr(evaluations, "embed_on", None)
+    with pytest.raises(UsageError):
+        classifier.probe(DATA, **asked)
 
 
 def test_probes_work_on_data_of_other_classes(runs) -> None:
@@ -253,6 +262,9 @@ def test_tables(arguments, shown, runs, monkeypatch, capsys) -> None:
     [
         (("s0", "s1", "--knn", "5"), "--knn needs images: patchloom evaluate "),
         (("s0", "--size", "64"), "--size needs images"),
+        (("s0", "--few-shot", "0"), "--few-shot needs images"),
+        (("s0", DATA, "--few-shot", "0"), "A few-shot probe needs at least one image a class, given 0"),
+        (("s0", DATA, "--size", "0"), "size is 0, expected a whole number of at least 1"),
         (("s0", "--seeds"), "--seeds compares runs with each other; give at least two"),
         (("s0", DATA, "--knn", "5", "--sweep", "crop"), "--knn does not go with --sweep"),
         (("s0", DATA, "--linear", "--agreement"), "--linear does not go with --agreement"),
@@ -265,6 +277,7 @@ def test_tables(arguments, shown, runs, monkeypatch, capsys) -> None:
         (("s0", DATA, "--sweep", "size=30", "--split", "val"), "resmlp_s12: images of 30×30 are not filled"),
         (("s0", "others", DATA, "--split", "val"), "others tells 16 classes apart"),
         (("nowhere",), "nowhere is not the folder of a run"),
+        (("nowhere", "s0"), "nowhere is not the folder of a run"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message, runs, monkeypatch, capsys) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -175,7 +176,9 @@ def test_a_fingerprint_is_of_images_and_labels(tmp_path):
     assert make("elsewhere", *train, "val/a/2.png", "val/b/3.png") == one
     assert make("other-train", *train, "train/b/7.png", "val/a/2.png", "val/b/3.png") == one
     assert make("more", *train, "val/a/2.png", "val/b/3.png", "val/b/4.png") != one
-    assert make("relabelled", *train, "val/b/2.png", "val/b/3.png") != one
+    val = open_data(tmp_path / "one").val
+    assert fingerprint(replace(val, labels=val.labels[::-1])) != one
+    assert fingerprint(replace(val, rows=val.rows[::-1], labels=val.labels[::-1])) != one
 
 
 # Seeds --------------------------------------------------------------------------------------------------------------
