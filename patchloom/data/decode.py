@@ -15,6 +15,7 @@ How other modes become 8-bit RGB:
 
 import ctypes
 import io
+import logging
 import os
 import stat
 import struct
@@ -192,7 +193,7 @@ def _reading(name: str, data: bytes, where: str) -> Iterator[None]:
         if name != "TIFF":
             yield
         else:
-            _silence_libtiff()
+            _silence_tiff()
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", module=r"PIL\.")
                 yield
@@ -203,11 +204,12 @@ def _reading(name: str, data: bytes, where: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def _silence_libtiff() -> None:
-    """What libtiff finds wrong it prints itself, without the file's name; Pillow's error says it again.
+def _silence_tiff() -> None:
+    """What libtiff and Pillow's reader find wrong they print, without the file's name; the error says it too.
 
     Only Pillow's own copy is asked: the same library, already loaded, under a name that depends on the build.
     """
+    logging.getLogger("PIL.TiffImagePlugin").addHandler(logging.NullHandler())
     home = Path(PIL.__file__).parent
     copies = [*(home.parent / "pillow.libs").glob("libtiff*.so*"), *home.glob(".dylibs/libtiff*.dylib")]
     for copy in copies[:1]:
