@@ -14,7 +14,7 @@ from patchloom.engine.display import duration
 from patchloom.engine.records import read_metrics
 from patchloom.errors import PatchloomError, UsageError
 from patchloom.evaluation.classification import ClassificationReport
-from patchloom.inspection.charts import Series, line_chart
+from patchloom.inspection.charts import Point, Series, line_chart, scatter_chart
 from patchloom.inspection.cost import human
 from patchloom.inspection.page import write_page
 from patchloom.inspection.report import curve, steps_per_unit
@@ -51,6 +51,7 @@ def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path) -> P
         pairs=together.comparisons() if together else [],
         notes=list(dict.fromkeys(notes)),
         curves=_curves(parts),
+        cloud=_cloud(together, data) if together and data else None,
         classes=_classes(judged) if together else [],
         apart=_apart(together) if together else None,
     )
@@ -120,6 +121,15 @@ def _classes(judged: dict[str, ClassificationReport]) -> list[list[str]]:
     order = np.argsort(-spread, kind="stable")[:CLASSES_SHOWN]
     names = next(iter(judged.values())).classes
     return [[names[i], *(f"{value:.1f}" for value in accuracy[:, i])] for i in order if spread[i] > 0]
+
+
+def _cloud(together: RunEvaluations, data: str) -> Markup | None:
+    """Top-1 of each run on the val split it was trained with and on `data` (ResMLP figure 4, thesis figure 6.8)."""
+    cloud = together.cloud()
+    points = [Point(x, y, name, name) for name, x, y in zip(cloud.runs, cloud.first, cloud.second, strict=True)]
+    if len(points) < 2:
+        return None
+    return scatter_chart(points, x_label="top-1 on its val split, %", y_label=f"top-1 on {data}, %", named=True)
 
 
 def _apart(together: RunEvaluations) -> tuple[list[str], list[list[str]]]:

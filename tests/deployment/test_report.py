@@ -127,6 +127,16 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
     assert text.count("<tr><td>a</td><td>b</td>") == 1
 
 
+def test_runs_on_data_are_placed_by_both_sets(trained: Path, tmp_path: Path) -> None:
+    names = ("a", "b", "vit")
+    page = report_runs([str(trained / name) for name in names], data=str(trained / "data"), out=tmp_path / "page.html")
+    cloud = page.read_text("utf-8").partition('id="cloud"')[2].partition("</section>")[0]
+    for name in names:
+        own = load_predictions(trained / name).report.top(1)
+        assert re.search(rf"<title>{name}( · {name})? \({own:.4g}, ", cloud)
+    assert "cloud" not in sections(report_runs([str(trained / name) for name in names], out=tmp_path / "page.html"))
+
+
 def test_a_difference_is_marked_only_where_it_is_significant(run, tmp_path: Path) -> None:
     a, b = run("a"), run("b")
     kept = load_predictions(a)
