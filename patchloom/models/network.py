@@ -57,6 +57,11 @@ class NetworkConfig:
                 if not fits or (hint is not bool and isinstance(value, bool)):
                     kind = {int: "a whole number", float: "a number", bool: "true or false"}[hint]
                     raise UsageError(f"{field.name} is {kind}; given {value!r}")
+            if typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is int:
+                value = (value,) if type(value) is int else value  # what a command line makes of a list of one
+                if not isinstance(value, list | tuple) or not all(type(each) is int for each in value):
+                    raise UsageError(f"{field.name} is whole numbers, such as 1,2; given {value!r}")
+                object.__setattr__(self, field.name, tuple(value))
 
     def drop_rates(self, depth: int) -> list[float]:
         """Stochastic depth of each block."""

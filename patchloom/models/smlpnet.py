@@ -40,8 +40,6 @@ class SMLPNetConfig(NetworkConfig):
     drop_path_rule: Literal["uniform", "linear"] = "linear"
 
     def __post_init__(self) -> None:
-        for name in ("depths", "global_stages", "token_mlp"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
         super().__post_init__()
         if not self.depths or min(self.depths) < 1:
             raise UsageError(f"depths has one number of blocks a stage, given {self.depths}")

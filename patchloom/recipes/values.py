@@ -97,7 +97,8 @@ def _read_choice(key: str, value: Any, choices: tuple[str, ...]) -> str:
 
 def _read_sequence(key: str, value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
     if isinstance(value, str):
-        value = [] if value.strip().lower() in ("", "none") else value.split(",")
+        value = _without_brackets(value)
+        value = [] if value.lower() in ("", "none") else value.split(",")
     if not isinstance(value, list | tuple):
         _refuse_value(key, value, "values separated by commas")
     if hints[-1] is Ellipsis:
@@ -135,10 +136,16 @@ def _read_options(key: str, value: Any) -> Options:
 def _plain_value(key: str, value: Any) -> OptionValue:
     """An option has no declared type: text that reads as a number, a switch or none is taken as one."""
     if isinstance(value, str) and "," in value:
-        value = value.split(",")
+        value = _without_brackets(value).split(",")
     if isinstance(value, list | tuple):
         return tuple(_plain_scalar(key, v) for v in value)
     return _plain_scalar(key, value)
+
+
+def _without_brackets(text: str) -> str:
+    """[1, 2] and (1, 2) are 1, 2."""
+    text = text.strip()
+    return text[1:-1].strip() if text[:1] + text[-1:] in ("[]", "()") else text
 
 
 def _plain_scalar(key: str, value: Any) -> bool | int | float | str | None:

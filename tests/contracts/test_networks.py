@@ -242,6 +242,8 @@ def test_a_misspelt_option_and_one_of_another_family() -> None:
     [
         ("resmlp_s12", {"norm": "group"}, "norm is one of affine, layer, batch, l2; given 'group'"),
         ("resmlp_s12", {"depth": "12"}, "depth is a whole number; given '12'"),
+        ("smlpnet_t", {"depths": ("a", 2)}, "depths is whole numbers, such as 1,2; given ('a', 2)"),
+        ("smlpnet_t", {"depths": "2,2"}, "depths is whole numbers, such as 1,2; given '2,2'"),
         (
             "resmlp_s12",
             {"image_size": 225},

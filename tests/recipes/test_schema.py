@@ -62,6 +62,8 @@ def test_unknown_recipe():
         ("model.options.scale_init", "1e-4", 1e-4),
         ("model.options.norm", "layernorm", "layernorm"),
         ("model.options.depths", "2,8,14,2", (2, 8, 14, 2)),
+        ("model.options.depths", "[2, 8, 14, 2]", (2, 8, 14, 2)),
+        ("model.options.depths", "(2,8,14,2)", (2, 8, 14, 2)),
         ("model.options.identity", "false", False),
         ("optim.batch_size", 64, 64),
         ("optim.betas", [0.8, 0.9], (0.8, 0.9)),
@@ -80,8 +82,9 @@ def test_override_changes_nothing_else():
 
 
 def test_override_checks_fields_together():
-    changes = {"schedule.decay": "step", "schedule.step_epochs": "30,60"}
-    assert override(DEIT, changes).schedule.step_epochs == (30, 60)
+    for text in ("30,60", "[30, 60]"):
+        changes = {"schedule.decay": "step", "schedule.step_epochs": text}
+        assert override(DEIT, changes).schedule.step_epochs == (30, 60)
 
 
 def test_options_are_added_one_by_one():
