@@ -1,5 +1,6 @@
 """What all tests share: where the reference data is, one thread a worker, small networks of every name."""
 
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,14 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_as_on_a_terminal() -> None:
+    """A job in the background or under nohup ignores some, and the processes it starts inherit that."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -77,7 +77,12 @@ def _print_one(evaluation: Any) -> None:
     numbers, report = evaluation.values(), evaluation.report
     low, high = numbers.pop("top1_low"), numbers.pop("top1_high")
     rows = [
-        (name, f"{value:.2f}", f"{low:.2f} – {high:.2f}" if name == "top1" else "") for name, value in numbers.items()
+        (
+            name,
+            f"{value:.0f}" if name == "images" else f"{value:.2f}",
+            f"{low:.2f} – {high:.2f}" if name == "top1" else "",
+        )
+        for name, value in numbers.items()
     ]
     print_table(["measure", "#value", "95 % interval"], rows)
     per_class = zip(report.classes, report.class_accuracy.tolist(), strict=True)
