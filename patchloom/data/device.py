@@ -107,7 +107,7 @@ class BeforeCrop:
 class DeviceLoader:
     """A decoded set in augmented batches; without `augment`, pictures stay as they are.
 
-    Augmentation follows from (seed, epoch, step, place in the batch): a run resumes exactly, and several
+    Augmentation follows from (seed, epoch, step, view, place in the batch): a run resumes exactly, and several
     processes see the pictures of one. The numbers come from the device's own generator, so a CPU and a GPU
     draw differently.
     """
@@ -125,6 +125,7 @@ class DeviceLoader:
         rank: int = 0,
         world: int = 1,
         drop_last: bool = True,
+        view: int = 0,
     ) -> None:
         if augment and augment.policy not in BATCHED_POLICIES:
             raise UsageError(
@@ -136,6 +137,7 @@ class DeviceLoader:
         self._store = store
         self._augment = augment
         self._size = as_size(image_size)
+        self._view = view
         self._rows: dict[int, Tensor] = {}  # of a batch of so many pictures, sent to the device once
 
     @property
@@ -155,12 +157,34 @@ class DeviceLoader:
                 rows = self._own_rows(size)
                 index = index[rows]
             if self._augment:
-                seed = step_seed(self.plan.seed, epoch, step)
+                seed = step_seed(self.plan.seed, epoch, step, self._view)
                 draws = Draws(size, self._augment.policy_layers, seed, device, rows)
                 images = augment_batch(self._store.pixels, index, self._augment, self._size, draws)
             else:
                 images = self._store.pixels[index].permute(0, 3, 1, 2)
             yield ImageBatch(images, self._store.labels[index], index)
+
+    def another_view(self, number: int, augment: AugmentPart, image_size: int | Size) -> "DeviceLoader":
+        """The same pictures in the same order, augmented by other random numbers."""
+        of = self.plan
+        if augment.crop != "random_resized" and as_size(image_size) != self._size:
+            raise UsageError(
+                f"augment.crop {augment.crop} cannot show a picture of {self._size} at {as_size(image_size)}; "
+                "use random_resized for views of several sizes"
+            )
+        return DeviceLoader(
+            self._store,
+            augment,
+            image_size,
+            batch_size=of.batch_size,
+            seed=of.seed,
+            shuffle=of.shuffle,
+            repeats=of.repeats,
+            rank=of.rank,
+            world=of.world,
+            drop_last=of.drop_last,
+            view=number,
+        )
 
     def _own_rows(self, size: int) -> Tensor:
         if size not in self._rows:

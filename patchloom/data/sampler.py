@@ -55,9 +55,13 @@ def mixed_seeds(seed: int, epoch: int, stream: int, positions: np.ndarray) -> np
     return state
 
 
-def step_seed(seed: int, epoch: int, step: int) -> int:
-    """The seed of what is drawn for a whole batch, the same on every process: mixing, batched operations."""
-    return int(mixed_seeds(seed, epoch, _STEP_STREAM, np.array([step]))[0] >> np.uint64(1))
+def step_seed(seed: int, epoch: int, step: int, view: int = 0) -> int:
+    """The seed of what is drawn for a whole batch, the same on every process: mixing, batched operations.
+
+    Further views of the same pictures have seeds of their own.
+    """
+    position = np.array([step]) + (view << 32)  # steps of an epoch never reach that far
+    return int(mixed_seeds(seed, epoch, _STEP_STREAM, position)[0] >> np.uint64(1))
 
 
 def rank_positions(size: int, rank: int, world: int) -> np.ndarray:

@@ -1,0 +1,107 @@
+"""Several views of a picture: of the same picture, never alike, the same whenever and wherever they are drawn."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from patchloom.data.augment import train_transform
+from patchloom.data.views import ManyViews, View, make_view_loader
+from patchloom.engine.batches import len_of, move, split
+from patchloom.errors import UsageError
+from patchloom.recipes.schema import AugmentPart
+from tests.data.test_device import photos, pictures
+
+CROP = AugmentPart(crop_min_scale=0.4)
+SMALL = AugmentPart(crop_min_scale=0.05, color_jitter=0.4)
+VIEWS = [View(CROP, 16), View(CROP, 16), View(SMALL, 8)]
+# AutoAugment has no version for whole batches, so workers prepare the pictures.
+BY_WORKERS = [View(AugmentPart(policy="autoaugment"), 16), View(AugmentPart(policy="autoaugment"), (8, 12))]
+
+
+def loader(views=VIEWS, **options):
+    given = {"batch_size": 4, "seed": 3, "device": "cpu"} | options
+    return make_view_loader(pictures(photos()), views, **given)[0]
+
+
+@pytest.mark.parametrize("views", [VIEWS, BY_WORKERS])
+def test_views_have_their_sizes_and_belong_to_one_picture(views) -> None:
+    for batch in loader(views).epoch(0):
+        assert [tuple(view.shape) for view in batch.views] == [
+            (4, 3, *((v.size, v.size) if isinstance(v.size, int) else v.size)) for v in views
+        ]
+        assert batch.labels.tolist() == (batch.index % 5).tolist()
+
+
+def test_views_show_the_picture_they_are_of() -> None:
+    whole = AugmentPart(crop_min_scale=1.0, flip=0.0)
+    shown = next(loader([View(whole, (24, 32)), View(whole, (24, 32))], batch_size=12).epoch(0))
+    originals = torch.from_numpy(photos()).permute(0, 3, 1, 2)[shown.index].float()
+    for view in shown.views:
+        away = (view.float() - originals).abs().mean(dim=(1, 2, 3))
+        others = (view.float() - originals.roll(1, 0)).abs().mean(dim=(1, 2, 3))
+        assert (away < others).all()
+
+
+@pytest.mark.parametrize("views", [VIEWS, BY_WORKERS])
+def test_no_two_views_are_alike(views) -> None:
+    same = [View(views[0].augment, 16)] * 3
+    batch = next(loader(same).epoch(0))
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(batch.views[a], batch.views[b])
+
+
+@pytest.mark.parametrize("views", [VIEWS, BY_WORKERS])
+def test_views_repeat_and_start_anywhere(views) -> None:
+    whole = list(loader(views).epoch(1))
+    for again, before in zip(loader(views).epoch(1, 1), whole[1:], strict=True):
+        assert torch.equal(again.index, before.index)
+        assert all(torch.equal(a, b) for a, b in zip(again.views, before.views, strict=True))
+
+
+def test_workers_change_nothing() -> None:
+    alone, helped = loader(BY_WORKERS), loader(BY_WORKERS, workers=2)
+    for a, b in zip(alone.epoch(0), helped.epoch(0), strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a.views, b.views, strict=True))
+    helped.close()
+
+
+def test_two_processes_see_the_views_of_one() -> None:
+    one = next(loader().epoch(0))
+    shares = [next(loader(rank=rank, world=2).epoch(0)) for rank in (0, 1)]
+    for share in shares:
+        for place, index in enumerate(share.index.tolist()):
+            row = one.index.tolist().index(index)
+            for mine, theirs in zip(share.views, one.views, strict=True):
+                assert torch.equal(mine[place], theirs[row])
+    assert sorted(i for share in shares for i in share.index.tolist()) == sorted(one.index.tolist())
+
+
+def test_views_in_a_row_are_those_made_one_by_one() -> None:
+    image = pictures(photos()).read(0)
+    joined = ManyViews(tuple(BY_WORKERS))
+    row = joined(image, random.Random(5))
+    assert row.shape == (1, 16 * 16 + 8 * 12, 3)
+    rng = random.Random(5)
+    expected = [train_transform(view.augment, view.size)(image, rng) for view in BY_WORKERS]
+    apart = joined.apart(torch.from_numpy(row)[None].permute(0, 3, 1, 2))
+    for view, pixels in zip(apart, expected, strict=True):
+        assert np.array_equal(view[0].permute(1, 2, 0).numpy(), pixels)
+
+
+def test_the_engine_can_move_and_cut_them() -> None:
+    batch = next(loader().epoch(0))
+    assert len_of(batch) == 4
+    parts = split(move(batch, torch.device("cpu")), 2)
+    assert [len(part) for part in parts] == [2, 2]
+    assert sorted(torch.cat([part.index for part in parts]).tolist()) == sorted(batch.index.tolist())
+    assert [tuple(view.shape[2:]) for view in parts[0].views] == [(16, 16), (16, 16), (8, 8)]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least one view"):
+        loader([])
+    padded = AugmentPart(crop="pad")
+    with pytest.raises(UsageError, match=r"augment\.crop pad cannot show a picture of \(16, 16\) at \(8, 8\)"):
+        loader([View(padded, 16), View(padded, 8)])
