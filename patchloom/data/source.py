@@ -104,7 +104,9 @@ def open_for(
         listing = source.train if split == "train" or source.val is None else source.val
         listing = coarsen(listing, level) if level else listing
     matched = match(listing, classes, strict=strict, what=source.name, known_by="the model")
-    return replace(matched, notes=(*source.notes, *matched.notes))
+    everything = "no val split, so every picture counts; those a run on these data held out are split val"
+    notes = (*source.notes, *([everything] if source.val is None and split is None else []), *matched.notes)
+    return replace(matched, notes=notes)
 
 
 def _fit_to_split(source: Source) -> tuple[Source, list[list[int]]]:

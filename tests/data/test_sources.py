@@ -324,7 +324,10 @@ def test_labels_are_matched_to_the_model_by_name(tmp_path):
     found = open_for(tmp_path / "new", model)
     assert found.classes is model
     assert named(found) == {"cat/0.png": "cat", "cat/1.png": "cat", "dog/0.png": "dog", "dog/1.png": "dog"}
-    assert found.notes == ("new (class folders) has a class that the model has not: 'bee' (2 pictures); left out",)
+    assert found.notes == (
+        "no val split, so every picture counts; those a run on these data held out are split val",
+        "new (class folders) has a class that the model has not: 'bee' (2 pictures); left out",
+    )
     with pytest.raises(DataError, match="has a class that the model has not: 'bee'"):
         open_for(tmp_path / "new", model, strict=True)
     with pytest.raises(DataError, match="and no other; the model has 'x'"):
@@ -337,6 +340,7 @@ def test_choice_of_split(tmp_path):
     assert len(open_for(tmp_path / "plain", trained.classes)) == 20
     held_out = open_for(tmp_path / "plain", trained.classes, split="val", seed=3)
     assert named(held_out) == named(trained.val)
+    assert not any("every picture counts" in note for note in held_out.notes)
     assert named(open_for(tmp_path / "plain", trained.classes, split="train", seed=3)) == named(trained.train)
     folder(tmp_path / "two" / "train", ["a", "b"], count=3)
     folder(tmp_path / "two" / "val", ["b"], count=2)
