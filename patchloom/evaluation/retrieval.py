@@ -116,6 +116,7 @@ def retrieval(
     first of `k` gives the posterior of the conditioned ranking.
     """
     train, test = train.labelled("train"), test.labelled("val")
+    check_neighbours(k, len(train))
     conditions = _conditions(train, test, classes, trained_level, k, temperature) if trained_level else {}
     for level, count in _levels(classes).items():
         own_train, own_test = at_level(train, classes, level), at_level(test, classes, level)

@@ -41,6 +41,10 @@ class Method:
     instance: Literal["cosine", "triplet", "none"]
     projector: Literal["fc", "mlp", "none"]
 
+    def without_instances(self) -> "Method":
+        """λ = 0; a projector that only the instance loss would train goes with it."""
+        return replace(self, instance="none", projector=self.projector if self.labels == "knn" else "none")
+
 
 # Rows of tables 2.1, 2.4 and 2.7. ClusterFit+ is `cross_entropy` with the labels of `objectives.clusters`.
 METHODS = {
@@ -80,8 +84,8 @@ def knn_loss(
     that is alone in its class has no neighbour to choose and adds 0, as in SNCA's code.
     """
     unit = F.normalize(at_least_float32(embeddings), dim=1)
-    logits = unit @ memory.to(unit.dtype).T / temperature
-    logits = logits.scatter(1, index[:, None], -torch.inf)  # (B, N)
+    # In place and scaled before the product: for 1.3 M images every copy of (B, N) is gigabytes.
+    logits = ((unit / temperature) @ memory.to(unit.dtype).T).scatter_(1, index[:, None], -torch.inf)
     right = labels[index, None] == labels
     right |= right.sum(dim=1, keepdim=True) == 1
     return (logits.logsumexp(dim=1) - logits.masked_fill(~right, -torch.inf).logsumexp(dim=1)).mean()
@@ -226,7 +230,7 @@ class Grafit(nn.Module):
         gather: Gather | None = None,
     ) -> None:
         super().__init__()
-        self.method = method if instance_weight else replace(method, instance="none")
+        self.method = method if instance_weight else method.without_instances()
         _check(self.method, trunk, labels)
         self.instance_weight, self.temperature, self.margin = instance_weight, temperature, margin
         self.decay, self.total_steps = decay, total_steps
@@ -252,7 +256,7 @@ class Grafit(nn.Module):
         terms: dict[str, Tensor] = {}
         if self.method.labels == "cross_entropy":
             terms["label_loss"] = cross_entropy(model.head(features[0]), self.labels[batch.index])  # type: ignore[operator]
-        if self.method != METHODS["cross_entropy"]:
+        if self.method.labels == "knn" or self.method.instance != "none":
             embeddings = [self.projector(pooled(model, view)) for view in features]
             terms |= self._embedding_losses(images, embeddings, batch.index)
         weights = {"label_loss": 1.0, "instance_loss": self.instance_weight}

@@ -264,6 +264,15 @@ def test_without_the_instance_loss_it_is_snca(grafit, snca):
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.parametrize("method", ["cross_entropy_instance", "cross_entropy_triplet"])
+def test_without_the_instance_loss_only_labels_are_left(method):
+    objective, model = make(method, instance_weight=0.0)
+    plain, _ = make("cross_entropy")
+    assert objective.method == plain.method
+    assert [*objective.parameters()] == []
+    assert torch.equal(*(o(model, batch(), epoch=0, step=0)["loss"] for o in (objective, plain)))
+
+
 def test_after_an_update_memory_and_target_follow():
     objective, model = make(decay=0.9)
     views = batch()
