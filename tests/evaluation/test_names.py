@@ -6,11 +6,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from patchloom.data.sets import ClassTable
 from patchloom.evaluation.comparison import compare
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.knn import knn
 from patchloom.evaluation.probe import few_shot_probe, linear_probe
+from patchloom.evaluation.retrieval import retrieval
 from patchloom.evaluation.seeds import spread
+from patchloom.evaluation.separability import separability
 from tests.evaluation.test_comparison import report
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "evaluation.md").read_text("utf-8")
@@ -19,10 +22,13 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "evaluation.md").read_tex
 def test_every_number_is_on_the_page() -> None:
     images = Embeddings(torch.randn(120, 4), torch.arange(120) % 6, torch.arange(120))
     six = report(np.arange(12) % 2 > 0, classes=tuple("abcdef"))
+    taxonomy = ClassTable(tuple("abcdef"), {"coarse": (("u", "v"), (0, 0, 0, 1, 1, 1))})
     found = [
         *six, *compare({"a": six, "b": six})[0], *knn(images, images, classes=6),
         *linear_probe(images, images, classes=6, strengths=(0.1,)),
         *few_shot_probe(images, images, classes=tuple("abcdef")),
+        *retrieval(images, images, classes=taxonomy, trained_level="coarse"),
+        *separability(images, classes=6, posterior=torch.rand(120, 6), splits=2),
     ]  # fmt: skip
     named = set(re.findall(r"`([a-z0-9_]+)`", PAGE))
     assert {name for name, _ in found} <= named

@@ -1,0 +1,162 @@
+"""Search by embeddings at every level of a taxonomy: on-the-fly classification and retrieval (thesis 2.3).
+
+A query is a test image, the collection is train; an image is right where it has the query's label at the level.
+Networks trained at one level are judged at all of them (tables 2.5, 2.6, 2.14).
+
+name                      value, in percent
+knn{k}_top1, …_top5       on-the-fly classification of eq. 2.6, as `evaluation.knn`, σ = 0.05
+map                       mean average precision, ranked by cosine
+map_conditioned           … by cosine + log(p/(1 − p)), p the kNN posterior of the image's coarse class (eq. 2.5, 2.6)
+map_conditioned_all       … p from all of train rather than k neighbours (eq. 2.2)
+map_oracle                … p from the query's true coarse class
+map_queries               queries counted: those with a right image in the collection (a number, not percent)
+
+Numbers of a coarser level end in its name: `map_coarse`. Average precision goes to the end of the list; images with
+equal scores stay in the order of the set. A query without a right image is left out.
+
+Letters: Q queries of a part, M of the set, N images of the collection, K coarse classes.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from patchloom.data.sets import ClassTable
+from patchloom.errors import DataError, UsageError
+from patchloom.evaluation.embeddings import Embeddings
+from patchloom.evaluation.knn import NEIGHBOURS, check_neighbours, knn, nearest
+
+TEMPERATURE = 0.05
+# The kNN posterior is often exactly 0 or 1. ±13.8 outweighs any cosine: the coarse class then comes first.
+LEAST_PROBABILITY = 1e-6
+PART_BYTES = 256 << 20
+
+
+def average_precision(scores: Tensor, right: Tensor) -> Tensor:
+    """Scores and which images are right, (Q, N) each → (Q,) float64 in 0…1; NaN where none is right.
+
+    Mean over the right images of the share of right ones down to each.
+    """
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    hits = right.gather(1, order).double()
+    ranks = torch.arange(1, scores.shape[1] + 1, device=scores.device)
+    return (hits.cumsum(dim=1) / ranks * hits).sum(dim=1) / hits.sum(dim=1)
+
+
+def knn_posterior(
+    train: Tensor, test: Tensor, labels: Tensor, classes: int, *, k: int, temperature: float = TEMPERATURE
+) -> Tensor:
+    """(M, K) float64: share of the k nearest, weighted by exp(cos/σ), that each class has (equation 2.6).
+
+    Unit vectors (N, D) and (M, D), labels (N,). New classes need no training: their images are rows of `train`.
+    """
+    check_neighbours([k], len(train))
+    parts = []
+    for cosines, positions in nearest(train, test, k):
+        shares = (cosines.double() / temperature).softmax(dim=1)
+        parts.append(shares.new_zeros(len(shares), classes).scatter_add_(1, labels[positions], shares))
+    return torch.cat(parts)
+
+
+def memory_posterior(
+    train: Tensor, test: Tensor, labels: Tensor, classes: int, *, temperature: float = TEMPERATURE
+) -> Tensor:
+    """As `knn_posterior`, with a vote of every image of train (equation 2.2): smoother, never quite 0 or 1."""
+    members = F.one_hot(labels, classes).double()  # (N, K)
+    rows = max(1, PART_BYTES // (8 * len(train)))
+    parts = [((part @ train.T).double() / temperature).softmax(dim=1) @ members for part in test.split(rows)]
+    return torch.cat(parts)
+
+
+def log_odds(posterior: Tensor, least: float = LEAST_PROBABILITY) -> Tensor:
+    """log(p/(1 − p)), the second term of equation 2.5, with p kept in least…1 − least."""
+    return posterior.double().clamp(least, 1 - least).logit()
+
+
+@torch.no_grad()
+def mean_average_precision(
+    train: Embeddings, test: Embeddings, condition: tuple[Tensor, Tensor] | None = None
+) -> tuple[float, int]:
+    """mAP in percent and the queries it is the mean of.
+
+    By cosine, or, with (coarse labels (N,) of train, posterior (M, K) of the queries), by equation 2.5. A network
+    trained by cross-entropy may give its softmax as the posterior.
+    """
+    unit_train, unit_test = F.normalize(train.vectors), F.normalize(test.vectors)
+    rows = max(1, PART_BYTES // (8 * len(train)))
+    found = []
+    for queries in torch.arange(len(test), device=unit_test.device).split(rows):
+        scores = (unit_test[queries] @ unit_train.T).double()
+        if condition:
+            coarse, posterior = condition
+            scores += log_odds(posterior[queries])[:, coarse]
+        found.append(average_precision(scores, test.labels[queries, None] == train.labels))
+    precisions = torch.cat(found)
+    counted = precisions[~precisions.isnan()]
+    if not len(counted):
+        raise DataError("No test image has a train image of its class, so nothing can be retrieved.")
+    return 100 * float(counted.mean()), len(counted)
+
+
+@torch.no_grad()
+def retrieval(
+    train: Embeddings,
+    test: Embeddings,
+    *,
+    classes: ClassTable,
+    trained_level: str | None = None,
+    k: Sequence[int] = NEIGHBOURS,
+    temperature: float = TEMPERATURE,
+) -> Iterator[tuple[str, float]]:
+    """Every number of this file at every level, finest first; conditioned ones where the trained level is coarser.
+
+    `trained_level` is one of `classes.levels`, whose labels the network was trained with; None: the finest. The
+    first of `k` gives the posterior of the conditioned ranking.
+    """
+    train, test = train.labelled("train"), test.labelled("val")
+    check_neighbours(k, len(train))
+    conditions = _conditions(train, test, classes, trained_level, k, temperature) if trained_level else {}
+    for level, count in _levels(classes).items():
+        own_train, own_test = at_level(train, classes, level), at_level(test, classes, level)
+        end = f"_{level}" if level else ""
+        for name, value in knn(own_train, own_test, classes=count, k=k, temperature=temperature):
+            yield name + end, value
+        plain, queries = mean_average_precision(own_train, own_test)
+        yield f"map{end}", plain
+        yield f"map_queries{end}", float(queries)
+        if trained_level and count > len(classes.levels[trained_level][0]):
+            coarse = at_level(train, classes, trained_level).labels
+            for name, posterior in conditions.items():
+                yield name + end, mean_average_precision(own_train, own_test, (coarse, posterior))[0]
+
+
+def at_level(images: Embeddings, classes: ClassTable, level: str) -> Embeddings:
+    """The same vectors with the labels of `level`; '' is the finest. All must have a label."""
+    if not level:
+        return images
+    if level not in classes.levels:
+        known = ", ".join(classes.levels) or "none"
+        raise UsageError(f"The classes have no level {level!r}. Levels: {known}.")
+    coarse = torch.tensor(classes.levels[level][1], device=images.labels.device)
+    return Embeddings(images.vectors, coarse[images.labels], images.index)
+
+
+def _levels(classes: ClassTable) -> dict[str, int]:
+    """Level → its number of classes; '' is the finest."""
+    return {"": len(classes)} | {level: len(names) for level, (names, _) in classes.levels.items()}
+
+
+def _conditions(
+    train: Embeddings, test: Embeddings, classes: ClassTable, level: str, k: Sequence[int], temperature: float
+) -> dict[str, Tensor]:
+    """Number → the posterior (M, K) of the coarse classes that it is conditioned on."""
+    labels, true = at_level(train, classes, level).labels, at_level(test, classes, level).labels
+    unit_train, unit_test = F.normalize(train.vectors), F.normalize(test.vectors)
+    given = (unit_train, unit_test, labels, len(classes.levels[level][0]))
+    return {
+        "map_conditioned": knn_posterior(*given, k=k[0], temperature=temperature),
+        "map_conditioned_all": memory_posterior(*given, temperature=temperature),
+        "map_oracle": F.one_hot(true, given[-1]),
+    }

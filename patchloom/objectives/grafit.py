@@ -1,0 +1,318 @@
+"""Grafit: fine-grained embeddings from coarse labels, and the methods it is compared with (thesis chapter 2).
+
+An embedding is g(x) = P(f(x)): a trunk f and a projector P. The kNN loss pulls an image to the remembered images of
+its label, the instance loss pulls the views of one image together: loss = kNN + λ·instance (equation 2.4; λ of
+table 2.11). With λ = 0 it is SNCA. Paper and code: the thesis leaves open what the memory starts from, its scale and
+the decay of the target, which are those of SNCA's and BYOL's code, and the projector's sizes, which follow from the
+parameters of table 2.7.
+
+Letters: B images, T views of each, N training images, C channels of the trunk, D of an embedding.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from patchloom.data.loader import normalise
+from patchloom.data.views import ViewBatch
+from patchloom.errors import DataError, UsageError
+from patchloom.models.network import Network
+from patchloom.objectives.classification import at_least_float32, cross_entropy
+
+TEMPERATURE = 0.05  # σ of equations 2.2 and 2.6, as SNCA's
+FC_DIM, MLP_DIM, HIDDEN_DIM = 128, 256, 4096
+TARGET_DECAY = 0.99  # BYOL's for 100 to 300 epochs; 0.996 for 1000
+MARGIN = 0.2  # of squared distances between unit vectors, as FaceNet's
+ROWS_AT_ONCE = 8192
+
+Gather = Callable[[Tensor], Tensor]  # (n, …) of this process → the rows of all, by rank, the same on every process
+
+
+@dataclass(frozen=True)
+class Method:
+    """Which losses are added, and what stands between trunk and embedding."""
+
+    labels: Literal["knn", "cross_entropy", "none"]
+    instance: Literal["cosine", "triplet", "none"]
+    projector: Literal["fc", "mlp", "none"]
+
+    def without_instances(self) -> "Method":
+        """λ = 0; a projector that only the instance loss would train goes with it."""
+        return replace(self, instance="none", projector=self.projector if self.labels == "knn" else "none")
+
+
+# Rows of tables 2.1, 2.4 and 2.7. ClusterFit+ is `cross_entropy` with the labels of `objectives.clusters`.
+METHODS = {
+    "cross_entropy": Method("cross_entropy", "none", "none"),
+    "triplet": Method("none", "triplet", "none"),
+    "cross_entropy_triplet": Method("cross_entropy", "triplet", "none"),
+    "instance": Method("none", "cosine", "mlp"),
+    "cross_entropy_instance": Method("cross_entropy", "cosine", "mlp"),
+    "snca": Method("knn", "none", "fc"),
+    "snca_plus": Method("knn", "none", "mlp"),
+    "grafit_fc": Method("knn", "cosine", "fc"),
+    "grafit": Method("knn", "cosine", "mlp"),
+}
+
+
+# Losses ---------------------------------------------------------------------------------------------------------------
+
+
+def knn_loss(
+    embeddings: Tensor, index: Tensor, memory: Tensor, labels: Tensor, temperature: float = TEMPERATURE
+) -> Tensor:
+    """−log Σ_{j: y_j = y_i, j ≠ i} p_ij with p_ij ∝ exp(cos/σ) over all j ≠ i (equations 2.2, 2.3), mean over B.
+
+    Embeddings (B, D) of the images at `index`, unit vectors `memory` (N, D) and labels (N,) of all images. An image
+    that is alone in its class has no neighbour to choose and adds 0, as in SNCA's code.
+    """
+    unit = F.normalize(at_least_float32(embeddings), dim=1)
+    # In place and scaled before the product: for 1.3 M images every copy of (B, N) is gigabytes.
+    logits = ((unit / temperature) @ memory.to(unit.dtype).T).scatter_(1, index[:, None], -torch.inf)
+    right = labels[index, None] == labels
+    right |= right.sum(dim=1, keepdim=True) == 1
+    return (logits.logsumexp(dim=1) - logits.masked_fill(~right, -torch.inf).logsumexp(dim=1)).mean()
+
+
+def instance_loss(predictions: Tensor, targets: Tensor) -> Tensor:
+    """−cos(prediction of view i, target of view j), mean over the T(T−1) ordered pairs i ≠ j and B; (T, B, D) each."""
+    views, images, _ = predictions.shape
+    online = F.normalize(at_least_float32(predictions), dim=2)
+    target = F.normalize(at_least_float32(targets), dim=2)
+    cosines = torch.einsum("ibd,jbd->ij", online, target)
+    return -(cosines.sum() - cosines.trace()) / (views * (views - 1) * images)
+
+
+def triplet_loss(vectors: Tensor, identity: Tensor, margin: float = MARGIN) -> Tensor:
+    """max(0, margin + ‖a − p‖² − ‖a − n‖²) of unit vectors; p shows the same as the anchor a, n something else.
+
+    Vectors (M, D) and what they show, (M,): the image's number for instances (thesis 2.2). Which triplets are taken
+    is not said there: here p is the furthest and n the nearest of the batch. Mean over the anchors that have both.
+    """
+    unit = F.normalize(at_least_float32(vectors), dim=1)
+    cosines = unit @ unit.T
+    same = identity[:, None] == identity
+    itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
+    furthest = cosines.masked_fill(~same | itself, torch.inf).amin(dim=1)
+    nearest = cosines.masked_fill(same, -torch.inf).amax(dim=1)
+    counted = furthest.isfinite() & nearest.isfinite()
+    # ‖a − b‖² = 2 − 2·cos
+    losses = torch.where(counted, F.relu(margin + 2 * (nearest - furthest)), 0.0)
+    return losses.sum() / counted.sum().clamp(min=1)
+
+
+# Parts ----------------------------------------------------------------------------------------------------------------
+
+
+class Projector(nn.Sequential):
+    """(B, C) → (B, D): linear for `fc`; for `mlp` and the predictor BYOL's Linear, BatchNorm, ReLU, Linear."""
+
+    def __init__(self, kind: Literal["fc", "mlp"], inputs: int, outputs: int | None = None) -> None:
+        self.dim = outputs or (FC_DIM if kind == "fc" else MLP_DIM)
+        if kind == "fc":
+            super().__init__(nn.Linear(inputs, self.dim))
+        else:
+            super().__init__(
+                nn.Linear(inputs, HIDDEN_DIM),
+                nn.BatchNorm1d(HIDDEN_DIM),
+                nn.ReLU(),
+                nn.Linear(HIDDEN_DIM, self.dim, bias=False),
+            )
+
+
+class Memory(nn.Module):
+    """One unit vector a training image: m ← normalise(½m + ½g) after the update whose batch held the image.
+
+    Starts uniform in ±1/√(D/3), as SNCA, normalised since equation 2.2 has cosines. Every process applies the
+    updates of all processes in the same order, so their memories stay equal bit for bit.
+    """
+
+    slots: Tensor  # (N, D) float32
+
+    def __init__(self, images: int, dim: int, *, seed: int = 0, gather: Gather | None = None) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(dim / 3)
+        start = torch.empty(images, dim).uniform_(-bound, bound, generator=torch.Generator().manual_seed(seed))
+        self.register_buffer("slots", F.normalize(start))
+        self._gather = gather
+        self._noted: list[tuple[Tensor, Tensor]] = []
+
+    def note(self, index: Tensor, embeddings: Tensor) -> None:
+        """Keep embeddings (B, D) of the images at `index` for the next `update`; once a micro-batch."""
+        self._noted.append((index, F.normalize(embeddings.detach().float(), dim=1)))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Apply what was noted; of an image that was noted twice the first counts, so that order decides nothing."""
+        index, embeddings = (torch.cat(column) for column in zip(*self._noted, strict=True))
+        self._noted.clear()
+        if self._gather:
+            index, embeddings = self._gather(index), self._gather(embeddings)
+        first = (index[:, None] == index).int().argmax(dim=1)
+        self.slots[index] = F.normalize((self.slots[index] + embeddings[first]) / 2, dim=1)
+
+
+class Target(nn.Module):
+    """The slow copy of trunk and projector: ξ ← τξ + (1 − τ)θ. As BYOL's, it keeps batch statistics of its own."""
+
+    def __init__(self, trunk: Network, projector: nn.Module) -> None:
+        super().__init__()
+        self.trunk = copy.deepcopy(trunk).requires_grad_(False)
+        self.projector = copy.deepcopy(projector).requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised images → (B, D)."""
+        return self.projector(pooled(self.trunk, self.trunk.features(images)))
+
+    @torch.no_grad()
+    def follow(self, trunk: nn.Module, projector: nn.Module, decay: float) -> None:
+        """Take 1 − `decay` of the weights of what is trained."""
+        mine: list[Tensor] = [*self.trunk.parameters(), *self.projector.parameters()]
+        theirs: list[Tensor] = [*trunk.parameters(), *projector.parameters()]
+        torch._foreach_lerp_(mine, theirs, 1 - decay)
+
+
+def target_decay(step: int, total_steps: int, start: float = TARGET_DECAY) -> float:
+    """τ = 1 − (1 − start)·(cos(πk/K) + 1)/2: from `start` to 1 (BYOL)."""
+    return 1 - (1 - start) * (math.cos(math.pi * step / total_steps) + 1) / 2
+
+
+def pooled(model: nn.Module, features: Tensor) -> Tensor:
+    """Features of the trunk → (B, C); a network with one token a class gives the mean of its tokens."""
+    vectors: Tensor = model.pool(features)  # type: ignore[operator]
+    return vectors if vectors.ndim == 2 else vectors.mean(dim=1)
+
+
+# The objective --------------------------------------------------------------------------------------------------------
+
+
+class Grafit(nn.Module):
+    """Views → `loss`, with its terms `label_loss` and `instance_loss`; any method of `METHODS`.
+
+    `labels` (N,) are those of all training images at the level that is trained on: they are the only labels it
+    reads, so a level, or ClusterFit's clusters, are chosen here and nowhere else. Labels and memory see the first view.
+    """
+
+    labels: Tensor
+
+    def __init__(
+        self,
+        method: Method,
+        trunk: Network,
+        labels: Tensor,
+        *,
+        total_steps: int,
+        pixel_mean: tuple[float, ...],
+        pixel_std: tuple[float, ...],
+        instance_weight: float = 1.0,
+        temperature: float = TEMPERATURE,
+        decay: float = TARGET_DECAY,
+        margin: float = MARGIN,
+        seed: int = 0,
+        gather: Gather | None = None,
+    ) -> None:
+        super().__init__()
+        self.method = method if instance_weight else method.without_instances()
+        _check(self.method, trunk, labels)
+        self.instance_weight, self.temperature, self.margin = instance_weight, temperature, margin
+        self.decay, self.total_steps = decay, total_steps
+        self.pixel_mean, self.pixel_std = pixel_mean, pixel_std
+        # Known from the data, so no part of a checkpoint.
+        self.register_buffer("labels", labels.clone(), persistent=False)
+        self.projector: nn.Module = nn.Identity()
+        if self.method.projector != "none":
+            self.projector = Projector(self.method.projector, trunk.feature_dim)
+        if self.method.labels == "knn":
+            self.memory = Memory(len(labels), self._dim(trunk), seed=seed, gather=gather)
+        if self.method.instance == "cosine":
+            self.predictor = Projector("mlp", self._dim(trunk), self._dim(trunk))
+            self.target = Target(trunk, self.projector)
+
+    def _dim(self, trunk: Network) -> int:
+        return self.projector.dim if isinstance(self.projector, Projector) else trunk.feature_dim
+
+    def forward(self, model: nn.Module, batch: ViewBatch, *, epoch: int, step: int) -> dict[str, Tensor]:  # noqa: ARG002
+        """Scalars of one batch: `loss`, to be minimised, and its terms."""
+        images = [normalise(view, self.pixel_mean, self.pixel_std) for view in self._used(batch.views)]
+        features = [model.features(view) for view in images]  # type: ignore[operator]
+        terms: dict[str, Tensor] = {}
+        if self.method.labels == "cross_entropy":
+            terms["label_loss"] = cross_entropy(model.head(features[0]), self.labels[batch.index])  # type: ignore[operator]
+        if self.method.labels == "knn" or self.method.instance != "none":
+            embeddings = [self.projector(pooled(model, view)) for view in features]
+            terms |= self._embedding_losses(images, embeddings, batch.index)
+        weights = {"label_loss": 1.0, "instance_loss": self.instance_weight}
+        loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+        return {"loss": loss, **{name: term.detach() for name, term in terms.items()}}
+
+    def _used(self, views: list[Tensor]) -> list[Tensor]:
+        if self.method.instance == "none":
+            return views[:1]
+        if len(views) < 2:
+            raise UsageError(f"The instance loss compares views of an image, given {len(views)}. Give 2 or more.")
+        return views
+
+    def _embedding_losses(self, images: list[Tensor], embeddings: list[Tensor], index: Tensor) -> dict[str, Tensor]:
+        """The terms that look at embeddings; in full precision, since exp(cos/σ) of 3 digits is off by tenths."""
+        terms: dict[str, Tensor] = {}
+        if self.method.instance == "cosine":
+            predictions = torch.stack([self.predictor(view) for view in embeddings])
+            targets = torch.stack([self.target(view) for view in images])
+        with torch.autocast(index.device.type, enabled=False):
+            if self.method.labels == "knn":
+                self.memory.note(index, embeddings[0])
+                terms["label_loss"] = knn_loss(embeddings[0], index, self.memory.slots, self.labels, self.temperature)
+            if self.method.instance == "cosine":
+                terms["instance_loss"] = instance_loss(predictions, targets)
+            elif self.method.instance == "triplet":
+                identity = index.repeat(len(embeddings))
+                terms["instance_loss"] = triplet_loss(torch.cat(embeddings), identity, self.margin)
+        return terms
+
+    def after_update(self, model: nn.Module, step: int) -> None:
+        """The memory takes in the batch, the target follows the weights; `step` counts updates before this one."""
+        if self.method.labels == "knn":
+            self.memory.update()
+        if self.method.instance == "cosine":
+            decay = target_decay(min(step, self.total_steps), self.total_steps, self.decay)
+            self.target.follow(model, self.projector, decay)
+
+    @torch.no_grad()
+    def embeddings_of(self, vectors: Tensor) -> Tensor:
+        """Trunk vectors (M, C) → the unit vectors (M, D) a trained network is searched by (thesis 2.3.1, 2.4.2).
+
+        They are projected where the kNN loss trained the projector; otherwise the trunk's own (table 2.7, 23.5 M).
+        """
+        if self.method.labels != "knn":
+            return F.normalize(vectors)
+        was_training = self.projector.training
+        self.projector.eval()
+        parts = [F.normalize(self.projector(part)) for part in vectors.split(ROWS_AT_ONCE)]
+        self.projector.train(was_training)
+        return torch.cat(parts)
+
+
+def _check(method: Method, trunk: Network, labels: Tensor) -> None:
+    if method.labels == method.instance == "none":
+        raise UsageError("Neither labels nor instances are learned from. Set instance_weight above 0.")
+    if method.labels != "none" and (len(labels) < 2 or bool((labels < 0).any())):
+        unlabelled = int((labels < 0).sum())
+        raise DataError(
+            f"{unlabelled} of {len(labels)} training images have no label; 2 or more, all labelled, are needed."
+        )
+    classes = trunk.config.num_classes
+    if method.labels != "cross_entropy" and classes:
+        # Several processes would wait for gradients that never come.
+        raise UsageError(
+            f"The classifier of {classes} classes would not be trained. Call reset_head(0) on the network."
+        )
+    if method.labels == "cross_entropy" and classes <= int(labels.max()):
+        wanted = int(labels.max()) + 1
+        raise UsageError(f"The network tells {classes} classes apart, the labels {wanted}. Call reset_head({wanted}).")

@@ -1,0 +1,189 @@
+"""Retrieval against slow versions of its equations, and on cases whose answer is known."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from patchloom.data.sets import ClassTable
+from patchloom.errors import DataError, UsageError
+from patchloom.evaluation import retrieval as retrieval_module
+from patchloom.evaluation.embeddings import Embeddings
+from patchloom.evaluation.knn import knn
+from patchloom.evaluation.retrieval import (
+    at_level,
+    average_precision,
+    knn_posterior,
+    log_odds,
+    mean_average_precision,
+    memory_posterior,
+    retrieval,
+)
+
+# Four fine classes in two coarse ones.
+CLASSES = ClassTable(("ant", "bee", "cat", "dog"), {"coarse": (("insect", "mammal"), (0, 0, 1, 1))})
+
+
+def unit(*shape: int, seed: int = 0) -> Tensor:
+    values = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.normalize(values)
+
+
+def images(vectors: Tensor, labels: list[int] | Tensor) -> Embeddings:
+    return Embeddings(vectors, torch.as_tensor(labels), torch.arange(len(vectors)))
+
+
+def random_sets(train: int = 40, test: int = 12) -> tuple[Embeddings, Embeddings]:
+    return images(unit(train, 5), torch.arange(train) % 4), images(unit(test, 5, seed=1), torch.arange(test) % 4)
+
+
+# Average precision ----------------------------------------------------------------------------------------------------
+
+
+def slow_average_precision(scores: list[float], right: list[bool]) -> float:
+    order = sorted(range(len(scores)), key=lambda place: -scores[place])  # sorted keeps the order of equals
+    precisions, hits = [], 0
+    for rank, place in enumerate(order, 1):
+        if right[place]:
+            hits += 1
+            precisions.append(hits / rank)
+    return sum(precisions) / len(precisions) if precisions else math.nan
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=20))
+def test_average_precision_is_its_definition(rows):
+    """Few values, so that most are equal; half of them negative."""
+    scores, right = ([row[column] for row in rows] for column in (0, 1))
+    found = average_precision(torch.tensor([scores], dtype=torch.float64), torch.tensor([right])).item()
+    assert found == pytest.approx(slow_average_precision(scores, right), nan_ok=True)
+
+
+def test_average_precision_by_hand():
+    scores = torch.tensor([[-0.1, -0.5, -0.2, -0.9]])
+    right = torch.tensor([[False, True, True, False]])
+    assert average_precision(scores, right).item() == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert average_precision(torch.zeros(1, 4), right).item() == pytest.approx((1 / 2 + 2 / 3) / 2)
+
+
+def test_a_query_without_a_right_image_is_left_out():
+    train = images(torch.eye(3), [0, 1, 1])
+    test = images(torch.tensor([[1.0, 0, 0], [0, 0, 1.0]]), [0, 3])
+    assert mean_average_precision(train, test) == (100.0, 1)
+    with pytest.raises(DataError, match="No test image has a train image of its class"):
+        mean_average_precision(train, test.rows([1]))
+
+
+def test_parts_change_nothing(monkeypatch):
+    train, test = random_sets()
+    whole = dict(retrieval(train, test, classes=CLASSES, trained_level="coarse", k=(5,)))
+    monkeypatch.setattr(retrieval_module, "PART_BYTES", 5 * 8 * len(train))
+    assert dict(retrieval(train, test, classes=CLASSES, trained_level="coarse", k=(5,))) == pytest.approx(whole)
+
+
+# Conditioning ---------------------------------------------------------------------------------------------------------
+
+
+def slow_posterior(train: Tensor, query: Tensor, labels: list[int], k: int, sigma: float) -> list[float]:
+    cosines = [float(row @ query) for row in train]
+    chosen = sorted(range(len(cosines)), key=lambda place: -cosines[place])[:k]
+    votes = [sum(math.exp(cosines[j] / sigma) for j in chosen if labels[j] == y) for y in range(2)]
+    return [vote / sum(votes) for vote in votes]
+
+
+@pytest.mark.parametrize("k", [1, 7, 40])
+def test_the_posterior_is_equation_2_6(k):
+    train, test = random_sets()
+    labels = (train.labels // 2).tolist()
+    expected = [slow_posterior(train.vectors, query, labels, k, 0.05) for query in test.vectors]
+    given = (train.vectors, test.vectors, torch.tensor(labels), 2)
+    torch.testing.assert_close(knn_posterior(*given, k=k), torch.tensor(expected, dtype=torch.float64))
+    if k == len(train):
+        torch.testing.assert_close(memory_posterior(*given), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_log_odds_stay_finite():
+    found = log_odds(torch.tensor([0.0, 0.5, 0.8, 1.0]))
+    assert found.tolist() == pytest.approx([-13.8155, 0.0, math.log(4), 13.8155], abs=1e-4)
+
+
+@pytest.mark.parametrize("k", [1, 9, None])
+def test_the_conditioned_score_is_equation_2_5(k):
+    train, test = random_sets()
+    coarse = train.labels // 2
+    expected = []
+    for query, label in zip(test.vectors, test.labels.tolist(), strict=True):
+        p = slow_posterior(train.vectors, query, coarse.tolist(), k or len(train), 0.05)
+        p = [min(max(value, 1e-6), 1 - 1e-6) for value in p]
+        scores = [
+            float(row @ query) + math.log(p[y] / (1 - p[y]))
+            for row, y in zip(train.vectors, coarse.tolist(), strict=True)
+        ]
+        expected.append(slow_average_precision(scores, (train.labels == label).tolist()))
+    given = (train.vectors, test.vectors, coarse, 2)
+    posterior = knn_posterior(*given, k=k) if k else memory_posterior(*given)
+    found, queries = mean_average_precision(train, test, (coarse, posterior))
+    assert found == pytest.approx(100 * sum(expected) / len(expected))
+    assert queries == len(test)
+
+
+def tempting() -> tuple[Embeddings, Embeddings]:
+    """Queries whose own class lies half among a cloud of the other coarse class.
+
+    In the plane, by angle: the query at 0°, ants at 2° and 40°, cats at 20° and 22°, dogs at 25°; bees far away.
+    """
+    angles = torch.tensor([2.0, 3.0, 40.0, 20.0, 22.0, 25.0, 90.0]).deg2rad()
+    train = images(torch.stack([angles.cos(), angles.sin()], dim=1), [0, 0, 0, 2, 2, 3, 1])
+    turned = torch.tensor([0.0, 1.0]).deg2rad()
+    return train, images(torch.stack([turned.cos(), turned.sin()], dim=1), [0, 0])
+
+
+def test_conditioning_raises_the_precision_and_an_oracle_more():
+    train, test = tempting()
+    # A third query lies among the cats: its neighbours mislead the prediction, not the oracle.
+    misled = torch.tensor([[math.cos(0.37), math.sin(0.37)]])
+    test = images(torch.cat([test.vectors, misled]), [0, 0, 0])
+    found = dict(retrieval(train, test, classes=CLASSES, trained_level="coarse", k=(2,)))
+    without_misled = dict(retrieval(train, test.rows([0, 1]), classes=CLASSES, trained_level="coarse", k=(2,)))
+    assert without_misled["map"] == pytest.approx(100 * (1 + 1 + 3 / 6) / 3)
+    assert without_misled["map_conditioned"] == pytest.approx(100.0)
+    assert without_misled["map_oracle"] == pytest.approx(100.0)
+    assert found["map_oracle"] == pytest.approx(100.0)
+    assert found["map"] < found["map_conditioned"] < found["map_oracle"]
+
+
+# Levels ---------------------------------------------------------------------------------------------------------------
+
+
+def test_every_level_is_judged():
+    train, test = random_sets()
+    found = dict(retrieval(train, test, classes=CLASSES, trained_level="coarse", k=(5, 10)))
+    assert [*found] == [
+        "knn5_top1", "knn10_top1", "map", "map_queries", "map_conditioned", "map_conditioned_all", "map_oracle",
+        "knn5_top1_coarse", "knn10_top1_coarse", "map_coarse", "map_queries_coarse",
+    ]  # fmt: skip
+    coarse = at_level(train, CLASSES, "coarse"), at_level(test, CLASSES, "coarse")
+    assert found["map_coarse"] == mean_average_precision(*coarse)[0]
+    assert found["knn5_top1_coarse"] == dict(knn(*coarse, classes=2, k=(5,), temperature=0.05))["knn5_top1"]
+    assert "map_oracle" not in dict(retrieval(train, test, classes=CLASSES, k=(5,)))
+    with pytest.raises(UsageError, match=r"no level 'family'\. Levels: coarse\."):
+        [*retrieval(train, test, classes=CLASSES, trained_level="family", k=(5,))]
+
+
+def test_unlabelled_images_are_not_searched():
+    train, test = random_sets()
+    some = images(torch.cat([train.vectors, unit(3, 5, seed=7)]), torch.cat([train.labels, torch.full((3,), -1)]))
+    expected = [*retrieval(train, test, classes=CLASSES, k=(5,))]
+    assert [*retrieval(some, test, classes=CLASSES, k=(5,))] == expected
+
+
+def test_new_classes_need_no_training():
+    """GR-4: images of a class nobody knew are added, and queries of it are found."""
+    train, _ = random_sets()
+    away = torch.tensor([[10.0, 0, 0, 0, 0]], dtype=torch.float64)
+    new = torch.nn.functional.normalize(unit(6, 5, seed=3) + away)
+    joined, labels = torch.cat([train.vectors, new[:5]]), torch.cat([train.labels, torch.full((5,), 4)])
+    assert knn_posterior(joined, new[5:], labels, 5, k=3)[0].argmax() == 4

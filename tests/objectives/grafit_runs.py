@@ -1,0 +1,91 @@
+"""Short runs of Grafit in the engine; as `python -m tests.objectives.grafit_runs FOLDER` one process of several."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from patchloom.data.sampler import rank_positions
+from patchloom.engine.distribution import Processes
+from patchloom.engine.loop import train
+from patchloom.engine.optimisation import make_optimizer
+from patchloom.engine.run import Run
+from patchloom.objectives.grafit import METHODS, Grafit
+from tests.engine.toys import BATCH, STEPS, make_run, network, optim_part
+
+IMAGES = STEPS * BATCH
+LABELS = torch.arange(IMAGES) % 3
+EPOCHS = 3
+
+
+@dataclass(frozen=True)
+class ViewBatch:
+    views: list[Tensor]  # T of (B, 3, H, W) uint8
+    labels: Tensor  # (B,)
+    index: Tensor  # (B,)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+class Views:
+    """Every image once an epoch, in two views drawn from (epoch, step)."""
+
+    steps_per_epoch = STEPS
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        self._rows = torch.from_numpy(rank_positions(BATCH, rank, world))
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ViewBatch]:
+        order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(epoch))
+        for step in range(start_step, STEPS):
+            generator = torch.Generator().manual_seed(1000 * epoch + step)
+            pixels = torch.randint(256, (2, BATCH, 3, 16, 16), dtype=torch.uint8, generator=generator)
+            index = order[step * BATCH : (step + 1) * BATCH][self._rows]
+            yield ViewBatch([view[self._rows] for view in pixels], LABELS[index], index)
+
+
+def gather(rows: Tensor) -> Tensor:
+    """The rows of all processes, by rank."""
+    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, rows.contiguous())
+    return torch.cat(parts)
+
+
+def grafit_run(folder: Path | None, method: str, processes: Processes | None = None, **fields: Any) -> Run:
+    processes = processes or Processes("fp32", device="cpu")
+    model = network(num_classes=0, drop_path=0.0)
+    objective = Grafit(
+        METHODS[method],
+        model,
+        LABELS,
+        total_steps=EPOCHS * STEPS,
+        pixel_mean=(0.5,) * 3,
+        pixel_std=(0.25,) * 3,
+        gather=gather if processes.world > 1 else None,
+    )
+    optimizer = make_optimizer(model, optim_part("sgd", momentum=0.9), objective)
+    loader = Views(processes.rank, processes.world)
+    return make_run(
+        folder, epochs=EPOCHS, processes=processes, model=model, objective=objective, optimizer=optimizer,
+        loader=loader, evaluators=[], metric=None, **fields,
+    )  # fmt: skip
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    processes = Processes("fp32", device="cpu")
+    for method in ("snca", "grafit"):
+        run = grafit_run(None, method, processes)
+        train(run)
+        torch.save(run.objective.state_dict(), Path(sys.argv[1]) / f"{method}-{processes.rank}.pt")
+    processes.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Grafit in the engine: a stopped run goes on exactly, and several processes keep one memory."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from patchloom.checkpoint import find_checkpoint
+from patchloom.engine.loop import train
+from patchloom.engine.signals import Stopped
+from tests.engine.test_processes import VARIABLES, free_port
+from tests.objectives.grafit_runs import grafit_run
+
+
+def test_a_stopped_run_goes_on_exactly(tmp_path: Path) -> None:
+    whole = grafit_run(tmp_path / "whole", "grafit", accumulate=2)
+    train(whole)
+    stopped = grafit_run(tmp_path / "stopped", "grafit", accumulate=2)
+    after_update = stopped.objective.after_update
+
+    def stop(model, step):
+        after_update(model, step)
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped.objective.after_update = stop
+    with pytest.raises(Stopped):
+        train(stopped)
+    found = find_checkpoint(tmp_path / "stopped")
+    assert found is not None
+    continued = grafit_run(tmp_path / "stopped", "grafit", accumulate=2)
+    train(continued, found.snapshot)
+    for mine, theirs in ((continued.model, whole.model), (continued.objective, whole.objective)):
+        for name, value in theirs.state_dict().items():
+            assert torch.equal(mine.state_dict()[name], value), name
+
+
+def test_two_processes_keep_one_memory(tmp_path: Path) -> None:
+    common = {key: value for key, value in os.environ.items() if key not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-W", "error", "-m", "tests.objectives.grafit_runs", str(tmp_path)]
+    root = Path(__file__).parent.parent.parent
+    workers = [
+        subprocess.Popen(
+            command,
+            cwd=root,
+            env=common | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for worker in workers:
+        output = worker.communicate(timeout=120)[0]
+        assert worker.returncode == 0, output
+    for method in ("snca", "grafit"):
+        states = [torch.load(tmp_path / f"{method}-{rank}.pt") for rank in range(2)]
+        assert torch.equal(states[0]["memory.slots"], states[1]["memory.slots"])
+    # SNCA has no batch statistics, so two processes learn what one learns.
+    alone = grafit_run(None, "snca")
+    train(alone)
+    snca = torch.load(tmp_path / "snca-0.pt")
+    for name, value in alone.objective.state_dict().items():
+        torch.testing.assert_close(snca[name], value, rtol=1e-4, atol=1e-5, msg=name)
