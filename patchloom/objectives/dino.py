@@ -119,7 +119,8 @@ def collapse(teacher_entropy: float, teacher_spread: float, outputs: int) -> str
     if teacher_entropy > 0.5 * math.log(outputs):
         return (
             f"DINO collapsed: the teacher's outputs are nearly uniform (entropy {teacher_entropy:.2f} of "
-            f"{math.log(outputs):.2f}) for every image. Lower teacher_temperature or the learning rate."
+            f"{math.log(outputs):.2f}) for every image. Give the head batch norm, or lower "
+            "teacher_temperature or the learning rate."
         )
     return (
         f"DINO collapsed: the teacher gives every image the same few outputs (entropy {teacher_entropy:.2f} of "
