@@ -93,6 +93,7 @@ class _Loop:
         self.reporter = Reporter(run, progress, self.meter)
         self.selection = Selection(run, progress, self.reporter)
         self._saved_at = perf_counter()
+        self._before_update = getattr(run.objective, "before_update", None)
         self._after_update = getattr(run.objective, "after_update", None)
 
     def set_mode(self) -> None:
@@ -155,6 +156,8 @@ class _Loop:
             loss, asked = self.pulse.receive(wishes)
             if is_bad(loss):
                 raise _bad_loss(loss, step, self.progress.epoch, batch)
+            if self._before_update:
+                self._before_update(run.model, step)
             run.processes.update(run.optimizer, run.clip_norm)
         except RuntimeError as error:
             if not _is_out_of_memory(error):

@@ -1,11 +1,12 @@
 """How weights are updated: which ones, by which optimiser, at which learning rate."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from patchloom.engine.lamb import Lamb
@@ -77,6 +78,30 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
     """Give every group the rate of this step, times its own `lr_scale` where it has one."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+def set_weight_decay(optimizer: Optimizer, weight_decay: float) -> None:
+    """Give every group that decays the decay of this step; those without (biases, norms) stay without."""
+    for group in optimizer.param_groups:
+        if group["weight_decay"]:
+            group["weight_decay"] = weight_decay
+
+
+def cosine_weight_decay(step: int, total_steps: int, start: float = 0.04, end: float = 0.4) -> float:
+    """The decay of the update that follows `step` others; it grows along a cosine (DINO)."""
+    return end + (start - end) * _LEFT["cosine"](step / total_steps)
+
+
+@torch.no_grad()
+def clip_each_(parameters: Iterable[Tensor], max_norm: float) -> None:
+    """Shorten the gradient of each parameter tensor to `max_norm` by itself (DINO), not of all together.
+
+    So one layer's large gradient does not slow the others. Nothing waits for the device.
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if grads:
+        factors = [(max_norm / (norm + 1e-6)).clamp(max=1.0) for norm in torch._foreach_norm(grads)]
+        torch._foreach_mul_(grads, factors)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ Evaluator = Callable[[nn.Module], Iterable[tuple[str, float]]]
 class Objective(Protocol):
     """A method. If it is an nn.Module, its state is saved too, and it is moved to the device with the model.
 
-    It may also have `after_update(model, step)`, called after every update (a teacher that follows its student).
+    It may also have `before_update(model, step)`, called once the gradients are there (some are to be dropped), and
+    `after_update(model, step)` (a teacher that follows its student); `step` counts the updates before this one.
     """
 
     def __call__(self, model: nn.Module, batch: Any, *, epoch: int, step: int) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.resample import Grid, resample_rows
+from patchloom.layers.resample import Grid, Resampled, resample_rows
 
 
 class PatchProjection(nn.Module):
@@ -74,7 +74,7 @@ class LearnedTokens(nn.Module):
         return self.weight.expand(batch, -1, -1)
 
 
-class PositionEmbedding(nn.Module):
+class PositionEmbedding(Resampled):
     """One vector a position, added to the tokens; `extra` rows for tokens that stand before the grid's."""
 
     decays = False
@@ -88,9 +88,8 @@ class PositionEmbedding(nn.Module):
         """(B, extra+N, C) → (B, extra+N, C)."""
         return tokens + self.weight
 
-    @torch.no_grad()
-    def load_resampled_(self, other: "PositionEmbedding") -> None:
-        """Become `other` on this grid (bicubic, which nearly keeps the vectors' norm; the extra rows as they are)."""
+    def resampled_from(self, other: "PositionEmbedding") -> dict[str, Tensor]:
+        """Bicubic, which nearly keeps the vectors' norm; the extra rows as they are."""
         rows = other.weight[0]
         resized = resample_rows(rows[self.extra :], other.grid, self.grid)
-        self.weight.copy_(torch.cat([rows[: self.extra], resized])[None])
+        return {"weight": torch.cat([rows[: self.extra], resized])[None]}

@@ -6,32 +6,58 @@ R·A·D, where D averages the new grid down to the old one: rows of D sum to 1, 
 before, and at the same size R = D = identity.
 """
 
+from functools import lru_cache
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from patchloom.errors import UsageError
 
 Grid = tuple[int, ...]  # (height, width), or (length,) along one axis
 
 
-def upsampler(old: Grid, new: Grid) -> Tensor:
+class Resampled(nn.Module):
+    """A layer with one weight a position, which can become the same layer on another grid."""
+
+    grid: Grid
+
+    def resampled_from(self, other: Any) -> dict[str, Tensor]:
+        """Name → the weights of `other` on this layer's grid; differentiable, and of this layer reads only shapes."""
+        raise UsageError(f"{type(self).__name__} does not say how {type(other).__name__} is resampled")
+
+    @torch.no_grad()
+    def load_resampled_(self, other: Any) -> None:
+        """Become `other` on this grid."""
+        for name, weight in self.resampled_from(other).items():
+            getattr(self, name).copy_(weight)
+
+
+# Kept, because a training that shows a network small views resamples at every step.
+@lru_cache(maxsize=64)
+def upsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Tensor:
     """R: (positions of `new`, positions of `old`), positions row-major; float64."""
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    for old_length, new_length in zip(old, new, strict=True):
-        matrix = torch.kron(matrix, _along_one_axis(old_length, new_length))
-    return matrix
+    with torch.inference_mode(False):
+        matrix = torch.ones(1, 1, dtype=torch.float64)
+        for old_length, new_length in zip(old, new, strict=True):
+            matrix = torch.kron(matrix, _along_one_axis(old_length, new_length))
+        return matrix.to(device)
 
 
-def downsampler(old: Grid, new: Grid) -> Tensor:
+@lru_cache(maxsize=64)
+def downsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Tensor:
     """D: (positions of `old`, positions of `new`), the transpose of R with rows that sum to 1."""
-    adjoint = upsampler(old, new).T
-    return adjoint / adjoint.sum(dim=1, keepdim=True)
+    with torch.inference_mode(False):
+        adjoint = upsampler(old, new, device).T
+        return adjoint / adjoint.sum(dim=1, keepdim=True)
 
 
 def resample_rows(weight: Tensor, old: Grid, new: Grid) -> Tensor:
     """R·weight for a weight with one row a position: (old, ...) → (new, ...)."""
     if old == new:
         return weight.clone()
-    flat = upsampler(old, new).to(weight.device) @ weight.double().reshape(weight.shape[0], -1)
+    flat = upsampler(old, new, weight.device) @ weight.double().reshape(weight.shape[0], -1)
     return flat.view(-1, *weight.shape[1:]).to(weight.dtype)
 
 
@@ -39,7 +65,7 @@ def resample_columns(weight: Tensor, old: Grid, new: Grid) -> Tensor:
     """weight·D for a weight with one column a position: (..., old) → (..., new)."""
     if old == new:
         return weight.clone()
-    return (weight.double() @ downsampler(old, new).to(weight.device)).to(weight.dtype)
+    return (weight.double() @ downsampler(old, new, weight.device)).to(weight.dtype)
 
 
 def _along_one_axis(old: int, new: int) -> Tensor:

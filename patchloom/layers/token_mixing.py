@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from patchloom.errors import UsageError
 from patchloom.layers.mlp import ActivationName, activate
-from patchloom.layers.resample import Grid, resample_columns, resample_rows
+from patchloom.layers.resample import Grid, Resampled, resample_columns, resample_rows
 
 
 def mix_tokens(weight: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class ScaledMix(torch.autograd.Function):
         return of_tokens, of_weight, of_scale, grad.sum(dim=0).to(scale.dtype)
 
 
-class TokenLinear(nn.Module):
+class TokenLinear(Resampled):
     """One matrix across the positions of a grid, the same for all channels (ResMLP's A)."""
 
     def __init__(self, grid: Grid, *, extra: int = 0, outputs: int | None = None) -> None:
@@ -96,10 +96,10 @@ class TokenLinear(nn.Module):
         self.bias = nn.Parameter(shift / weight)
         return weight
 
-    @torch.no_grad()
-    def load_resampled_(self, other: "TokenLinear") -> None:
-        """Become `other` on this grid."""
-        weight, bias = other.weight.data, other.bias.data
+    def resampled_from(self, other: "TokenLinear") -> dict[str, Tensor]:
+        """R·A·D and R·b; where rows are no positions, A·D and b."""
+        weight: Tensor = other.weight
+        bias: Tensor = other.bias
         if self.extra:
             extra = weight[:, : self.extra]
             weight = torch.cat([extra, resample_columns(weight[:, self.extra :], other.grid, self.grid)], dim=1)
@@ -108,11 +108,10 @@ class TokenLinear(nn.Module):
         if self.rows_are_positions:
             weight = resample_rows(weight, other.grid, self.grid)
             bias = resample_rows(bias, other.grid, self.grid)
-        self.weight.copy_(weight)
-        self.bias.copy_(bias)
+        return {"weight": weight, "bias": bias}
 
 
-class TokenMLP(nn.Module):
+class TokenMLP(Resampled):
     """W2 · activation(W1 · x) across the positions of a grid (Mixer eq. 1; ResMLP's and sMLPNet's MLP ablations)."""
 
     def __init__(
@@ -139,36 +138,31 @@ class TokenMLP(nn.Module):
         hidden = activate(self.activation, mix_tokens(self.weight1, tokens, self.bias1))
         return mix_tokens(self.weight2, hidden, self.bias2)
 
-    @torch.no_grad()
-    def load_resampled_(self, other: "TokenMLP") -> None:
-        """Become `other` on this grid.
-
-        Where hidden units grow with the grid, copies of `other` side by side, one for each part of the larger grid
+    def resampled_from(self, other: "TokenMLP") -> dict[str, Tensor]:
+        """Where hidden units grow with the grid, copies of `other` side by side, one for each part of the larger grid
         (Mixer, supplement C); where they shrink with it, the mean of such copies; where they stay, resampled.
         """
         mine, its = self.weight1.shape[0], other.weight1.shape[0]
-        if mine > its:
-            self.weight1.zero_()
-            self.weight2.zero_()
-            for positions, units in _parts(other, self):
-                self.weight1[units[:, None], positions] = other.weight1
-                self.weight2[positions[:, None], units] = other.weight2
-                self.bias1[units], self.bias2[positions] = other.bias1, other.bias2
-            return
-        if mine < its:
-            parts = _parts(self, other)
-            for tensor in self.parameters():
-                tensor.zero_()
-            for positions, units in parts:
-                self.weight1.add_(other.weight1[units[:, None], positions] / len(parts))
-                self.weight2.add_(other.weight2[positions[:, None], units] / len(parts))
-                self.bias1.add_(other.bias1[units] / len(parts))
-                self.bias2.add_(other.bias2[positions] / len(parts))
-            return
-        self.weight1.copy_(resample_columns(other.weight1, other.grid, self.grid))
-        self.bias1.copy_(other.bias1)
-        self.weight2.copy_(resample_rows(other.weight2, other.grid, self.grid))
-        self.bias2.copy_(resample_rows(other.bias2, other.grid, self.grid))
+        if mine == its:
+            return {
+                "weight1": resample_columns(other.weight1, other.grid, self.grid),
+                "bias1": other.bias1,
+                "weight2": resample_rows(other.weight2, other.grid, self.grid),
+                "bias2": resample_rows(other.bias2, other.grid, self.grid),
+            }
+        new = {name: other.weight1.new_zeros(mine.shape) for name, mine in self.named_parameters()}
+        parts = _parts(other, self) if mine > its else _parts(self, other)
+        for positions, units in parts:
+            if mine > its:
+                new["weight1"][units[:, None], positions] = other.weight1
+                new["weight2"][positions[:, None], units] = other.weight2
+                new["bias1"][units], new["bias2"][positions] = other.bias1, other.bias2
+            else:
+                new["weight1"] += other.weight1[units[:, None], positions] / len(parts)
+                new["weight2"] += other.weight2[positions[:, None], units] / len(parts)
+                new["bias1"] += other.bias1[units] / len(parts)
+                new["bias2"] += other.bias2[positions] / len(parts)
+        return new
 
 
 class GroupedTokenMLP(TokenMLP):
@@ -186,7 +180,7 @@ class GroupedTokenMLP(TokenMLP):
         return mixed.view(b, self.groups, n, c // self.groups).permute(0, 2, 3, 1).reshape(b, n, c)
 
 
-class UntiedTokenMLP(nn.Module):
+class UntiedTokenMLP(Resampled):
     """A token MLP of its own for each channel (Mixer, appendix A): C times the parameters."""
 
     def __init__(self, grid: Grid, hidden: int, dim: int, *, activation: ActivationName = "gelu") -> None:
@@ -210,14 +204,15 @@ class UntiedTokenMLP(nn.Module):
         hidden = activate(self.activation, torch.baddbmm(self.bias1.unsqueeze(-1), self.weight1, columns))
         return torch.baddbmm(self.bias2.unsqueeze(-1), self.weight2, hidden).permute(2, 1, 0)
 
-    @torch.no_grad()
-    def load_resampled_(self, other: "UntiedTokenMLP") -> None:
-        """Become `other` on this grid."""
-        self.weight1.copy_(resample_columns(other.weight1, other.grid, self.grid))
-        self.bias1.copy_(other.bias1)
+    def resampled_from(self, other: "UntiedTokenMLP") -> dict[str, Tensor]:
+        """The hidden units stay, the positions are resampled."""
         rows_first = resample_rows(other.weight2.transpose(0, 1), other.grid, self.grid)
-        self.weight2.copy_(rows_first.transpose(0, 1))
-        self.bias2.copy_(resample_rows(other.bias2.T, other.grid, self.grid).T)
+        return {
+            "weight1": resample_columns(other.weight1, other.grid, self.grid),
+            "bias1": other.bias1,
+            "weight2": rows_first.transpose(0, 1),
+            "bias2": resample_rows(other.bias2.T, other.grid, self.grid).T,
+        }
 
 
 def init_linear_(weight: Tensor, bias: Tensor) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from patchloom.errors import UsageError
+from patchloom.layers.resample import Resampled
 from patchloom.layers.residual import drop_path_rates
 
 Size = int | tuple[int, int]
@@ -94,6 +95,7 @@ class Network(nn.Module):
         self.config = config
         self.gradient_checkpointing = False
         self.absorbed = False
+        self._frames: dict[tuple[int, int], Network] = {}  # of forward_resampled
 
     # What a family writes ---------------------------------------------------------------------------------------
 
@@ -157,18 +159,45 @@ class Network(nn.Module):
         weight = next(self.parameters())
         new.to(weight.device, weight.dtype).train(self.training)
         new.gradient_checkpointing = self.gradient_checkpointing
-        old_modules = dict(self.named_modules())
         with torch.no_grad():
-            for name, module in new.named_modules():
-                old = old_modules[name]
-                resample = getattr(module, "load_resampled_", None)
-                if resample is not None:
-                    resample(old)
-                    continue
-                own = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
-                for key, tensor in own.items():
-                    tensor.copy_(getattr(old, key))
+            weights = self._weights_for(new)
+            for name, tensor in (*new.named_parameters(), *new.named_buffers()):
+                tensor.copy_(weights[name])
         return new
+
+    def forward_resampled(self, images: Tensor) -> Tensor:
+        """What `at_resolution(size of the images)` gives, with gradients that reach the weights of this network.
+
+        Running statistics are this network's own. Nothing is checkpointed: it would be recomputed with other weights.
+        """
+        size = (images.shape[2], images.shape[3])
+        if self.any_resolution or size == self.config.image_size:
+            return self(images)
+        if self.absorbed:
+            raise UsageError("an absorbed copy keeps its resolution: call at_resolution first, then absorb")
+        frame = self._frame(size).train(self.training)
+        return torch.func.functional_call(frame, self._weights_for(frame), images)
+
+    def _frame(self, size: tuple[int, int]) -> "Network":
+        """This network at another size without its weights: it takes no memory and draws no random numbers."""
+        config, known = self.config_at(self.config, size), self._frames.get(size)
+        if known is None or known.config != config:
+            with torch.device("meta"):
+                known = self._frames[size] = type(self)(config)
+        return known
+
+    def _weights_for(self, new: "Network") -> dict[str, Tensor]:
+        """Name → weights and buffers of this network on the grids of `new`."""
+        weights: dict[str, Tensor] = {}
+        old_modules = dict(self.named_modules())
+        for path, module in new.named_modules():
+            old, prefix = old_modules[path], f"{path}." if path else ""
+            if isinstance(module, Resampled):
+                weights |= {prefix + key: tensor for key, tensor in module.resampled_from(old).items()}
+                continue
+            own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+            weights |= {prefix + key: getattr(old, key) for key, _ in own}
+        return weights
 
     def for_images_of(self, size: Size) -> Self:
         """This network where it takes images of `size` as it is, otherwise a copy at that resolution."""

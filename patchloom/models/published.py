@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from patchloom.errors import CheckpointError, UsageError
+from patchloom.layers.resample import Resampled
 from patchloom.models.network import Network
 from patchloom.models.published_names import TELLTALE, State, renamed
 from patchloom.models.weights_file import read_weights_file
@@ -143,7 +144,7 @@ def _some(items: list[str], limit: int = 4) -> str:
 def _image_size_of(model: Network, state: State) -> tuple[int, int]:
     """The image size a checkpoint was made for, read off the first weight that has one entry a position."""
     for name, module in model.named_modules():
-        if not hasattr(module, "load_resampled_") or name.endswith((".before", ".after")):
+        if not isinstance(module, Resampled) or name.endswith((".before", ".after")):
             continue
         suffix, axis = ("weight1", 1) if hasattr(module, "weight1") else ("weight", 1)
         key = f"{name}.{suffix}"

@@ -104,6 +104,25 @@ def test_at_resolution_not_a_multiple_and_not_square(name) -> None:
 
 
 @every_family
+def test_resampled_forward_is_that_of_the_copy_and_gradients_reach_the_network(name) -> None:
+    network = small(name)
+    for factor in (2, 1.5):
+        size = tuple(int(factor * side) for side in network.config.image_size)
+        other = network.at_resolution(size)
+        x = images(other)
+        drawn = torch.get_rng_state()
+        out = network.forward_resampled(x)
+        assert torch.equal(torch.get_rng_state(), drawn)
+        torch.testing.assert_close(out, other(x), rtol=1e-5, atol=1e-5)
+        network.zero_grad()
+        out.square().sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+        smaller = other.forward_resampled(images(network))
+        torch.testing.assert_close(smaller, other.at_resolution(network.config.image_size)(images(network)))
+    assert torch.equal(network.forward_resampled(images(network)), network(images(network)))
+
+
+@every_family
 def test_gradient_checkpointing_changes_nothing_but_memory(name) -> None:
     network = small(name, seed=2).train()
     for module in network.modules():
@@ -221,6 +240,8 @@ def test_an_absorbed_copy_is_for_inference_alone() -> None:
         lean.train()
     with pytest.raises(UsageError, match="call at_resolution first"):
         lean.at_resolution(64)
+    with pytest.raises(UsageError, match="call at_resolution first"):
+        lean.forward_resampled(torch.zeros(1, 3, 64, 64))
     with pytest.raises(UsageError, match="takes a network of patchloom, given Linear"):
         patchloom.absorb(torch.nn.Linear(1, 1))
 

@@ -9,7 +9,15 @@ from timm.scheduler import CosineLRScheduler
 from torch import nn
 
 from patchloom.engine.lamb import Lamb
-from patchloom.engine.optimisation import Schedule, freeze, make_optimizer, set_lr
+from patchloom.engine.optimisation import (
+    Schedule,
+    clip_each_,
+    cosine_weight_decay,
+    freeze,
+    make_optimizer,
+    set_lr,
+    set_weight_decay,
+)
 from patchloom.errors import UsageError
 from patchloom.layers.attention import Attend
 from patchloom.recipes import get_recipe
@@ -159,3 +167,43 @@ def test_set_lr_respects_a_group_s_scale() -> None:
     optimizer.param_groups[1]["lr_scale"] = 0.1
     set_lr(optimizer, 2.0)
     assert [group["lr"] for group in optimizer.param_groups] == [2.0, 0.2]
+
+
+# DINO's decay and clipping ------------------------------------------------------------------------------------------
+
+
+def test_the_decay_grows_as_the_authors(parity) -> None:
+    stored, _ = parity("dino_loss")
+    given = [cosine_weight_decay(step, 20) for step in range(20)]
+    assert given == pytest.approx(stored["wd_schedule_0.04_0.4_ep4_it5"].tolist(), abs=1e-12)
+
+
+def test_the_decay_starts_and_ends_where_it_is_told() -> None:
+    assert cosine_weight_decay(0, 10, 0.1, 0.3) == pytest.approx(0.1)
+    assert cosine_weight_decay(5, 10, 0.1, 0.3) == pytest.approx(0.2)
+    assert cosine_weight_decay(10, 10, 0.1, 0.3) == pytest.approx(0.3)
+
+
+def test_only_groups_that_decay_get_the_decay_of_the_step() -> None:
+    optimizer = make_optimizer(network(), optim_part())
+    for decay in (0.04, 0.2, 0.4):
+        set_weight_decay(optimizer, decay)
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [decay, 0.0]
+
+
+def test_each_tensor_is_clipped_by_itself() -> None:
+    """The authors' loop, one tensor after the other."""
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((4, 5), (7,), (2, 3), (1,))]
+    for parameter, size in zip(parameters[:3], (100.0, 0.01, 3.0), strict=True):
+        parameter.grad = torch.randn_like(parameter) * size
+    expected = []
+    for parameter in parameters[:3]:
+        factor = 3.0 / (parameter.grad.norm().item() + 1e-6)
+        expected.append(parameter.grad * factor if factor < 1 else parameter.grad.clone())
+    clip_each_(parameters, 3.0)
+    for parameter, gradient in zip(parameters[:3], expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+    assert parameters[0].grad.norm() == pytest.approx(3.0, rel=1e-5)
+    assert parameters[3].grad is None
+    clip_each_([], 3.0)
