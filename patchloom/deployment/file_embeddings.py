@@ -1,7 +1,6 @@
 """Image files → one unit vector each, batch by batch; what cannot be read is named and the others go on."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,8 +101,7 @@ def _read(files: _Files, batch: int, workers: int) -> Iterator[list[np.ndarray |
         Workers(batches).kill()
         raise ResourceError(reason) from error
     finally:
-        with suppress(AttributeError):
-            Workers(batches).end()
+        Workers(batches).end()
 
 
 def _begin_work(worker: int) -> None:  # noqa: ARG001

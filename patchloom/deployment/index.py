@@ -286,15 +286,18 @@ class _Build:
         self._since = time.monotonic()
 
     def missing(self, files: Sequence[Listed]) -> list[str]:
-        """Files that are not in the index as they are now."""
-        found = []
+        """Files that are not in the index as they are now; one that only got another label keeps its vector."""
+        found, vectors = [], StoredVectors(self._folder, self.about)
         for path, label in files:
-            _, _, before = self._stored.get(path, (0, 0, None))
+            part, at, before = self._stored.get(path, (0, 0, None))
             state = file_state(path)
+            # Of the time before it is read: a file that changes meanwhile is embedded again the next time.
+            now = Row(path, label or (before.label if before else ""), *(state or (0, 0)))
             if before is None or state != (before.size, before.changed_ns):
                 found.append(path)
-                # Before it is read: a file that changes meanwhile is embedded again the next time.
-                self._expected[path] = Row(path, label or (before.label if before else ""), *(state or (0, 0)))
+                self._expected[path] = now
+            elif now != before:
+                self._waiting.append((now, vectors.row(self.about.parts[part], at)))
         return found
 
     def add(self, some: EmbeddedFiles) -> None:

@@ -8,7 +8,7 @@
 
 A part never changes once it is written. `index.json` is replaced last and names what counts: whatever interrupts a
 build, the index before it stays as it was, and a file beside it that is not named is written over. A file that changed
-is stored again, and its old row is dropped in `index.json`. There is no pickle anywhere.
+or got another label is stored again, and its old row is dropped in `index.json`. There is no pickle anywhere.
 """
 
 import hashlib
@@ -134,7 +134,7 @@ class StoredVectors:
         return len(self.about)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return map(self._vectors, self.about.parts)
+        return map(self._vectors, filter(len, self.about.parts))
 
     def rows(self, positions: Tensor) -> Tensor:
         """(M,) positions → (M, C)."""
@@ -142,6 +142,10 @@ class StoredVectors:
         for part, chosen, inside in self._by_part(positions):
             found[chosen] = self._vectors(part)[inside]
         return found
+
+    def row(self, part: Part, number: int) -> Tensor:
+        """(C,) of one row of a part, dropped or not; a copy, since a view would keep the file open."""
+        return self._all_rows(part)[number].clone()
 
     def files(self, positions: Tensor) -> list[Row]:
         """The files at (M,) positions; only the parts they lie in are read."""
@@ -163,24 +167,27 @@ class StoredVectors:
         return self.folder / FAISS
 
     @cached_property
-    def _starts(self) -> Tensor:
+    def _ends(self) -> Tensor:
         """(parts,) positions after the last row of each part."""
         return torch.tensor([len(part) for part in self.about.parts]).cumsum(0)
 
     def _by_part(self, positions: Tensor) -> Iterator[tuple[Part, Tensor, Tensor]]:
         """Each part that is asked for, which of `positions` lie in it, and where in it."""
-        numbers = torch.searchsorted(self._starts, positions, right=True)
+        numbers = torch.searchsorted(self._ends, positions, right=True)
         for number in numbers.unique().tolist():
             part = self.about.parts[number]
             chosen = torch.nonzero(numbers == number)[:, 0]
-            yield part, chosen, positions[chosen] - self._starts[number] + len(part)
+            yield part, chosen, positions[chosen] - self._ends[number] + len(part)
 
     def _vectors(self, part: Part) -> Tensor:
+        vectors = self._all_rows(part)
+        return vectors[torch.from_numpy(part.kept())] if part.dropped else vectors
+
+    def _all_rows(self, part: Part) -> Tensor:
         path = self.folder / f"{part.name}.npy"
         self._compare(path, part.vectors_sha256)
         # Copy on write, though nothing writes: torch warns of memory that cannot be written.
-        vectors = np.load(path, mmap_mode="c", allow_pickle=False)
-        return torch.from_numpy(vectors[part.kept()] if part.dropped else vectors)
+        return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
 
     def _compare(self, path: Path, sha256: str) -> None:
         if path.name in self._whole:

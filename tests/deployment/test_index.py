@@ -136,6 +136,21 @@ def test_new_images_changed_images_and_new_classes(trained: Path, tmp_path: Path
     assert green.hits[0].label == "green"
 
 
+def test_a_label_that_comes_later_needs_no_embedding(trained: Path, tmp_path: Path, embedded) -> None:
+    arguments = {"out": tmp_path / "index", "device": "cpu"}
+    before = index(str(trained / "a"), [trained / "data" / "red"], **arguments).index
+    assert before.about.labels == {}
+    embedded.clear()
+    built = index(str(trained / "a"), [trained / "data"], **arguments)
+    assert (built.embedded, built.unchanged, len(built.index)) == (30, 30, 60)
+    assert {Path(path).parent.name for path in embedded} == {"blue"}
+    assert built.index.about.labels == {"blue": 30, "red": 30}
+    again = index(str(trained / "a"), [trained / "data" / "red"], **arguments).index
+    assert again.about == built.index.about
+    (found,), (old,) = (one.search([trained / "data" / "red" / "3.png"], top=60) for one in (again, before))
+    assert [hit[:2] for hit in found.hits if hit.label == "red"] == [hit[:2] for hit in old.hits]
+
+
 def test_splits_loose_files_and_the_same_file_twice(trained: Path, tmp_path: Path) -> None:
     class_folders(tmp_path / "set" / "train", pictures=2)
     class_folders(tmp_path / "set" / "val", pictures=1)
