@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from patchloom.deployment.index_files import About, Row, StoredVectors, read_about, write_about, write_lists, write_part
-from patchloom.evaluation.retrieval import exact_nearest, faiss_nearest
+from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--count", type=int, default=1_000_000)

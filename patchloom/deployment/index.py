@@ -2,7 +2,7 @@
 
 A collection grows by the same call with more images; new classes need no training. Nothing that is unchanged, by size
 and time, is embedded again, so a build that was stopped goes on where it was. What lies on disk is in `index_files`,
-which of the vectors are nearest in `evaluation.retrieval`.
+which of the vectors are nearest in `evaluation.exact_search`.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from patchloom.deployment.index_files import (
     write_part,
 )
 from patchloom.errors import CheckpointError, DataError, UsageError
-from patchloom.evaluation.retrieval import exact_nearest, faiss_nearest, import_faiss
+from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest, import_faiss
 
 EXACT_UP_TO = 1_000_000  # files; two cores compare a query with as many in less than a second
 # A part is written when it has this many files, or is this old: a killed build loses no more.

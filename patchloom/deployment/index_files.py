@@ -28,7 +28,7 @@ from torch import Tensor
 from patchloom.checkpoint import atomic_write
 from patchloom.engine.disk import disk_errors
 from patchloom.errors import CheckpointError, UsageError
-from patchloom.evaluation.retrieval import write_faiss
+from patchloom.evaluation.exact_search import write_faiss
 
 FORMAT = 1
 FILE, FAISS = "index.json", "faiss.index"
@@ -124,7 +124,7 @@ def write_part(folder: Path, number: int, vectors: np.ndarray, rows: Sequence[Ro
 
 
 class StoredVectors:
-    """The vectors of an index for `evaluation.retrieval`: read part by part, compared with their checksums."""
+    """The vectors of an index for `evaluation.exact_search`: read part by part, compared with their checksums."""
 
     def __init__(self, folder: Path, about: About) -> None:
         self.folder, self.about = folder, about

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from patchloom.errors import UsageError
-from patchloom.evaluation.retrieval import SPARE, exact_nearest, faiss_nearest, import_faiss, write_faiss
+from patchloom.evaluation.exact_search import SPARE, exact_nearest, faiss_nearest, import_faiss, write_faiss
 
 
 class InMemory:
