@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from patchloom.data.source import open_data as open_data
     from patchloom.deployment.classifier import Classifier as Classifier
     from patchloom.deployment.classifier import load as load
+    from patchloom.deployment.index import index as index
+    from patchloom.deployment.index import open_index as open_index
     from patchloom.deployment.runs import evaluate_runs as evaluate_runs
     from patchloom.inspection.cost import cost as cost
     from patchloom.inspection.look import look as look
@@ -33,12 +35,14 @@ _WHERE = {
     "cost": "patchloom.inspection.cost",
     "create_model": "patchloom.models.registry",
     "evaluate_runs": "patchloom.deployment.runs",
+    "index": "patchloom.deployment.index",
     "list_models": "patchloom.models.registry",
     "list_recipes": "patchloom.recipes",
     "get_recipe": "patchloom.recipes",
     "load": "patchloom.deployment.classifier",
     "look": "patchloom.inspection.look",
     "open_data": "patchloom.data.source",
+    "open_index": "patchloom.deployment.index",
     "load_published": "patchloom.models.published",
     "pictures_of": "patchloom.inspection.pictures",
     "record_attention": "patchloom.layers.attention",

@@ -167,7 +167,7 @@ def save_weights(folder: Path, weights: dict[str, Tensor], about: dict[str, Any]
     """Write `weights.safetensors`, with a checksum of the weights and what is known of them in its header."""
     refuse_bad(weights, "weights")
     # One key: safetensors writes several in an order that changes from file to file.
-    header = {"patchloom": json.dumps({"sha256": _digest(weights), **about})}
+    header = {"patchloom": json.dumps({"sha256": weights_digest(weights), **about})}
     atomic_write(folder / "weights.safetensors", _packed(weights, header))
 
 
@@ -177,7 +177,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     weights = _unpacked(data, path)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
     ours = header.get("patchloom")
-    if ours is not None and _digest(weights) not in ours:
+    if ours is not None and weights_digest(weights) not in ours:
         raise CheckpointError(f"{path} is damaged: its checksum is not that of its weights. Train or copy it again.")
     refuse_bad(weights, str(path), CheckpointError)
     return weights
@@ -320,7 +320,8 @@ def _unpacked(data: bytes, path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is not a whole safetensors file: {error}.") from error
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
+def weights_digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of names, kinds, shapes and values, whatever the order."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

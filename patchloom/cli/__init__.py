@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import typer
 
-from patchloom.cli import bench, check, demo, evaluate, look, models, predict, recipes, report, train
+from patchloom.cli import bench, check, demo, evaluate, index, look, models, predict, recipes, report, search, train
 from patchloom.cli.stopping import ToldToStop, told_to_stop
 from patchloom.errors import PatchloomError
 
@@ -27,6 +27,8 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("look")(look.look)
+app.command("index")(index.index)
+app.command("search")(search.search)
 app.command("report")(report.report)
 app.command("recipes")(recipes.recipes)
 app.command("models")(models.models)

@@ -201,6 +201,23 @@ def list_classes(root: Path, split: str, taxonomy: Taxonomy) -> tuple[Listing, t
     return Listing(pictures, rows, labels, names, taxonomy), tuple(notes)
 
 
+def list_images(root: Path) -> list[tuple[str, str]]:
+    """Path and class folder ('' for none) of every image below `root`, for a collection that need not be a data set.
+
+    Nothing is left out but what is no image; below a train folder of class folders, every folder of `root` is a split.
+    """
+    folders = _folders_in(root)
+    train = next((folders[split] for split in TRAIN_NAMES if split in folders), None)
+    splits = sorted(folders.values()) if train is not None and _folders_in(root / train) else [""]
+    found = []
+    for split in splits:
+        scan = _scan(root / split, frozenset())
+        found += [(os.path.join(root, split, path), name) for path, name in zip(scan.paths, scan.classes, strict=True)]
+    if not found:
+        raise DataError(f"{printable(root)}: no images found")
+    return found
+
+
 def _scan(root: Path, fine_names: frozenset[str]) -> _Scan:
     """Walk `root` by name; a class is a folder directly in it, or one whose name is in `fine_names`."""
     found = _Scan()

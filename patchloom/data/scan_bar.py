@@ -1,4 +1,4 @@
-"""How far a scan is, on a terminal."""
+"""How far a scan, or other work on many files, is, on a terminal."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ from patchloom.data.scan import Progress
 
 
 @contextmanager
-def scan_bar(*, shown: bool = True) -> Iterator[Progress | None]:
+def scan_bar(*, shown: bool = True, what: str = "checking") -> Iterator[Progress | None]:
     """A bar on a terminal; elsewhere, and where nothing has to be looked at, nothing."""
     if not shown or not sys.stderr.isatty():
         yield None
@@ -18,7 +18,7 @@ def scan_bar(*, shown: bool = True) -> Iterator[Progress | None]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # No thread of its own: processes are forked while the bar is shown.
     with Bar(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=None, visible=False)

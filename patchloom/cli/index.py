@@ -1,0 +1,36 @@
+"""`patchloom index RUN IMAGES… --out INDEX`: a collection to search by pictures."""
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def index(
+    run: Annotated[str, typer.Argument(help="Folder of a run, or a repository of the hub.")],
+    images: Annotated[list[str], typer.Argument(help="Image files or folders; class folders give labels.")],
+    out: Annotated[str, typer.Option(help="Folder of the index; one that is there already grows.")],
+    batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
+    workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
+    exact: Annotated[bool, typer.Option("--exact", help="Beyond a million files too: no faiss.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done for machines.")] = False,
+) -> None:
+    """Embed images for `patchloom search`; the same command goes on after a stop, or adds what is new or changed."""
+    from patchloom.data.scan_bar import scan_bar
+    from patchloom.deployment.index import index as build
+
+    with scan_bar(what="embedding", shown=not as_json) as progress:
+        built = build(run, images, out=out, batch=batch, workers=workers, device=device, exact=exact, progress=progress)
+    about = built.index.about
+    if as_json:
+        counts = {"files": len(about), "embedded": built.embedded, "unchanged": built.unchanged}
+        told = {"labels": about.labels, "exact": about.exact, "unreadable": list(built.unreadable.values())}
+        print(json.dumps({"index": out} | counts | told, indent=2))
+        return
+    for fault in built.unreadable.values():
+        print(f"left out: {fault}")
+    how = "exact search" if about.exact else "search by faiss, approximate"
+    labels = f", {len(about.labels):,} labels" if about.labels else ""
+    print(f"{built.embedded:,} embedded, {built.unchanged:,} unchanged")
+    print(f"{out}: {len(about):,} files{labels}, vectors of {about.dimension}, {how}")

@@ -1,0 +1,70 @@
+"""`patchloom search INDEX QUERY…`: the files of a collection that are like a picture."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from patchloom.deployment.index import Found
+
+
+def search(
+    index: Annotated[str, typer.Argument(help="Folder that `patchloom index` made.")],
+    queries: Annotated[list[str], typer.Argument(help="Image files or folders.")],
+    top: Annotated[int, typer.Option(help="Files a query.")] = 10,
+    skip_self: Annotated[bool, typer.Option("--skip-self", help="Leave out the query's own file.")] = False,
+    page: Annotated[str | None, typer.Option(help="Write a contact sheet here (HTML).")] = None,
+    model: Annotated[str | None, typer.Option(help="Where the index's run lies now, if it was moved.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
+    exact: Annotated[bool, typer.Option("--exact", help="Compare with all files where faiss would search.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a query.")] = False,
+) -> None:
+    """Find the files most like a picture; a query that cannot be read is named and the others go on."""
+    from pathlib import Path
+
+    from patchloom.deployment.index import open_index
+    from patchloom.deployment.search_page import count_right, write_search_page
+    from patchloom.errors import DataError
+
+    opened = open_index(index, model=model, device=device)
+    found = opened.search(queries, top=top, skip_self=skip_self, exact=exact)
+    faults = [one.error for one in found if one.error]
+    if len(faults) == len(found):
+        others = f" (and {len(faults) - 1} others cannot be read)" if len(faults) > 1 else ""
+        raise DataError(faults[0] + others)
+    if page:
+        write_search_page(Path(page), opened, found)
+    if as_json:
+        for one in found:
+            print(json.dumps(_for_machines(one)))
+    else:
+        _print_found(found)
+        if len(found) > 1 and (counted := count_right(found)):
+            print(f"likest file has the query's label: {counted[0]:,} of {counted[1]:,}")
+        how = "exact" if exact or opened.about.exact else "by faiss, approximate"
+        print(f"{len(opened):,} files searched, {how}" + (f"; {page}" if page else ""))
+    if faults:
+        raise typer.Exit(3)
+
+
+def _for_machines(one: "Found") -> dict[str, Any]:
+    hits = [hit._asdict() | {"right": one.right(hit)} for hit in one.hits]
+    return {"query": one.query, "label": one.label, "hits": hits, "error": one.error or None}
+
+
+def _print_found(found: "list[Found]") -> None:
+    """A table a query. Paths come last and are never cut, so that they can be copied."""
+    from patchloom.deployment.search_page import short
+
+    marks = {True: "right", False: "wrong", None: ""}
+    for one in found:
+        if one.error:
+            print(f"unreadable: {one.error}\n")
+            continue
+        print(short(one.query) + (f" ({one.label})" if one.label else ""))
+        width = max(len(hit.label) for hit in one.hits) if one.hits else 0
+        for place, hit in enumerate(one.hits, start=1):
+            mark = "itself" if hit.itself else marks[one.right(hit)]
+            print(f"{place:>4}  {hit.score:7.4f}  {hit.label:<{width}}  {mark:<6}  {short(hit.path)}")
+        print()

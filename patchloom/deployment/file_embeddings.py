@@ -1,0 +1,108 @@
+"""Image files → one unit vector each, batch by batch; what cannot be read is named and the others go on."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from patchloom.data.augment import EvaluationTransform, test_transform
+from patchloom.data.decode import decode
+from patchloom.data.folder import printable
+from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch
+from patchloom.data.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
+from patchloom.deployment.classifier import Classifier
+from patchloom.errors import DataError, ResourceError
+from patchloom.evaluation.embeddings import embed
+
+
+class EmbeddedFiles(NamedTuple):
+    """A batch: the vectors of the files that could be read."""
+
+    paths: list[str]
+    vectors: Tensor  # (len(paths), C) float32 on the CPU, of length 1
+    unreadable: dict[str, str]  # path → what is wrong
+
+
+def embed_files(
+    classifier: Classifier, paths: Sequence[str], *, batch: int = 64, workers: int = 0
+) -> Iterator[EmbeddedFiles]:
+    """The files in order, `batch` at a time; `workers` processes read them."""
+    start = 0
+    for seen in _read(_Files(paths, _transform(classifier)), batch, workers):
+        given = paths[start : start + len(seen)]
+        start += len(seen)
+        read = {path: pixels for path, pixels in zip(given, seen, strict=True) if not isinstance(pixels, str)}
+        unreadable = {path: fault for path, fault in zip(given, seen, strict=True) if isinstance(fault, str)}
+        yield EmbeddedFiles(list(read), _vectors(classifier, list(read.values())), unreadable)
+
+
+def embed_pictures(classifier: Classifier, pictures: Sequence[Image.Image]) -> Tensor:
+    """(len, C) float32 on the CPU, of length 1."""
+    transform = _transform(classifier)
+    return _vectors(classifier, [transform(picture.convert("RGB")) for picture in pictures])
+
+
+def _transform(classifier: Classifier) -> EvaluationTransform:
+    own = classifier.preprocessing
+    return test_transform(own.image_size, own.crop_ratio, own.interpolation)
+
+
+def _vectors(classifier: Classifier, pixels: Sequence[np.ndarray]) -> Tensor:
+    if not pixels:
+        return torch.empty(0, 0)
+    images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+    places = torch.arange(len(images))
+    own = classifier.preprocessing
+    batch = ImageBatch(images, torch.full_like(places, -1), places)
+    return F.normalize(embed(classifier.model, [batch], pixel_mean=own.mean, pixel_std=own.std).vectors).cpu()
+
+
+class _Files(Dataset):
+    """(H, W, 3) uint8 as the network is shown a file, or what is wrong with it."""
+
+    def __init__(self, paths: Sequence[str], transform: EvaluationTransform) -> None:
+        self._paths, self._transform = paths, transform
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> np.ndarray | str:
+        path = self._paths[number]
+        try:
+            return self._transform(decode(Path(path), printable(path)))
+        except DataError as error:
+            return str(error)
+
+
+def _read(files: _Files, batch: int, workers: int) -> Iterator[list[np.ndarray | str]]:
+    with no_word_about_cores():
+        pool: DataLoader[Any] = DataLoader(
+            files,
+            batch_size=batch,
+            collate_fn=list,
+            num_workers=workers,
+            worker_init_fn=_begin_work,
+            timeout=WORKER_TIMEOUT_S if workers else 0,
+        )
+        with workers_started():
+            batches = watched(iter(pool))
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader "):
+            raise
+        reason = Workers(batches).what_happened(WORKER_TIMEOUT_S)
+        Workers(batches).kill()
+        raise ResourceError(reason) from error
+    finally:
+        Workers(batches).end()
+
+
+def _begin_work(worker: int) -> None:  # noqa: ARG001
+    keep_working()

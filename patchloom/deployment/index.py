@@ -1,0 +1,331 @@
+"""Pictures found by pictures: a collection embedded once by a trained model, kept in a folder, searched ever after.
+
+A collection grows by the same call with more images; new classes need no training. Nothing that is unchanged, by size
+and time, is embedded again, so a build that was stopped goes on where it was. What lies on disk is in `index_files`,
+which of the vectors are nearest in `evaluation.exact_search`.
+"""
+
+import dataclasses
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from patchloom.build import is_run
+from patchloom.checkpoint import locked, weights_digest
+from patchloom.data.folder import list_images, printable
+from patchloom.data.scan import Progress
+from patchloom.data.sets import file_state
+from patchloom.deployment.classifier import Classifier, load
+from patchloom.deployment.file_embeddings import EmbeddedFiles, embed_files, embed_pictures
+from patchloom.deployment.index_files import (
+    FILE,
+    About,
+    Row,
+    StoredVectors,
+    read_about,
+    write_about,
+    write_lists,
+    write_part,
+)
+from patchloom.errors import CheckpointError, DataError, UsageError
+from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest, import_faiss
+
+EXACT_UP_TO = 1_000_000  # files; two cores compare a query with as many in less than a second
+# A part is written when it has this many files, or is this old: a killed build loses no more.
+PART_FILES, PART_SECONDS = 4096, 60.0
+PICTURES_AT_ONCE = 64
+
+
+class Listed(NamedTuple):
+    """An image file of a collection."""
+
+    path: str  # absolute
+    label: str  # its class folder; '' for none
+
+
+class Hit(NamedTuple):
+    """A file of the index that is like a query."""
+
+    path: str
+    score: float  # cosine, −1…1
+    label: str  # '' for none
+    itself: bool = False  # the query's own file
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found for one query."""
+
+    query: str  # the file; '' for a picture that has none
+    hits: list[Hit]  # likest first
+    label: str = ""  # of the query, where it is known
+    error: str = ""  # why the file cannot be read
+
+    def right(self, hit: Hit) -> bool | None:
+        """Whether the labels are the same; None where one is not known."""
+        return self.label == hit.label if self.label and hit.label else None
+
+
+@dataclass(frozen=True)
+class Built:
+    """How a build went."""
+
+    index: "Index"
+    embedded: int
+    unchanged: int
+    unreadable: dict[str, str]  # path → what is wrong
+
+
+class Index:
+    """An index that is open: its files, and the model that embeds what is searched for."""
+
+    def __init__(self, folder: Path, about: About, classifier: Classifier) -> None:
+        self.folder, self.about, self.classifier = folder, about, classifier
+        self._vectors = StoredVectors(folder, about)
+
+    def __len__(self) -> int:
+        return len(self.about)
+
+    def search(
+        self,
+        pictures: Sequence[str | os.PathLike[str] | Image.Image],
+        *,
+        top: int = 10,
+        skip_self: bool = False,
+        exact: bool = False,
+    ) -> list[Found]:
+        """The `top` likest files for each picture, file or file of a folder, likest first; of equals the older one.
+
+        A query that is in the index finds itself, marked, or not with `skip_self`. A file that cannot be read is
+        an answer with `error`. `exact` compares with all where faiss would search.
+        """
+        if top < 1:
+            raise UsageError(f"top is {top}, expected a whole number of at least 1")
+        if not len(self):
+            raise DataError(
+                f"{self.folder} holds no files yet. Add some: patchloom index RUN IMAGES --out {self.folder}"
+            )
+        options = {"top": top, "skip_self": skip_self, "exact": exact}
+        found: list[Found] = []
+        for are_files, some in groupby(pictures, lambda given: not isinstance(given, Image.Image)):
+            answer = self._of_files if are_files else self._of_pictures
+            found += answer(list(some), **options)
+        return found
+
+    def _of_files(self, paths: Sequence[Any], **options: Any) -> list[Found]:
+        files = collect(map(os.fspath, paths))
+        embedded = list(embed_files(self.classifier, [file.path for file in files]))
+        readable = [path for some in embedded for path in some.paths]
+        vectors = [some.vectors for some in embedded if some.paths]
+        hits = self._hits(torch.cat(vectors), readable, **options) if vectors else []
+        answers = {path: Found(path, of_one) for path, of_one in zip(readable, hits, strict=True)}
+        for some in embedded:
+            answers |= {path: Found(path, [], error=fault) for path, fault in some.unreadable.items()}
+        return [replace(answers[file.path], label=self._label(file, answers[file.path])) for file in files]
+
+    def _of_pictures(self, pictures: Sequence[Any], **options: Any) -> list[Found]:
+        parts = [pictures[i : i + PICTURES_AT_ONCE] for i in range(0, len(pictures), PICTURES_AT_ONCE)]
+        vectors = torch.cat([embed_pictures(self.classifier, part) for part in parts])
+        return [Found("", hits) for hits in self._hits(vectors, [""] * len(pictures), **options)]
+
+    def _hits(
+        self, queries: Tensor, paths: Sequence[str], *, top: int, skip_self: bool, exact: bool
+    ) -> list[list[Hit]]:
+        wanted = top + skip_self
+        if exact or self.about.exact:
+            scores, positions = exact_nearest(self._vectors, queries, wanted)
+        else:
+            scores, positions = faiss_nearest(self._vectors.faiss_file(), self._vectors, queries, wanted)
+        files = iter(self._vectors.files(positions[positions >= 0]))
+        found = []
+        for path, row, places in zip(paths, scores.tolist(), positions.tolist(), strict=True):
+            near = [(score, next(files)) for score, place in zip(row, places, strict=True) if place >= 0]
+            hits = [Hit(file.path, score, file.label, file.path == path) for score, file in near]
+            found.append([hit for hit in hits if not (skip_self and hit.itself)][:top])
+        return found
+
+    def _label(self, file: Listed, found: Found) -> str:
+        """Of the file itself in the index, else its class folder, else its folder's name where that is a label."""
+        own = next((hit.label for hit in found.hits if hit.itself), "") or file.label
+        folder = os.path.basename(os.path.dirname(file.path))
+        return own or (printable(folder) if printable(folder) in self.about.labels else "")
+
+
+def open_index(folder: str | os.PathLike[str], *, model: str | None = None, device: str = "auto") -> Index:
+    """The index in `folder`; `model` says where its run lies now, if it was moved."""
+    about = read_about(Path(folder))
+    source = model or about.model
+    if os.path.isabs(source) and not is_run(source):
+        raise UsageError(f"{folder} was made by {source}, which is no longer there. Say where it is: --model RUN")
+    classifier = load(source, device=device)
+    check_model(about, classifier, Path(folder), source)
+    return Index(Path(folder), about, classifier)
+
+
+def index(
+    model: str,
+    images: Sequence[str | os.PathLike[str]],
+    *,
+    out: str | os.PathLike[str],
+    batch: int = 64,
+    workers: int = 0,
+    device: str = "auto",
+    exact: bool = False,
+    progress: Progress | None = None,
+) -> Built:
+    """Embed image files, and those of folders, into the index `out`, which may be there already.
+
+    The name of a class folder, directly in a folder given here, is the label of its files. Beyond a million files faiss
+    makes the search quick and no longer exact; `exact` refuses that.
+    """
+    folder, files = Path(out), collect([os.fspath(path) for path in images])
+    for name, value, least in (("batch", batch, 1), ("workers", workers, 0)):
+        if value < least:
+            raise UsageError(f"{name} is {value}, expected a whole number of at least {least}")
+    classifier = load(model, device=device)
+    with locked(folder):
+        about = _begin(folder, classifier, model)
+        build = _Build(folder, about)
+        missing = build.missing(files)
+        by_faiss = not exact and len(about) + len(missing) > EXACT_UP_TO
+        if by_faiss:
+            import_faiss()  # before hours of work
+        unreadable: dict[str, str] = {}
+        done = 0
+        with build:
+            for some in embed_files(classifier, missing, batch=batch, workers=workers):
+                build.add(some)
+                unreadable |= some.unreadable
+                done += len(some.paths) + len(some.unreadable)
+                if progress:
+                    progress(done, len(missing))
+        about = build.about
+        if by_faiss and about.exact:
+            about = write_lists(folder, about)
+        elif exact and not about.exact:
+            about = replace(about, faiss_sha256="")
+            write_about(folder, about)
+    if not len(about):
+        first = next(iter(unreadable.values()))
+        raise DataError(f"none of {len(files)} pictures can be read; the first: {first}")
+    built = Index(folder, about, classifier)
+    return Built(built, len(missing) - len(unreadable), len(files) - len(missing), unreadable)
+
+
+def collect(paths: Iterable[str]) -> list[Listed]:
+    """Image files, and those inside folders with their class folders, each once."""
+    found: dict[str, str] = {}
+    for path in paths:
+        inside = list_images(Path(path)) if os.path.isdir(path) else [(path, "")]
+        for file, label in inside:
+            own = os.path.abspath(file)
+            found[own] = found.get(own) or label
+    return [Listed(path, label) for path, label in found.items()]
+
+
+def check_model(about: About, classifier: Classifier, folder: Path, source: str) -> None:
+    """A CheckpointError where vectors of this model cannot be compared with those of the index."""
+    shown = _shown(classifier)
+    for name, value in about.preprocessing.items():
+        if shown.get(name) != value:
+            raise CheckpointError(
+                f"{folder} was made with {name} {value}, but {source} has {shown.get(name)}. "
+                f"Use its own model ({about.model}), or build another index."
+            )
+    if about.weights_sha256 != weights_digest(dict(classifier.model.state_dict())):
+        raise CheckpointError(
+            f"{folder} was made with other weights than those of {source}. "
+            f"Use its own model ({about.model}) as it was, or build another index."
+        )
+
+
+def _shown(classifier: Classifier) -> dict[str, Any]:
+    """The preprocessing as it stands in `index.json`."""
+    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(classifier.preprocessing)))
+    return values
+
+
+def _begin(folder: Path, classifier: Classifier, model: str) -> About:
+    """What is there already; a folder of other things is refused."""
+    if (folder / FILE).exists():
+        about = read_about(folder)
+        check_model(about, classifier, folder, model)
+        return about
+    if others := sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")):
+        raise UsageError(f"{folder} holds other things ({others[0]}) and no {FILE}. Give a new folder with --out.")
+    source = os.path.abspath(model) if is_run(model) else model
+    dimension = embed_pictures(classifier, [Image.new("RGB", classifier.preprocessing.image_size[::-1])]).shape[1]
+    about = About(source, weights_digest(dict(classifier.model.state_dict())), _shown(classifier), dimension)
+    write_about(folder, about)
+    return about
+
+
+class _Build:
+    """Parts in the making. Leaving it writes what was embedded, also when the build is told to stop."""
+
+    def __init__(self, folder: Path, about: About) -> None:
+        self.about, self._folder = about, folder
+        self._stored: dict[str, tuple[int, int, Row]] = {}  # path → part, row in it, what is known of the file
+        stored = StoredVectors(folder, about)
+        for number, part in enumerate(about.parts):
+            rows = stored.rows_of(part)
+            self._stored |= {rows[at].path: (number, at, rows[at]) for at in part.kept().tolist()}
+        self._labels = Counter(about.labels)
+        self._expected: dict[str, Row] = {}
+        self._waiting: list[tuple[Row, Tensor]] = []
+        self._since = time.monotonic()
+
+    def missing(self, files: Sequence[Listed]) -> list[str]:
+        """Files that are not in the index as they are now; one that only got another label keeps its vector."""
+        found, vectors = [], StoredVectors(self._folder, self.about)
+        for path, label in files:
+            part, at, before = self._stored.get(path, (0, 0, None))
+            state = file_state(path)
+            # Of the time before it is read: a file that changes meanwhile is embedded again the next time.
+            now = Row(path, label or (before.label if before else ""), *(state or (0, 0)))
+            if before is None or state != (before.size, before.changed_ns):
+                found.append(path)
+                self._expected[path] = now
+            elif now != before:
+                self._waiting.append((now, vectors.row(self.about.parts[part], at)))
+        return found
+
+    def add(self, some: EmbeddedFiles) -> None:
+        """Keep the vectors, and write a part when it is time."""
+        self._waiting += [(self._expected[path], vector) for path, vector in zip(some.paths, some.vectors, strict=True)]
+        if len(self._waiting) >= PART_FILES or time.monotonic() - self._since > PART_SECONDS:
+            self._write()
+
+    def __enter__(self) -> "_Build":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        # Taken out first: told to stop in here, the part is lost rather than written twice.
+        waiting, self._waiting, self._since = self._waiting, [], time.monotonic()
+        if not waiting:
+            return
+        rows, number = [row for row, _ in waiting], len(self.about.parts)
+        vectors = torch.stack([vector for _, vector in waiting]).numpy()
+        parts = [*self.about.parts, write_part(self._folder, number, vectors, rows)]
+        replaced = [self._stored[row.path] for row in rows if row.path in self._stored]
+        for old, at, _ in replaced:
+            parts[old] = replace(parts[old], dropped=(*parts[old].dropped, at))
+        self._labels.update(row.label for row in rows if row.label)
+        self._labels.subtract(row.label for _, _, row in replaced if row.label)
+        self._stored |= {row.path: (number, at, row) for at, row in enumerate(rows)}
+        labels = dict(sorted((+self._labels).items()))
+        self.about = replace(self.about, parts=tuple(parts), labels=labels, faiss_sha256="")
+        write_about(self._folder, self.about)

@@ -1,0 +1,79 @@
+"""The contact sheet of a search: each query beside the files that are like it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from patchloom.data.decode import decode
+from patchloom.data.folder import printable
+from patchloom.deployment.index import Found, Hit, Index
+from patchloom.errors import DataError
+from patchloom.inspection.page import data_uri, write_page
+
+QUERIES = 200  # shown at most
+THUMBNAIL = 150  # pixels on the page; twice as many for fine screens
+
+
+def write_search_page(path: Path, index: Index, found: Sequence[Found]) -> None:
+    """Write the page; where both labels are known, a frame shows whether they are the same."""
+    shown = [one for one in found if not one.error]
+    notes = [one.error for one in found if one.error]
+    if len(shown) > QUERIES:
+        notes.append(f"the first {QUERIES} of {len(shown):,} queries are shown")
+    facts = [
+        ("files in the index", f"{len(index):,}"),
+        ("model", Path(index.about.model).name),
+        ("search", "exact" if index.about.exact else "by faiss, approximate"),
+    ]
+    if counted := count_right(shown):
+        facts.append(("likest file has the query's label", f"{counted[0]:,} of {counted[1]:,}"))
+    write_page(
+        path,
+        "search.html.j2",
+        title=f"Found in {index.folder.name}",
+        facts=facts,
+        notes=notes,
+        framed=counted is not None,
+        queries=[_query(one) for one in shown[:QUERIES]],
+    )
+
+
+def count_right(found: Sequence[Found]) -> tuple[int, int] | None:
+    """Queries whose likest other file has their label, and queries where both are known; None without any."""
+    first = [one.right(hit) for one in found if (hit := next((hit for hit in one.hits if not hit.itself), None))]
+    known = [right for right in first if right is not None]
+    return (sum(known), len(known)) if known else None
+
+
+def short(path: str) -> str:
+    """The path for a reader: from here on where it lies below, else whole."""
+    here = os.path.join(os.getcwd(), "")
+    return printable(path.removeprefix(here))
+
+
+def _query(one: Found) -> dict[str, Any]:
+    hits = [_hit(one, hit) for hit in one.hits]
+    return {"name": short(one.query), "label": one.label, "picture": _thumbnail(one.query), "hits": hits}
+
+
+def _hit(one: Found, hit: Hit) -> dict[str, Any]:
+    name = printable(os.path.basename(hit.path))
+    return hit._asdict() | {
+        "path": printable(hit.path),
+        "name": name,
+        "right": one.right(hit),
+        "picture": _thumbnail(hit.path),
+    }
+
+
+def _thumbnail(path: str) -> str:
+    """The picture as a JPEG inside an address; grey where the file has gone since."""
+    try:
+        picture = decode(Path(path), path)
+    except DataError:
+        picture = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "grey")
+    picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
+    return data_uri(picture, "JPEG", quality=80)

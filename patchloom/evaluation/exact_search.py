@@ -1,0 +1,134 @@
+"""The nearest of many unit vectors: exactly, or by faiss where there are too many to compare with all.
+
+The score of two vectors is their cosine, summed in float64 and rounded to float32, so it depends on neither the number
+of queries nor the parts the vectors lie in. Higher scores come first; of equal ones, the vector that was stored first.
+
+Letters: Q queries, N vectors, M candidates of a query, C channels.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.errors import UsageError
+from patchloom.evaluation.knn import nearest
+
+SPARE = 16  # candidates beyond those asked for: products in float32 may order close ones otherwise
+QUERIES_AT_ONCE = 1024
+# Of faiss: lists looked into, of 4·√N; vectors a list that k-means learns from.
+LISTS_PROBED, LEARNED_FROM = 64, 64
+
+
+class Vectors(Protocol):
+    """Unit vectors in parts, none of which has to stay in memory."""
+
+    def __len__(self) -> int:
+        """N."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Parts (n, C) float32, in order."""
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """(M,) positions → (M, C)."""
+
+
+def exact_nearest(vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Unit vectors and queries (Q, C) → scores and positions (Q, k) of what comparing with all gives."""
+    k = min(k, len(vectors))
+    found = [_exact(vectors, some, k) for some in queries.split(QUERIES_AT_ONCE)]
+    scores, positions = zip(*found, strict=True)
+    return torch.cat(scores), torch.cat(positions)
+
+
+def _exact(vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    cosines, positions = _candidates(vectors, queries, min(k + SPARE, len(vectors)))
+    # A float32 product of unit vectors is off by less than C·2⁻²⁴, so nothing below `floor` is among the k best.
+    floor = cosines[:, k - 1] - 2 * (queries.shape[1] + 8) * 2**-24
+    scores, ranked = rank(vectors, queries, positions, k)
+    if cosines.shape[1] < len(vectors):
+        for query in torch.nonzero(cosines[:, -1] >= floor)[:, 0].tolist():
+            scores[query], ranked[query] = _among_many(vectors, queries[query], float(floor[query]), k)
+    return scores, ranked
+
+
+def _candidates(vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Cosines in float32, falling, and positions (Q, k)."""
+    cosines, positions = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
+    start = 0
+    for part in vectors:
+        found = list(nearest(part, queries, min(k, len(part))))
+        cosines = torch.cat([cosines, torch.cat([of_part for of_part, _ in found])], dim=1)
+        positions = torch.cat([positions, torch.cat([places for _, places in found]) + start], dim=1)
+        cosines, chosen = cosines.topk(min(k, cosines.shape[1]), dim=1)
+        positions = positions.gather(1, chosen)
+        start += len(part)
+    return cosines, positions
+
+
+def rank(vectors: Vectors, queries: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Candidates (Q, M) → scores and positions of the k best; a position of −1 stands for none and comes last."""
+    positions = positions.sort(dim=1).values
+    shape = (*positions.shape, queries.shape[1])
+    candidates = vectors.rows(positions.clamp(min=0).flatten()).view(shape)
+    scores = torch.einsum("qmc,qc->qm", candidates.double(), queries.double()).float()
+    scores = scores.masked_fill(positions < 0, -math.inf)
+    # Stable: equal scores stay in the order of their positions.
+    chosen = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return scores.gather(1, chosen), positions.gather(1, chosen)
+
+
+def _among_many(vectors: Vectors, query: Tensor, floor: float, k: int) -> tuple[Tensor, Tensor]:
+    """The k best of one query where more lie close together than there are candidates, as copies of one picture do."""
+    scores, positions = query.new_empty(0), torch.empty(0, dtype=torch.int64)
+    start = 0
+    for part in vectors:
+        near = torch.nonzero(part @ query >= floor)[:, 0]
+        scores = torch.cat([scores, (part[near].double() @ query.double()).float()])
+        positions = torch.cat([positions, near + start])
+        best = scores.argsort(descending=True, stable=True)[:k]
+        scores, positions = scores[best], positions[best]
+        start += len(part)
+    return scores, positions
+
+
+# faiss ----------------------------------------------------------------------------------------------------------------
+
+
+def import_faiss() -> Any:
+    """faiss; a UsageError that names the extra where it is not installed."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise UsageError(
+            "faiss, which searches among more than a million, is not installed. Install it with: "
+            "pip install 'patchloom[faiss]', or compare with all of them: --exact"
+        ) from error
+    return faiss
+
+
+def write_faiss(vectors: Vectors, path: Path) -> None:
+    """Put the vectors into 4·√N lists of near ones (IVF), of which a query looks into `LISTS_PROBED`."""
+    faiss = import_faiss()
+    lists = max(1, min(round(4 * math.sqrt(len(vectors))), len(vectors) // LEARNED_FROM))
+    sample = np.linspace(0, len(vectors) - 1, min(len(vectors), lists * LEARNED_FROM)).astype(np.int64)
+    dim = next(iter(vectors)).shape[1]
+    made = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT)
+    made.train(vectors.rows(torch.from_numpy(sample)).numpy())
+    for part in vectors:
+        made.add(part.numpy())
+    faiss.write_index(made, str(path))
+
+
+def faiss_nearest(path: Path, vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As `exact_nearest`, among what faiss finds: some of the nearest may be missed, and are then −1 or others."""
+    faiss = import_faiss()
+    made = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
+    made.nprobe = LISTS_PROBED
+    k = min(k, len(vectors))
+    _, positions = made.search(queries.numpy(), min(k + SPARE, len(vectors)))
+    return rank(vectors, queries, torch.from_numpy(positions), k)

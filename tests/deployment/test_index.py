@@ -1,0 +1,336 @@
+"""A collection that is embedded, kept, added to and searched."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import patchloom
+from patchloom.deployment import index as indexing
+from patchloom.deployment.index import Built, index, open_index
+from patchloom.deployment.search_page import write_search_page
+from patchloom.errors import CheckpointError, DataError, UsageError
+from patchloom.evaluation import retrieval
+from tests.reliability.commands import class_folders, command
+
+
+@pytest.fixture
+def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of all files that are embedded, in order."""
+    seen: list[str] = []
+    original = indexing.embed_files
+
+    def embed_files(classifier: Any, paths: Any, **options: Any) -> Any:
+        for some in original(classifier, paths, **options):
+            seen.extend(some.paths)
+            yield some
+
+    monkeypatch.setattr(indexing, "embed_files", embed_files)
+    return seen
+
+
+@pytest.fixture
+def built(trained: Path, tmp_path: Path) -> Built:
+    return index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", device="cpu")
+
+
+def test_the_ranking_is_that_of_comparing_with_all(trained: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(indexing, "PART_FILES", 16)
+    model = str(trained / "a")
+    built = patchloom.index(model, [trained / "data"], out=tmp_path / "index", batch=8, device="cpu")
+    assert len(built.index.about.parts) == 4
+    opened = patchloom.open_index(tmp_path / "index", device="cpu")
+    files = sorted((trained / "data").rglob("*.png"), key=lambda path: (path.parent.name, path.name))
+    found = opened.search(files[::7], top=60)
+    vectors = np.concatenate([np.load(tmp_path / "index" / f"part-{i:05d}.npy") for i in range(4)])
+    names = [row[0] for i in range(4) for row in json.loads((tmp_path / "index" / f"part-{i:05d}.json").read_text())]
+    assert names == [str(path) for path in files]
+    torch.testing.assert_close(torch.from_numpy(vectors).norm(dim=1), torch.ones(60))
+    queries = torch.cat([some.vectors for some in indexing.embed_files(opened.classifier, names[::7])])
+    scores = (queries.double() @ torch.from_numpy(vectors).double().T).float()
+    for row, one in zip(scores.tolist(), found, strict=True):
+        expected = sorted(range(60), key=lambda i, row=row: (-row[i], i))
+        assert [(hit.path, hit.score) for hit in one.hits] == [(names[i], row[i]) for i in expected]
+
+
+def test_pictures_from_memory_and_files_in_their_order(built: Built, trained: Path) -> None:
+    file = trained / "data" / "red" / "3.png"
+    found = built.index.search([Image.open(file), file, Image.open(trained / "data" / "blue" / "1.png")], top=1)
+    assert [Path(one.hits[0].path).name for one in found] == ["3.png", "3.png", "1.png"]
+    assert [one.hits[0].itself for one in found] == [False, True, False]
+    assert [one.label for one in found] == ["", "red", ""]
+    assert found[0].hits[0].score == pytest.approx(1, abs=1e-5)
+
+
+def test_a_query_that_is_in_the_index(built: Built, trained: Path) -> None:
+    file = trained / "data" / "red" / "3.png"
+    (found,) = built.index.search([file], top=5)
+    assert [hit.itself for hit in found.hits] == [True, False, False, False, False]
+    (without,) = built.index.search([file], top=5, skip_self=True)
+    assert len(without.hits) == 5
+    assert without.hits[:4] == found.hits[1:]
+
+
+def test_a_build_that_is_killed_goes_on(trained: Path, tmp_path: Path, embedded, monkeypatch) -> None:
+    monkeypatch.setattr(indexing, "PART_FILES", 16)
+    write_part, calls = indexing.write_part, []
+
+    def killed_at_third(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return write_part(*given)
+
+    monkeypatch.setattr(indexing, "write_part", killed_at_third)
+    arguments = {"out": tmp_path / "index", "batch": 8, "device": "cpu"}
+    with pytest.raises(KeyboardInterrupt):
+        index(str(trained / "a"), [trained / "data"], **arguments)
+    embedded.clear()
+    built = index(str(trained / "a"), [trained / "data"], **arguments)
+    assert (built.embedded, built.unchanged) == (28, 32)
+    assert len(embedded) == len(set(embedded)) == 28
+    assert len(built.index) == 60
+    whole = index(str(trained / "a"), [trained / "data"], **arguments | {"out": tmp_path / "whole"})
+    query = [trained / "data" / "red" / "3.png"]
+    assert built.index.search(query) == whole.index.search(query)
+
+
+def test_what_was_embedded_is_kept_when_told_to_stop(trained: Path, tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        assert total == 60
+        if done == 24:
+            raise KeyboardInterrupt
+
+    arguments = {"out": tmp_path / "index", "batch": 8, "device": "cpu"}
+    with pytest.raises(KeyboardInterrupt):
+        index(str(trained / "a"), [trained / "data"], progress=stop, **arguments)
+    built = index(str(trained / "a"), [trained / "data"], **arguments)
+    assert (built.embedded, built.unchanged) == (36, 24)
+
+
+def test_new_images_changed_images_and_new_classes(trained: Path, tmp_path: Path, embedded) -> None:
+    data = Path(shutil.copytree(trained / "data", tmp_path / "data"))
+    arguments = {"out": tmp_path / "index", "device": "cpu"}
+    index(str(trained / "a"), [data], **arguments)
+    embedded.clear()
+    class_folders(tmp_path / "all", ("red", "blue", "green"), pictures=3)
+    shutil.move(tmp_path / "all" / "green", tmp_path / "more" / "green")
+    shutil.copy(data / "blue" / "5.png", data / "red" / "0.png")
+    os.utime(data / "red" / "0.png", ns=(1, 1))
+    built = index(str(trained / "a"), [data, tmp_path / "more"], **arguments)
+    assert sorted(embedded) == sorted(str(p) for p in [data / "red" / "0.png", *(tmp_path / "more").rglob("*.png")])
+    assert (built.embedded, built.unchanged, len(built.index)) == (4, 59, 63)
+    assert built.index.about.labels == {"blue": 30, "green": 3, "red": 30}
+    opened = open_index(tmp_path / "index", device="cpu")
+    (found,) = opened.search([data / "blue" / "5.png"], top=63)
+    assert len({hit.path for hit in found.hits}) == 63
+    assert {hit.path for hit in found.hits[:2]} == {str(data / "blue" / "5.png"), str(data / "red" / "0.png")}
+    (green,) = opened.search([tmp_path / "more" / "green" / "1.png"], top=1)
+    assert green.hits[0].label == "green"
+
+
+def test_a_label_that_comes_later_needs_no_embedding(trained: Path, tmp_path: Path, embedded) -> None:
+    arguments = {"out": tmp_path / "index", "device": "cpu"}
+    before = index(str(trained / "a"), [trained / "data" / "red"], **arguments).index
+    assert before.about.labels == {}
+    embedded.clear()
+    built = index(str(trained / "a"), [trained / "data"], **arguments)
+    assert (built.embedded, built.unchanged, len(built.index)) == (30, 30, 60)
+    assert {Path(path).parent.name for path in embedded} == {"blue"}
+    assert built.index.about.labels == {"blue": 30, "red": 30}
+    again = index(str(trained / "a"), [trained / "data" / "red"], **arguments).index
+    assert again.about == built.index.about
+    (found,), (old,) = (one.search([trained / "data" / "red" / "3.png"], top=60) for one in (again, before))
+    assert [hit[:2] for hit in found.hits if hit.label == "red"] == [hit[:2] for hit in old.hits]
+
+
+def test_splits_loose_files_and_the_same_file_twice(trained: Path, tmp_path: Path) -> None:
+    class_folders(tmp_path / "set" / "train", pictures=2)
+    class_folders(tmp_path / "set" / "val", pictures=1)
+    loose = shutil.copy(trained / "data" / "red" / "0.png", tmp_path / "loose.png")
+    given = [tmp_path / "set", loose, tmp_path / "set" / "val" / "red" / "0.png"]
+    built = index(str(trained / "a"), given, out=tmp_path / "index", device="cpu")
+    assert len(built.index) == 7
+    assert built.index.about.labels == {"blue": 3, "red": 3}
+    (found,) = built.index.search([loose])
+    assert found.label == ""
+    assert [found.right(hit) for hit in found.hits] == [None] * 7
+
+
+def test_unreadable_files_are_named_and_left_out(trained: Path, tmp_path: Path) -> None:
+    for i in range(30):  # more in a row than a loader replaces
+        (tmp_path / f"{i:02d}.png").write_bytes(b"")
+    shutil.copy(trained / "data" / "red" / "0.png", tmp_path / "good.png")
+    built = index(str(trained / "a"), [tmp_path], out=tmp_path / "index", device="cpu", workers=2, batch=4)
+    assert (len(built.index), built.embedded, len(built.unreadable)) == (1, 1, 30)
+    assert built.unreadable[str(tmp_path / "07.png")] == f"{tmp_path / '07.png'}: empty file"
+    (tmp_path / "good.png").unlink()
+    with pytest.raises(DataError, match=r"none of 30 pictures can be read; the first: .*00\.png: empty file"):
+        index(str(trained / "a"), [tmp_path], out=tmp_path / "other", device="cpu")
+
+
+def test_labels_and_frames_on_the_page(built: Built, trained: Path, tmp_path: Path) -> None:
+    found = built.index.search([trained / "data" / "red" / "3.png"], top=60)
+    write_search_page(tmp_path / "page.html", built.index, found)
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert text.count('class="hit right"') == 30
+    assert text.count('class="hit wrong"') == 30
+    assert text.count("the query itself") == 1
+    assert text.count("data:image/jpeg") == 61
+
+
+def test_what_is_not_known_has_no_frame(built: Built, trained: Path, tmp_path: Path) -> None:
+    loose = shutil.copy(trained / "data" / "red" / "0.png", tmp_path / "loose.png")
+    write_search_page(tmp_path / "page.html", built.index, built.index.search([loose], top=3))
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert text.count('class="hit"') == 3
+    assert "A frame shows" not in text
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["part-00000.npy", "part-00000.json"])
+def test_a_damaged_part_is_refused_by_name(built: Built, trained: Path, name: str) -> None:
+    flip(built.index.folder / name)
+    opened = open_index(built.index.folder, device="cpu")
+    with pytest.raises(CheckpointError, match=rf"{name} is damaged: its checksum is not that of index\.json"):
+        opened.search([trained / "data" / "red" / "0.png"])
+    (built.index.folder / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"{name} cannot be read: No such file"):
+        open_index(built.index.folder, device="cpu").search([trained / "data" / "red" / "0.png"])
+
+
+def test_another_model_is_refused(built: Built, trained: Path, run: Callable[[str], Path]) -> None:
+    folder = built.index.folder
+    with pytest.raises(CheckpointError, match="was made with other weights than those of"):
+        open_index(folder, model=str(trained / "b"), device="cpu")
+    with pytest.raises(CheckpointError, match="was made with other weights than those of"):
+        index(str(trained / "b"), [trained / "data"], out=folder, device="cpu")
+    moved = run("a")
+    assert len(open_index(folder, model=str(moved), device="cpu")) == 60
+    config = json.loads((moved / "config.json").read_text())
+    config["preprocessing"]["crop_ratio"] = 0.5
+    (moved / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"was made with crop_ratio [\d.]+, but .* has 0\.5"):
+        open_index(folder, model=str(moved), device="cpu")
+
+
+def test_a_model_that_has_gone(run: Callable[[str], Path], trained: Path, tmp_path: Path) -> None:
+    moved = run("a")
+    index(str(moved), [trained / "data" / "red"], out=tmp_path / "index", device="cpu")
+    shutil.rmtree(moved)
+    with pytest.raises(UsageError, match=r"which is no longer there\. Say where it is: --model RUN"):
+        open_index(tmp_path / "index")
+
+
+def test_formats(built: Built) -> None:
+    path = built.index.folder / "index.json"
+    values = json.loads(path.read_text())
+    assert (values["format"], values["files"], values["exact"], values["dimension"]) == (1, 60, True, 16)
+    path.write_text(json.dumps(values | {"format": 2}))
+    with pytest.raises(CheckpointError, match=r"has format 2, written by a newer patchloom; this one reads up to 1"):
+        open_index(built.index.folder)
+    for damaged in ("{", "[]", "{}", json.dumps(values | {"parts": [{}]})):
+        path.write_text(damaged)
+        with pytest.raises(CheckpointError, match=r"index\.json is damaged"):
+            open_index(built.index.folder)
+
+
+def test_what_is_no_index(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is not an index: it has no index\.json"):
+        open_index(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UsageError, match=r"holds other things \(notes\.txt\) and no index\.json"):
+        index(str(trained / "a"), [trained / "data"], out=tmp_path, device="cpu")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty: no images found"):
+        index(str(trained / "a"), [tmp_path / "empty"], out=tmp_path / "index", device="cpu")
+
+
+def test_beyond_a_million_faiss_is_wanted_before_the_work(trained: Path, tmp_path: Path, monkeypatch, embedded) -> None:
+    monkeypatch.setattr(indexing, "EXACT_UP_TO", 50)
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(UsageError, match=r"pip install 'patchloom\[faiss\]'"):
+        index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", device="cpu")
+    assert embedded == []
+    built = index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", device="cpu", exact=True)
+    assert built.index.about.exact
+
+
+def test_by_faiss(trained: Path, tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(indexing, "EXACT_UP_TO", 50)
+    monkeypatch.setattr(retrieval, "LEARNED_FROM", 10)
+    built = index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", device="cpu")
+    assert not built.index.about.exact
+    assert not json.loads((tmp_path / "index" / "index.json").read_text())["exact"]
+    query = [trained / "data" / "red" / "3.png"]
+    # All lists are looked into, so nothing is missed here.
+    assert built.index.search(query) == built.index.search(query, exact=True)
+    flip(tmp_path / "index" / "faiss.index")
+    with pytest.raises(CheckpointError, match=r"faiss\.index is damaged"):
+        open_index(tmp_path / "index", device="cpu").search(query)
+    again = index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", device="cpu", exact=True)
+    assert again.index.about.exact
+
+
+def test_the_commands(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    def run(*arguments: Any) -> Any:
+        return command(arguments, monkeypatch, capsys)
+
+    data, out, bad = trained / "data", tmp_path / "index", tmp_path / "bad.png"
+    bad.write_bytes(b"no picture")
+    done = run("index", trained / "a", data, bad, "--out", out)
+    assert done.code == 0
+    assert f"left out: {bad}" in done.output
+    assert "60 embedded, 0 unchanged" in done.output
+    assert f"{out}: 60 files, 2 labels, vectors of 16, exact search" in done.output
+    told = json.loads(run("index", trained / "a", data, "--out", out, "--json").output)
+    assert (told["files"], told["embedded"], told["unchanged"], told["exact"]) == (60, 0, 60, True)
+
+    page = tmp_path / "page.html"
+    done = run("search", out, data / "red" / "0.png", data / "blue", "--top", "3", "--page", page)
+    assert done.code == 0
+    assert str(data / "red" / "0.png") in done.output
+    assert "itself" in done.output
+    assert "likest file has the query's label: " in done.output
+    assert f"60 files searched, exact; {page}" in done.output
+    assert page.is_file()
+    done = run("search", out, data / "red" / "0.png", bad, "--top", "2", "--skip-self", "--json")
+    assert done.code == 3
+    first, second = map(json.loads, done.output.splitlines())
+    assert first["label"] == "red"
+    assert len(first["hits"]) == 2
+    assert not any(hit["itself"] for hit in first["hits"])
+    assert second["error"].startswith(str(bad))
+
+
+def test_commands_that_fail_say_one_line(built: Built, trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    def refused(*arguments: Any) -> tuple[int, str]:
+        done = command(arguments, monkeypatch, capsys)
+        assert done.errors.count("\n") == 1
+        return done.code, done.errors
+
+    out, query = built.index.folder, trained / "data" / "red" / "0.png"
+    (tmp_path / "empty").mkdir()
+    code, said = refused("search", out, tmp_path / "gone.png")
+    assert code == 3
+    assert said == f"error: {tmp_path / 'gone.png'}: no such file\n"
+    assert refused("index", trained / "a", tmp_path / "empty", "--out", tmp_path / "new")[0] == 3
+    assert refused("search", tmp_path / "empty", query)[0] == 2
+    assert refused("search", out, query, "--top", "0")[0] == 2
+    assert refused("search", out, query, "--model", trained / "b")[0] == 4
+    assert refused("index", trained / "vit", query, "--out", out)[0] == 4
+    flip(out / "part-00000.npy")
+    assert refused("search", out, query)[0] == 4

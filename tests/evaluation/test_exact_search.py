@@ -1,0 +1,89 @@
+"""The nearest vectors: exactly those of comparing with all, in one order, whatever the parts and the queries."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from patchloom.errors import UsageError
+from patchloom.evaluation.exact_search import SPARE, exact_nearest, faiss_nearest, import_faiss, write_faiss
+
+
+class InMemory:
+    def __init__(self, vectors: Tensor, part: int) -> None:
+        self.vectors, self.part = vectors, part
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.vectors.split(self.part))
+
+    def rows(self, positions: Tensor) -> Tensor:
+        return self.vectors[positions]
+
+
+def unit(count: int, dim: int = 24, seed: int = 0) -> Tensor:
+    return F.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)))
+
+
+def brute_force(vectors: Tensor, queries: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every score, then every position ordered by (score falling, position rising), one query at a time."""
+    scores = (queries.double() @ vectors.double().T).float().numpy()
+    order = np.array([sorted(range(len(vectors)), key=lambda i, row=row: (-row[i], i))[:k] for row in scores])
+    return np.take_along_axis(scores, order, 1), order
+
+
+def check(vectors: Tensor, queries: Tensor, k: int, part: int) -> None:
+    scores, positions = exact_nearest(InMemory(vectors, part), queries, k)
+    expected_scores, expected = brute_force(vectors, queries, k)
+    np.testing.assert_array_equal(positions.numpy(), expected)
+    np.testing.assert_array_equal(scores.numpy(), expected_scores)
+
+
+@pytest.mark.parametrize(("k", "part"), [(1, 7), (10, 100), (10, 1000), (300, 64), (1000, 1000)])
+def test_what_comparing_with_all_gives(k: int, part: int) -> None:
+    check(unit(1000), unit(30, seed=1), k, part)
+
+
+def test_copies_come_in_the_order_they_were_stored() -> None:
+    """More copies than spare candidates, spread over parts: which ones a top-k of products finds is chance."""
+    vectors = unit(500)
+    copies = torch.arange(3, 500, 5)
+    vectors[copies] = vectors[3].clone()
+    assert len(copies) > 10 + SPARE
+    _, positions = exact_nearest(InMemory(vectors, 64), vectors[3:4], 10)
+    assert positions[0].tolist() == copies[:10].tolist()
+    check(vectors, torch.cat([vectors[3:4], unit(5, seed=1)]), 10, 64)
+
+
+def test_vectors_that_hardly_differ() -> None:
+    """Closer together than a product in float32 tells: features of a network that learned nothing."""
+    vectors = F.normalize(unit(1, 256) + 1e-5 * unit(600, 256, seed=1))
+    check(vectors, vectors[:20], 10, 128)
+
+
+def test_fewer_than_asked_for() -> None:
+    scores, positions = exact_nearest(InMemory(unit(3), 2), unit(2, seed=1), 10)
+    assert scores.shape == positions.shape == (2, 3)
+
+
+def test_faiss_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(UsageError, match=r"pip install 'patchloom\[faiss\]'"):
+        import_faiss()
+
+
+def test_faiss_finds_what_is_near(tmp_path) -> None:
+    pytest.importorskip("faiss")
+    # Ten neighbours of each of 300 centres: what IVF is made for.
+    vectors = F.normalize(unit(300).repeat_interleave(10, dim=0) + 0.05 * unit(3000, seed=1))
+    stored = InMemory(vectors, 512)
+    write_faiss(stored, tmp_path / "faiss.index")
+    scores, positions = faiss_nearest(tmp_path / "faiss.index", stored, vectors[:200], 10)
+    expected_scores, expected = exact_nearest(stored, vectors[:200], 10)
+    assert (positions == expected).float().mean() > 0.95
+    torch.testing.assert_close(scores[positions == expected], expected_scores[positions == expected])
