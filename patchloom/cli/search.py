@@ -41,7 +41,7 @@ def search(
     else:
         _print_found(found)
         if len(found) > 1 and (counted := count_right(found)):
-            print(f"likest file has the query's label: {counted[0]:,} of {counted[1]:,}")
+            print(f"nearest file has the query's label: {counted[0]:,} of {counted[1]:,}")
         how = "exact" if exact or opened.about.exact else "by faiss, approximate"
         print(f"{len(opened):,} files searched, {how}" + (f"; {page}" if page else ""))
     if faults:

@@ -67,7 +67,7 @@ class Found:
     """What a search found for one query."""
 
     query: str  # the file; '' for a picture that has none
-    hits: list[Hit]  # likest first
+    hits: list[Hit]  # nearest first
     label: str = ""  # of the query, where it is known
     error: str = ""  # why the file cannot be read
 
@@ -104,7 +104,7 @@ class Index:
         skip_self: bool = False,
         exact: bool = False,
     ) -> list[Found]:
-        """The `top` likest files for each picture, file or file of a folder, likest first; of equals the older one.
+        """The `top` nearest files for each picture, file or file of a folder, nearest first; of equals the older one.
 
         A query that is in the index finds itself, marked, or not with `skip_self`. A file that cannot be read is
         an answer with `error`. `exact` compares with all where faiss would search.

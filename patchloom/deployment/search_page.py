@@ -29,7 +29,7 @@ def write_search_page(path: Path, index: Index, found: Sequence[Found]) -> None:
         ("search", "exact" if index.about.exact else "by faiss, approximate"),
     ]
     if counted := count_right(shown):
-        facts.append(("likest file has the query's label", f"{counted[0]:,} of {counted[1]:,}"))
+        facts.append(("nearest file has the query's label", f"{counted[0]:,} of {counted[1]:,}"))
     write_page(
         path,
         "search.html.j2",
@@ -42,7 +42,7 @@ def write_search_page(path: Path, index: Index, found: Sequence[Found]) -> None:
 
 
 def count_right(found: Sequence[Found]) -> tuple[int, int] | None:
-    """Queries whose likest other file has their label, and queries where both are known; None without any."""
+    """Queries whose nearest other file has their label, and queries where both are known; None without any."""
     first = [one.right(hit) for one in found if (hit := next((hit for hit in one.hits if not hit.itself), None))]
     known = [right for right in first if right is not None]
     return (sum(known), len(known)) if known else None

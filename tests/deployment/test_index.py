@@ -304,7 +304,7 @@ def test_the_commands(trained: Path, tmp_path: Path, monkeypatch, capsys) -> Non
     assert done.code == 0
     assert str(data / "red" / "0.png") in done.output
     assert "itself" in done.output
-    assert "likest file has the query's label: " in done.output
+    assert "nearest file has the query's label: " in done.output
     assert f"60 files searched, exact; {page}" in done.output
     assert page.is_file()
     done = run("search", out, data / "red" / "0.png", bad, "--top", "2", "--skip-self", "--json")
