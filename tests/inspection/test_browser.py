@@ -10,8 +10,10 @@ import pytest
 
 from patchloom.data.check import check
 from patchloom.deployment.comparison_report import report_runs
+from patchloom.deployment.index import index, open_index
 from patchloom.deployment.look import look_at
 from patchloom.deployment.report import report_run
+from patchloom.deployment.search_page import write_search_page
 from patchloom.inspection.check_page import write_check_page
 from tests.deployment.conftest import trained  # noqa: F401
 
@@ -41,12 +43,20 @@ def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "comparison": report_runs([str(trained / "a"), str(trained / "vit")], out=folder / "comparison.html"),
         "look": look_at(str(trained / "vit"), [str(trained / "data" / "red")], out=folder / "look.html").path,
         "check": folder / "check.html",
+        "search": searched(trained, folder),
     }
+
+
+def searched(trained: Path, folder: Path) -> Path:  # noqa: F811
+    index(str(trained / "vit"), [str(trained / "data")], out=str(folder / "index"))
+    opened = open_index(folder / "index")
+    write_search_page(folder / "search.html", opened, opened.search([str(trained / "data" / "red")], top=5))
+    return folder / "search.html"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, SCREEN])
-@pytest.mark.parametrize("name", ["report", "attention", "comparison", "look", "check"])
+@pytest.mark.parametrize("name", ["report", "attention", "comparison", "look", "check", "search"])
 def test_a_page_is_whole(name: str, width: int, scheme: str, pages: dict[str, Path], browser: Any) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     faults: list[str] = []
