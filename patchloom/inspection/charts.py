@@ -26,10 +26,9 @@ PALETTE = (
 )  # fmt: skip
 STYLE = (
     "svg{background:#fff} text{fill:#1a2230;font:11px sans-serif} path{fill:none;stroke-width:1.8} "
-    "path.grid{stroke:#e2e6ec;stroke-width:1} path.c0{stroke:#2563eb} path.c1{stroke:#d97706} path.c2{stroke:#059669} "
-    "circle{fill:transparent} circle.seen{r:2.5px} .c0.seen{fill:#2563eb} .c1.seen{fill:#d97706} "
-    ".c2.seen{fill:#059669} .track{fill:#eef1f5} .bar,.right rect{fill:#2563eb} .wrong rect{fill:#dc2626} "
-    ".strong text{fill:#fff}"
+    "path.grid{stroke:#e2e6ec;stroke-width:1} circle{fill:transparent} circle.seen{r:2.5px} .track{fill:#eef1f5} "
+    ".bar,.right rect{fill:#2563eb} .wrong rect{fill:#dc2626} .strong text{fill:#fff} "
+    + " ".join(f"path.c{i}{{stroke:{color}}} .c{i}.seen{{fill:{color}}}" for i, color in enumerate(PALETTE[:8]))
 )
 
 
@@ -77,8 +76,11 @@ def line_chart(series: Sequence[Series], *, x_label: str, from_zero: bool = Fals
     lines = [Series(name, [p for p in points if math.isfinite(p[1])], color) for name, points, color in series]
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
     y_ticks = nice_ticks(min(0.0, *ys) if from_zero else min(ys), max(ys))
-    across, up = Axis(0, max(xs) or 1, LEFT, WIDTH - RIGHT), Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    parts = [Markup('<svg viewBox="0 0 {} {}" class="lines" role="img">').format(WIDTH, HEIGHT)]
+    places = _legend([shorten(line.name, 40) for line in lines]) if len(lines) > 1 else []
+    lower = places[-1][1] if places else 0  # further lines of the legend push the chart down
+    across = Axis(0, max(xs) or 1, LEFT, WIDTH - RIGHT)
+    up = Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM + lower, TOP + lower)
+    parts = [Markup('<svg viewBox="0 0 {} {}" class="lines" role="img">').format(WIDTH, HEIGHT + lower)]
     for tick in y_ticks:
         parts.append(_line(LEFT, up(tick), WIDTH - RIGHT, up(tick)))
         parts.append(_text(LEFT - 6, up(tick) + 4, f"{tick:g}", "end"))
@@ -86,8 +88,7 @@ def line_chart(series: Sequence[Series], *, x_label: str, from_zero: bool = Fals
         if tick <= across.high:
             parts.append(_line(across(tick), up.start, across(tick), up.start + 4))
             parts.append(_text(across(tick), up.start + 17, f"{tick:g}", "middle"))
-    parts.append(_text((across.start + across.end) / 2, HEIGHT - 4, x_label, "middle"))
-    legend_x = float(LEFT)
+    parts.append(_text((across.start + across.end) / 2, HEIGHT + lower - 4, x_label, "middle"))
     for whole, line in zip(series, lines, strict=True):
         parts.append(Markup('<path d="{}" class="c{}"/>').format(_path(whole, across, up), line.color))
         seen = " seen" if len(line.points) <= FEW else ""
@@ -95,11 +96,23 @@ def line_chart(series: Sequence[Series], *, x_label: str, from_zero: bool = Fals
             told = f"{line.name} {y:.4g}, {x_label} {x:.4g}"
             dot = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="4" class="c{}{}"><title>{}</title></circle>')
             parts.append(dot.format(across(x), up(y), line.color, seen, told))
-        if len(series) > 1:
-            parts.append(Markup('<path d="M{:.1f} 11h12" class="c{}"/>').format(legend_x, line.color))
-            parts.append(_text(legend_x + 16, 15, line.name))
-            legend_x += 28 + LETTER * len(line.name)
+    for (x, y), line in zip(places, lines, strict=False):
+        parts.append(Markup('<path d="M{:.1f} {}h12" class="c{}"/>').format(x, y + 11, line.color))
+        parts.append(_text(x + 16, y + 15, shorten(line.name, 40)))
     return Markup("").join([*parts, Markup("</svg>")])
+
+
+def _legend(names: Sequence[str]) -> list[tuple[float, int]]:
+    """Where each name of a legend begins: side by side, and on a further line where the chart ends."""
+    places: list[tuple[float, int]] = []
+    x, y = float(LEFT), 0
+    for name in names:
+        wide = 28 + LETTER * len(name)
+        if x > LEFT and x + wide > WIDTH:
+            x, y = float(LEFT), y + LEGEND_LINE
+        places.append((x, y))
+        x += wide
+    return places
 
 
 def scatter_chart(

@@ -346,3 +346,15 @@ def test_settings_are_grouped_and_defaults_folded(html):
     assert re.search(r"<td>lr</td><td><code>[\d.]+</code></td><td class=\"why\">user</td>", chosen)
     assert 'class="why">default<' not in chosen
     assert set(re.findall(r'class="why">(.*?)<', defaults)) == {"default"}
+
+
+def test_a_long_legend_takes_further_lines_and_pushes_the_chart_down():
+    few = line_chart([Series("a", [(0, 0), (1, 1)]), Series("b", [(0, 0), (1, 1)], 1)], x_label="epoch")
+    assert f'viewBox="0 0 {WIDTH} {HEIGHT}"' in few
+    many = [Series(f"a run with number {i}", [(0, 0), (1, 1)], i) for i in range(5)]
+    chart = line_chart(many, x_label="epoch")
+    lines = re.findall(r'<path d="M([\d.]+) (\d+)h12"', chart)
+    assert [int(y) for _, y in lines] == [11, 11, 27, 27, 43]
+    assert f'viewBox="0 0 {WIDTH} {HEIGHT + 32}"' in chart
+    highest = max(y for _, y in chart_points(chart, 0))
+    assert highest == HEIGHT - BOTTOM + 32

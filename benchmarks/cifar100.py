@@ -1,0 +1,82 @@
+"""CIFAR-100: ResMLP with and without communication and with a teacher, sMLPNet, ResNet-18; one after the other.
+
+Then their table and their curves, for docs/results.md.
+
+    python benchmarks/cifar100.py cifar100/ --out runs/cifar100                  # train/ and val/ of class folders
+    python benchmarks/cifar100.py cifar100/ --out runs/cifar100 --only resmlp none
+    python benchmarks/cifar100.py cifar100/ --out runs/cifar100 --table          # of what is there already
+
+Options after `--` go to every `patchloom train`. A run that is there already goes on or is left as it is.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from patchloom.deployment.run_record import read_run_record
+from patchloom.engine.display import duration
+from patchloom.engine.records import read_metrics
+from patchloom.evaluation.predictions import load_predictions
+from patchloom.inspection.charts import Series, line_chart, svg_file
+from patchloom.inspection.report import curve, steps_per_unit
+
+SMLPNET = (
+    *("--model", "smlpnet_t", "--set", "model.options.patch_size=2", "--set", "model.options.depths=2,6,6"),
+    *("--set", "model.options.dim=128", "--set", "model.options.global_stages=1,2,3"),
+    *("--set", "model.drop_path_rule=linear"),
+)
+# A convnet as it is usually trained: on pictures enlarged so that its first map is 32×32, with little augmentation.
+TEACHER = (
+    *("--model", "timm:resnet18", "--size", "128", "--set", "augment.crop_padding=16", "--set", "model.drop_path=0"),
+    *("--set", "augment.policy=none", "--set", "augment.erasing=0", "--set", "augment.mixup=0"),
+)
+# Name → options of `patchloom train`; {out} is the folder of all runs.
+RUNS: dict[str, tuple[str, ...]] = {
+    "resmlp": ("--epochs", "270"),
+    "smlpnet": ("--epochs", "160", *SMLPNET),
+    "resnet18": ("--epochs", "80", *TEACHER),
+    "short": ("--epochs", "80"),
+    "none": ("--epochs", "80", "--set", "model.options.communication=none"),
+    "distilled": ("--epochs", "80", "--teacher", "{out}/resnet18"),
+}
+
+
+def main() -> None:
+    """Train what was asked for, then tell."""
+    own, _, further = " ".join(sys.argv[1:]).partition(" -- ")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args(own.split())
+    for name in [] if given.table else given.only:
+        options = [option.format(out=given.out) for option in RUNS[name]]
+        command = [sys.executable, "-m", "patchloom.cli", "train", given.data, "--recipe", "small_images"]
+        subprocess.run([*command, "--out", str(given.out / name), *options, *further.split()], check=True)
+    tell(given.out)
+
+
+def tell(out: Path) -> None:
+    """A line a run that has ended, and all their curves in one picture."""
+    print("| run | epochs | top-1 | 95 % interval | time |\n|---|---|---|---|---|")
+    lines = []
+    for name in RUNS:
+        record = read_run_record(out / name)
+        if record is None:
+            continue
+        report = load_predictions(out / name).report
+        low, high = report.top_interval()
+        time = duration(record.seconds)
+        print(f"| {name} | {record.epochs} | {report.top(1):.2f} | {low:.1f} … {high:.1f} | {time} |")
+        records = read_metrics(out / name / "metrics.jsonl")
+        points = curve(records, steps_per_unit(records)[1], "evaluation", "ema", "top1")
+        lines.append(Series(name, points, len(lines)))
+    if lines:
+        (out / "curves.svg").write_text(svg_file(line_chart(lines, x_label="epoch")), "utf-8")
+        print(out / "curves.svg")
+
+
+if __name__ == "__main__":
+    main()
