@@ -43,3 +43,9 @@ def nearest(given: str, known: list[str] | tuple[str, ...], *, limit: int = 3) -
 
     close = difflib.get_close_matches(given, known, n=limit, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
+
+
+def at_least(name: str, value: float, least: int) -> None:
+    """Refuse a count that is too small."""
+    if value < least:
+        raise UsageError(f"{name} is {value}, expected a whole number of at least {least}")

@@ -26,7 +26,7 @@ from patchloom.deployment.evaluations import (
     probe_on,
     sweep_on,
 )
-from patchloom.errors import DataError, UsageError
+from patchloom.errors import DataError, UsageError, at_least
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.models.network import Network
 
@@ -66,6 +66,7 @@ class Classifier:
     @torch.inference_mode()
     def predict(self, pictures: Sequence[Image.Image], *, top: int = 3) -> list[list[tuple[str, float]]]:
         """The `top` likeliest classes of each picture, by name, with their probabilities."""
+        at_least("top", top, 1)
         batch = torch.stack([self.preprocess(picture.convert("RGB")) for picture in pictures]).to(self.device)
         found = self.model(batch).softmax(dim=-1).topk(min(top, len(self.labels)))
         rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)

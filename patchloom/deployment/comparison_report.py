@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -14,14 +13,13 @@ from patchloom.engine.display import duration
 from patchloom.engine.records import read_metrics
 from patchloom.errors import PatchloomError, UsageError
 from patchloom.evaluation.classification import ClassificationReport
-from patchloom.inspection.charts import Point, Series, line_chart, scatter_chart
+from patchloom.inspection.charts import LINE_COLORS, Point, Series, line_chart, scatter_chart
 from patchloom.inspection.cost import human
 from patchloom.inspection.page import write_page
-from patchloom.inspection.report import curve, steps_per_unit
+from patchloom.inspection.report import curve, shown_value, steps_per_unit
 from patchloom.recipes.schema import flatten
 
 CLASSES_SHOWN = 20
-COLOURS = 8
 # Of a recipe's fields, those that name it rather than change what is trained.
 _NAMES = ("name", "source")
 
@@ -62,12 +60,8 @@ def _settings(parts: dict[str, RunParts]) -> list[list[str]]:
     """Recipe fields that are not the same in all runs: the field, then its value in each."""
     fields = {name: flatten(each.files.recipe) if each.files.recipe else {} for name, each in parts.items()}
     keys = dict.fromkeys(key for values in fields.values() for key in values if key not in _NAMES)
-    rows = [[key, *(_shown(fields[name].get(key, "–")) for name in parts)] for key in keys]
+    rows = [[key, *(shown_value(fields[name].get(key, "–")) for name in parts)] for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def _shown(value: Any) -> str:
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _numbers(
@@ -107,8 +101,8 @@ def _curves(parts: dict[str, RunParts]) -> list[tuple[str, Markup]]:
         records = read_metrics(each.folder / "metrics.jsonl")
         steps = steps_per_unit(records)[1]
         averaged = curve(records, steps, "evaluation", "ema", "top1")
-        top1.append(Series(name, averaged or curve(records, steps, "evaluation", "model", "top1"), i % COLOURS))
-        loss.append(Series(name, curve(records, steps, "train", "model", "loss"), i % COLOURS))
+        top1.append(Series(name, averaged or curve(records, steps, "evaluation", "model", "top1"), i % LINE_COLORS))
+        loss.append(Series(name, curve(records, steps, "train", "model", "loss"), i % LINE_COLORS))
     charts = {"Validation top-1, %": top1, "Training loss": loss}
     drawn = {title: [line for line in lines if line.points] for title, lines in charts.items()}
     return [(title, line_chart(lines, x_label="epoch")) for title, lines in drawn.items() if lines]

@@ -20,7 +20,7 @@ from patchloom.data.device import DeviceLoader
 from patchloom.data.loader import Loader
 from patchloom.data.sets import ClassTable, ImageSet, PictureSet
 from patchloom.data.source import open_data, open_for
-from patchloom.errors import UsageError
+from patchloom.errors import UsageError, at_least
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings, embed
@@ -54,8 +54,8 @@ class Shown:
 
     def __post_init__(self) -> None:
         for name, least in (("size", 1), ("batch", 1), ("workers", 0)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise UsageError(f"{name} is {value}, expected a whole number of at least {least}")
+            if (value := getattr(self, name)) is not None:
+                at_least(name, value, least)
         if self.crop_ratio is not None and not 0 < self.crop_ratio <= 1:
             raise UsageError(f"crop_ratio is {self.crop_ratio}, expected a share above 0 and up to 1")
 

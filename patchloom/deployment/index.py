@@ -37,7 +37,7 @@ from patchloom.deployment.index_files import (
     write_lists,
     write_part,
 )
-from patchloom.errors import CheckpointError, DataError, UsageError
+from patchloom.errors import CheckpointError, DataError, UsageError, at_least
 from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest, import_faiss
 
 EXACT_UP_TO = 1_000_000  # files; two cores compare a query with as many in less than a second
@@ -109,8 +109,7 @@ class Index:
         A query that is in the index finds itself, marked, or not with `skip_self`. A file that cannot be read is
         an answer with `error`. `exact` compares with all where faiss would search.
         """
-        if top < 1:
-            raise UsageError(f"top is {top}, expected a whole number of at least 1")
+        at_least("top", top, 1)
         if not len(self):
             raise DataError(
                 f"{self.folder} holds no files yet. Add some: patchloom index RUN IMAGES --out {self.folder}"
@@ -190,8 +189,10 @@ def index(
     """
     folder, files = Path(out), collect([os.fspath(path) for path in images])
     for name, value, least in (("batch", batch, 1), ("workers", workers, 0)):
-        if value < least:
-            raise UsageError(f"{name} is {value}, expected a whole number of at least {least}")
+        at_least(name, value, least)
+    for path in images:
+        if not os.path.exists(path):
+            raise UsageError(f"{os.fspath(path)}: no such file or folder")
     classifier = load(model, device=device)
     with locked(folder):
         about = _begin(folder, classifier, model)

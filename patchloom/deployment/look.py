@@ -15,12 +15,13 @@ from patchloom.errors import DataError, UsageError
 from patchloom.inspection.charts import bars
 from patchloom.inspection.look import Look, look
 from patchloom.inspection.page import data_uri, write_page
+from patchloom.inspection.sheets import displayed
 from patchloom.models.network import Network
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model
 
 MISTAKES, PICTURES = 24, 200  # shown at most
-SIDE = 224  # pixels of a picture on the page, at least
+SIDE = 224  # pixels of a picture on the page
 
 
 class Subject(NamedTuple):
@@ -56,14 +57,14 @@ def look_at(spec: str, paths: Sequence[str] = (), *, data: str | None = None, ou
     notes: list[str] = []
     if paths:
         subject = open_subject(spec)
-        shown = _decoded(list(files_of(paths)), notes)
+        files = list(files_of(paths))
+        if len(files) > PICTURES:
+            notes.append(f"the first {PICTURES} of {len(files)} pictures are shown")
+        shown = _decoded(files[:PICTURES], notes)
     else:
         parts = _run(spec)
         subject = _subject_of(parts)
         shown = _mistakes(parts, data, notes)
-    if len(shown) > PICTURES:
-        notes.append(f"the first {PICTURES} of {len(shown)} pictures are shown")
-        shown = shown[:PICTURES]
     found = look(subject.network, subject.preprocessing, [one.picture for one in shown], subject.labels, top=top)
     looks = [(one.name, one.detail, of) for one, of in zip(shown, found, strict=True)]
     title = f"What {Path(spec).name} {'saw' if paths else 'got most wrong'}"
@@ -120,13 +121,11 @@ def _mistakes(parts: RunParts, data: str | None, notes: list[str]) -> list[Named
 
 
 def _for_page(name: str, detail: str, one: Look) -> dict[str, Any]:
-    factor = max(1, -(-SIDE // max(one.seen.size)))
-    seen = one.seen.resize((one.seen.width * factor, one.seen.height * factor), Image.Resampling.NEAREST)
     told = [(label, 100 * share, f"{100 * share:.1f} %") for label, share in one.answers]
     return {
         "name": name,
         "detail": detail,
-        "seen": data_uri(seen),
+        "seen": data_uri(displayed(one.seen, SIDE)),
         "answers": bars(told) if told else None,
         "maps": [(data_uri(cell.image), cell.caption) for cell in one.maps],
     }

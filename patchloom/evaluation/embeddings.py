@@ -50,8 +50,8 @@ def embed(
 ) -> Embeddings:
     """The vectors that go into the network's classifier, on its device; each image once, however often it comes.
 
-    Pixels are normalised as the network was trained where nothing else is said. A network with one token a class
-    (PC-3) gives the mean of its tokens. The device is waited for once, at the end.
+    Pixels are normalised as the network was trained where nothing else is said. The device is waited for once, at the
+    end.
     """
     device = next(model.parameters()).device
     mean, std = pixel_mean or model.pixel_mean, pixel_std or model.pixel_std
@@ -59,8 +59,8 @@ def embed(
     with in_eval_mode(model):
         for batch in batches:
             batch = batch.to(device, non_blocking=True)
-            pooled = model.pool(model.features(normalise(batch.images, mean, std))).float()  # (B, C) or (B, K, C)
-            parts.append((pooled if pooled.ndim == 2 else pooled.mean(dim=1), batch.labels, batch.index))
+            vectors = model.vectors(model.features(normalise(batch.images, mean, std))).float()
+            parts.append((vectors, batch.labels, batch.index))
     if not parts:
         raise DataError("There is no image to embed: the set or its split is empty.")
     vectors, labels, index = (torch.cat(column) for column in zip(*parts, strict=True))

@@ -24,11 +24,14 @@ PALETTE = (
     "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2",
     "#db2777", "#65a30d", "#92400e", "#64748b", "#c026d3", "#0d9488",
 )  # fmt: skip
+LINE_COLORS = 8  # classes c0 … c7 of a page's style
 STYLE = (
     "svg{background:#fff} text{fill:#1a2230;font:11px sans-serif} path{fill:none;stroke-width:1.8} "
     "path.grid{stroke:#e2e6ec;stroke-width:1} circle{fill:transparent} circle.seen{r:2.5px} .track{fill:#eef1f5} "
     ".bar,.right rect{fill:#2563eb} .wrong rect{fill:#dc2626} .strong text{fill:#fff} "
-    + " ".join(f"path.c{i}{{stroke:{color}}} .c{i}.seen{{fill:{color}}}" for i, color in enumerate(PALETTE[:8]))
+    + " ".join(
+        f"path.c{i}{{stroke:{color}}} .c{i}.seen{{fill:{color}}}" for i, color in enumerate(PALETTE[:LINE_COLORS])
+    )
 )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from patchloom.errors import UsageError
 from patchloom.evaluation.classification import in_eval_mode
-from patchloom.inspection.charts import Point, Series, line_chart, scatter_chart
+from patchloom.inspection.charts import LINE_COLORS, Point, Series, line_chart, scatter_chart
 from patchloom.inspection.sheets import numbers
 from patchloom.models.network import Network
 
@@ -27,14 +27,9 @@ MOMENTA = (0.5, 0.8)  # before and after
 
 @torch.no_grad()
 def embed(network: Network, images: Tensor) -> Tensor:
-    """Normalised images (N, channels, H, W) → the vector each is classified by, (N, C) float32 on the CPU.
-
-    A network with one token a class has one vector a class: they are averaged.
-    """
+    """Normalised images (N, channels, H, W) → the vector each is classified by, (N, C) float32 on the CPU."""
     with in_eval_mode(network):
-        parts = [network.pool(network.features(part)).float().cpu() for part in images.split(AT_ONCE)]
-    pooled = torch.cat(parts)
-    return pooled.mean(dim=1) if pooled.ndim == 3 else pooled
+        return torch.cat([network.vectors(network.features(part)).float().cpu() for part in images.split(AT_ONCE)])
 
 
 def pca_energy(vectors: Tensor) -> np.ndarray:
@@ -48,12 +43,12 @@ def pca_energy(vectors: Tensor) -> np.ndarray:
 
 
 def pca_energy_chart(spaces: dict[str, Tensor]) -> Markup:
-    """Figure 2.1: percent of the variance over components, a line a named space (N, C), three at most.
+    """Figure 2.1: percent of the variance over components, a line a named space (N, C), eight at most.
 
     A lower curve is a richer space: few components cannot summarise it.
     """
-    if not 1 <= len(spaces) <= 3:
-        raise UsageError(f"a chart of energies shows one to three spaces, given {len(spaces)}; draw several charts")
+    if not 1 <= len(spaces) <= LINE_COLORS:
+        raise UsageError(f"a chart of energies shows one to eight spaces, given {len(spaces)}; draw several charts")
     series = []
     for color, (name, vectors) in enumerate(spaces.items()):
         points = enumerate(100 * pca_energy(vectors), 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from patchloom.checkpoint import Preprocessing
 from patchloom.data.augment import test_transform
 from patchloom.data.loader import normalise
-from patchloom.errors import UsageError
+from patchloom.errors import UsageError, at_least
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.inspection.attention import (
     attention_rollout,
@@ -100,6 +100,7 @@ def show(network: Network, preprocessing: Preprocessing | None, images: Sequence
 
 def looks(shown: Shown, class_names: Sequence[str] = (), *, top: int = 5) -> list[Look]:
     """What the network made of the pictures it was shown."""
+    at_least("top", top, 1)
     names = names_of(shown.network, class_names)
     found = []
     for seen, shares, maps in zip(shown.seen, shown.probabilities, _maps(shown, names), strict=True):

@@ -45,7 +45,6 @@ class Summary:
     weights: Literal["model", "ema"] = "model"  # that reached it
     epochs: int | None = None
     seconds: float | None = None
-    images_per_s: float | None = None
     command: str = ""  # that repeats the run
     next_command: str = ""
 
@@ -137,7 +136,6 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         "data": summary.data,
         "epochs": summary.epochs,
         "time": None if summary.seconds is None else duration(summary.seconds),
-        "images/s": None if summary.images_per_s is None else f"{summary.images_per_s:,.0f}",
     }
     return [(name, str(value)) for name, value in facts.items() if value is not None]
 
@@ -259,17 +257,20 @@ def _grouped(rows: Sequence[RecipeRow]) -> list[tuple[str, list[RecipeRow]]]:
     groups: dict[str, list[RecipeRow]] = {name: [] for name in ("run", *GROUPS)}
     for row in rows:
         group, _, name = row.key.partition(".")
-        groups.setdefault(group if name else "run", []).append(row._replace(key=name or group, value=_shown(row.value)))
+        groups.setdefault(group if name else "run", []).append(
+            row._replace(key=name or group, value=shown_value(row.value))
+        )
     return [(name, members) for name, members in groups.items() if members]
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """A setting as a page prints it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(_shown, value)) or "–"
+        return ", ".join(map(shown_value, value)) or "–"
     return "–" if value is None else str(value)
 
 

@@ -199,6 +199,11 @@ class Network(nn.Module):
             weights |= {prefix + key: getattr(old, key) for key, _ in own}
         return weights
 
+    def vectors(self, features: Tensor) -> Tensor:
+        """Features → what is compared between images, (B, C); of one token a class, their mean."""
+        pooled = self.pool(features)
+        return pooled if pooled.ndim == 2 else pooled.mean(dim=1)
+
     def for_images_of(self, size: Size) -> Self:
         """This network where it takes images of `size` as it is, otherwise a copy at that resolution."""
         wanted = (size, size) if isinstance(size, int) else tuple(size)

@@ -169,7 +169,7 @@ class Target(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images → (B, D)."""
-        return self.projector(pooled(self.trunk, self.trunk.features(images)))
+        return self.projector(self.trunk.vectors(self.trunk.features(images)))
 
     @torch.no_grad()
     def follow(self, trunk: nn.Module, projector: nn.Module, decay: float) -> None:
@@ -182,12 +182,6 @@ class Target(nn.Module):
 def target_decay(step: int, total_steps: int, start: float = TARGET_DECAY) -> float:
     """τ = 1 − (1 − start)·(cos(πk/K) + 1)/2: from `start` to 1 (BYOL)."""
     return 1 - (1 - start) * (math.cos(math.pi * step / total_steps) + 1) / 2
-
-
-def pooled(model: nn.Module, features: Tensor) -> Tensor:
-    """Features of the trunk → (B, C); a network with one token a class gives the mean of its tokens."""
-    vectors: Tensor = model.pool(features)  # type: ignore[operator]
-    return vectors if vectors.ndim == 2 else vectors.mean(dim=1)
 
 
 # The objective --------------------------------------------------------------------------------------------------------
@@ -246,7 +240,7 @@ class Grafit(nn.Module):
         if self.method.labels == "cross_entropy":
             terms["label_loss"] = cross_entropy(model.head(features[0]), self.labels[batch.index])  # type: ignore[operator]
         if self.method.labels == "knn" or self.method.instance != "none":
-            embeddings = [self.projector(pooled(model, view)) for view in features]
+            embeddings = [self.projector(model.vectors(view)) for view in features]  # type: ignore[operator]
             terms |= self._embedding_losses(images, embeddings, batch.index)
         weights = {"label_loss": 1.0, "instance_loss": self.instance_weight}
         loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()

@@ -19,7 +19,7 @@ from patchloom.data.source import find_source
 from patchloom.data.splits import make_splits
 from patchloom.data.survey import Unreadable, is_made_in_memory, name_unreadable, survey
 from patchloom.engine.rendezvous import place_from
-from patchloom.errors import DataError, UsageError
+from patchloom.errors import DataError, UsageError, at_least
 from patchloom.inspection.cost import Cost, cost, human
 from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
@@ -153,8 +153,8 @@ def _resolve(splits: Splits, settings: TrainingSettings, device: str) -> tuple[R
 def _check_numbers(settings: TrainingSettings) -> None:
     given = (("workers", settings.workers, 0), ("patience", settings.patience, 1), ("pictures", settings.pictures, 1))
     for name, value, least in given:
-        if value is not None and value < least:
-            raise UsageError(f"--{name} is {value}, expected a whole number of at least {least}")
+        if value is not None:
+            at_least(f"--{name}", value, least)
     if not settings.worker_timeout > 0:
         raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
 

@@ -17,6 +17,13 @@ CHANGES = {"model.options.depth": 2, "model.options.dim": 16, "model.options.pat
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data/ (2 classes) and runs a, b (another seed) and vit on it."""
     root = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        _train_all(root)
+    return root
+
+
+def _train_all(root: Path) -> None:
     class_folders(root / "data", pictures=30)
     attending = {"model.options.depth": 1, "model.options.dim": 24, "model.options.heads": 2}
     for name, model, changes in (
@@ -36,7 +43,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             changes=CHANGES | changes,
         )
         run_training(settings, say=str)
-    return root
 
 
 @pytest.fixture

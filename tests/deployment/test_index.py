@@ -334,3 +334,9 @@ def test_commands_that_fail_say_one_line(built: Built, trained: Path, tmp_path: 
     assert refused("index", trained / "vit", query, "--out", out)[0] == 4
     flip(out / "part-00000.npy")
     assert refused("search", out, query)[0] == 4
+
+
+def test_a_path_that_is_not_there_is_refused_before_a_folder_is_made(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="gone: no such file or folder"):
+        index(str(trained / "a"), [str(tmp_path / "gone")], out=tmp_path / "index")
+    assert not (tmp_path / "index").exists()

@@ -55,6 +55,8 @@ def test_what_cannot_be_looked_at(trained: Path, run, tmp_path: Path) -> None:
         look_at(str(tmp_path), ["a.png"], out=out)
     with pytest.raises(DataError, match=r"none of 1 pictures can be read; the first: .*gone\.png"):
         look_at(str(trained / "a"), [str(tmp_path / "gone.png")], out=out)
+    with pytest.raises(UsageError, match="top is 0, expected a whole number of at least 1"):
+        look_at(str(trained / "a"), [str(trained / "data" / "red" / "0.png")], out=out, top=0)
     folder = run("a")
     (folder / "predictions.safetensors").unlink()
     with pytest.raises(UsageError, match="kept no decisions"):
@@ -63,6 +65,13 @@ def test_what_cannot_be_looked_at(trained: Path, run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no weights that can be read"):
         look_at(str(folder), ["a.png"], out=out)
     assert not out.exists()
+
+
+def test_of_too_many_pictures_the_first_are_shown(trained: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("patchloom.deployment.look.PICTURES", 3)
+    page = look_at(str(trained / "a"), [str(trained / "data" / "red")], out=tmp_path / "look.html")
+    assert len(page.looks) == 3
+    assert page.notes == ["the first 3 of 30 pictures are shown"]
 
 
 def test_the_command(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -41,7 +41,7 @@ def test_the_chart_of_energy_begins_at_nothing_and_has_a_line_a_space():
     assert chart.count("<circle") == 5 + 7
     assert "coarse 0, principal components 0" in chart
     assert "fine 100, principal components 6" in chart
-    with pytest.raises(UsageError, match="one to three spaces, given 0"):
+    with pytest.raises(UsageError, match="one to eight spaces, given 0"):
         pca_energy_chart({})
     with pytest.raises(UsageError, match="at least two vectors, given 1"):
         pca_energy(torch.zeros(1, 3))
