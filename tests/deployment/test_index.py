@@ -17,7 +17,7 @@ from patchloom.deployment import index as indexing
 from patchloom.deployment.index import Built, index, open_index
 from patchloom.deployment.search_page import write_search_page
 from patchloom.errors import CheckpointError, DataError, UsageError
-from patchloom.evaluation import retrieval
+from patchloom.evaluation import exact_search
 from tests.reliability.commands import class_folders, command
 
 
@@ -271,7 +271,7 @@ def test_beyond_a_million_faiss_is_wanted_before_the_work(trained: Path, tmp_pat
 def test_by_faiss(trained: Path, tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("faiss")
     monkeypatch.setattr(indexing, "EXACT_UP_TO", 50)
-    monkeypatch.setattr(retrieval, "LEARNED_FROM", 10)
+    monkeypatch.setattr(exact_search, "LEARNED_FROM", 10)
     built = index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", device="cpu")
     assert not built.index.about.exact
     assert not json.loads((tmp_path / "index" / "index.json").read_text())["exact"]
