@@ -1,6 +1,6 @@
 """One picture on its way into a batch: decoded RGB → uint8 (H, W, 3), in a worker.
 
-Training:   crop → flip → policy → colour jitter → erasing
+Training:   crop → flip → policy → colour jitter → grey → blur → solarising → erasing
 Evaluation: resize the short side → centre crop
 
 Every random choice is drawn from the `random.Random` that comes with the picture, so a picture depends on
@@ -11,14 +11,24 @@ in `batched.py`.
 import math
 import random
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from patchloom.data.policies import IMAGENET_MEAN, IMAGENET_STD, Policy, Size, jitter_colours, make_policy
+from patchloom.data.policies import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Policy,
+    Size,
+    blur,
+    grey,
+    jitter_colours,
+    make_policy,
+    solarise,
+)
 from patchloom.errors import UsageError
 from patchloom.recipes.schema import AugmentPart
 
@@ -45,20 +55,29 @@ class TrainTransform:
     image_size: Size
 
     @cached_property
-    def policy(self) -> Policy | None:
-        """What changes colours and shapes after the crop."""
-        return make_policy(self.augment, self.image_size)
+    def _after_crop(self) -> list[tuple[Policy, float]]:
+        """What changes colours and shapes after the crop, in order, each with its probability."""
+        augment = self.augment
+        changes: list[tuple[Policy, float]] = [
+            (partial(jitter_colours, augment.jitters), augment.jitter_probability if any(augment.jitters) else 0.0),
+            (grey, augment.grey),
+            (blur, augment.blur),
+            (solarise, augment.solarise),
+        ]
+        if policy := make_policy(augment, self.image_size):
+            changes.insert(0, (policy, 1.0))
+        return [(change, probability) for change, probability in changes if probability]
 
     def __call__(self, image: Image.Image, rng: random.Random) -> np.ndarray:
         """RGB picture of any size → (H, W, 3) uint8."""
         augment = self.augment
         pixels = self._cropped(image, rng)
-        if self.policy or augment.color_jitter:
+        if self._after_crop:
             view = Image.fromarray(pixels)
-            if self.policy:
-                view = self.policy(view, rng)
-            if augment.color_jitter:
-                view = jitter_colours(view, augment.color_jitter, rng)
+            for change, probability in self._after_crop:
+                # What is certain draws nothing: a recipe without chances keeps its pictures.
+                if probability == 1 or rng.random() < probability:
+                    view = change(view, rng)
             pixels = np.asarray(view)
         if augment.erasing and rng.random() < augment.erasing:
             pixels = erase(pixels, rng)
@@ -68,7 +87,8 @@ class TrainTransform:
         """(H, W, 3): the crop, flipped or not; flipped before resizing, where there are fewer pixels."""
         crop, padding = self.augment.crop, self.augment.crop_padding
         if crop == "random_resized":
-            image = image.crop(random_crop_box(image.size, self.augment.crop_min_scale, rng))
+            scales = self.augment.crop_min_scale, self.augment.crop_max_scale
+            image = image.crop(random_crop_box(image.size, scales, rng))
         if rng.random() < self.augment.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if crop == "simple_random":
@@ -114,11 +134,13 @@ def test_transform(
 test_transform.__test__ = False  # type: ignore[attr-defined]  # or pytest takes it for a test where it is imported
 
 
-def random_crop_box(size: tuple[int, int], min_scale: float, rng: random.Random) -> tuple[int, int, int, int]:
+def random_crop_box(
+    size: tuple[int, int], scales: tuple[float, float], rng: random.Random
+) -> tuple[int, int, int, int]:
     """Random Resized Crop: (left, top, right, bottom), after 10 tries the largest centred box."""
     width, height = size
     for _ in range(10):
-        area = rng.uniform(min_scale, 1.0) * width * height
+        area = rng.uniform(*scales) * width * height
         aspect = math.exp(rng.uniform(math.log(CROP_ASPECTS[0]), math.log(CROP_ASPECTS[1])))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:

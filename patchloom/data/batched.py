@@ -19,12 +19,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from patchloom.data.augment import CROP_ASPECTS, ERASED_AREAS, ERASED_ASPECTS
-from patchloom.data.policies import BLUR_RADII, FILL_COLOUR, IMAGENET_MEAN, IMAGENET_STD, SOLARISE_FROM, Size
+from patchloom.data.policies import (
+    BLUR_RADII,
+    FILL_COLOUR,
+    HUE_TURN,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    SOLARISE_FROM,
+    Size,
+    jitter_ranges,
+)
 from patchloom.recipes.schema import AugmentPart
 
 BATCHED_POLICIES = ("none", "randaugment", "three_augment")
 BOX_TRIES = 10
-# Of each picture: crop 23, 3-Augment 2, jitter 6, erasing 25; and for each layer of RandAugment.
+# Of each picture: crop 23, 3-Augment 2, jitter 6, erasing 25; and for each layer of RandAugment. Hue, grey, blur and
+# solarising mostly find room in these; where they do not, more are drawn.
 FIXED_DRAWS, LAYER_DRAWS = 56, 4
 # timm's list for RandAugment; an operation's number is its place here.
 OPERATIONS = (
@@ -41,6 +51,7 @@ OPERATIONS = (
     *("ShearX", "ShearY", "TranslateXRel", "TranslateYRel"),
 )
 NO_OPERATION = -1
+HUE = 3  # its number among the colour jitters
 
 
 class Draws:
@@ -48,9 +59,8 @@ class Draws:
 
     def __init__(self, pictures: int, layers: int, seed: int, device: torch.device, rows: Tensor | None = None) -> None:
         self._generator = torch.Generator(device).manual_seed(seed)
-        count = FIXED_DRAWS + LAYER_DRAWS * layers
-        values = torch.rand(pictures, count, generator=self._generator, device=device)
-        self._values = values if rows is None else values[rows]
+        self._pictures, self._rows = pictures, rows
+        self._values = self._drawn(FIXED_DRAWS + LAYER_DRAWS * layers)
         self._next = 0
 
     def one(self) -> Tensor:
@@ -60,11 +70,19 @@ class Draws:
     def several(self, count: int) -> Tensor:
         """(b, count)"""
         self._next += count
+        missing = self._next - self._values.shape[1]
+        if missing > 0:
+            self._values = torch.cat([self._values, self._drawn(missing)], 1)
         return self._values[:, self._next - count : self._next]
 
     def noise(self, *shape: int) -> Tensor:
         """N(0, 1), the same on every process."""
         return torch.randn(*shape, generator=self._generator, device=self._values.device)
+
+    def _drawn(self, count: int) -> Tensor:
+        device = self._generator.device
+        values = torch.rand(self._pictures, count, generator=self._generator, device=device)
+        return values if self._rows is None else values[self._rows]
 
 
 def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size, draws: Draws) -> Tensor:
@@ -79,10 +97,14 @@ def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size
             pixels = operate(pixels, operation, level, (draws.one() < 0.5) * 2.0 - 1)
     elif augment.policy == "three_augment":
         pixels = three_augment(pixels, (draws.one() * 3).long(), _uniform(draws.one(), *BLUR_RADII))
-    if augment.color_jitter:
-        strength = augment.color_jitter
-        factors = _uniform(draws.several(3), max(0.0, 1 - strength), 1 + strength)
-        pixels = jitter_colours(pixels, draws.several(3).argsort(1), factors)
+    if any(augment.jitters) and augment.jitter_probability:
+        pixels = _drawn(augment.jitter_probability, draws, _jittered(pixels, augment, draws), pixels)
+    if augment.grey:
+        pixels = _drawn(augment.grey, draws, _grey(pixels), pixels)
+    if augment.blur:
+        pixels = _drawn(augment.blur, draws, blur(pixels, _uniform(draws.one(), *BLUR_RADII)), pixels)
+    if augment.solarise:
+        pixels = _drawn(augment.solarise, draws, solarise(pixels), pixels)
     if augment.erasing:
         pixels = erase(pixels, augment.erasing, draws)
     return pixels.to(torch.uint8, memory_format=torch.channels_last)
@@ -92,7 +114,8 @@ def crop(store: Tensor, index: Tensor, augment: AugmentPart, size: Size, draws: 
     """Crop and flip as `augment` says: (N, h, w, 3) uint8 → (b, 3, H, W) float32."""
     flipped = draws.one() < augment.flip
     if augment.crop == "random_resized":
-        return _resized_crop(store[index], augment.crop_min_scale, size, flipped, draws)
+        scales = augment.crop_min_scale, augment.crop_max_scale
+        return _resized_crop(store[index], scales, size, flipped, draws)
     padding = 0 if augment.crop == "resize" else augment.crop_padding
     places, inside = [], []
     for axis, length in enumerate(store.shape[1:3]):
@@ -132,19 +155,41 @@ def operate(pixels: Tensor, operation: Tensor, level: Tensor, sign: Tensor) -> T
 def three_augment(pixels: Tensor, choice: Tensor, radius: Tensor) -> Tensor:
     """Choice 0: grey, 1: solarised, 2: blurred with a Gaussian of `radius` pixels."""
     choice = choice[:, None, None, None]
-    solarised = torch.where(pixels < SOLARISE_FROM, pixels, 255 - pixels)
-    pixels = torch.where(choice == 1, solarised, torch.where(choice == 2, _blur(pixels, radius), pixels))
+    pixels = torch.where(choice == 1, solarise(pixels), torch.where(choice == 2, blur(pixels, radius), pixels))
     return torch.where(choice == 0, _grey(pixels), pixels)
 
 
-def jitter_colours(pixels: Tensor, order: Tensor, factors: Tensor) -> Tensor:
-    """Brightness (0), contrast (1), saturation (2) in each picture's `order` (b, 3), by `factors` (b, 3)."""
-    for turn in range(3):
-        kind = order[:, turn, None, None, None]
-        grey = _grey(pixels)
-        base = torch.where(kind == 2, grey, torch.where(kind == 1, _mean_grey(grey), torch.zeros_like(grey)))
-        pixels = _blend(base, pixels, factors[:, turn])
-    return pixels
+def jitter_colours(pixels: Tensor, order: Tensor, amounts: Tensor) -> Tensor:
+    """Brightness (0), contrast (1), saturation (2) and, of four, hue (3) in each picture's `order` (b, 3 or 4), by
+    `amounts` (b, 3 or 4)."""
+    if order.shape[1] == HUE:
+        return _blend_in_turn(pixels, order, amounts)
+    # Hue, which costs most, is turned once, after what comes before it in each picture and before the rest.
+    turns, at = torch.arange(4, device=order.device), (order == HUE).int().argmax(1, keepdim=True)
+    pixels = _blend_in_turn(pixels, order[:, :3], amounts.where(turns < at, 1.0)[:, :3])
+    pixels = turn_hue(pixels, amounts.gather(1, at)[:, 0])
+    return _blend_in_turn(pixels, order[:, 1:], amounts.where(turns > at, 1.0)[:, 1:])
+
+
+def turn_hue(pixels: Tensor, share: Tensor) -> Tensor:
+    """Turn each picture's hue by a `share` (b,) of the colour circle, with Pillow's 256 hues and saturations."""
+    value = pixels.amax(1, keepdim=True)
+    span = value - pixels.amin(1, keepdim=True)
+    # How far each channel is below the largest; float64 where Pillow has it, or one colour in 500 gets another hue.
+    red, green, blue = (value - pixels).div_(span.clamp(min=1)).double().split(1, 1)
+    sixths = torch.where(red == 0, blue - green, torch.where(green == 0, 2 + red - blue, 4 + green - red)).float()
+    hue = ((sixths.double() / 6 + 1) % 1).float().mul(255).floor()
+    saturation = (span / value.clamp(min=1) * 255).floor()
+    hue = (hue + (share * HUE_TURN).trunc()[:, None, None, None]) % 256
+    # Red is lowest from 2 to 4 sixths of the circle, green is highest from 1 to 3, blue from 3 to 5.
+    lowered = (hue * 6 / 255 - _constant((3, 2, 4), pixels.device)[:, None, None]).abs_().sub_(1).clamp_(0, 1)
+    lowered[:, 0] = 1 - lowered[:, 0]
+    return lowered.mul_(saturation / -255).add_(1).mul_(value).add_(0.5).floor_()
+
+
+def solarise(pixels: Tensor) -> Tensor:
+    """The light half of all values inverted."""
+    return torch.where(pixels < SOLARISE_FROM, pixels, 255 - pixels)
 
 
 def erase(pixels: Tensor, probability: float, draws: Draws) -> Tensor:
@@ -167,10 +212,10 @@ def erase(pixels: Tensor, probability: float, draws: Draws) -> Tensor:
     return torch.where(box[:, None], noise.permute(0, 3, 1, 2), pixels)
 
 
-def _resized_crop(images: Tensor, min_scale: float, size: Size, flipped: Tensor, draws: Draws) -> Tensor:
+def _resized_crop(images: Tensor, scales: tuple[float, float], size: Size, flipped: Tensor, draws: Draws) -> Tensor:
     """Random Resized Crop: (b, h, w, 3) uint8 → (b, 3, H, W)."""
     _, height, width, _ = images.shape
-    area = _uniform(draws.several(BOX_TRIES), min_scale, 1.0) * height * width
+    area = _uniform(draws.several(BOX_TRIES), *scales) * height * width
     box_width, box_height, found = _first_box(area, draws, CROP_ASPECTS, width, height)
     box_height = box_height.where(found, min(height, width / CROP_ASPECTS[0]))
     box_width = box_width.where(found, min(width, height * CROP_ASPECTS[1]))
@@ -187,6 +232,31 @@ def _resized_crop(images: Tensor, min_scale: float, size: Size, flipped: Tensor,
         images.permute(0, 3, 1, 2).float(), grid, mode="bicubic", padding_mode="border", align_corners=False
     )
     return sampled.clamp(0, 255).round()
+
+
+def _drawn(probability: float, draws: Draws, changed: Tensor, pixels: Tensor) -> Tensor:
+    """The changed pictures where they are drawn, the others as they were; what is certain needs no draw."""
+    if probability == 1:
+        return changed.expand_as(pixels)
+    return torch.where((draws.one() < probability)[:, None, None, None], changed, pixels)
+
+
+def _jittered(pixels: Tensor, augment: AugmentPart, draws: Draws) -> Tensor:
+    ranges = jitter_ranges(augment.jitters)
+    lows = _constant(tuple(low for low, _ in ranges), pixels.device)
+    spans = _constant(tuple(high - low for low, high in ranges), pixels.device)
+    shares, order = draws.several(len(ranges)), draws.several(len(ranges)).argsort(1)
+    return jitter_colours(pixels, order, lows[order] + spans[order] * shares)
+
+
+def _blend_in_turn(pixels: Tensor, order: Tensor, factors: Tensor) -> Tensor:
+    """Brightness (0), contrast (1) and saturation (2) in each picture's `order` (b, 3); by 1 nothing changes."""
+    for turn in range(order.shape[1]):
+        kind = order[:, turn, None, None, None]
+        grey = _grey(pixels)
+        base = torch.where(kind == 2, grey, torch.where(kind == 1, _mean_grey(grey), torch.zeros_like(grey)))
+        pixels = _blend(base, pixels, factors[:, turn])
+    return pixels
 
 
 def _first_box(
@@ -252,7 +322,7 @@ def _reshape(pixels: Tensor, angle: Tensor, slope_x: Tensor, slope_y: Tensor, mo
     return (F.grid_sample(pixels - fill, grid, padding_mode="zeros", align_corners=False) + fill).round()
 
 
-def _blur(pixels: Tensor, radius: Tensor) -> Tensor:
+def blur(pixels: Tensor, radius: Tensor) -> Tensor:
     """A Gaussian of `radius` (b,) pixels, cut off at three times the largest radius."""
     b, c, height, width = pixels.shape
     reach = math.ceil(3 * BLUR_RADII[1])
@@ -267,13 +337,13 @@ def _blur(pixels: Tensor, radius: Tensor) -> Tensor:
 def _blend(base: Tensor, pixels: Tensor, factor: Tensor) -> Tensor:
     """base + factor·(pixels − base), cut to whole numbers as Pillow does; one factor a picture."""
     factor = factor.view(-1, *[1] * (pixels.ndim - 1))
-    return (base + factor * (pixels - base)).clamp(0, 255).floor()
+    return (pixels - base).mul_(factor).add_(base).clamp_(0, 255).floor_()
 
 
 def _grey(pixels: Tensor) -> Tensor:
     """Pillow's mode L: (b, 3, H, W) → (b, 1, H, W)."""
     red, green, blue = pixels.split(1, 1)
-    return ((red * 19595 + green * 38470 + blue * 7471 + 32768) / 65536).floor()
+    return (red * 19595).add_(green * 38470).add_(blue * 7471).add_(32768).div_(65536).floor_()
 
 
 def _mean_grey(grey: Tensor) -> Tensor:

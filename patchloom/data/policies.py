@@ -1,5 +1,4 @@
-"""What a recipe's `augment.policy` does to a cropped picture: colours and shapes, drawn from the picture's
-own numbers.
+"""What is done to a cropped picture: colours and shapes, drawn from the picture's own numbers.
 
 3-Augment is the thesis's (6.2.2). RandAugment (arXiv 1909.13719) and AutoAugment (1805.09501) are timm's
 operations and tables, TrivialAugment (2103.10158) torchvision's; here they neither touch nor read the
@@ -17,6 +16,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from patchloom.recipes.schema import AugmentPart
 
 Size = tuple[int, int]  # height, width
+Jitters = tuple[float, float, float, float]  # of brightness, contrast, saturation, hue
 Policy = Callable[[Image.Image, random.Random], Image.Image]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -25,6 +25,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 FILL_COLOUR = (124, 116, 104)  # 255 · IMAGENET_MEAN
 BLUR_RADII = (0.1, 2.0)  # pixels
 SOLARISE_FROM = 128
+HUE_TURN = 255  # steps that torchvision takes for a whole turn; Pillow's circle has 256
 
 
 def make_policy(augment: AugmentPart, image_size: Size) -> Policy | None:
@@ -55,21 +56,51 @@ def make_policy(augment: AugmentPart, image_size: Size) -> Policy | None:
 
 def three_augment(image: Image.Image, rng: random.Random) -> Image.Image:
     """3-Augment of DeiT III: grayscale, solarisation or blur, each as likely as the others."""
-    choice = rng.randrange(3)
-    if choice == 0:
-        return image.convert("L").convert("RGB")
-    if choice == 1:
-        return ImageOps.solarize(image, SOLARISE_FROM)
+    return rng.choice((grey, solarise, blur))(image, rng)
+
+
+def grey(image: Image.Image, rng: random.Random) -> Image.Image:  # noqa: ARG001
+    """Without colours."""
+    return image.convert("L").convert("RGB")
+
+
+def solarise(image: Image.Image, rng: random.Random) -> Image.Image:  # noqa: ARG001
+    """The light half of all values inverted."""
+    return ImageOps.solarize(image, SOLARISE_FROM)
+
+
+def blur(image: Image.Image, rng: random.Random) -> Image.Image:
+    """Gaussian."""
     return image.filter(ImageFilter.GaussianBlur(rng.uniform(*BLUR_RADII)))
 
 
-def jitter_colours(image: Image.Image, strength: float, rng: random.Random) -> Image.Image:
-    """Brightness, contrast and saturation, each by U(1 − strength, 1 + strength), in random order."""
-    enhancers: list[Any] = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]
-    rng.shuffle(enhancers)
-    for enhancer in enhancers:
-        image = enhancer(image).enhance(rng.uniform(max(0.0, 1 - strength), 1 + strength))
+def jitter_colours(jitters: Jitters, image: Image.Image, rng: random.Random) -> Image.Image:
+    """Brightness, contrast, saturation and hue, each by an amount from its range, in random order."""
+    changes: list[Any] = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, Hue]
+    turns = list(zip(changes, jitter_ranges(jitters), strict=False))
+    rng.shuffle(turns)
+    for change, (low, high) in turns:
+        image = change(image).enhance(rng.uniform(low, high))
     return image
+
+
+def jitter_ranges(jitters: Jitters) -> list[tuple[float, float]]:
+    """(least, most) that brightness, contrast and saturation are multiplied by, and hue, if at all, is turned by."""
+    *factors, hue = jitters
+    ranges = [(max(0.0, 1 - jitter), 1 + jitter) for jitter in factors]
+    return [*ranges, (-hue, hue)] if hue else ranges
+
+
+class Hue:
+    """What Pillow's enhancers lack: `enhance` turns the hue by a share of the colour circle, −0.5…0.5."""
+
+    def __init__(self, image: Image.Image) -> None:
+        self._hue, *self._others = image.convert("HSV").split()
+
+    def enhance(self, share: float) -> Image.Image:
+        """RGB, as torchvision's `adjust_hue` has it."""
+        turned = self._hue.point([(step + int(share * HUE_TURN)) % 256 for step in range(256)])
+        return Image.merge("HSV", (turned, *self._others)).convert("RGB")
 
 
 def _rand_augment(ops: list[Any], layers: int, image: Image.Image, rng: random.Random) -> Image.Image:

@@ -69,6 +69,7 @@ class AugmentPart(_Checked):
 
     crop: Literal["random_resized", "simple_random", "pad", "resize"] = "random_resized"
     crop_min_scale: Annotated[float, Range(0, 1, above=True)] = 0.08  # random_resized: smallest share of the area
+    crop_max_scale: Annotated[float, Range(0, 1, above=True)] = 1.0  # random_resized: largest share of the area
     crop_padding: CountOrZero = 4  # simple_random and pad: pixels added on each side
     flip: Probability = 0.5  # left to right
     policy: Literal["none", "randaugment", "autoaugment", "three_augment", "trivial"] = "none"
@@ -76,12 +77,32 @@ class AugmentPart(_Checked):
     policy_magnitude_std: NotNegative = 0.0  # randaugment
     policy_layers: Count = 2  # randaugment: transformations an image
     color_jitter: NotNegative = 0.0  # brightness, contrast and saturation
+    saturation: NotNegative | None = None  # jitter of saturation alone; none = as color_jitter
+    hue: Annotated[float, Range(0, 0.5)] = 0.0  # jitter of hue, as a share of the colour circle
+    jitter_probability: Probability = 1.0  # of color_jitter, saturation and hue together
+    grey: Probability = 0.0
+    blur: Probability = 0.0  # Gaussian, of a radius of 0.1 to 2 pixels
+    solarise: Probability = 0.0  # values from 128 on are inverted
     erasing: Probability = 0.0
     mixup: NotNegative = 0.0  # α of the Beta distribution; 0 = off
     cutmix: NotNegative = 0.0  # α of the Beta distribution; 0 = off
     mix_probability: Probability = 1.0  # that a batch is mixed at all
     mix_switch: Probability = 0.5  # that it is CutMix, where both are on
     repeats: Count = 1  # repeated augmentation: copies of an image in a batch
+
+    @property
+    def jitters(self) -> tuple[float, float, float, float]:
+        """How far brightness, contrast, saturation and hue are moved at most."""
+        saturation = self.color_jitter if self.saturation is None else self.saturation
+        return self.color_jitter, self.color_jitter, saturation, self.hue
+
+    def check_clashes(self) -> None:
+        """The largest crop is not smaller than the smallest."""
+        if self.crop_max_scale < self.crop_min_scale:
+            raise UsageError(
+                f"augment.crop_max_scale is {self.crop_max_scale:g}, below augment.crop_min_scale "
+                f"{self.crop_min_scale:g}. Raise the first or lower the second."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,12 @@ def _other_policy(recipe: Recipe) -> str:
     return ABSENT if policy in ("none", "randaugment", "three_augment") else policy
 
 
+def _grey_blur_solarise(recipe: Recipe) -> str:
+    augment = recipe.augment
+    probabilities = augment.grey, augment.blur, augment.solarise
+    return " / ".join(f"{probability:g}" for probability in probabilities) if any(probabilities) else ABSENT
+
+
 def _layer_scale(recipe: Recipe) -> str:
     start = recipe.model.options.get("scale_init")
     return f"{start:g}" if isinstance(start, int | float) else ABSENT
@@ -90,6 +96,8 @@ LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
         "CutMix α": lambda r: _number(r.augment.cutmix),
         "Erasing": lambda r: _number(r.augment.erasing),
         "Color jitter": lambda r: _number(r.augment.color_jitter),
+        "Hue jitter": lambda r: _number(r.augment.hue),
+        "Grey / blur / solarise": _grey_blur_solarise,
     },
     "test and loss": {
         "Test crop ratio": lambda r: _number(r.test.crop_ratio),

@@ -62,7 +62,7 @@ def test_a_view_follows_from_its_seed_alone(crop, policy):
 def test_crop_boxes_are_timms(monkeypatch, size):
     image = Image.new("RGB", size)
     for seed in range(200):
-        left, top, right, bottom = random_crop_box(size, 0.08, random.Random(seed))
+        left, top, right, bottom = random_crop_box(size, (0.08, 1.0), random.Random(seed))
         random.seed(seed)
         y, x, h, w = RandomResizedCropAndInterpolation.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
         assert (left, top, right, bottom) == (x, y, x + w, y + h)
@@ -238,7 +238,9 @@ def test_colour_jitter_is_torchvisions_in_any_order(monkeypatch):
         expected = image
         for function in functions:
             expected = function(expected, rng.uniform(0.7, 1.3))
-        assert (pixels(policies.jitter_colours(image, 0.3, random.Random(seed))) == pixels(expected)).all()
+        assert (
+            pixels(policies.jitter_colours((0.3, 0.3, 0.3, 0.0), image, random.Random(seed))) == pixels(expected)
+        ).all()
 
 
 @pytest.mark.parametrize("shape", [(50, 70), (71, 40), (64, 64), (33, 200)])

@@ -156,7 +156,7 @@ def test_resized_crops_cover_the_picture_like_the_workers_do():
 
     (y, half_height), (x, half_width) = ends(0, 7, 0), ends(1, 5, 1)
     rng = random.Random(0)
-    boxes = torch.tensor([random_crop_box((48, 32), 0.2, rng) for _ in range(4000)]).float()
+    boxes = torch.tensor([random_crop_box((48, 32), (0.2, 1.0), rng) for _ in range(4000)]).float()
     left, top, right, bottom = boxes.unbind(1)
     for ours, theirs in (
         (y, (top + bottom - 1) / 2),
