@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 import random
 from collections import Counter
@@ -21,6 +22,18 @@ from patchloom.data.policies import make_policy, three_augment
 from patchloom.errors import UsageError
 from patchloom.recipes.schema import AugmentPart
 
+# DINO's second view, and its local ones.
+SECOND = AugmentPart(
+    crop_min_scale=0.4,
+    color_jitter=0.4,
+    saturation=0.2,
+    hue=0.1,
+    jitter_probability=0.8,
+    grey=0.2,
+    blur=0.1,
+    solarise=0.2,
+)
+LOCAL = dataclasses.replace(SECOND, crop_min_scale=0.05, crop_max_scale=0.4, blur=0.5, solarise=0.0)
 RANDAUGMENT = AugmentPart(policy="randaugment", policy_magnitude=9.0, policy_magnitude_std=0.5)
 
 
@@ -58,13 +71,14 @@ def test_a_view_follows_from_its_seed_alone(crop, policy):
     assert len({view.tobytes() for view in first}) == 6
 
 
+@pytest.mark.parametrize("scales", [(0.08, 1.0), (0.4, 1.0), (0.05, 0.4)])
 @pytest.mark.parametrize("size", [(200, 300), (37, 400), (64, 64)])
-def test_crop_boxes_are_timms(monkeypatch, size):
+def test_crop_boxes_are_timms(size, scales):
     image = Image.new("RGB", size)
     for seed in range(200):
-        left, top, right, bottom = random_crop_box(size, (0.08, 1.0), random.Random(seed))
+        left, top, right, bottom = random_crop_box(size, scales, random.Random(seed))
         random.seed(seed)
-        y, x, h, w = RandomResizedCropAndInterpolation.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
+        y, x, h, w = RandomResizedCropAndInterpolation.get_params(image, scales, (3 / 4, 4 / 3))
         assert (left, top, right, bottom) == (x, y, x + w, y + h)
 
 
@@ -229,18 +243,69 @@ def test_three_augment_chooses_one_of_three():
     assert len(kinds) == 3
 
 
-def test_colour_jitter_is_torchvisions_in_any_order(monkeypatch):
+def jittered(image: Image.Image, turns: list[tuple[str, float, float]], rng: random.Random) -> Image.Image:
+    """By torchvision: what is adjusted, from, to; in random order."""
+    rng.shuffle(turns)
+    for name, low, high in turns:
+        image = getattr(tvf, f"adjust_{name}")(image, rng.uniform(low, high))
+    return image
+
+
+@pytest.mark.parametrize(
+    ("jitters", "turns"),
+    [
+        ((0.3, 0.3, 0.3, 0.0), [("brightness", 0.7, 1.3), ("contrast", 0.7, 1.3), ("saturation", 0.7, 1.3)]),
+        (
+            (0.4, 1.5, 0.2, 0.5),
+            [("brightness", 0.6, 1.4), ("contrast", 0.0, 2.5), ("saturation", 0.8, 1.2), ("hue", -0.5, 0.5)],
+        ),
+    ],
+)
+def test_colour_jitter_is_torchvisions_in_any_order(jitters, turns):
     image = photo()
-    for seed in range(20):
+    for seed in range(40):
+        ours = policies.jitter_colours(jitters, image, random.Random(seed))
+        assert (pixels(ours) == pixels(jittered(image, list(turns), random.Random(seed)))).all()
+
+
+@pytest.mark.parametrize(("part", "size"), [(SECOND, (40, 40)), (LOCAL, (16, 16))])
+def test_a_view_of_dino_is_made_of_torchvisions_and_pillows_operations(part, size):
+    image, happened = photo(), Counter()
+    for seed in range(200):
         rng = random.Random(seed)
-        functions = [tvf.adjust_brightness, tvf.adjust_contrast, tvf.adjust_saturation]
-        rng.shuffle(functions)
-        expected = image
-        for function in functions:
-            expected = function(expected, rng.uniform(0.7, 1.3))
-        assert (
-            pixels(policies.jitter_colours((0.3, 0.3, 0.3, 0.0), image, random.Random(seed))) == pixels(expected)
-        ).all()
+
+        def chance(name, probability, rng=rng):
+            drawn = rng.random() < probability
+            happened[name] += drawn
+            return drawn
+
+        view = image.crop(random_crop_box(image.size, (part.crop_min_scale, part.crop_max_scale), rng))
+        if chance("flip", 0.5):
+            view = ImageOps.mirror(view)
+        view = Image.fromarray(resize(view, size))
+        if chance("jitter", 0.8):
+            turns = [("brightness", 0.6, 1.4), ("contrast", 0.6, 1.4), ("saturation", 0.8, 1.2), ("hue", -0.1, 0.1)]
+            view = jittered(view, turns, rng)
+        if chance("grey", 0.2):
+            view = tvf.to_grayscale(view, 3)
+        if chance("blur", part.blur):
+            view = view.filter(ImageFilter.GaussianBlur(rng.uniform(0.1, 2.0)))
+        if part.solarise and chance("solarise", 0.2):
+            view = tvf.solarize(view, 128)
+        assert (train_transform(part, size)(image, random.Random(seed)) == pixels(view)).all()
+    assert len(happened) == (5 if part.solarise else 4)
+    assert all(0 < count < 200 for count in happened.values())
+
+
+@pytest.mark.parametrize(
+    "part",
+    [AugmentPart(saturation=0.5), AugmentPart(hue=0.2), AugmentPart(color_jitter=0.3), AugmentPart(grey=1, blur=1)],
+)
+def test_each_colour_field_works_alone(part):
+    plain = train_transform(AugmentPart(), 24)(photo(), random.Random(1))
+    assert (train_transform(part, 24)(photo(), random.Random(1)) != plain).any()
+    never = dataclasses.replace(part, jitter_probability=0.0, grey=0.0, blur=0.0)
+    assert (train_transform(never, 24)(photo(), random.Random(1)) == plain).all()
 
 
 @pytest.mark.parametrize("shape", [(50, 70), (71, 40), (64, 64), (33, 200)])

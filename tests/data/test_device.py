@@ -1,3 +1,5 @@
+import dataclasses
+import itertools
 import random
 
 import numpy as np
@@ -18,7 +20,8 @@ from patchloom.errors import DataError, UsageError
 from patchloom.recipes.schema import AugmentPart
 
 CPU = torch.device("cpu")
-EVERYTHING = AugmentPart(policy="randaugment", policy_magnitude_std=0.5, color_jitter=0.3, erasing=0.5)
+COLOURS = {"color_jitter": 0.4, "saturation": 0.2, "hue": 0.1, "jitter_probability": 0.8, "grey": 0.2, "solarise": 0.2}
+EVERYTHING = AugmentPart(policy="randaugment", policy_magnitude_std=0.5, blur=0.5, erasing=0.5, **COLOURS)
 
 
 def photos(count: int = 12, height: int = 24, width: int = 32) -> np.ndarray:
@@ -114,6 +117,23 @@ def test_three_augment_is_pillows():
             assert difference.mean() < 1.2 if choice == 2 else difference.max() == 0
 
 
+@pytest.mark.parametrize("size", [(32, 32), (16, 16), (5, 7)])
+def test_blur_is_a_gaussian_on_small_pictures_and_near_pillows(size):
+    arrays, radius = photos(12, *size), torch.linspace(0.1, 2.0, 12)
+    ours = as_pixels(batched.blur(planes(arrays), radius))
+    offsets = np.arange(-6, 7)
+    for k, array in enumerate(arrays):
+        weights = np.exp(-((offsets / float(radius[k])) ** 2) / 2)
+        window = np.outer(weights, weights)[..., None] / weights.sum() ** 2  # (13, 13, 1)
+        padded = np.pad(array, ((6, 6), (6, 6), (0, 0)), mode="edge")
+        for y, x in itertools.product(range(size[0]), range(size[1])):
+            exact = (window * padded[y : y + 13, x : x + 13]).sum((0, 1))
+            assert (np.abs(ours[k, y, x] - exact) < 0.501).all()
+        if min(size) >= 16:  # the smallest pictures are all noise, where three box blurs show
+            theirs = np.asarray(Image.fromarray(array).filter(ImageFilter.GaussianBlur(float(radius[k])))).astype(int)
+            assert np.abs(ours[k] - theirs).mean() < (1.2 if size == (32, 32) else 2.4)
+
+
 def test_colour_jitter_is_pillows():
     arrays = photos(6)
     enhancers = ["Brightness", "Contrast", "Color"]
@@ -125,6 +145,82 @@ def test_colour_jitter_is_pillows():
         for turn in range(3):
             image = getattr(ImageEnhance, enhancers[orders[k, turn]])(image).enhance(float(factors[k, turn]))
         assert (ours[k] == np.asarray(image)).all()
+
+
+def test_hue_is_pillows():
+    steps = np.array([0, 1, 2, 50, 85, 86, 127, 128, 170, 200, 254, 255], np.uint8)
+    colours = np.stack(np.meshgrid(steps, steps, steps), -1).reshape(1, 36, 48, 3)
+    colours = np.concatenate([colours, np.random.default_rng(0).integers(0, 256, (8, 36, 48, 3), np.uint8)])
+    for share in (-0.5, -0.1, -0.001, 0.0, 0.004, 0.1, 0.3333, 0.5):
+        ours = as_pixels(batched.turn_hue(planes(colours), torch.full((9,), share)))
+        for k, colour in enumerate(colours):
+            assert (ours[k] == np.asarray(policies.Hue(Image.fromarray(colour)).enhance(share))).all()
+
+
+def test_colour_jitter_with_hue_is_pillows():
+    arrays = photos(24)
+    orders = list(itertools.permutations(range(4)))
+    amounts = [0.75, 1.25, 1.5, -0.125]  # of brightness, contrast, saturation, hue
+    by_turn = torch.tensor([[amounts[kind] for kind in order] for order in orders])
+    ours = as_pixels(batched.jitter_colours(planes(arrays), torch.tensor(orders), by_turn))
+    changes = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, policies.Hue]
+    for k, order in enumerate(orders):
+        image = Image.fromarray(arrays[k])
+        for kind in order:
+            image = changes[kind](image).enhance(amounts[kind])
+        assert (ours[k] == np.asarray(image)).all()
+
+
+def test_jitter_draws_factors_then_an_order():
+    """As it always did: runs that were begun before there was a hue go on as they were."""
+    arrays = photos()
+    part = AugmentPart(crop="resize", flip=0.0, color_jitter=0.3)
+    ours = augment_batch(torch.from_numpy(arrays), torch.arange(12), part, (24, 32), draws(12))
+    numbers = torch.rand(12, 64, generator=torch.Generator().manual_seed(0))[:, 3:]  # after flip and place
+    factors, order = 0.7 + 0.6 * numbers[:, :3], numbers[:, 3:6].argsort(1)
+    assert (as_pixels(ours) == as_pixels(batched.jitter_colours(planes(arrays), order, factors))).all()
+
+
+def test_each_picture_draws_jitter_grey_blur_and_solarising_in_this_order(monkeypatch):
+    def stripes(pixels, radius):
+        """In place of a blur, which is not Pillow's to the last value."""
+        return torch.where(torch.arange(32) % 4 < 2, pixels, radius[:, None, None, None].mul(100).floor())
+
+    monkeypatch.setattr(batched, "blur", stripes)
+    arrays = photos(200)
+    part = AugmentPart(crop="resize", flip=0.0, blur=0.5, **COLOURS)
+    ours = as_pixels(augment_batch(torch.from_numpy(arrays), torch.arange(200), part, (24, 32), draws(200)))
+    numbers = draws(200)
+    numbers.several(3)  # flip and place
+    shares, order, jitter = numbers.several(4), numbers.several(4).argsort(1), numbers.one() < 0.8
+    grey = numbers.one() < 0.2
+    radius, blurred, solarised = 0.1 + 1.9 * numbers.one(), numbers.one() < 0.5, numbers.one() < 0.2
+    lows, spans = torch.tensor([0.6, 0.6, 0.8, -0.1]), torch.tensor([0.8, 0.8, 0.4, 0.2])
+    amounts = lows[order] + spans[order] * shares
+    changes = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, policies.Hue]
+    for k, array in enumerate(arrays):
+        image = Image.fromarray(array)
+        if jitter[k]:
+            for kind, amount in zip(order[k].tolist(), amounts[k].tolist(), strict=True):
+                image = changes[kind](image).enhance(amount)
+        if grey[k]:
+            image = image.convert("L").convert("RGB")
+        if blurred[k]:
+            image = Image.fromarray(
+                as_pixels(stripes(planes(np.array(image)[None]), radius[k : k + 1]))[0].astype("u1")
+            )
+        if solarised[k]:
+            image = ImageOps.solarize(image, 128)
+        assert (ours[k] == np.asarray(image)).all()
+
+
+def test_a_certain_blur_reaches_every_picture():
+    arrays = photos()
+    part = AugmentPart(crop="resize", flip=0.0, blur=1.0)
+    ours = augment_batch(torch.from_numpy(arrays), torch.arange(12), part, (24, 32), draws(12))
+    numbers = draws(12)
+    numbers.several(3)
+    assert torch.equal(ours.float(), batched.blur(planes(arrays), 0.1 + 1.9 * numbers.one()))
 
 
 @pytest.mark.parametrize(("crop", "mode"), [("pad", "constant"), ("simple_random", "reflect")])
@@ -140,12 +236,13 @@ def test_shifted_crops_are_windows_of_the_padded_picture(crop, mode):
     assert {view.permute(1, 2, 0).numpy().tobytes() for view in views} == windows
 
 
-def test_resized_crops_cover_the_picture_like_the_workers_do():
+@pytest.mark.parametrize("scales", [(0.2, 1.0), (0.05, 0.4)])
+def test_resized_crops_cover_the_picture_like_the_workers_do(scales):
     """A picture whose colour is its place shows where each crop came from."""
     ramp = np.zeros((1, 32, 48, 3), np.uint8)
     ramp[0, :, :, 0] = np.arange(32)[:, None] * 7
     ramp[0, :, :, 1] = np.arange(48) * 5
-    part = AugmentPart(crop="random_resized", crop_min_scale=0.2)
+    part = AugmentPart(crop="random_resized", crop_min_scale=scales[0], crop_max_scale=scales[1])
     index = torch.zeros(4000, dtype=torch.int64)
     views = augment_batch(torch.from_numpy(ramp), index, part, (16, 16), draws(4000)).float()
 
@@ -156,7 +253,7 @@ def test_resized_crops_cover_the_picture_like_the_workers_do():
 
     (y, half_height), (x, half_width) = ends(0, 7, 0), ends(1, 5, 1)
     rng = random.Random(0)
-    boxes = torch.tensor([random_crop_box((48, 32), (0.2, 1.0), rng) for _ in range(4000)]).float()
+    boxes = torch.tensor([random_crop_box((48, 32), scales, rng) for _ in range(4000)]).float()
     left, top, right, bottom = boxes.unbind(1)
     for ours, theirs in (
         (y, (top + bottom - 1) / 2),
@@ -324,7 +421,7 @@ def test_a_policy_without_batched_version_is_refused():
 @pytest.mark.parametrize("layers", [1, 7])
 @pytest.mark.parametrize("policy", ["randaugment", "three_augment"])
 def test_no_picture_runs_out_of_draws(layers, policy):
-    most = AugmentPart(policy=policy, policy_layers=layers, color_jitter=0.1, erasing=0.5)
+    most = dataclasses.replace(EVERYTHING, policy=policy, policy_layers=layers)
     used = Draws(2, layers, 0, CPU)
     augment_batch(torch.from_numpy(photos(2)), torch.arange(2), most, (24, 32), used)
     assert used._next <= used._values.shape[1]

@@ -1,5 +1,6 @@
 """Several views of a picture: of the same picture, never alike, the same whenever and wherever they are drawn."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -7,22 +8,32 @@ import pytest
 import torch
 
 from patchloom.data.augment import train_transform
+from patchloom.data.device import DeviceLoader
+from patchloom.data.loader import Loader
 from patchloom.data.views import ManyViews, View, make_view_loader
 from patchloom.engine.batches import len_of, move, split
 from patchloom.errors import UsageError
 from patchloom.recipes.schema import AugmentPart
 from tests.data.test_device import photos, pictures
 
-CROP = AugmentPart(crop_min_scale=0.4)
-SMALL = AugmentPart(crop_min_scale=0.05, color_jitter=0.4)
-VIEWS = [View(CROP, 16), View(CROP, 16), View(SMALL, 8)]
+# DINO's: two of most of the picture, one of a part of it.
+COLOURS = {"color_jitter": 0.4, "saturation": 0.2, "hue": 0.1, "jitter_probability": 0.8, "grey": 0.2}
+FIRST = AugmentPart(crop_min_scale=0.4, blur=1.0, **COLOURS)
+SECOND = AugmentPart(crop_min_scale=0.4, blur=0.1, solarise=0.2, **COLOURS)
+LOCAL = AugmentPart(crop_min_scale=0.05, crop_max_scale=0.4, blur=0.5, **COLOURS)
+VIEWS = [View(FIRST, 16), View(SECOND, 16), View(LOCAL, 8)]
 # AutoAugment has no version for whole batches, so workers prepare the pictures.
-BY_WORKERS = [View(AugmentPart(policy="autoaugment"), 16), View(AugmentPart(policy="autoaugment"), (8, 12))]
+BY_WORKERS = [View(dataclasses.replace(FIRST, policy="autoaugment"), 16), View(LOCAL, (8, 12))]
 
 
 def loader(views=VIEWS, **options):
     given = {"batch_size": 4, "seed": 3, "device": "cpu"} | options
-    return make_view_loader(pictures(photos()), views, **given)[0]
+    return make_view_loader(pictures(photos(height=16, width=16)), views, **given)[0]
+
+
+@pytest.mark.parametrize(("views", "by"), [(VIEWS, DeviceLoader), (BY_WORKERS, Loader)])
+def test_both_ways_are_tested(views, by) -> None:
+    assert {type(one) for one in loader(views)._loaders} == {by}
 
 
 @pytest.mark.parametrize("views", [VIEWS, BY_WORKERS])
@@ -36,8 +47,8 @@ def test_views_have_their_sizes_and_belong_to_one_picture(views) -> None:
 
 def test_views_show_the_picture_they_are_of() -> None:
     whole = AugmentPart(crop_min_scale=1.0, flip=0.0)
-    shown = next(loader([View(whole, (24, 32)), View(whole, (24, 32))], batch_size=12).epoch(0))
-    originals = torch.from_numpy(photos()).permute(0, 3, 1, 2)[shown.index].float()
+    shown = next(loader([View(whole, 16), View(whole, 16)], batch_size=12).epoch(0))
+    originals = torch.from_numpy(photos(height=16, width=16)).permute(0, 3, 1, 2)[shown.index].float()
     for view in shown.views:
         away = (view.float() - originals).abs().mean(dim=(1, 2, 3))
         others = (view.float() - originals.roll(1, 0)).abs().mean(dim=(1, 2, 3))
@@ -67,15 +78,36 @@ def test_workers_change_nothing() -> None:
     helped.close()
 
 
-def test_two_processes_see_the_views_of_one() -> None:
-    one = next(loader().epoch(0))
-    shares = [next(loader(rank=rank, world=2).epoch(0)) for rank in (0, 1)]
+@pytest.mark.parametrize("views", [VIEWS, BY_WORKERS])
+def test_two_processes_see_the_views_of_one(views) -> None:
+    one = next(loader(views).epoch(0))
+    shares = [next(loader(views, rank=rank, world=2).epoch(0)) for rank in (0, 1)]
     for share in shares:
         for place, index in enumerate(share.index.tolist()):
             row = one.index.tolist().index(index)
             for mine, theirs in zip(share.views, one.views, strict=True):
                 assert torch.equal(mine[place], theirs[row])
     assert sorted(i for share in shares for i in share.index.tolist()) == sorted(one.index.tolist())
+
+
+@pytest.mark.parametrize("policy", ["none", "autoaugment"])
+def test_each_view_shows_as_much_of_the_picture_as_it_is_told(policy, monkeypatch) -> None:
+    """Of a picture whose colour is its place, a view's colours span its share of the area."""
+    # In the place of AutoAugment, which would change the colours.
+    monkeypatch.setattr("patchloom.data.augment.make_policy", lambda *_: None)
+    ramp = np.zeros((40, 32, 32, 3), np.uint8)
+    ramp[..., 0], ramp[..., 1] = np.arange(32)[:, None] * 8, np.arange(32) * 8
+    scales = (0.7, 1.0), (0.05, 0.4)
+    views = [View(AugmentPart(policy=policy, crop_min_scale=low, crop_max_scale=high), 32) for low, high in scales]
+    made, _ = make_view_loader(pictures(ramp), views, batch_size=40, seed=0, device="cpu")
+    shown = next(made.epoch(0)).views
+    for view, (low, high) in zip(shown, scales, strict=True):
+        tall = (view[:, 0, 27, 16].float() - view[:, 0, 4, 16].float()) / 8 / 23  # source rows a row
+        wide = (view[:, 1, 16, 27].float() - view[:, 1, 16, 4].float()).abs() / 8 / 23
+        areas = tall * wide
+        assert areas.min() > low - 0.06
+        assert areas.max() < high + 0.06
+        assert areas.std() > (high - low) / 6
 
 
 def test_views_in_a_row_are_those_made_one_by_one() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchloom.recipes import get_recipe, recipe_table
+from patchloom.recipes import get_recipe, override, recipe_table
 
 # Table 6.1, column by column. None: not in use; "any": the table only says that it is in use.
 TABLE_6_1 = {
@@ -460,3 +460,11 @@ def test_recipe_table_prints_as_table_6_1():
     assert groups == ["run", "optimisation", "regularisation", "augmentation", "test and loss"]
     assert printed["Warm-up epochs"][0] == "4"
     assert recipe_table([get_recipe("mixer_jft")])[8].values == ("10000 steps",)
+
+
+def test_recipe_table_has_what_dino_adds():
+    changes = {"augment.hue": 0.1, "augment.grey": 0.2, "augment.blur": 1}
+    rows = recipe_table([get_recipe("deit"), override(get_recipe("deit"), changes)])
+    printed = {row.label: row.values for row in rows}
+    assert printed["Hue jitter"] == ("×", "0.1")
+    assert printed["Grey / blur / solarise"] == ("×", "0.2 / 1 / 0")

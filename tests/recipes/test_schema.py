@@ -67,6 +67,8 @@ def test_unknown_recipe():
         ("model.options.identity", "false", False),
         ("optim.batch_size", 64, 64),
         ("optim.betas", [0.8, 0.9], (0.8, 0.9)),
+        ("augment.saturation", "none", None),
+        ("augment.saturation", "0.2", 0.2),
     ],
 )
 def test_override_reads_text_by_the_field_type(key, text, value):
@@ -168,6 +170,11 @@ def test_written_by_hand():
         (
             {"schedule.decay": "step", "schedule.step_epochs": "60,30"},
             "schedule.step_epochs is 60,30, expected rising epochs. Sort them.",
+        ),
+        ({"augment.hue": 0.6}, "augment.hue is 0.6, expected a number from 0 to 0.5."),
+        (
+            {"augment.crop_min_scale": 0.5, "augment.crop_max_scale": 0.4},
+            "augment.crop_max_scale is 0.4, below augment.crop_min_scale 0.5. Raise the first or lower the second.",
         ),
         (
             {"schedule.min_lr": 1},
