@@ -41,6 +41,9 @@ DEVICE_POLICIES = {
     "crop + flip": AugmentPart(),
     "crop + flip + RandAugment + erasing": POLICIES["crop + flip + RandAugment + erasing"][0],
     "SRC + flip + 3-Augment + jitter": AugmentPart(crop="simple_random", policy="three_augment", color_jitter=0.3),
+    "DINO's first view": AugmentPart(
+        crop_min_scale=0.4, color_jitter=0.4, saturation=0.2, hue=0.1, jitter_probability=0.8, grey=0.2, blur=1.0
+    ),
 }
 
 

@@ -297,6 +297,15 @@ def test_a_view_of_dino_is_made_of_torchvisions_and_pillows_operations(part, siz
     assert all(0 < count < 200 for count in happened.values())
 
 
+def test_what_is_certain_draws_nothing():
+    """Recipes without chances keep the pictures they had before there were any."""
+    part = AugmentPart(crop="resize", flip=0.0, policy="three_augment", color_jitter=0.3)
+    for seed in range(20):
+        rng = _after_flip(seed)
+        expected = policies.jitter_colours((0.3, 0.3, 0.3, 0.0), three_augment(photo(), rng), rng)
+        assert (train_transform(part, (48, 64))(photo(), random.Random(seed)) == pixels(expected)).all()
+
+
 @pytest.mark.parametrize(
     "part",
     [AugmentPart(saturation=0.5), AugmentPart(hue=0.2), AugmentPart(color_jitter=0.3), AugmentPart(grey=1, blur=1)],
