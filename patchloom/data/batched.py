@@ -98,13 +98,13 @@ def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size
     elif augment.policy == "three_augment":
         pixels = three_augment(pixels, (draws.one() * 3).long(), _uniform(draws.one(), *BLUR_RADII))
     if any(augment.jitters) and augment.jitter_probability:
-        pixels = _drawn(augment.jitter_probability, draws, _jittered(pixels, augment, draws), pixels)
+        pixels = _where_drawn(augment.jitter_probability, draws, _jittered(pixels, augment, draws), pixels)
     if augment.grey:
-        pixels = _drawn(augment.grey, draws, _grey(pixels), pixels)
+        pixels = _where_drawn(augment.grey, draws, _grey(pixels), pixels)
     if augment.blur:
-        pixels = _drawn(augment.blur, draws, blur(pixels, _uniform(draws.one(), *BLUR_RADII)), pixels)
+        pixels = _where_drawn(augment.blur, draws, blur(pixels, _uniform(draws.one(), *BLUR_RADII)), pixels)
     if augment.solarise:
-        pixels = _drawn(augment.solarise, draws, solarise(pixels), pixels)
+        pixels = _where_drawn(augment.solarise, draws, solarise(pixels), pixels)
     if augment.erasing:
         pixels = erase(pixels, augment.erasing, draws)
     return pixels.to(torch.uint8, memory_format=torch.channels_last)
@@ -162,7 +162,7 @@ def three_augment(pixels: Tensor, choice: Tensor, radius: Tensor) -> Tensor:
 def jitter_colours(pixels: Tensor, order: Tensor, amounts: Tensor) -> Tensor:
     """Brightness (0), contrast (1), saturation (2) and, of four, hue (3) in each picture's `order` (b, 3 or 4), by
     `amounts` (b, 3 or 4)."""
-    if order.shape[1] == HUE:
+    if order.shape[1] == 3:
         return _blend_in_turn(pixels, order, amounts)
     # Hue, which costs most, is turned once, after what comes before it in each picture and before the rest.
     turns, at = torch.arange(4, device=order.device), (order == HUE).int().argmax(1, keepdim=True)
@@ -234,7 +234,7 @@ def _resized_crop(images: Tensor, scales: tuple[float, float], size: Size, flipp
     return sampled.clamp(0, 255).round()
 
 
-def _drawn(probability: float, draws: Draws, changed: Tensor, pixels: Tensor) -> Tensor:
+def _where_drawn(probability: float, draws: Draws, changed: Tensor, pixels: Tensor) -> Tensor:
     """The changed pictures where they are drawn, the others as they were; what is certain needs no draw."""
     if probability == 1:
         return changed.expand_as(pixels)
