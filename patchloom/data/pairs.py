@@ -166,6 +166,12 @@ def open_parallel(
     return ParallelText(name, source, target, found_train, found_val, found_tests, tuple(left_out), tuple(notes))
 
 
+def read_pairs(splits: Sequence[SentenceSplit], source: str, target: str) -> Pairs:
+    """All rows of splits that have both languages, behind one another, whether they hold a sentence or not."""
+    chosen = [(split, split.languages.index(source), split.languages.index(target)) for split in splits]
+    return Pairs(tuple(_scan(split, (first, second), seed=0).whole() for split, first, second in chosen))
+
+
 # What there is ----------------------------------------------------------------------------------------------------
 
 
