@@ -14,10 +14,12 @@ from patchloom.errors import DataError, UsageError
 
 # Moses' limit for cleaning a corpus: beyond it the sides hardly say the same. For WMT'14 the usual limit is 1.5.
 MAX_RATIO = 9.0
+# Subwords of a few thousand pairs less or more are the same; all of En-Fr's would need tens of GB.
+VOCABULARY_PAIRS = 4_000_000
 _PAIRS_AT_ONCE = 10_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sentences:
     """Sentences of any lengths behind one another, without bos and eos."""
 
@@ -36,7 +38,7 @@ class Sentences:
         return np.diff(self.starts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EncodedPairs:
     """Both sides of the pairs that fit; pair i stood at `places[i]` of the text."""
 
@@ -54,6 +56,11 @@ class EncodedPairs:
         return int(self.source.lengths.max()), int(self.target.lengths.max())
 
 
+def learn_vocabulary(pairs: Pairs, size: int) -> Vocabulary:
+    """One vocabulary for both sides; of a large text, from a part that is spread over it."""
+    return Vocabulary.train((side for pair in pairs.sample(VOCABULARY_PAIRS) for side in pair), size)
+
+
 def encode_pairs(
     pairs: Pairs, vocabulary: Vocabulary, *, max_length: int, max_ratio: float | None = MAX_RATIO
 ) -> EncodedPairs:
@@ -66,7 +73,7 @@ def encode_pairs(
         raise UsageError(f"max_length is {max_length} and max_ratio {max_ratio}; expected at least 2 and at least 1")
     kind = "H" if len(vocabulary) <= 2**16 else "i"
     subwords, lengths = (array(kind), array(kind)), (array("q"), array("q"))
-    places: list[int] = []
+    places = array("q")
     left_out: list[LeftOut] = []
     for place, both in enumerate(_encoded(pairs, vocabulary)):
         if reason := _unfit(len(both[0]), len(both[1]), max_length, max_ratio):
@@ -80,10 +87,10 @@ def encode_pairs(
         first = f"; the first: {left_out[0].where}, {left_out[0].reason}" if left_out else ""
         raise DataError(f"None of {len(pairs)} pairs fits{first}")
     source, target = (
-        Sentences(np.array(kept, dtype=kept.typecode), np.cumsum([0, *count]))
+        Sentences(np.array(kept), np.concatenate([[0], np.cumsum(count, dtype=np.int64)]))
         for kept, count in zip(subwords, lengths, strict=True)
     )
-    return EncodedPairs(source, target, np.array(places, dtype=np.int64), tuple(left_out))
+    return EncodedPairs(source, target, np.array(places), tuple(left_out))
 
 
 def _encoded(pairs: Pairs, vocabulary: Vocabulary) -> Iterator[tuple[list[int], list[int]]]:

@@ -45,7 +45,7 @@ class LeftOut:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairsPart:
     """Some rows of two sides of a split."""
 
@@ -66,7 +66,7 @@ class PairsPart:
                 next_row = next(wanted, None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pairs:
     """Sentence pairs in the order of their files, read anew each time; cleaned, see `sentences.clean`."""
 
@@ -101,7 +101,7 @@ class Pairs:
         return (pair for number, pair in enumerate(self) if number % every == 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ParallelText:
     """A parallel text in one direction."""
 
@@ -129,53 +129,43 @@ def open_parallel(
     `val_fraction` of train is held out by a hash of (seed, source sentence), so equal sources stay on one side; by
     default a tenth, at most about 2,000 pairs.
     """
-    name, splits, wanted = _find(spec)
-    source = source or next((language for language in wanted if language != target), None)
-    target = target or next((language for language in reversed(wanted) if language != source), None)
-    notes: list[str] = []
+    name, splits, usual = _find(spec)
     train, val, tests = _roles(name, splits)
-    splits = [*train, *val, *(split for parts in tests.values() for split in parts)]
-    if not any(train[0].languages):
-        source, target = source or "source", target or "target"
-        notes.append(f"{name} does not say its languages: field 1 is taken as {source}, field 2 as {target}")
-    else:
-        source, target, chosen = _direction(name, train, source, target)
-        notes += chosen
-    scanned = {id(split): _scan(split, sides, seed) for split in splits if (sides := _sides(split, source, target))}
-    left_out = [
-        LeftOut(split.where(row, side), "empty sentence") for split in train for row, side in scanned[id(split)].empty
-    ]
-    kept = [scanned[id(split)].without_empty() for split in train]
-    found_val = Pairs(tuple(scanned[id(split)].whole() for split in val if id(split) in scanned))
-    if len(found_val):
-        found_train = Pairs(tuple(part for part, _ in kept))
-    else:
-        found_train, found_val = _held_out(name, kept, val_fraction)
-        notes.append(
-            f"no val split: {len(found_val):,} of {len(found_train) + len(found_val):,} pairs held out "
-            f"by their source sentence (seed {seed})"
-        )
-    found_tests = {}
-    for test, parts in tests.items():
-        if all(id(split) in scanned for split in parts):
-            found_tests[test] = Pairs(tuple(scanned[id(split)].whole() for split in parts))
-        else:
-            notes.append(f"{test} has no {source}-{target}: not used")
-    if not len(found_train):
+    source, target, notes = _direction(name, train, source, target, usual)
+    scanned = [_scan(split, _sides(split, source, target), seed) for split in train]
+    left_out = tuple(entry for part in scanned for entry in part.left_out())
+    kept = [part.without_empty() for part in scanned]
+    if not sum(len(part.rows) for part, _ in kept):
         raise DataError(f"{name}: train has no pair without an empty side")
-    return ParallelText(name, source, target, found_train, found_val, found_tests, tuple(left_out), tuple(notes))
+    others: dict[str, Pairs] = {}
+    for split, parts in {**val, **tests}.items():
+        if all({source, target} <= set(part.languages) for part in parts):
+            others[split] = read_pairs(parts, source, target)
+        else:
+            notes.append(f"{split} has no {source}-{target}: not used")
+    if found := [split for split in val if split in others]:
+        train_pairs, val_pairs = Pairs(tuple(part for part, _ in kept)), others.pop(found[0])
+    else:
+        train_pairs, val_pairs = _held_out(name, kept, val_fraction)
+        both = len(train_pairs) + len(val_pairs)
+        notes.append(
+            f"no val split: {len(val_pairs):,} of {both:,} pairs held out by a hash of the source (seed {seed})"
+        )
+    if not len(val_pairs):
+        raise DataError(f"{name}: {found[0]} has no line; remove its files, and pairs of train are held out")
+    return ParallelText(name, source, target, train_pairs, val_pairs, others, left_out, tuple(notes))
 
 
 def read_pairs(splits: Sequence[SentenceSplit], source: str, target: str) -> Pairs:
     """All rows of splits that have both languages, behind one another, whether they hold a sentence or not."""
-    chosen = [(split, split.languages.index(source), split.languages.index(target)) for split in splits]
-    return Pairs(tuple(_scan(split, (first, second), seed=0).whole() for split, first, second in chosen))
+    return Pairs(tuple(_scan(split, _sides(split, source, target), seed=0).whole() for split in splits))
 
 
 # What there is ----------------------------------------------------------------------------------------------------
 
 
 def _find(spec: Spec) -> tuple[str, list[SentenceSplit], tuple[str, ...]]:
+    """Its name, its splits, and the pair of languages that a built-in set has if none is asked for."""
     given = os.fspath(spec)
     path = Path(given).expanduser()
     if not path.exists():
@@ -201,8 +191,8 @@ def _find(spec: Spec) -> tuple[str, list[SentenceSplit], tuple[str, ...]]:
 
 def _roles(
     name: str, splits: Sequence[SentenceSplit]
-) -> tuple[list[SentenceSplit], list[SentenceSplit], dict[str, list[SentenceSplit]]]:
-    """Train, val and the tests, parts of one split together; the only split is train, whatever its name."""
+) -> tuple[list[SentenceSplit], dict[str, list[SentenceSplit]], dict[str, list[SentenceSplit]]]:
+    """Train, val and tests by name, parts of one split together; the only split is train, whatever it is called."""
     named: dict[str, list[SentenceSplit]] = {}
     for split in splits:
         named.setdefault(_SHARD.sub("", split.name), []).append(split)
@@ -210,57 +200,62 @@ def _roles(
     if not trains:
         raise DataError(f"{name}: none of {', '.join(named)} is called train; rename the one to learn from")
     vals = [split for split in named if split not in trains and set(re.split(r"[^a-z]+", split)) & set(VAL_NAMES)]
-    tests = {split: parts for split, parts in named.items() if split not in trains and split not in vals[:1]}
     train = [part for split in trains for part in named[split]]
-    return train, [part for split in vals[:1] for part in named[split]], tests
+    val = {split: named[split] for split in vals[:1]}
+    return train, val, {split: parts for split, parts in named.items() if split not in (*trains, *val)}
 
 
 def _direction(
-    name: str, train: Sequence[SentenceSplit], source: str | None, target: str | None
+    name: str, train: Sequence[SentenceSplit], source: str | None, target: str | None, usual: Sequence[str]
 ) -> tuple[str, str, list[str]]:
-    """The languages to use, and a note where they were not all given."""
+    """The languages to use, and a note where they were not all given; `usual` are those of a built-in set."""
+    if not any(train[0].languages):
+        source, target = source or "source", target or "target"
+        return source, target, [f"{name} does not say its languages: field 1 is taken as {source}, field 2 as {target}"]
     there = [language for language in train[0].languages if all(language in split.languages for split in train)]
     given = [language for language in (source, target) if language]
     pairs = ", ".join(f"{a}-{b}" for a, b in combinations(there, 2))
     strangers = [language for language in given if language not in there]
     if strangers or (source and source == target):
-        asked = f"{source or '?'}-{target or '?'}"
         hint = nearest(strangers[0], there) if strangers else ""
-        raise UsageError(f"{name} has no {asked}; it has {pairs}, in either direction.{hint}")
-    if len(given) == 2:
-        return given[0], given[1], []
-    if len(there) > 2:
+        raise UsageError(f"{name} has no {'-'.join(given)}; there are {pairs}, in either direction.{hint}")
+    if source and target:
+        return source, target, []
+    choice = usual or there
+    if len(choice) > 2:
         raise UsageError(f"{name} has more than one pair of languages: {pairs}. Say from which to which.")
-    first, second = there if source == there[0] or target == there[1] or not given else reversed(there)
-    return first, second, [f"from {first} to {second}: {name} has these two languages"]
+    source = source or next(language for language in choice if language != target)
+    target = target or next(language for language in reversed(choice) if language != source)
+    return source, target, [f"from {source} to {target}: {name} has these two languages"] if not usual else []
 
 
-def _sides(split: SentenceSplit, source: str, target: str) -> tuple[int, int] | None:
+def _sides(split: SentenceSplit, source: str, target: str) -> tuple[int, int]:
     if not any(split.languages):
         return 0, 1
-    if source not in split.languages or target not in split.languages:
-        return None
     return split.languages.index(source), split.languages.index(target)
 
 
 # Reading ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Scanned:
     split: SentenceSplit
     sides: tuple[int, int]
     states: tuple[tuple[int, int] | None, ...]
     hashes: np.ndarray  # (rows,) uint64 of the sources
-    empty: tuple[tuple[int, int], ...]  # (row, side) without a sentence
+    empty: dict[int, int]  # row → its first side that has no sentence
 
     def whole(self) -> PairsPart:
         return self._part(np.arange(len(self.hashes)))
 
     def without_empty(self) -> tuple[PairsPart, np.ndarray]:
         """With the sources' hashes."""
-        kept = np.setdiff1d(np.arange(len(self.hashes)), [row for row, _ in self.empty])
+        kept = np.setdiff1d(np.arange(len(self.hashes)), list(self.empty))
         return self._part(kept), self.hashes[kept]
+
+    def left_out(self) -> list[LeftOut]:
+        return [LeftOut(self.split.where(row, side), "empty sentence") for row, side in self.empty.items()]
 
     def _part(self, rows: np.ndarray) -> PairsPart:
         return PairsPart(self.split, self.sides, rows, self.states)
@@ -270,7 +265,7 @@ def _scan(split: SentenceSplit, sides: tuple[int, int], seed: int) -> _Scanned:
     """Read two sides once; unequal numbers of lines and bytes that are no text are errors."""
     states = _states(split, sides)
     hashes = array("Q")
-    empty: list[tuple[int, int]] = []
+    empty: dict[int, int] = {}
     counts = [0, 0]
     for row, texts in enumerate(split.read(sides)):
         for number, (side, text) in enumerate(zip(sides, texts, strict=True)):
@@ -287,13 +282,13 @@ def _scan(split: SentenceSplit, sides: tuple[int, int], seed: int) -> _Scanned:
                 digest = hashlib.blake2b(f"{seed}\0{sentence}".encode(), digest_size=8).digest()
                 hashes.append(int.from_bytes(digest))
             if not sentence:
-                empty.append((row, side))
+                empty.setdefault(row, side)
     if counts[0] != counts[1]:
         told = " and ".join(f"{split.sides[side]} {count:,}" for side, count in zip(sides, counts, strict=True))
         raise DataError(
             f"{split.name}: the sides differ in their number of lines, {told}; line n must belong to line n"
         )
-    return _Scanned(split, sides, states, np.array(hashes, dtype=np.uint64), tuple(empty))
+    return _Scanned(split, sides, states, np.array(hashes, dtype=np.uint64), empty)
 
 
 def _decoded(text: bytes | str | None) -> str:

@@ -69,6 +69,8 @@ class Vocabulary:
                 minloglevel=2,
             )
         except RuntimeError as error:
+            if "required_chars" not in str(error):
+                raise
             characters = len(set("".join(text)))
             raise UsageError(
                 f"A vocabulary of {size} pieces is too small for this text: it has {characters} characters, "

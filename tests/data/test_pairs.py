@@ -57,7 +57,6 @@ def test_empty_training_lines_are_left_out_by_name_and_nothing_shifts(tmp_path):
         ("train.de, line 4", "empty sentence"),
         ("train.en, line 8", "empty sentence"),
         ("train.en, line 10", "empty sentence"),
-        ("train.de, line 10", "empty sentence"),
     ]
     kept = [i for i in range(30) if i not in (3, 7, 9)]
     assert list(text.train) == [(ENGLISH[i], GERMAN[i]) for i in kept]
@@ -87,7 +86,7 @@ def test_bytes_that_are_no_text_are_refused_by_line(tmp_path, split):
 
 def test_languages_that_are_not_there(tmp_path):
     write(corpus(tmp_path), "train.fr", ["Une phrase."] * 30)
-    pairs = "it has de-en, de-fr, en-fr, in either direction"
+    pairs = "there are de-en, de-fr, en-fr, in either direction"
     with pytest.raises(UsageError, match=rf"has no en-it; {pairs}"):
         open_parallel(tmp_path, source="en", target="it")
     with pytest.raises(UsageError, match=rf"has no en-en; {pairs}"):
@@ -110,6 +109,12 @@ def test_a_test_without_the_languages_is_named(tmp_path):
     write(root, "test.fr", ["Non."])
     text = open_parallel(root, source="en", target="de")
     assert (text.tests, text.notes) == ({}, ("test has no en-de: not used",))
+
+
+def test_a_val_without_lines(tmp_path):
+    corpus(corpus(tmp_path), [], [], "val")
+    with pytest.raises(DataError, match="val has no line; remove its files"):
+        open_parallel(tmp_path, source="en", target="de")
 
 
 def test_what_is_no_parallel_text(tmp_path):
@@ -165,6 +170,16 @@ def test_parquet_in_shards(tmp_path, nested):
     assert list(text.val) == both[25:27]
     assert list(text.tests["test"]) == both[27:]
     assert text.train.where(13).endswith("of-00002.parquet, " + "translation." * nested + "en, row 1")
+
+
+def test_a_val_is_made_from_all_shards(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for shard in range(2):
+        rows = slice(15 * shard, 15 * shard + 15)
+        pq.write_table(pa.table({"de": GERMAN[rows], "en": ENGLISH[rows]}), tmp_path / f"train-{shard}-of-2.parquet")
+    text = open_parallel(tmp_path, source="en", target="de", val_fraction=0.3)
+    assert sorted([*text.train, *text.val]) == sorted(zip(ENGLISH, GERMAN, strict=True))
+    assert {text.val.where(i).partition("-of-2")[0][-1] for i in range(len(text.val))} == {"0", "1"}
 
 
 def test_a_made_val_keeps_equal_sources_on_one_side(tmp_path):
@@ -252,7 +267,7 @@ def test_numbers_are_built_in():
     assert (len(text.train), len(text.val), len(text.tests["test"])) == (4000, 200, 200)
     assert open_parallel("numbers", target="en").source == "de"
     assert open_parallel("numbers:fr-en,count=200").train.sources()[21] == "vingt et un"
-    with pytest.raises(UsageError, match="has no en-it; it has en-de, en-fr, de-fr"):
+    with pytest.raises(UsageError, match="has no it; there are en-de, en-fr, de-fr"):
         open_parallel("numbers", target="it")
 
 
