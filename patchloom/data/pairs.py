@@ -209,15 +209,18 @@ def _direction(
     name: str, train: Sequence[SentenceSplit], source: str | None, target: str | None, usual: Sequence[str]
 ) -> tuple[str, str, list[str]]:
     """The languages to use, and a note where they were not all given; `usual` are those of a built-in set."""
+    if source and source == target:
+        raise UsageError(f"From {source} to {target}: source and target must differ")
     if not any(train[0].languages):
         source, target = source or "source", target or "target"
         return source, target, [f"{name} does not say its languages: field 1 is taken as {source}, field 2 as {target}"]
     there = [language for language in train[0].languages if all(language in split.languages for split in train)]
     given = [language for language in (source, target) if language]
     pairs = ", ".join(f"{a}-{b}" for a, b in combinations(there, 2))
-    strangers = [language for language in given if language not in there]
-    if strangers or (source and source == target):
-        hint = nearest(strangers[0], there) if strangers else ""
+    if len(there) < 2:
+        raise DataError(f"{name}: {', '.join(split.name for split in train)} do not have two languages in common")
+    if strangers := [language for language in given if language not in there]:
+        hint = nearest(strangers[0], there)
         raise UsageError(f"{name} has no {'-'.join(given)}; there are {pairs}, in either direction.{hint}")
     if source and target:
         return source, target, []

@@ -89,7 +89,7 @@ def test_languages_that_are_not_there(tmp_path):
     pairs = "there are de-en, de-fr, en-fr, in either direction"
     with pytest.raises(UsageError, match=rf"has no en-it; {pairs}"):
         open_parallel(tmp_path, source="en", target="it")
-    with pytest.raises(UsageError, match=rf"has no en-en; {pairs}"):
+    with pytest.raises(UsageError, match="From en to en: source and target must differ"):
         open_parallel(tmp_path, source="en", target="en")
     with pytest.raises(UsageError, match="more than one pair of languages: de-en, de-fr, en-fr"):
         open_parallel(tmp_path, source="en")
@@ -101,6 +101,14 @@ def test_two_languages_need_no_name(tmp_path):
     assert text.notes[0].startswith("from de to en: ")
     assert open_parallel(tmp_path, source="en").target == "de"
     assert open_parallel(tmp_path, target="de").source == "en"
+
+
+def test_training_files_of_different_languages(tmp_path):
+    corpus(tmp_path)
+    write(tmp_path, "train2.de", ["Ja."])
+    write(tmp_path, "train2.fr", ["Oui."])
+    with pytest.raises(DataError, match="train, train2 do not have two languages in common"):
+        open_parallel(tmp_path)
 
 
 def test_a_test_without_the_languages_is_named(tmp_path):

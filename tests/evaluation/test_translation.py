@@ -2,6 +2,7 @@ import math
 import re
 import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from patchloom.data.words import words
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.translation import TranslationScores, split_compounds, token_loss, translation_scores
+from tests.conftest import REPOSITORY
 from tests.objectives.test_translation import batches, slow, toy
 
 pytest.importorskip("sacrebleu", reason="BLEU needs sacrebleu")
@@ -108,6 +110,16 @@ def test_any_text_has_scores(lines):
     hypotheses, references = zip(*one_line, strict=True)
     scores = dict(translation_scores(hypotheses, references))
     assert all(0 <= value <= 100 + 1e-9 for name, value in scores.items() if name != "sentences")
+
+
+def test_the_page_on_translation_runs():
+    """Its first block, as it stands there."""
+    pytest.importorskip("sentencepiece", reason="subwords need sentencepiece")
+    block = re.search(r"```python\n(.*?)```", (REPOSITORY / "docs" / "translation.md").read_text("utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block[1], names)
+    assert names["batch"].target.shape[0] == len(names["batch"])
+    assert len(names["vocabulary"]) == 400
 
 
 @pytest.mark.parametrize("world", [1, 3])
