@@ -14,7 +14,7 @@ from patchloom.errors import DataError, UsageError
 
 # Moses' limit for cleaning a corpus: beyond it the sides hardly say the same. For WMT'14 the usual limit is 1.5.
 MAX_RATIO = 9.0
-# Subwords of a few thousand pairs less or more are the same; all of En-Fr's would need tens of GB.
+# A part of a large text shows which subwords are frequent, and the lines to learn from are all kept in memory.
 VOCABULARY_PAIRS = 4_000_000
 _PAIRS_AT_ONCE = 10_000
 

@@ -14,13 +14,12 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from patchloom.data.pairs import LeftOut, read_pairs
-from patchloom.data.sentences import clean, not_utf8, parallel_split
+from patchloom.data.pairs import LeftOut, Pairs, read_pairs
+from patchloom.data.sentences import SentenceSplit, clean, not_utf8, parallel_split
 from patchloom.data.words import normalise_punctuation, words
 from patchloom.errors import DataError, ResourceError, UsageError, nearest
 
@@ -120,8 +119,12 @@ def read_sgm(file: Path) -> dict[tuple[str, str], str]:
 
 
 def _text(file: Path) -> str:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
     lines = []
-    for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
+    for number, line in enumerate(content.split(b"\n"), 1):
         try:
             lines.append(line.decode())
         except UnicodeDecodeError as error:
@@ -154,21 +157,22 @@ def _find(folder: Path, pair: _Pair, needs_val: bool) -> dict[str, Path]:
 
 def _write(folder: Path, pair: str, chosen: _Pair, files: dict[str, Path], val_every: int) -> Prepared:
     other = chosen.other
+    # All files are looked through before the first line is written.
+    test = _test_pairs(files[f"{chosen.test}-src.en.sgm"], files[f"{chosen.test}-ref.{other}.sgm"])
+    val = Pairs(()) if val_every else read_pairs([_split(chosen.val, other, files)], "en", other)
+    train = read_pairs([_split(corpus, other, files) for corpus in chosen.corpora], "en", other)
     left_out: list[LeftOut] = []
     with ExitStack() as stack:
         splits = {name: stack.enter_context(_Writer(folder, name, other)) for name in ("train", "val", "test")}
-        for number, where, source, target in _training_lines(chosen, files):
-            source, target = normalise_punctuation(source), normalise_punctuation(target)
+        for number, (raw_source, raw_target) in enumerate(train):
+            source, target = normalise_punctuation(raw_source), normalise_punctuation(raw_target)
             if reason := _unfit(len(words(source, "en")), len(words(target, other))):
-                left_out.append(LeftOut(where, reason))
+                left_out.append(LeftOut(train.where(number), reason))
             else:
-                splits["val" if val_every and number % val_every == 0 else "train"].add(source, target)
-        if not val_every:
-            both = [(language, files[f"{chosen.val}.{language}"]) for language in ("en", other)]
-            for source, target in read_pairs([parallel_split(chosen.val, both)], "en", other):
-                splits["val"].add(normalise_punctuation(source), target)
-        for source, target in _test_lines(files[f"{chosen.test}-src.en.sgm"], files[f"{chosen.test}-ref.{other}.sgm"]):
-            splits["test"].add(normalise_punctuation(source), target)
+                splits["val" if val_every and (number + 1) % val_every == 0 else "train"].add(source, target)
+        for name, pairs in (("val", val), ("test", test)):
+            for source, target in pairs:
+                splits[name].add(normalise_punctuation(source), target)
     with (folder / "left_out.tsv").open("w", encoding="utf-8") as table:
         table.writelines(f"{entry.where}\t{entry.reason}\n" for entry in left_out)
     kinds = Counter(re.sub(r"\d+ and \d+ words, ", "", entry.reason) for entry in left_out)
@@ -179,28 +183,18 @@ def _write(folder: Path, pair: str, chosen: _Pair, files: dict[str, Path], val_e
     return Prepared(pair, counts, dict(kinds), tuple(str(path) for path in sorted(set(files.values()))))
 
 
-def _training_lines(pair: _Pair, files: dict[str, Path]) -> Iterator[tuple[int, str, str, str]]:
-    """Number in all corpora together, from 1, file and line, source, target."""
-    splits = [
-        parallel_split(corpus, [(language, files[f"{corpus}.{language}"]) for language in ("en", pair.other)])
-        for corpus in pair.corpora
-    ]
-    pairs = read_pairs(splits, "en", pair.other)  # all corpora are looked through before the first line is written
-    number = 0
-    for part in pairs.parts:
-        for row, (source, target) in enumerate(part):
-            number += 1
-            yield number, part.split.where(row), source, target
+def _split(name: str, other: str, files: dict[str, Path]) -> SentenceSplit:
+    return parallel_split(name, [(language, files[f"{name}.{language}"]) for language in ("en", other)])
 
 
-def _test_lines(source: Path, reference: Path) -> Iterator[tuple[str, str]]:
+def _test_pairs(source: Path, reference: Path) -> list[tuple[str, str]]:
     sources, references = read_sgm(source), read_sgm(reference)
     if list(sources) != list(references):
         raise DataError(
             f"{source} has {len(sources):,} segments, {reference} {len(references):,}, and their documents and numbers "
             "are not the same; unpack the archive again"
         )
-    return zip(sources.values(), references.values(), strict=True)
+    return list(zip(sources.values(), references.values(), strict=True))
 
 
 def _unfit(source: int, target: int) -> str:
