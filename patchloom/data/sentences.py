@@ -10,6 +10,7 @@ A split is read once, from beginning to end, and eight bytes of each pair are ke
 import gzip
 import hashlib
 import re
+import unicodedata
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -30,17 +31,25 @@ MAX_RATIO, SHORT = 5.0, 5
 # train.de, train.de.gz, newstest.zh-CN; but not notes.md beside notes.py
 _PARALLEL = re.compile(r"(?P<stem>.+)\.(?P<language>(?!md|py|js|sh|gz)[a-z]{2}(?:[-_][A-Za-z]{2,4})?)(?:\.gz)?")
 
+# tatoeba-en-de.tsv.gz: its first field is English
+_TSV_LANGUAGES = re.compile(r"(?:.*[^A-Za-z])?(?P<first>[a-z]{2})[-_](?P<second>[a-z]{2})\.tsv(?:\.gz)?")
+
+# Control characters become spaces; a byte order mark goes; '▁', which stands for a space in subwords, becomes '_'.
+_CLEANED = {**dict.fromkeys([*range(32), *range(127, 160)], " "), 0xFEFF: None, 0x2581: "_"}
+
 Sides = Sequence[bytes | str | None]  # None where a file has ended before the others
 
 
 @dataclass(frozen=True)
 class SentenceSplit:
-    """The pairs of one split; `read` begins anew with every call."""
+    """The pairs of one split; `read`, given numbers of sides, begins anew with every call."""
 
     name: str
     sides: tuple[str, ...]  # a file, or a column of one
     unit: str  # what a row of it is called: line or row
-    read: Callable[[], Iterator[Sides]]
+    languages: tuple[str, ...]  # of the sides, '' where nothing says which
+    files: tuple[Path, ...]  # that hold the sides
+    read: Callable[[Sequence[int]], Iterator[Sides]]
 
     def where(self, row: int, side: int = 0) -> str:
         """File and line."""
@@ -62,9 +71,7 @@ def find_sentences(path: Path) -> list[SentenceSplit]:
     if path.is_dir():
         found = _parallel_files(path) or _parquet_files(sorted(path.glob("*.parquet")))
     elif path.name.endswith((".tsv", ".tsv.gz")) and path.is_file():
-        found = (
-            [] if _is_labels_file(path) else [SentenceSplit("train", (str(path),) * 2, "line", partial(_fields, path))]
-        )
+        found = [] if _is_labels_file(path) else [_tab_separated(path)]
     else:
         found = _parquet_files([path]) if path.suffix == ".parquet" and path.is_file() else []
     return sorted(found, key=lambda split: (not is_train(split.name), split.name))
@@ -73,6 +80,18 @@ def find_sentences(path: Path) -> list[SentenceSplit]:
 def is_train(name: str) -> bool:
     """Whether a split's name says so."""
     return bool(set(re.split(r"[^a-z]+", name.lower())) & set(TRAIN_NAMES))
+
+
+def clean(text: str) -> str:
+    """A sentence as it is used: composed characters (NFC), no control characters, single spaces, none at its ends."""
+    if not (text.isascii() and text.isprintable()):
+        text = unicodedata.normalize("NFC", text.translate(_CLEANED))
+    return " ".join(text.split())
+
+
+def not_utf8(line: bytes, error: UnicodeDecodeError) -> str:
+    """Where a line stops being text."""
+    return f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
 
 
 def check_sentences(splits: Sequence[SentenceSplit]) -> SentenceFindings:
@@ -85,7 +104,7 @@ def check_sentences(splits: Sequence[SentenceSplit]) -> SentenceFindings:
         lines = [0] * len(split.sides)
         row = -1
         try:
-            for row, sides in enumerate(split.read()):
+            for row, sides in enumerate(split.read(range(len(split.sides)))):
                 lines = [count + (side is not None) for count, side in zip(lines, sides, strict=True)]
                 texts = [_text(side, split.where(row, i), faults) for i, side in enumerate(sides)]
                 faults.extend(_empty(split, row, texts))
@@ -109,7 +128,7 @@ def _text(side: bytes | str | None, where: str, faults: list[Fault]) -> str | No
     try:
         return side.decode()
     except UnicodeDecodeError as error:
-        faults.append(Fault(where, "not UTF-8", f"byte {error.start + 1} of the line is 0x{side[error.start]:02x}"))
+        faults.append(Fault(where, "not UTF-8", not_utf8(side, error)))
         return None
 
 
@@ -148,16 +167,24 @@ def _repeated(digests: Sequence[int], counts: Sequence[int]) -> tuple[tuple[tupl
 
 
 def _parallel_files(folder: Path) -> list[SentenceSplit]:
-    by_stem: dict[str, list[Path]] = {}
+    by_stem: dict[str, list[tuple[str, Path]]] = {}
     for path in sorted(folder.iterdir()):
         matched = _PARALLEL.fullmatch(path.name)
         if matched and path.is_file():
-            by_stem.setdefault(matched["stem"], []).append(path)
-    return [
-        SentenceSplit(stem, tuple(map(str, files)), "line", partial(_side_by_side, files))
-        for stem, files in by_stem.items()
-        if len(files) > 1
-    ]
+            by_stem.setdefault(matched["stem"], []).append((matched["language"], path))
+    return [parallel_split(stem, files) for stem, files in by_stem.items() if len(files) > 1]
+
+
+def parallel_split(name: str, files: Sequence[tuple[str, Path]]) -> SentenceSplit:
+    """Files with a line a sentence, each with its language."""
+    languages, paths = zip(*files, strict=True)
+    return SentenceSplit(name, tuple(map(str, paths)), "line", languages, paths, partial(_side_by_side, paths))
+
+
+def _tab_separated(file: Path) -> SentenceSplit:
+    told = _TSV_LANGUAGES.fullmatch(file.name)
+    languages = (told["first"], told["second"]) if told else ("", "")
+    return SentenceSplit("train", (str(file),) * 2, "line", languages, (file,) * 2, partial(_fields, file))
 
 
 def _parquet_files(files: Sequence[Path]) -> list[SentenceSplit]:
@@ -165,7 +192,9 @@ def _parquet_files(files: Sequence[Path]) -> list[SentenceSplit]:
     for file in files:
         if columns := _text_columns(file):
             sides = tuple(f"{file}, {column}" for column in columns)
-            found.append(SentenceSplit(file.stem, sides, "row", partial(_columns, file, columns)))
+            languages = tuple(column.removeprefix("translation.") for column in columns)
+            read = partial(_columns, file, columns)
+            found.append(SentenceSplit(file.stem, sides, "row", languages, (file,) * len(columns), read))
     return found
 
 
@@ -186,24 +215,25 @@ def _text_columns(file: Path) -> list[str]:
     return texts if len(texts) > 1 else []
 
 
-def _columns(file: Path, columns: Sequence[str]) -> Iterator[Sides]:
+def _columns(file: Path, columns: Sequence[str], sides: Sequence[int]) -> Iterator[Sides]:
     import pyarrow.parquet
 
+    columns = [columns[i] for i in sides]
     with pyarrow.parquet.ParquetFile(file) as table:
-        for batch in table.iter_batches(columns=list(columns)):
+        for batch in table.iter_batches(columns=columns):
             flat = [batch.column(0).field(c.partition(".")[2]) if "." in c else batch.column(c) for c in columns]
-            for sides in zip(*(column.to_pylist() for column in flat), strict=True):
-                yield ["" if side is None else side for side in sides]
+            for texts in zip(*(column.to_pylist() for column in flat), strict=True):
+                yield ["" if text is None else text for text in texts]
 
 
-def _side_by_side(files: Sequence[Path]) -> Iterator[Sides]:
-    yield from zip_longest(*map(_lines, files))
+def _side_by_side(files: Sequence[Path], sides: Sequence[int]) -> Iterator[Sides]:
+    yield from zip_longest(*(_lines(files[i]) for i in sides))
 
 
-def _fields(file: Path) -> Iterator[Sides]:
+def _fields(file: Path, sides: Sequence[int]) -> Iterator[Sides]:
     for line in _lines(file):
-        fields = line.split(b"\t")[:2]
-        yield fields if len(fields) == 2 else [*fields, b""]
+        fields = line.split(b"\t")
+        yield [fields[i] if i < len(fields) else b"" for i in sides]
 
 
 def _lines(file: Path) -> Iterator[bytes]:
