@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from patchloom.engine.optimisation import clip_each_
 from patchloom.engine.rendezvous import ANSWER_WITHIN_S, lost_ranks, meet, place_from
 from patchloom.errors import ResourceError, UsageError
 
@@ -93,12 +94,14 @@ class Processes:
         """Add this loss's gradients."""
         (self.scaler.scale(loss) if self.scaler else loss).backward()
 
-    def update(self, optimizer: Optimizer, clip_norm: float | None) -> None:
-        """Clip the gradients, update the weights, forget the gradients."""
+    def update(self, optimizer: Optimizer, clip_norm: float | None, clip_each: float | None = None) -> None:
+        """Clip the gradients, all together or each tensor's by itself; update the weights, forget the gradients."""
         if self.scaler:
             self.scaler.unscale_(optimizer)
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        if clip_each is not None:
+            clip_each_(params, clip_each)
         if clip_norm is not None:
-            params = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(params, clip_norm, foreach=True)
         if self.scaler:
             self.scaler.step(optimizer)
@@ -112,6 +115,14 @@ class Processes:
         if self.world > 1:
             dist.all_reduce(values)
         return values
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, by rank, on every rank; each gives as many."""
+        if self.world == 1:
+            return rows
+        parts = [torch.empty_like(rows) for _ in range(self.world)]
+        dist.all_gather(parts, rows.contiguous())
+        return torch.cat(parts)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank, on every rank."""

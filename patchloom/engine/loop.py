@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from patchloom.engine.batches import Feed, len_of, split
 from patchloom.engine.meter import Meter
-from patchloom.engine.optimisation import set_lr
+from patchloom.engine.optimisation import set_rates
 from patchloom.engine.pulse import Pulse, Wishes, is_bad
 from patchloom.engine.reporter import Reporter
 from patchloom.engine.run import Objective, Run
@@ -76,6 +76,9 @@ class Step(nn.Module):
         super().__init__()
         self.model = model
         self.objective = objective
+        # DDP would send these from rank 0 to all in every step; they are equal everywhere already.
+        equal = getattr(objective, "equal_on_all_ranks", ())
+        self._ddp_params_and_buffers_to_ignore = [f"objective.{name}" for name in equal]
 
     def forward(self, batch: Any, epoch: int, step: int) -> dict[str, Tensor]:
         """The objective's scalars."""
@@ -150,7 +153,7 @@ class _Loop:
     def update(self, batch: Any, wishes: Callable[[], Wishes]) -> Wishes:
         """One update of the weights; returns what all ranks ask for after it."""
         run, step = self.run, self.progress.step
-        set_lr(run.optimizer, run.schedule.lr(step))
+        set_rates(run.optimizer, run.schedule.lr(step), run.schedule.weight_decay(step))
         try:
             self._add_gradients(batch, wishes)
             loss, asked = self.pulse.receive(wishes)
@@ -158,7 +161,7 @@ class _Loop:
                 raise _bad_loss(loss, step, self.progress.epoch, batch)
             if self._before_update:
                 self._before_update(run.model, step)
-            run.processes.update(run.optimizer, run.clip_norm)
+            run.processes.update(run.optimizer, run.clip_norm, run.clip_each)
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise

@@ -74,22 +74,15 @@ def make_optimizer(model: nn.Module, optim: OptimPart, *others: nn.Module) -> Op
     return make(groups, optim.peak_lr, optim.betas, **speed)
 
 
-def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Give every group the rate of this step, times its own `lr_scale` where it has one."""
+def set_rates(optimizer: Optimizer, lr: float, weight_decay: float | None = None) -> None:
+    """Give every group the rate of this step, times its own `lr_scale` where it has one, and the decay of this step.
+
+    Groups without decay (biases, norms) stay without.
+    """
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
-
-
-def set_weight_decay(optimizer: Optimizer, weight_decay: float) -> None:
-    """Give every group that decays the decay of this step; those without (biases, norms) stay without."""
-    for group in optimizer.param_groups:
-        if group["weight_decay"]:
+        if weight_decay is not None and group["weight_decay"]:
             group["weight_decay"] = weight_decay
-
-
-def cosine_weight_decay(step: int, total_steps: int, start: float = 0.04, end: float = 0.4) -> float:
-    """The decay of the update that follows `step` others; it grows along a cosine (DINO)."""
-    return end + (start - end) * _LEFT["cosine"](step / total_steps)
 
 
 @torch.no_grad()
@@ -106,7 +99,7 @@ def clip_each_(parameters: Iterable[Tensor], max_norm: float) -> None:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate as a function of the step alone, so a resumed run has nothing to restore.
+    """Learning rate and weight decay as functions of the step alone, so a resumed run has nothing to restore.
 
     Step 0 is taken at `warmup_lr`, the step after warm-up at the peak. Cosine and linear decay start there and
     would reach `min_lr` one step after the last, as timm's cosine with `warmup_prefix` does. DeiT's code counts the
@@ -140,6 +133,13 @@ class Schedule:
         done = min(1.0, (step - warmup) / max(1, self.total_steps - warmup))
         left = _LEFT[part.decay](done)
         return part.min_lr + (peak - part.min_lr) * left
+
+    def weight_decay(self, step: int) -> float | None:
+        """The decay of the update that follows `step` others, along a cosine (DINO); None where it stays."""
+        start, end = self.optim.weight_decay, self.optim.weight_decay_end
+        if end is None:
+            return None
+        return end + (start - end) * _LEFT["cosine"](step / self.total_steps)
 
 
 _LEFT: dict[str, Callable[[float], float]] = {

@@ -22,8 +22,12 @@ Evaluator = Callable[[nn.Module], Iterable[tuple[str, float]]]
 class Objective(Protocol):
     """A method. If it is an nn.Module, its state is saved too, and it is moved to the device with the model.
 
-    It may also have `before_update(model, step)`, called once the gradients are there (some are to be dropped), and
-    `after_update(model, step)` (a teacher that follows its student); `step` counts the updates before this one.
+    It may also have
+    before_update(model, step)  called once the gradients are there (some are to be dropped); `step` counts updates
+    after_update(model, step)   called after each update: a teacher follows its student, a memory takes in the batch
+    forget()                    called where no update follows: drop what was noted for the next one
+    averaged                    a network that follows the model: evaluated, and kept where it is better, as an average
+    equal_on_all_ranks          names of buffers that every rank keeps the same by itself
     """
 
     def __call__(self, model: nn.Module, batch: Any, *, epoch: int, step: int) -> dict[str, Tensor]:
@@ -66,6 +70,7 @@ class Run:
     ema: Ema | None = None
     accumulate: int = 1  # micro-batches an update
     clip_norm: float | None = None  # of the gradient of the whole batch
+    clip_each: float | None = None  # of each tensor's
     eval_mode: bool = False  # train without stochastic depth, batch statistics fixed
     evaluators: Sequence[Evaluator] = ()
     evaluate_every: int = 1  # epochs; the last epoch is always evaluated
@@ -77,6 +82,11 @@ class Run:
     save_every_s: float = 300.0
     log_every: int = 50  # steps a line of metrics.jsonl averages over
     averages: Averages = field(default_factory=Averages)
+
+    @property
+    def averaged(self) -> nn.Module | None:
+        """The average of the model: the run's own, or one that the objective keeps."""
+        return self.ema.model if self.ema else getattr(self.objective, "averaged", None)
 
     @property
     def epochs(self) -> int:

@@ -60,7 +60,8 @@ class Selection:
         self._unsaved = {}
 
     def _candidates(self) -> dict[str, nn.Module]:
-        return {"model": self._run.model} | ({"ema": self._run.ema.model} if self._run.ema else {})
+        averaged = self._run.averaged
+        return {"model": self._run.model} | ({"ema": averaged} if averaged is not None else {})
 
     def _consider(self, which: str, model: nn.Module, values: dict[str, float]) -> bool:
         run, progress = self._run, self._progress

@@ -89,6 +89,7 @@ class CaiT(Network):
         self.norm = LayerNorm(c.dim, eps=1e-6)
         self.classifier = self.make_classifier(c.dim)
         truncated_normal_(self)
+        self.projector = self.make_projector()
         if c.residual in ("fixup", "tfixup"):
             {"fixup": fixup_, "tfixup": tfixup_}[c.residual](self)
 

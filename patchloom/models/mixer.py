@@ -80,6 +80,7 @@ class Mixer(Network):
         self.norm = LayerNorm(c.dim, eps=1e-6)
         lecun_normal_(self)
         self.classifier = self.make_classifier(c.dim)
+        self.projector = self.make_projector()
 
     def _block(self, shape: tuple[int, ...], drop: float, outputs: int | None) -> Block:
         c = self.config

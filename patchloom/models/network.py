@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from patchloom.errors import UsageError
+from patchloom.layers.projector import Projector
 from patchloom.layers.resample import Resampled
 from patchloom.layers.residual import drop_path_rates
 
@@ -32,6 +33,7 @@ class NetworkConfig:
     channels: int = 3
     drop_path: float = 0.0
     drop_path_rule: Literal["uniform", "linear"] = "uniform"
+    projector: Literal["none", "fc", "mlp"] = "none"  # from the pooled features to what images are searched by
 
     def __post_init__(self) -> None:
         if isinstance(self.image_size, int):
@@ -89,6 +91,7 @@ class Network(nn.Module):
     pixel_std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
 
     classifier: nn.Module
+    projector: nn.Module
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -141,6 +144,11 @@ class Network(nn.Module):
         nn.init.trunc_normal_(linear.weight, std=0.02)
         nn.init.zeros_(linear.bias)
         return linear
+
+    def make_projector(self) -> nn.Module:
+        """A fresh projector of the config's kind."""
+        kind = self.config.projector
+        return nn.Identity() if kind == "none" else Projector(kind, self.feature_dim)
 
     def reset_head(self, num_classes: int) -> Self:
         """Give this network a fresh classifier for `num_classes`; in place, returns itself."""

@@ -129,6 +129,7 @@ class PatchConvNet(AttentionPooled):
         self.attention_pool = AttentionPool(c, c.dim) if c.pool == "attention" else None
         self.norm = make_norm("layer", c.dim)
         self.classifier = self.make_classifier(c.dim)
+        self.projector = self.make_projector()
 
     @property
     def feature_dim(self) -> int:

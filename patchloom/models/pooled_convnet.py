@@ -45,6 +45,7 @@ class PooledConvNet(AttentionPooled):
         # With its own average it stays the convnet it is.
         self.norm = make_norm("layer", self.feature_dim) if self.attention_pool else nn.Identity()
         self.classifier = self.make_classifier(self.feature_dim)
+        self.projector = self.make_projector()
 
     @property
     def feature_dim(self) -> int:

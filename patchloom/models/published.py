@@ -82,18 +82,18 @@ def _unwrapped(state: Mapping[str, Any]) -> State:
 
 
 def _with_own_head(model: Network, state: State) -> State:
-    """`state` with the model's own classifiers where the checkpoint's are absent or of another shape."""
+    """`state` with the model's own classifiers and projector where the checkpoint's are absent or of another shape."""
     own = model.state_dict()
-    heads = [key for key in own if key.split(".")[0] in model.classifiers()]
-    fits = all(key in state and state[key].shape == own[key].shape for key in heads)
-    if fits:
-        return state
-    body = {
-        key: tensor
-        for key, tensor in state.items()
-        if key.split(".")[0] not in ("classifier", "distillation_classifier")
-    }
-    return body | {key: own[key] for key in heads}
+    for names, known in (
+        (tuple(model.classifiers()), ("classifier", "distillation_classifier")),
+        (("projector",), ("projector",)),
+    ):
+        heads = [key for key in own if key.split(".")[0] in names]
+        theirs = [key for key in state if key.split(".")[0] in known]
+        if set(heads) != set(theirs) or any(state[key].shape != own[key].shape for key in heads):
+            body = {key: tensor for key, tensor in state.items() if key not in theirs}
+            state = body | {key: own[key] for key in heads}
+    return state
 
 
 def _load_strictly(model: Network, state: State) -> None:

@@ -61,6 +61,7 @@ class ResMLP(Network):
         self.norm = make_norm(c.norm, c.dim)
         self.classifier = self.make_classifier(c.dim)
         truncated_normal_(self)
+        self.projector = self.make_projector()
 
     def _branch(self, kind: type[Residual] | type[ClassResidual], mix: nn.Module, drop: float = 0.0) -> Any:
         c = self.config

@@ -73,6 +73,7 @@ class SMLPNet(Network):
         )
         self.norm = BatchNorm(self.feature_dim)
         self.classifier = self.make_classifier(self.feature_dim)
+        self.projector = self.make_projector()
 
     def _block(self, stage: int, dim: int, grid: tuple[int, int], drop: float) -> Block:
         c = self.config

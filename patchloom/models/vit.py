@@ -76,6 +76,7 @@ class ViT(Network):
         for name, inputs in self.classifiers().items():
             setattr(self, name, self.make_classifier(inputs))
         truncated_normal_(self)
+        self.projector = self.make_projector()
 
     def _block(self, drop: float) -> Block:
         c = self.config

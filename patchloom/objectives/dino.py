@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,44 +25,20 @@ from patchloom.errors import UsageError
 from patchloom.models.network import Network
 from patchloom.objectives.classification import at_least_float32
 from patchloom.objectives.dino_head import DinoHead
+from patchloom.recipes.schema import DinoPart
 
-SmallViews = Literal["resample", "resize", "none"]
+
+def temperature_at(part: DinoPart, epoch: int) -> float:
+    """The teacher's temperature: linear over the epochs of the warm-up, the last of which has the final one."""
+    start, end, epochs = part.warmup_teacher_temperature, part.teacher_temperature, part.warmup_teacher_epochs
+    if epoch >= epochs:
+        return end
+    return start + (end - start) * epoch / max(1, epochs - 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DinoOptions:
-    """The authors' defaults."""
-
-    global_views: int = 2
-    small_views: SmallViews = "resample"
-    student_temperature: float = 0.1
-    teacher_temperature: float = 0.04  # after its warm-up; their longest trainings use 0.07
-    warmup_teacher_temperature: float = 0.04
-    warmup_teacher_epochs: int = 0  # 30 in their longest trainings
-    centre_momentum: float = 0.9
-    teacher_momentum: float = 0.996  # at the first update; 1 at the end
-    frozen_last_layer_epochs: int = 1
-
-    def __post_init__(self) -> None:
-        if self.small_views not in ("resample", "resize", "none"):
-            raise UsageError(f"small_views is resample, resize or none; given {self.small_views!r}")
-        if self.global_views < 1:
-            raise UsageError(f"The teacher sees at least one view, given global_views={self.global_views}")
-        if min(self.student_temperature, self.teacher_temperature, self.warmup_teacher_temperature) <= 0:
-            raise UsageError("DINO's temperatures are above 0")
-        if not (0 <= self.centre_momentum <= 1 and 0 <= self.teacher_momentum <= 1):
-            raise UsageError("DINO's momenta are between 0 and 1")
-
-    def temperature_at(self, epoch: int) -> float:
-        """The teacher's temperature: linear over the epochs of the warm-up, the last of which has the final one."""
-        start, end, epochs = self.warmup_teacher_temperature, self.teacher_temperature, self.warmup_teacher_epochs
-        if epoch >= epochs:
-            return end
-        return start + (end - start) * epoch / max(1, epochs - 1)
-
-    def momentum_at(self, step: int, total_steps: int) -> float:
-        """How much of the teacher the update that follows `step` others keeps: a cosine up to 1."""
-        return 1 - (1 - self.teacher_momentum) * 0.5 * (1 + math.cos(math.pi * step / total_steps))
+def momentum_at(part: DinoPart, step: int, total_steps: int) -> float:
+    """How much of the teacher the update that follows `step` others keeps: a cosine up to 1."""
+    return 1 - (1 - part.teacher_momentum) * 0.5 * (1 + math.cos(math.pi * step / total_steps))
 
 
 @dataclass(frozen=True)
@@ -146,8 +121,9 @@ class Dino(nn.Module):
         self,
         network: Network,
         head: DinoHead,
-        options: DinoOptions,
+        options: DinoPart,
         *,
+        global_views: int = 2,
         steps_per_epoch: int,
         epochs: int,
         pixel_mean: tuple[float, ...],
@@ -160,7 +136,9 @@ class Dino(nn.Module):
                 f"DINO learns features, but {network.config.name or 'the network'} has a classifier. "
                 "Create it with num_classes=0 or call reset_head(0)."
             )
-        self.options = options
+        if global_views < 1:
+            raise UsageError(f"DINO's teacher sees at least one view, given {global_views}")
+        self.options, self.global_views = options, global_views
         self.steps_per_epoch, self.total_steps = steps_per_epoch, steps_per_epoch * epochs
         self.pixel_mean, self.pixel_std = pixel_mean, pixel_std
         self.add_up = add_up
@@ -171,22 +149,42 @@ class Dino(nn.Module):
         self.register_buffer("centre", torch.zeros(outputs, device=head.last_layer.weight_v.device))
         # Teacher logits since the last update: their sum and number. A plain list, which DDP does not broadcast.
         self._seen: list[tuple[Tensor, int]] = []
+        self._watched: list[Tensor] = []  # entropy and spread of each batch since `collapsed` was asked
+
+    @property
+    def averaged(self) -> Network:
+        """The teacher: what is evaluated and kept."""
+        return self.teacher
+
+    def collapsed(self) -> str:
+        """One line on how the outputs collapsed since this was last asked, or ''. Waits for the device."""
+        if not self._watched:
+            return ""
+        entropy, spread = torch.stack(self._watched).mean(dim=0).tolist()
+        self._watched.clear()
+        return collapse(entropy, spread, len(self.centre))
+
+    def forget(self) -> None:
+        """Drop what was noted for the next update."""
+        self._seen.clear()
+        self._watched.clear()
 
     def forward(self, model: nn.Module, batch: ViewBatch, *, epoch: int, step: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Scalars of one batch: `loss`, to be minimised, and what is only looked at."""
         views = self.inputs(batch)
         with torch.no_grad():
-            seen = torch.cat(views[: self.options.global_views])
+            seen = torch.cat(views[: self.global_views])
             teacher = at_least_float32(self.teacher_head(self.teacher(seen)))  # (G·B, K)
             self._seen.append((teacher.sum(dim=0), len(teacher)))
         student = self.head(self.features(model, views)).chunk(len(views))
         terms = dino_loss(
             student,
-            teacher.unflatten(0, (self.options.global_views, -1)),
+            teacher.unflatten(0, (self.global_views, -1)),
             self.centre,
             student_temperature=self.options.student_temperature,
-            teacher_temperature=self.options.temperature_at(epoch),
+            teacher_temperature=temperature_at(self.options, epoch),
         )
+        self._watched.append(torch.stack([terms.teacher_entropy, terms.teacher_spread]))
         return {
             "loss": terms.loss,
             "teacher_entropy": terms.teacher_entropy,
@@ -197,7 +195,7 @@ class Dino(nn.Module):
 
     def inputs(self, batch: ViewBatch) -> list[Tensor]:
         """The views that are used, normalised, at the sizes they are shown at."""
-        known, views = self.options.global_views, batch.views
+        known, views = self.global_views, batch.views
         if self.options.small_views == "none":
             views = views[:known]
         if len(views) < max(2, known):
@@ -226,7 +224,7 @@ class Dino(nn.Module):
     @torch.no_grad()
     def after_update(self, model: nn.Module, step: int) -> None:
         """The teacher follows the student's parameters, the centre the teacher's logits of this update."""
-        keep = self.options.momentum_at(step, self.total_steps)
+        keep = momentum_at(self.options, step, self.total_steps)
         mine: list[Tensor] = [*self.teacher.parameters(), *self.teacher_head.parameters()]
         theirs: list[Tensor] = [*model.parameters(), *self.head.parameters()]
         torch._foreach_lerp_(mine, theirs, 1 - keep)

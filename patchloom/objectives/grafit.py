@@ -22,14 +22,12 @@ from torch import Tensor, nn
 from patchloom.data.loader import normalise
 from patchloom.data.views import ViewBatch
 from patchloom.errors import DataError, UsageError
+from patchloom.layers.projector import Projector
 from patchloom.models.network import Network
 from patchloom.objectives.classification import at_least_float32, cross_entropy
+from patchloom.recipes.schema import GrafitPart
 
-TEMPERATURE = 0.05  # σ of equations 2.2 and 2.6, as SNCA's
-FC_DIM, MLP_DIM, HIDDEN_DIM = 128, 256, 4096
-TARGET_DECAY = 0.99  # BYOL's for 100 to 300 epochs; 0.996 for 1000
-MARGIN = 0.2  # of squared distances between unit vectors, as FaceNet's
-ROWS_AT_ONCE = 8192
+TEMPERATURE, TARGET_DECAY, MARGIN = GrafitPart.temperature, GrafitPart.target_decay, GrafitPart.margin
 
 Gather = Callable[[Tensor], Tensor]  # (n, …) of this process → the rows of all, by rank, the same on every process
 
@@ -110,22 +108,6 @@ def triplet_loss(vectors: Tensor, identity: Tensor, margin: float = MARGIN) -> T
 # Parts ----------------------------------------------------------------------------------------------------------------
 
 
-class Projector(nn.Sequential):
-    """(B, C) → (B, D): linear for `fc`; for `mlp` and the predictor BYOL's Linear, BatchNorm, ReLU, Linear."""
-
-    def __init__(self, kind: Literal["fc", "mlp"], inputs: int, outputs: int | None = None) -> None:
-        self.dim = outputs or (FC_DIM if kind == "fc" else MLP_DIM)
-        if kind == "fc":
-            super().__init__(nn.Linear(inputs, self.dim))
-        else:
-            super().__init__(
-                nn.Linear(inputs, HIDDEN_DIM),
-                nn.BatchNorm1d(HIDDEN_DIM),
-                nn.ReLU(),
-                nn.Linear(HIDDEN_DIM, self.dim, bias=False),
-            )
-
-
 class Memory(nn.Module):
     """One unit vector a training image: m ← normalise(½m + ½g) after the update whose batch held the image.
 
@@ -147,11 +129,15 @@ class Memory(nn.Module):
         """Keep embeddings (B, D) of the images at `index` for the next `update`; once a micro-batch."""
         self._noted.append((index, F.normalize(embeddings.detach().float(), dim=1)))
 
+    def forget(self) -> None:
+        """Drop what was noted."""
+        self._noted.clear()
+
     @torch.no_grad()
     def update(self) -> None:
         """Apply what was noted; of an image that was noted twice the first counts, so that order decides nothing."""
         index, embeddings = (torch.cat(column) for column in zip(*self._noted, strict=True))
-        self._noted.clear()
+        self.forget()
         if self._gather:
             index, embeddings = self._gather(index), self._gather(embeddings)
         first = (index[:, None] == index).int().argmax(dim=1)
@@ -159,7 +145,7 @@ class Memory(nn.Module):
 
 
 class Target(nn.Module):
-    """The slow copy of trunk and projector: ξ ← τξ + (1 − τ)θ. As BYOL's, it keeps batch statistics of its own."""
+    """The slow copy of network and projector: ξ ← τξ + (1 − τ)θ. As BYOL's, it keeps batch statistics of its own."""
 
     def __init__(self, trunk: Network, projector: nn.Module) -> None:
         super().__init__()
@@ -169,7 +155,7 @@ class Target(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images → (B, D)."""
-        return self.projector(self.trunk.vectors(self.trunk.features(images)))
+        return self.projector(self.trunk.projector(self.trunk.vectors(self.trunk.features(images))))
 
     @torch.no_grad()
     def follow(self, trunk: nn.Module, projector: nn.Module, decay: float) -> None:
@@ -220,8 +206,9 @@ class Grafit(nn.Module):
         self.pixel_mean, self.pixel_std = pixel_mean, pixel_std
         # Known from the data, so no part of a checkpoint.
         self.register_buffer("labels", labels.clone(), persistent=False)
+        # What the kNN loss trains is searched by and belongs to the network; what only instances train goes with them.
         self.projector: nn.Module = nn.Identity()
-        if self.method.projector != "none":
+        if self.method.projector != "none" and self.method.labels != "knn":
             self.projector = Projector(self.method.projector, trunk.feature_dim)
         if self.method.labels == "knn":
             self.memory = Memory(len(labels), self._dim(trunk), seed=seed, gather=gather)
@@ -229,18 +216,24 @@ class Grafit(nn.Module):
             self.predictor = Projector("mlp", self._dim(trunk), self._dim(trunk))
             self.target = Target(trunk, self.projector)
 
+        self.equal_on_all_ranks = ["labels", *(["memory.slots"] if self.method.labels == "knn" else [])]
+
     def _dim(self, trunk: Network) -> int:
-        return self.projector.dim if isinstance(self.projector, Projector) else trunk.feature_dim
+        found = [p.dim for p in (self.projector, trunk.projector) if isinstance(p, Projector)]
+        return found[0] if found else trunk.feature_dim
 
     def forward(self, model: nn.Module, batch: ViewBatch, *, epoch: int, step: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Scalars of one batch: `loss`, to be minimised, and its terms."""
         images = [normalise(view, self.pixel_mean, self.pixel_std) for view in self._used(batch.views)]
-        features = [model.features(view) for view in images]  # type: ignore[operator]
         terms: dict[str, Tensor] = {}
         if self.method.labels == "cross_entropy":
+            features = [model.features(view) for view in images]  # type: ignore[operator]
             terms["label_loss"] = cross_entropy(model.head(features[0]), self.labels[batch.index])  # type: ignore[operator]
+            vectors = [model.vectors(view) for view in features]  # type: ignore[operator]
+        else:
+            vectors = [model(view) for view in images]  # without a classifier that is its vector
         if self.method.labels == "knn" or self.method.instance != "none":
-            embeddings = [self.projector(model.vectors(view)) for view in features]  # type: ignore[operator]
+            embeddings = [self.projector(model.projector(view)) for view in vectors]  # type: ignore[operator]
             terms |= self._embedding_losses(images, embeddings, batch.index)
         weights = {"label_loss": 1.0, "instance_loss": self.instance_weight}
         loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
@@ -278,19 +271,10 @@ class Grafit(nn.Module):
             decay = target_decay(min(step, self.total_steps), self.total_steps, self.decay)
             self.target.follow(model, self.projector, decay)
 
-    @torch.no_grad()
-    def embeddings_of(self, vectors: Tensor) -> Tensor:
-        """Trunk vectors (M, C) → the unit vectors (M, D) a trained network is searched by (thesis 2.3.1, 2.4.2).
-
-        They are projected where the kNN loss trained the projector; otherwise the trunk's own (table 2.7, 23.5 M).
-        """
-        if self.method.labels != "knn":
-            return F.normalize(vectors)
-        was_training = self.projector.training
-        self.projector.eval()
-        parts = [F.normalize(self.projector(part)) for part in vectors.split(ROWS_AT_ONCE)]
-        self.projector.train(was_training)
-        return torch.cat(parts)
+    def forget(self) -> None:
+        """Drop what was noted for the next update."""
+        if self.method.labels == "knn":
+            self.memory.forget()
 
 
 def _check(method: Method, trunk: Network, labels: Tensor) -> None:
@@ -301,12 +285,17 @@ def _check(method: Method, trunk: Network, labels: Tensor) -> None:
         raise DataError(
             f"{unlabelled} of {len(labels)} training images have no label; 2 or more, all labelled, are needed."
         )
-    classes = trunk.config.num_classes
+    classes, wanted = trunk.config.num_classes, method.projector if method.labels == "knn" else "none"
+    if trunk.config.projector != wanted:
+        raise UsageError(
+            f"The network has the projector {trunk.config.projector}, the method wants {wanted}. Create it with "
+            f"projector={wanted!r}."
+        )
     if method.labels != "cross_entropy" and classes:
         # Several processes would wait for gradients that never come.
         raise UsageError(
             f"The classifier of {classes} classes would not be trained. Call reset_head(0) on the network."
         )
     if method.labels == "cross_entropy" and classes <= int(labels.max()):
-        wanted = int(labels.max()) + 1
-        raise UsageError(f"The network tells {classes} classes apart, the labels {wanted}. Call reset_head({wanted}).")
+        count = int(labels.max()) + 1
+        raise UsageError(f"The network tells {classes} classes apart, the labels {count}. Call reset_head({count}).")

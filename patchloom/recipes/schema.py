@@ -1,8 +1,9 @@
 """The recipe: everything a training run is told, in one frozen, typed, comparable value.
 
-A recipe has six groups of fields (model, augment, objective, optim, schedule, test) and a few of its own.
-A field is named by its dotted key, `augment.mixup`, in files, overrides and messages alike. Text is read by
-the field's type wherever it comes from: `1e-3` means the same on a command line, in YAML and in Python.
+A recipe has groups of fields (model, augment, objective, optim, schedule, test; views, dino, grafit where its method
+reads them) and a few of its own. A field is named by its dotted key, `augment.mixup`, in files, overrides and messages
+alike. Text is read by the field's type wherever it comes from: `1e-3` means the same on a command line, in YAML and in
+Python.
 """
 
 from __future__ import annotations
@@ -111,6 +112,20 @@ class ObjectivePart(_Checked):
 
     group: ClassVar[str] = "objective"
 
+    # classification, dino, and Grafit with the methods it is compared with (thesis tables 2.1, 2.4, 2.7)
+    method: Literal[
+        "classification",
+        "dino",
+        "grafit",
+        "grafit_fc",
+        "snca",
+        "snca_plus",
+        "instance",
+        "cross_entropy_instance",
+        "triplet",
+        "cross_entropy_triplet",
+        "clusterfit",
+    ] = "classification"
     loss: Literal["cross_entropy", "bce"] = "cross_entropy"  # bce: every mixed class is a target of 1
     smoothing: Annotated[float, Range(0, 1)] = 0.0
     distillation: Literal["none", "soft", "hard"] = "none"
@@ -119,7 +134,12 @@ class ObjectivePart(_Checked):
     temperature: Positive = 1.0  # soft distillation
 
     def check_clashes(self) -> None:
-        """BCE has no smoothed targets; a teacher needs a way to be followed."""
+        """BCE has no smoothed targets; a teacher needs a way to be followed, and classes."""
+        if self.distillation != "none" and self.method != "classification":
+            raise UsageError(
+                f"objective.distillation is {self.distillation}, but objective.method {self.method} has no teacher. "
+                "Set objective.distillation to none."
+            )
         if self.loss == "bce" and self.smoothing:
             raise UsageError(
                 f"objective.loss bce cannot be smoothed, but objective.smoothing is {self.smoothing:g}. "
@@ -133,6 +153,65 @@ class ObjectivePart(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ViewsPart(_Checked):
+    """Which views of an image are compared; `augment` makes those of full size. Read by all but classification."""
+
+    group: ClassVar[str] = "views"
+
+    number: Count = 1  # of full size
+    second_blur: Probability | None = None  # of the second of them; none = as augment.blur
+    second_solarise: Probability | None = None
+    local: CountOrZero = 0  # small ones beside them
+    local_size: Count = 96
+    local_min_scale: Annotated[float, Range(0, 1, above=True)] = 0.05
+    local_max_scale: Annotated[float, Range(0, 1, above=True)] = 0.4
+    local_blur: Probability = 0.5
+
+    def check_clashes(self) -> None:
+        """A range has its ends in order."""
+        if self.local_min_scale > self.local_max_scale:
+            raise UsageError(
+                f"views.local_min_scale is {self.local_min_scale:g}, above views.local_max_scale "
+                f"{self.local_max_scale:g}. Lower it."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DinoPart(_Checked):
+    """What objective.method dino reads; the authors' defaults."""
+
+    group: ClassVar[str] = "dino"
+
+    outputs: Count = 65536  # prototypes of the head
+    hidden: Count = 2048
+    bottleneck: Count = 256
+    batch_norm: bool = False  # in the head
+    fixed_norm: bool = True  # prototypes of length 1
+    small_views: Literal["resample", "resize", "none"] = "resample"  # how a network of a fixed size sees local views
+    student_temperature: Positive = 0.1
+    teacher_temperature: Positive = 0.04  # after its warm-up; their longest trainings use 0.07
+    warmup_teacher_temperature: Positive = 0.04
+    warmup_teacher_epochs: CountOrZero = 0  # 30 in their longest trainings
+    centre_momentum: Probability = 0.9
+    teacher_momentum: Probability = 0.996  # at the first update; 1 at the end
+    frozen_last_layer_epochs: CountOrZero = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrafitPart(_Checked):
+    """What Grafit and its baselines read."""
+
+    group: ClassVar[str] = "grafit"
+
+    instance_weight: NotNegative = 1.0  # λ of equation 2.4
+    temperature: Positive = 0.05  # σ of equations 2.2 and 2.6, as SNCA's
+    target_decay: Probability = 0.99  # at the first update; BYOL's for 100 to 300 epochs, 0.996 for 1000
+    margin: NotNegative = 0.2  # triplet: of squared distances between unit vectors, as FaceNet's
+    clusters: Count = 1500  # clusterfit; 15000 for ImageNet
+    clusters_of: str | None = None  # clusterfit: the run whose features are clustered
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimPart(_Checked):
     """How weights are updated."""
 
@@ -143,10 +222,12 @@ class OptimPart(_Checked):
     lr_reference_batch: Count | None = None  # the lr grows with batch_size over this; none = as it stands
     batch_size: Count  # images a step, over all devices and accumulation steps
     weight_decay: NotNegative = 0.0
+    weight_decay_end: NotNegative | None = None  # reached along a cosine; none = it stays as it is
     betas: tuple[Probability, Probability] = (0.9, 0.999)  # adamw, lamb, adam
     momentum: Probability = 0.9  # sgd
     nesterov: bool = False  # sgd
     clip_norm: Positive | None = None  # global norm of the gradient
+    clip_each: Positive | None = None  # norm of each tensor's gradient by itself
     ema_decay: Probability | None = None  # average of the weights, a step
 
     @property
@@ -215,12 +296,29 @@ class Recipe(_Checked):
     model: ModelPart
     augment: AugmentPart = field(default_factory=AugmentPart)
     objective: ObjectivePart = field(default_factory=ObjectivePart)
+    views: ViewsPart = field(default_factory=ViewsPart)
+    dino: DinoPart = field(default_factory=DinoPart)
+    grafit: GrafitPart = field(default_factory=GrafitPart)
     optim: OptimPart
     schedule: SchedulePart
     test: EvaluationPart = field(default_factory=EvaluationPart)
 
     def check_clashes(self) -> None:
-        """The schedule cannot end above its peak (rounding of a scaled rate apart)."""
+        """No field of a method that is not used; a schedule that does not end above its peak (rounding apart)."""
+        for group in _unread(self.objective.method):
+            part = getattr(self, group)
+            changed = [f.name for f in dataclasses.fields(part) if getattr(part, f.name) != f.default]
+            if changed:
+                raise UsageError(
+                    f"{group}.{changed[0]} is {getattr(part, changed[0])}, but objective.method "
+                    f"{self.objective.method} does not read it. Choose a recipe that does, or leave it out."
+                )
+        mixed = self.augment.mixup or self.augment.cutmix
+        if mixed and "views" not in _unread(self.objective.method):
+            raise UsageError(
+                f"objective.method {self.objective.method} compares views of one image, which are not mixed. "
+                "Set augment.mixup and augment.cutmix to 0."
+            )
         peak, end = self.optim.peak_lr, self.schedule.min_lr
         if self.schedule.decay in ("cosine", "linear") and end > peak * (1 + 1e-9):
             raise UsageError(
@@ -228,8 +326,9 @@ class Recipe(_Checked):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested dicts, lists and plain values: what JSON and YAML hold."""
-        return _as_plain(self)
+        """Nested dicts, lists and plain values: what JSON and YAML hold, without the groups of other methods."""
+        unread = _unread(self.objective.method)
+        return {name: value for name, value in _as_plain(self).items() if name not in unread}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
@@ -269,9 +368,22 @@ class Recipe(_Checked):
 
 
 GROUPS: dict[str, type[_Checked]] = {
-    part.group: part for part in (ModelPart, AugmentPart, ObjectivePart, OptimPart, SchedulePart, EvaluationPart)
+    part.group: part
+    for part in (
+        *(ModelPart, AugmentPart, ObjectivePart, ViewsPart, DinoPart, GrafitPart),
+        *(OptimPart, SchedulePart, EvaluationPart),
+    )
 }
 _OPTION = "model.options."
+
+
+def _unread(method: str) -> tuple[str, ...]:
+    """The groups that a method does not read."""
+    return {
+        "classification": ("views", "dino", "grafit"),
+        "clusterfit": ("views", "dino"),
+        "dino": ("grafit",),
+    }.get(method, ("dino",))
 
 
 def field_names() -> list[str]:

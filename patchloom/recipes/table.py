@@ -40,6 +40,16 @@ def _warmup(recipe: Recipe) -> str:
     return f"{steps} steps" if steps else _number(recipe.schedule.warmup_epochs)
 
 
+def _weight_decay(recipe: Recipe) -> str:
+    start, end = recipe.optim.weight_decay, recipe.optim.weight_decay_end
+    return _number(start) if end is None else f"{start:g} → {end:g}"
+
+
+def _views(recipe: Recipe) -> str:
+    views = recipe.views
+    return f"{views.number} + {views.local} of {views.local_size}" if views.local else str(views.number)
+
+
 def _rand_augment(recipe: Recipe) -> str:
     augment = recipe.augment
     if augment.policy != "randaugment":
@@ -74,7 +84,7 @@ LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
         "Optimizer": lambda r: r.optim.name,
         "LR": lambda r: _number(r.optim.peak_lr),
         "LR decay": lambda r: r.schedule.decay,
-        "Weight decay": lambda r: _number(r.optim.weight_decay),
+        "Weight decay": _weight_decay,
         "Warm-up epochs": _warmup,
     },
     "regularisation": {
@@ -82,10 +92,11 @@ LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
         "Dropout": lambda r: _number(r.model.dropout),
         "Stochastic depth": lambda r: _number(r.model.drop_path),
         "Repeated augmentation": lambda r: _tick(r.augment.repeats > 1),
-        "Gradient clipping": lambda r: _number(r.optim.clip_norm),
+        "Gradient clipping": lambda r: _number(r.optim.clip_norm or r.optim.clip_each),
         "EMA": lambda r: _number(r.optim.ema_decay),
     },
     "augmentation": {
+        "Views": _views,
         "Horizontal flip": lambda r: _tick(r.augment.flip > 0),
         "Random resized crop": lambda r: _tick(r.augment.crop == "random_resized"),
         "RandAugment": _rand_augment,
@@ -101,7 +112,8 @@ LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
     },
     "test and loss": {
         "Test crop ratio": lambda r: _number(r.test.crop_ratio),
-        "Loss": lambda r: r.objective.loss,
+        "Method": lambda r: r.objective.method,
+        "Loss": lambda r: r.objective.loss if r.objective.method in ("classification", "clusterfit") else ABSENT,
         "Distillation": lambda r: ABSENT if r.objective.distillation == "none" else r.objective.distillation,
     },
 }

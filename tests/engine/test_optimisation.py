@@ -12,11 +12,9 @@ from patchloom.engine.lamb import Lamb
 from patchloom.engine.optimisation import (
     Schedule,
     clip_each_,
-    cosine_weight_decay,
     freeze,
     make_optimizer,
-    set_lr,
-    set_weight_decay,
+    set_rates,
 )
 from patchloom.errors import UsageError
 from patchloom.layers.attention import Attend
@@ -162,10 +160,10 @@ def test_deit_s_schedule_is_timm_s_with_a_warm_up_before_the_cosine() -> None:
         assert ours.lr(step) == pytest.approx(theirs._get_lr(step)[0], rel=1e-9)
 
 
-def test_set_lr_respects_a_group_s_scale() -> None:
+def test_set_rates_respects_a_group_s_scale() -> None:
     optimizer = make_optimizer(network(), optim_part())
     optimizer.param_groups[1]["lr_scale"] = 0.1
-    set_lr(optimizer, 2.0)
+    set_rates(optimizer, 2.0)
     assert [group["lr"] for group in optimizer.param_groups] == [2.0, 0.2]
 
 
@@ -174,20 +172,21 @@ def test_set_lr_respects_a_group_s_scale() -> None:
 
 def test_the_decay_grows_as_the_authors(parity) -> None:
     stored, _ = parity("dino_loss")
-    given = [cosine_weight_decay(step, 20) for step in range(20)]
+    schedule = Schedule(optim_part(weight_decay=0.04, weight_decay_end=0.4), SchedulePart(epochs=4), 5)
+    given = [schedule.weight_decay(step) for step in range(20)]
     assert given == pytest.approx(stored["wd_schedule_0.04_0.4_ep4_it5"].tolist(), abs=1e-12)
 
 
 def test_the_decay_starts_and_ends_where_it_is_told() -> None:
-    assert cosine_weight_decay(0, 10, 0.1, 0.3) == pytest.approx(0.1)
-    assert cosine_weight_decay(5, 10, 0.1, 0.3) == pytest.approx(0.2)
-    assert cosine_weight_decay(10, 10, 0.1, 0.3) == pytest.approx(0.3)
+    schedule = Schedule(optim_part(weight_decay=0.1, weight_decay_end=0.3), SchedulePart(epochs=10), 1)
+    assert [schedule.weight_decay(step) for step in (0, 5, 10)] == pytest.approx([0.1, 0.2, 0.3])
+    assert Schedule(optim_part(weight_decay=0.1), SchedulePart(epochs=10), 1).weight_decay(3) is None
 
 
 def test_only_groups_that_decay_get_the_decay_of_the_step() -> None:
     optimizer = make_optimizer(network(), optim_part())
     for decay in (0.04, 0.2, 0.4):
-        set_weight_decay(optimizer, decay)
+        set_rates(optimizer, 0.1, decay)
         assert [group["weight_decay"] for group in optimizer.param_groups] == [decay, 0.0]
 
 

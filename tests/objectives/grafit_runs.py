@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from patchloom.data.sampler import rank_positions
@@ -50,16 +49,9 @@ class Views:
             yield ViewBatch([view[self._rows] for view in pixels], LABELS[index], index)
 
 
-def gather(rows: Tensor) -> Tensor:
-    """The rows of all processes, by rank."""
-    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, rows.contiguous())
-    return torch.cat(parts)
-
-
 def grafit_run(folder: Path | None, method: str, processes: Processes | None = None, **fields: Any) -> Run:
     processes = processes or Processes("fp32", device="cpu")
-    model = network(num_classes=0, drop_path=0.0)
+    model = network(num_classes=0, drop_path=0.0, projector=METHODS[method].projector)
     objective = Grafit(
         METHODS[method],
         model,
@@ -67,7 +59,7 @@ def grafit_run(folder: Path | None, method: str, processes: Processes | None = N
         total_steps=EPOCHS * STEPS,
         pixel_mean=(0.5,) * 3,
         pixel_std=(0.25,) * 3,
-        gather=gather if processes.world > 1 else None,
+        gather=processes.gather_rows,
     )
     optimizer = make_optimizer(model, optim_part("sgd", momentum=0.9), objective)
     loader = Views(processes.rank, processes.world)

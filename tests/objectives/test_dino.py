@@ -21,8 +21,9 @@ from patchloom.engine.optimisation import make_optimizer
 from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped
 from patchloom.errors import UsageError
-from patchloom.objectives.dino import Dino, DinoOptions, collapse, dino_loss, mean_over_processes
+from patchloom.objectives.dino import Dino, collapse, dino_loss, mean_over_processes, momentum_at, temperature_at
 from patchloom.objectives.dino_head import DinoHead
+from patchloom.recipes.schema import DinoPart
 from tests.engine.test_processes import VARIABLES, free_port
 from tests.engine.toys import make_run, optim_part
 from tests.networks import assert_same, small
@@ -53,11 +54,14 @@ def head(inputs: int = 16, **options: Any) -> DinoHead:
     return DinoHead(inputs, OUTPUTS, hidden=20, bottleneck=8, **options)
 
 
-def make(student: nn.Module, *, heads: DinoHead | None = None, add_up: Any = None, **options: Any) -> Dino:
+def make(
+    student: nn.Module, *, heads: DinoHead | None = None, add_up: Any = None, global_views: int = 2, **options: Any
+) -> Dino:
     return Dino(
         student,  # type: ignore[arg-type]
         heads or head(student.feature_dim),  # type: ignore[arg-type]
-        DinoOptions(**options),
+        DinoPart(**options),
+        global_views=global_views,
         steps_per_epoch=5,
         epochs=3,
         pixel_mean=MEAN,
@@ -147,10 +151,10 @@ def test_the_loss_is_its_equation(seen: int, shown: int) -> None:
 def test_the_authors_loss_and_centre_over_three_updates(parity) -> None:
     stored, _ = parity("dino_loss")
     centre = stored["center_before"][0]
-    options = DinoOptions(warmup_teacher_epochs=3, teacher_temperature=0.07)
-    temperatures = [options.temperature_at(epoch) for epoch in range(6)]
+    options = DinoPart(warmup_teacher_epochs=3, teacher_temperature=0.07)
+    temperatures = [temperature_at(options, epoch) for epoch in range(6)]
     assert temperatures == pytest.approx(stored["teacher_temp_schedule"].tolist())
-    momenta = [options.momentum_at(step, 20) for step in range(20)]
+    momenta = [momentum_at(options, step, 20) for step in range(20)]
     assert momenta == pytest.approx(stored["momentum_schedule_0.996_1_ep4_it5"].tolist(), abs=1e-12)
     for epoch in (0, 1, 4):
         teacher = stored[f"epoch{epoch}_teacher"]
@@ -315,16 +319,16 @@ def test_the_last_layer_waits_for_its_epoch() -> None:
 def test_misuse_is_told() -> None:
     with pytest.raises(UsageError, match=r"resmlp_s12 has a classifier. Create it with num_classes=0"):
         make(small("resmlp_s12"))
-    with pytest.raises(UsageError, match="small_views is resample, resize or none; given 'crop'"):
-        DinoOptions(small_views="crop")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="small_views is 'crop', expected one of resample, resize, none"):
+        DinoPart(small_views="crop")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="needs 2 views or more of an image, given 1"):
         make(network())(network(), views(sides=(32,)), epoch=0, step=0)
     with pytest.raises(UsageError, match="given 1 for the student and 1 for the teacher"):
         dino_loss([torch.zeros(1, 2)], torch.zeros(1, 1, 2), torch.zeros(2), **TEMPERATURES)
-    with pytest.raises(UsageError, match="temperatures are above 0"):
-        DinoOptions(teacher_temperature=0.0)
-    with pytest.raises(UsageError, match="momenta are between 0 and 1"):
-        DinoOptions(centre_momentum=1.5)
+    with pytest.raises(UsageError, match=r"teacher_temperature is 0\.0, expected a number above 0"):
+        DinoPart(teacher_temperature=0.0)
+    with pytest.raises(UsageError, match=r"centre_momentum is 1\.5, expected a number from 0 to 1"):
+        DinoPart(centre_momentum=1.5)
 
 
 # Small views --------------------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from patchloom.data.loader import normalise
 from patchloom.engine.batches import len_of, move, split
 from patchloom.engine.optimisation import parameter_groups
 from patchloom.errors import DataError, UsageError
+from patchloom.layers.projector import Projector
 from patchloom.objectives.classification import cross_entropy
 from patchloom.objectives.clusters import cluster_labels
 from patchloom.objectives.grafit import (
     METHODS,
     Grafit,
     Memory,
-    Projector,
     instance_loss,
     knn_loss,
     target_decay,
@@ -45,9 +45,13 @@ def batch(index: list[int] | None = None, views: int = 3, side: int = 32, seed: 
     return ViewBatch(pixels, LABELS[index], torch.tensor(index))
 
 
+def projector_of(method: str) -> str:
+    return METHODS[method].projector if METHODS[method].labels == "knn" else "none"
+
+
 def make(method: str = "grafit", trunk=None, **options) -> tuple[Grafit, torch.nn.Module]:
     classes = 3 if METHODS[method].labels == "cross_entropy" else 0
-    trunk = trunk or small("resmlp_s12", num_classes=classes).train()
+    trunk = trunk or small("resmlp_s12", num_classes=classes, projector=projector_of(method)).train()
     torch.manual_seed(5)
     options = {"total_steps": 10, "pixel_mean": MEAN, "pixel_std": STD} | options
     return Grafit(METHODS[method], trunk, LABELS, **options).train(), trunk
@@ -222,9 +226,9 @@ def slow_grafit(objective: Grafit, model, views: ViewBatch, weight: float) -> fl
     images = [normalise(view, MEAN, STD) for view in views.views]
     target = objective.target
     with torch.no_grad():
-        g = [objective.projector(model.pool(model.features(x))) for x in images]
+        g = [model.projector(model.pool(model.features(x))) for x in images]
         q = [objective.predictor(z).double() for z in g]
-        xi = [target.projector(target.trunk.pool(target.trunk.features(x))).double() for x in images]
+        xi = [target.trunk.projector(target.trunk.pool(target.trunk.features(x))).double() for x in images]
     knn = slow_knn_loss(g[0].double(), views.index, objective.memory.slots.double(), LABELS, 0.05)
     count = len(images)
     pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
@@ -250,7 +254,7 @@ def test_without_the_instance_loss_it_is_snca(grafit, snca):
     trained = []
     for method, weight in ((grafit, 0.0), (snca, 1.0)):
         objective, model = make(method, instance_weight=weight)
-        optimizer = torch.optim.SGD([*model.parameters(), *objective.projector.parameters()], 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for step in range(3):
             loss = objective(model, batch(seed=step), epoch=0, step=step)["loss"]
             loss.backward()
@@ -280,11 +284,11 @@ def test_after_an_update_memory_and_target_follow():
     objective(model, views, epoch=0, step=0)["loss"].backward()
     assert torch.equal(objective.memory.slots, slots)
     with torch.no_grad():
-        for parameter in [*model.parameters(), *objective.projector.parameters()]:
+        for parameter in model.parameters():
             parameter.add_(1.0)
     objective.after_update(model, 4)
     decay = target_decay(4, 10, 0.9)
-    online = [*model.parameters(), *objective.projector.parameters()]
+    online = model.parameters()
     for new, old, theirs in zip(objective.target.parameters(), before.parameters(), online, strict=True):
         torch.testing.assert_close(new, decay * old + (1 - decay) * theirs)
     changed = (objective.memory.slots != slots).any(dim=1).nonzero()[:, 0]
@@ -294,16 +298,16 @@ def test_after_an_update_memory_and_target_follow():
 def test_gradients_reach_what_is_trained_and_nothing_else():
     objective, model = make()
     objective(model, batch(), epoch=0, step=0)["loss"].backward()
-    trained = [*model.parameters(), *objective.projector.parameters(), *objective.predictor.parameters()]
+    trained = [*model.parameters(), *objective.predictor.parameters()]
     assert all(parameter.grad is not None for parameter in trained)
     assert all(parameter.grad is None for parameter in objective.target.parameters())
     given = {id(p) for group in parameter_groups(objective, 0.1) for p in group["params"]}
-    assert given == {id(p) for p in [*objective.projector.parameters(), *objective.predictor.parameters()]}
+    assert given == {id(p) for p in objective.predictor.parameters()}
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_any_trunk(name):
-    trunk = small(name, num_classes=0).train()
+    trunk = small(name, num_classes=0, projector="mlp").train()
     objective, model = make(trunk=trunk)
     side = trunk.config.image_size[0]
     objective(model, batch(side=side, views=2), epoch=0, step=0)["loss"].backward()
@@ -361,15 +365,23 @@ def test_batches_of_views_go_through_the_engine():
     assert (objective.memory.slots != slots).any(dim=1).sum() == 4
 
 
-def test_embeddings_are_projected_where_neighbours_were_learned():
-    vectors = torch.randn(5, 16)
-    objective, _ = make("grafit")
-    found = objective.embeddings_of(vectors)
-    assert objective.projector.training
-    objective.eval()
-    torch.testing.assert_close(found, torch.nn.functional.normalize(objective.projector(vectors)))
-    plain, _ = make("cross_entropy_instance")
-    torch.testing.assert_close(plain.embeddings_of(vectors), torch.nn.functional.normalize(vectors))
+def test_what_only_instances_train_stays_with_the_objective():
+    objective, model = make("cross_entropy_instance")
+    assert isinstance(objective.projector, Projector)
+    assert [*model.projector.parameters()] == []
+    objective, model = make("grafit")
+    assert [*objective.projector.parameters()] == []
+    assert isinstance(model.projector, Projector)
+
+
+def test_what_was_noted_can_be_forgotten():
+    objective, model = make("snca")
+    objective(model, batch([1, 2]), epoch=0, step=0)
+    objective.forget()
+    slots = objective.memory.slots.clone()
+    objective(model, batch([5, 6]), epoch=0, step=0)
+    objective.after_update(model, 0)
+    assert (objective.memory.slots != slots).any(dim=1).nonzero()[:, 0].tolist() == [5, 6]
 
 
 def test_errors_say_what_to_do():
@@ -377,13 +389,17 @@ def test_errors_say_what_to_do():
     with pytest.raises(UsageError, match=r"compares views of an image, given 1\. Give 2 or more"):
         objective(model, batch(views=1), epoch=0, step=0)
     with pytest.raises(UsageError, match=r"classifier of 5 classes would not be trained\. Call reset_head\(0\)"):
-        make(trunk=small("resmlp_s12"))
+        make(trunk=small("resmlp_s12", projector="mlp"))
+    with pytest.raises(
+        UsageError, match=r"has the projector none, the method wants mlp\. Create it with projector='mlp'"
+    ):
+        make(trunk=small("resmlp_s12", num_classes=0))
     with pytest.raises(UsageError, match=r"tells 2 classes apart, the labels 3\. Call reset_head\(3\)"):
         make("cross_entropy", trunk=small("resmlp_s12", num_classes=2))
     with pytest.raises(UsageError, match="Set instance_weight above 0"):
         make("triplet", instance_weight=0.0)
     with pytest.raises(DataError, match="1 of 3 training images have no label"):
-        Grafit(METHODS["snca"], model, torch.tensor([0, -1, 0]), total_steps=1, pixel_mean=MEAN, pixel_std=STD)
+        Grafit(METHODS["snca_plus"], model, torch.tensor([0, -1, 0]), total_steps=1, pixel_mean=MEAN, pixel_std=STD)
 
 
 # ClusterFit+ ----------------------------------------------------------------------------------------------------------

@@ -122,7 +122,8 @@ def test_written_by_hand():
         ),
         (
             {"qqqq": 1},
-            'A recipe has no field "qqqq". Its groups are model, augment, objective, optim, schedule, test.',
+            'A recipe has no field "qqqq". Its groups are model, augment, objective, views, dino, grafit, '
+            "optim, schedule, test.",
         ),
         (
             {"optim.name": "adamx"},
