@@ -94,7 +94,8 @@ def open_for(
     if split not in (None, "train", "val", "all"):
         raise UsageError(f"split is {split!r}, expected train, val or all")
     source = find_source(spec, root=root, labels=labels, taxonomy=taxonomy, strict=False, download=download)
-    level = level or level_of(source.train.names, source.train.levels, classes.names)
+    names = {"": source.train.names} | {level: of.values() for level, of in source.train.levels.items()}
+    level = level or level_of(classes.names, names) or None
     if source.val is None and split in ("train", "val"):
         source, copies = _fit_to_split(source)
         made = make_splits(source, val_fraction=val_fraction, seed=seed, level=level, labelled=False, copies=copies)

@@ -8,7 +8,7 @@ rows, never by copying files, and depends only on the pictures' names and the se
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,11 +222,11 @@ def at_level(pictures: PictureSet, level: str) -> PictureSet:
     return PictureSet(pictures.pictures, pictures.rows, labels, ClassTable(names), pictures.notes)
 
 
-def level_of(names: Sequence[str], levels: Mapping[str, Mapping[str, str]], classes: Sequence[str]) -> str | None:
-    """The level whose names a model's `classes` are, or None for the listing's own `names`; the finest of equals."""
-    known = set(classes)
-    shared = {None: len(known & set(names))} | {level: len(known & set(of.values())) for level, of in levels.items()}
-    return max(shared, key=lambda level: shared[level])
+def level_of(classes: Sequence[str], levels: Mapping[str, Iterable[str]]) -> str | None:
+    """The level with most of a model's `classes` among its names, the first of equals; None where none has any."""
+    shared = {level: len(set(classes) & set(names)) for level, names in levels.items()}
+    best = max(shared, key=lambda level: shared[level])
+    return best if shared[best] else None
 
 
 def coarsen(listing: Listing, level: str) -> Listing:

@@ -8,7 +8,7 @@ top1_low, top1_high  Wilson's 95 % interval of top-1, in percent
 real                 top-1 by ImageNet-ReaL's labels, where they are given
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ import torch
 
 from patchloom.build import make_evaluation_loader
 from patchloom.data.device import DeviceLoader
-from patchloom.data.loader import Loader
+from patchloom.data.loader import ImageBatch, Loader
 from patchloom.data.sets import ClassTable, ImageSet, PictureSet
 from patchloom.data.source import open_data, open_for
 from patchloom.errors import UsageError, at_least
@@ -157,11 +157,21 @@ def probe_on(
     )
 
 
-def embed_on(classifier: "Classifier", pictures: ImageSet, shown: Shown) -> Embeddings:
-    """One vector a picture, on the model's device."""
+def embed_on(classifier: "Classifier", pictures: ImageSet, shown: Shown, *, logits: bool = False) -> Embeddings:
+    """One vector a picture, on the model's device; with `logits`, what its classifier says too."""
     model = classifier.model if shown.size is None else classifier.model.for_images_of(shown.size)
+    return embed_batches(classifier, shown.loader(classifier, pictures).epoch(0), model=model, logits=logits)
+
+
+def embed_batches(
+    classifier: "Classifier", batches: Iterable[ImageBatch], *, model: Network | None = None, logits: bool = False
+) -> Embeddings:
+    """What a trained model's images are compared by, in probes, levels, indexes and searches alike.
+
+    `model` is the classifier's own at another image size.
+    """
     own = classifier.preprocessing
-    return embed(model, shown.loader(classifier, pictures).epoch(0), pixel_mean=own.mean, pixel_std=own.std)
+    return embed(model or classifier.model, batches, pixel_mean=own.mean, pixel_std=own.std, logits=logits)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ class RunRecord:
     data_name: str
     level: str | None = None
     labels: str | None = None  # file of labels
+    taxonomy: str | None = None  # file of levels
     ended: str = ""  # "finished", "no better", "time limit"
     epochs: int = 0
     seconds: float = 0.0
