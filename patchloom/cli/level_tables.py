@@ -39,7 +39,7 @@ def _print_run(found: "LevelEvaluations", run: "LevelEvaluation", name: str) -> 
         level: {key.removesuffix(end): value for key, value in run.values.items() if _level_of(key, ends) == level}
         for level, end in ends.items()
     }
-    names = dict.fromkeys(key for values in of_levels.values() for key in values)
+    names = dict.fromkeys(key for values in reversed(of_levels.values()) for key in values)
     print_table(
         ["measure", *(f"#{level} ({count})" for level, count in found.levels.items())],
         [

@@ -85,14 +85,14 @@ def evaluate_levels(
     return LevelEvaluations(levels, {name: found[name] for name in ordered}, tuple(dict.fromkeys(notes)))
 
 
-def open_leveled(data: str, runs: Sequence[str] = (), *, strict: bool = False) -> Leveled:
-    """Data that have levels, of their own or by the taxonomy that one of the runs was trained with."""
+def open_leveled(data: str, runs: Sequence[str], *, strict: bool = False, needed: bool = True) -> Leveled:
+    """Data with levels of their own or of the taxonomy one of the runs was trained with; an error where `needed`."""
     splits = open_data(data, strict=strict)
     records = [] if splits.classes.levels else [read_run_record(folder) for folder in named(runs).values()]
     taxonomy = next((record.taxonomy for record in records if record and record.taxonomy), None)
     if taxonomy:
         splits = open_data(data, strict=strict, taxonomy=taxonomy)
-    if not splits.classes.levels:
+    if needed and not splits.classes.levels:
         raise UsageError(
             f"{data} has no levels above its {len(splits.classes)} classes; put a taxonomy.csv (class,coarse …) "
             "into it, or nest its class folders in folders of coarser classes"

@@ -19,6 +19,7 @@ Letters: Q queries of a part, M of the set, N images of the collection, K coarse
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -198,7 +199,7 @@ def at_level(images: Embeddings, classes: ClassTable, level: str) -> Embeddings:
         known = ", ".join(classes.levels) or "none"
         raise UsageError(f"The classes have no level {level!r}. Levels: {known}.{closest(level, list(classes.levels))}")
     coarse = torch.tensor(classes.levels[level][1], device=images.labels.device)
-    return Embeddings(images.vectors, coarse[images.labels], images.index)
+    return replace(images, labels=coarse[images.labels])
 
 
 def _levels(classes: ClassTable) -> dict[str, int]:
