@@ -45,7 +45,7 @@ def framed(image: Image.Image, color: tuple[int, int, int] | None, side: int = S
     """The image in a square of `side` pixels, and a frame around it; None leaves the frame empty."""
     small = displayed(image, side)
     paper = Image.new("RGB", (side + 2 * FRAME,) * 2, color or PAPER)
-    paper.paste(PAPER, (FRAME, FRAME, FRAME + side, FRAME + side))
+    paper.paste(PAPER, (FRAME - 1, FRAME - 1, FRAME + side + 1, FRAME + side + 1))  # a line, so that dark meets no dark
     paper.paste(small, ((paper.width - small.width) // 2, (paper.height - small.height) // 2))
     return paper
 
