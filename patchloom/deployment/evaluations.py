@@ -158,9 +158,14 @@ def probe_on(
 
 
 def embed_on(classifier: "Classifier", pictures: ImageSet, shown: Shown, *, logits: bool = False) -> Embeddings:
-    """One vector a picture, on the model's device; with `logits`, what its classifier says too."""
+    """One vector a picture that can be read, on the model's device; with `logits`, what its classifier says too."""
     model = classifier.model if shown.size is None else classifier.model.for_images_of(shown.size)
-    return embed_batches(classifier, shown.loader(classifier, pictures).epoch(0), model=model, logits=logits)
+    loader = shown.loader(classifier, pictures)
+    found = embed_batches(classifier, loader.epoch(0), model=model, logits=logits)
+    if not loader.broken:
+        return found
+    # A picture decoded ahead in the place of one that cannot be read has that one's number.
+    return found.rows(np.flatnonzero(~np.isin(found.index.cpu().numpy(), list(loader.broken))))
 
 
 def embed_batches(

@@ -8,8 +8,8 @@
 
 A part never changes once it is written. `index.json` is replaced last and names what counts: whatever interrupts a
 build, the index before it stays as it was, and a file beside it that is not named is written over. A file that changed
-or got another label is stored again, and its old row is dropped in `index.json`, as are, where asked for, files that are
-gone. There is no pickle anywhere.
+or got another label is stored again, and its old row is dropped in `index.json`; so are files that are gone, where that
+is asked for. There is no pickle anywhere.
 """
 
 import hashlib
