@@ -1,6 +1,7 @@
 """Runs trained at levels of a taxonomy, judged at all of them; and their ranked lists."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import patchloom
 from patchloom.checkpoint import Preprocessing, read_run_files, save_weights, write_run_files
 from patchloom.data.source import open_data
 from patchloom.deployment.classifier import Classifier, load
+from patchloom.deployment.comparison_report import report_runs
 from patchloom.deployment.levels import FINEST, evaluate_levels, open_leveled, trained_level
 from patchloom.deployment.ranked import Hit, rank, spread_queries, write_ranked
 from patchloom.deployment.run_record import RunRecord, read_run_record, write_run_record
@@ -68,7 +70,8 @@ def runs(tmp_path_factory, data) -> dict[str, str]:
 # Numbers --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_numbers_are_those_of_the_embeddings(runs, data) -> None:
+def test_the_numbers_are_those_of_the_embeddings(runs, data, monkeypatch) -> None:
+    monkeypatch.setattr("patchloom.deployment.levels.separability", partial(separability, splits=1))
     found = evaluate_levels([runs["coarse"]], str(data), device="cpu", halves=True)
     (run,) = found.runs.values()
     classifier, splits = load(runs["coarse"], device="cpu"), open_data(data)
@@ -85,7 +88,7 @@ def test_the_numbers_are_those_of_the_embeddings(runs, data) -> None:
     for name, value in expected.items():
         assert run.values[name] == pytest.approx(value, abs=1e-3), name
     assert {"map", "map_conditioned", "map_conditioned_all", "map_conditioned_softmax", "map_oracle"} <= set(run.values)
-    assert run.values["separability_top1"] == dict(separability(own, classes=2))["separability_top1"]
+    assert run.values["separability_top1"] == dict(separability(own, classes=2, splits=1))["separability_top1"]
     assert "separability_conditioned_top1" in run.values
     assert found.levels == {"coarse": 2, FINEST: 4}
 
@@ -219,6 +222,16 @@ def test_train_takes_a_taxonomy(tmp_path, monkeypatch, capsys) -> None:
     assert "bad.csv: 'a' of level 'family' is in both 'x' ('red') and 'y' ('pink') of level 'order'" in done.errors
     done = command(("train", root, "--level", "corse", *OPTIONS, "--dry-run"), monkeypatch, capsys)
     assert "Did you mean coarse?" in done.errors
+
+
+def test_the_comparison_of_runs_at_two_levels(runs, data, tmp_path) -> None:
+    page = report_runs([runs["fine"], runs["coarse"]], data=str(data), out=tmp_path / "page.html").read_text("utf-8")
+    found = evaluate_levels([runs["fine"], runs["coarse"]], str(data), device="cpu")
+    section = page[page.index('<section id="levels">') : page.index('<section id="energy">')]
+    assert f'<td class="number best">{found.table("map")["coarse"]["coarse"]:.2f}</td>' in section
+    assert section.count('class="number best"') == 4
+    assert '<th class="number">fine (fine)</th>' in section
+    assert page[page.index('<section id="energy">') :].count("<path") >= 2
 
 
 # Ranked lists ---------------------------------------------------------------------------------------------------------
