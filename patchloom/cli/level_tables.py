@@ -34,7 +34,7 @@ def _print_run(found: "LevelEvaluations", run: "LevelEvaluation", name: str) -> 
     """Numbers by level: a row each, a column a level."""
     from patchloom.cli.table import print_table
 
-    ends = {level: "" if level == found_finest(found) else f"_{level}" for level in found.levels}
+    ends = {level: "" if level == _finest(found) else f"_{level}" for level in found.levels}
     of_levels = {
         level: {key.removesuffix(end): value for key, value in run.values.items() if _level_of(key, ends) == level}
         for level, end in ends.items()
@@ -47,19 +47,19 @@ def _print_run(found: "LevelEvaluations", run: "LevelEvaluation", name: str) -> 
             for key in names
             if not key.startswith("separability")
         ],
-        title=f"{name}: {trained_at(run.trained_level)}; k = {run.neighbours}, chosen within train",
+        title=f"{name}: {_trained_at(run.trained_level)}; k = {run.neighbours}, chosen within train",
     )
     apart = [(key, f"{value:.2f}") for key, value in run.values.items() if key.startswith("separability")]
     if apart:
         print_table(["random halves of its classes", "#value"], apart)
 
 
-def trained_at(level: str | None) -> str:
+def _trained_at(level: str | None) -> str:
     """'trained at level coarse', or that it was trained at none of these."""
     return f"trained at level {level}" if level else "trained at no level of these data"
 
 
-def found_finest(found: "LevelEvaluations") -> str:
+def _finest(found: "LevelEvaluations") -> str:
     """The last: levels go from coarse to fine."""
     return list(found.levels)[-1]
 

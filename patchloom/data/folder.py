@@ -89,6 +89,7 @@ class _Scan:
     classes: list[str] = field(default_factory=list)  # of each path; '' above the class folders
     empty: set[str] = field(default_factory=set)
     folders: list[Chain] = field(default_factory=list)  # those that hold images themselves
+    bare: list[Chain] = field(default_factory=list)  # those without any image inside
     ignored: Counter[str] = field(default_factory=Counter)  # by extension
     special: list[str] = field(default_factory=list)  # pipes, devices, broken links, empty folders named as pictures
 
@@ -196,7 +197,8 @@ def _listing(
 ) -> tuple[Listing, tuple[str, ...]]:
     if nesting:
         scan.classes = [_innermost(path) if name else "" for path, name in zip(scan.paths, scan.classes, strict=True)]
-        scan.empty, taxonomy = set(), nesting.levels()
+        scan.empty = {chain[-1] for chain in scan.bare if len(chain) == nesting.depth} - {*scan.classes}
+        taxonomy = nesting.levels()
     labelled = {*scan.classes} - {""}
     # Pictures beside nothing but empty folders have no classes; beside class folders they are strays.
     names = tuple(sorted(labelled | scan.empty)) if labelled or not scan.paths else ()
@@ -269,8 +271,9 @@ def _scan(root: Path, fine_names: frozenset[str]) -> _Scan:
                 directly += 1
             elif relative or entry.name not in TAXONOMY_FILES:
                 found.ignored[extension or "no extension"] += 1
-        if directly and relative:
-            found.folders.append(tuple(map(_class_name, relative.rstrip(os.sep).split(os.sep))))
+        if relative and (directly or not count):
+            chain = tuple(map(_class_name, relative.rstrip(os.sep).split(os.sep)))
+            (found.folders if directly else found.bare).append(chain)
         return count + directly
 
     walk(os.fspath(root), "", "", ())

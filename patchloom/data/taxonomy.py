@@ -113,7 +113,7 @@ def numbered_levels(
     for level, mapping in levels.items():
         missing = [name for name in names if name not in mapping]
         if missing:
-            raise DataError(f"label level {level!r} says nothing about {name_some(missing)}")
+            raise DataError(f"{where}: label level {level!r} says nothing about {name_some(missing)}")
     used = {level: {name: mapping[name] for name in names} for level, mapping in levels.items()}
     for level, mapping in from_fine_to_coarse(used, where).items():
         coarse = tuple(sorted(set(mapping.values())))

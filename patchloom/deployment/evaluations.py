@@ -8,7 +8,7 @@ top1_low, top1_high  Wilson's 95 % interval of top-1, in percent
 real                 top-1 by ImageNet-ReaL's labels, where they are given
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,10 +59,13 @@ class Shown:
         if self.crop_ratio is not None and not 0 < self.crop_ratio <= 1:
             raise UsageError(f"crop_ratio is {self.crop_ratio}, expected a share above 0 and up to 1")
 
-    def open(self, data: str, labels: tuple[str, ...]) -> PictureSet:
-        """The pictures with the classes `labels`, matched by name."""
-        table = ClassTable(labels)
-        return open_v2(data, table) if self.v2 else open_for(data, table, split=self.split, strict=self.strict)
+    def open(self, data: str, labels: tuple[str, ...], files: Mapping[str, str] | None = None) -> PictureSet:
+        """The pictures with the classes `labels`, matched by name; `files` hold the data's labels and levels."""
+        table, own = ClassTable(labels), files or {}
+        if self.v2:
+            return open_v2(data, table)
+        labels_file, taxonomy = own.get("labels"), own.get("taxonomy")
+        return open_for(data, table, split=self.split, strict=self.strict, labels=labels_file, taxonomy=taxonomy)
 
     def loader(self, classifier: "Classifier", pictures: ImageSet) -> Loader | DeviceLoader:
         """Every picture once, cropped as the model expects it or as is said here."""
@@ -164,7 +167,7 @@ def embed_on(classifier: "Classifier", pictures: ImageSet, shown: Shown, *, logi
     found = embed_batches(classifier, loader.epoch(0), model=model, logits=logits)
     if not loader.broken:
         return found
-    # A picture decoded ahead in the place of one that cannot be read has that one's number.
+    # Where pictures are kept decoded, another's pixels stand in the place of one that cannot be read.
     return found.rows(np.flatnonzero(~np.isin(found.index.cpu().numpy(), list(loader.broken))))
 
 

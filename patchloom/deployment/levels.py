@@ -18,7 +18,7 @@ from patchloom.data.source import open_data
 from patchloom.data.splits import level_of
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Shown, embed_on
-from patchloom.deployment.run_record import read_run_record
+from patchloom.deployment.run_record import data_files
 from patchloom.deployment.runs import named
 from patchloom.errors import UsageError
 from patchloom.evaluation.embeddings import Embeddings
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from patchloom.deployment.classifier import Classifier
 
 FINEST = "fine"  # what the classes themselves are called among levels
+# Names of numbers end in these too, so that a level of the name could not be told from them.
+TAKEN = (FINEST, "all", "softmax", "oracle", "conditioned", "queries", "top1", "top5")
 MEASURES = {"knn_top1": "kNN top-1", "map": "mAP"}
 
 
@@ -86,12 +88,9 @@ def evaluate_levels(
 
 
 def open_leveled(data: str, runs: Sequence[str], *, strict: bool = False, needed: bool = True) -> Leveled:
-    """Data with levels of their own or of the taxonomy one of the runs was trained with; an error where `needed`."""
-    splits = open_data(data, strict=strict)
-    records = [] if splits.classes.levels else [read_run_record(folder) for folder in named(runs).values()]
-    taxonomy = next((record.taxonomy for record in records if record and record.taxonomy), None)
-    if taxonomy:
-        splits = open_data(data, strict=strict, taxonomy=taxonomy)
+    """Data with levels of their own, or of the file one of the runs had on them; without any an error, if `needed`."""
+    files = next((given for folder in named(runs).values() if (given := data_files(folder, data))), {})
+    splits = open_data(data, strict=strict, labels=files.get("labels"), taxonomy=files.get("taxonomy"))
     if needed and not splits.classes.levels:
         raise UsageError(
             f"{data} has no levels above its {len(splits.classes)} classes; put a taxonomy.csv (class,coarse …) "
@@ -99,6 +98,8 @@ def open_leveled(data: str, runs: Sequence[str], *, strict: bool = False, needed
         )
     notes, kept = list(splits.notes), {}
     for level, (names, numbers) in splits.classes.levels.items():
+        if level in TAKEN:
+            raise UsageError(f"a level cannot be called {level!r}, as numbers end in {', '.join(TAKEN)}; rename it")
         if len(names) > 1:
             kept[level] = (names, numbers)
         else:

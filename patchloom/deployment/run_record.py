@@ -36,6 +36,18 @@ def write_run_record(folder: Path, record: RunRecord) -> None:
     atomic_write(folder / FILE, text.encode("utf-8", "surrogateescape"))
 
 
+def data_files(folder: Path, data: str) -> dict[str, str]:
+    """The files of labels and levels a run was trained with, where it was on these data."""
+    try:
+        record = read_run_record(folder)
+    except CheckpointError:
+        record = None
+    if record is None or record.data != data:
+        return {}
+    given = {"labels": record.labels, "taxonomy": record.taxonomy}
+    return {name: path for name, path in given.items() if path}
+
+
 def read_run_record(folder: Path) -> RunRecord | None:
     """What `write_run_record` wrote; None where the run has not ended, or is of a version that kept no record."""
     path = folder / FILE

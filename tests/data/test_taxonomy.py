@@ -47,7 +47,9 @@ def test_one_level_above_is_called_coarse(tmp_path):
     for path in ("animal/cat", "animal/dog", "plant/oak"):
         draw(tmp_path / path)
     Image.new("RGB", (8, 8)).save(tmp_path / "stray.png")
+    (tmp_path / "plant" / "elm").mkdir()
     data = open_data(tmp_path)
+    assert "no pictures in train for 'elm'; left out" in data.notes
     assert data.classes.names == ("cat", "dog", "oak")
     assert data.classes.levels == {"coarse": (("animal", "plant"), (0, 0, 1))}
     assert "1 images beside the class folders; left out" in data.notes[0]

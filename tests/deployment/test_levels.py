@@ -17,6 +17,7 @@ from patchloom.deployment.comparison_report import report_runs
 from patchloom.deployment.levels import FINEST, evaluate_levels, open_leveled, trained_level
 from patchloom.deployment.ranked import Hit, rank, spread_queries, write_ranked
 from patchloom.deployment.run_record import RunRecord, read_run_record, write_run_record
+from patchloom.deployment.runs import evaluate_runs
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieval
@@ -129,16 +130,23 @@ def test_what_cannot_be_judged_is_named(runs, tmp_path) -> None:
     draw(root / "train" / "warm" / "rose", (255, 90, 110), 2, 50)
     draw(root / "val" / "cold" / "teal", (0, 120, 120), 1, 51)
     (root / "val" / "cold" / "sky" / "0.png").write_bytes(b"")
-    lines = ["class,coarse,all", *(f"{name},{group},color" for name, group in (GROUPS | {"rose": "warm"}).items())]
+    lines = ["class,coarse,every", *(f"{name},{group},color" for name, group in (GROUPS | {"rose": "warm"}).items())]
     (tmp_path / "data" / "taxonomy.csv").write_text("\n".join([*lines, "teal,cold,color"]))
     found = evaluate_levels([runs["coarse"]], str(root), device="cpu")
     notes = "\n".join(found.notes)
-    assert "level 'all' has one class ('color'): nothing can be judged there; left out" in notes
+    assert "level 'every' has one class ('color'): nothing can be judged there; left out" in notes
     assert "no query in val for 'rose' (2 pictures)" in notes
     assert "val has a class that train has not: 'teal' (1 picture); left out" in notes
     assert "1 pictures of val cannot be read and do not count" in notes
     assert found.levels == {"coarse": 2, FINEST: 5}
     assert found.runs["coarse"].values["map_queries"] == 11
+
+
+def test_a_level_that_numbers_are_called_after_is_refused(runs, tmp_path) -> None:
+    root = colors(tmp_path / "data")
+    (root / "taxonomy.csv").write_text("\n".join(["class,all", *(f"{name},{of}" for name, of in GROUPS.items())]))
+    with pytest.raises(UsageError, match="a level cannot be called 'all'"):
+        evaluate_levels([runs["coarse"]], str(root), device="cpu")
 
 
 def test_data_without_levels_take_the_taxonomy_of_the_run(tmp_path) -> None:
@@ -151,6 +159,10 @@ def test_data_without_levels_take_the_taxonomy_of_the_run(tmp_path) -> None:
     (tmp_path / "t.json").write_text(json.dumps(GROUPS))
     with_file = make_run(tmp_path / "with", flat, "coarse", taxonomy=str(tmp_path / "t.json"))
     assert open_leveled(str(flat), [run, with_file]).classes.levels["coarse"][0] == ("cold", "warm")
+    assert evaluate_runs([with_file], str(flat), device="cpu").values()["with"]["images"] == 24
+    (tmp_path / "with" / "run.json").write_text("{")
+    with pytest.raises(DataError, match="classes that the model has not"):
+        evaluate_runs([with_file], str(flat), device="cpu")
 
 
 def test_training_at_a_level_is_remembered(tmp_path) -> None:
