@@ -86,9 +86,9 @@ def log_odds(posterior: Tensor, least: float = LEAST_PROBABILITY) -> Tensor:
 def choose_neighbours(
     train: Embeddings, *, classes: int, candidates: Sequence[int] = CANDIDATES, temperature: float = TEMPERATURE
 ) -> int:
-    """The k by which train images are best told from the other train images (top-1); the smallest of equals.
+    """The k with the best top-1 of train images by the other train images, the smallest of equals; val has no part.
 
-    The thesis chooses among these by validation; so val is not looked at for it.
+    Where train has fewer images than any candidate, all others vote.
     """
     train = train.labelled("train")
     if len(train) < 2:
