@@ -216,3 +216,16 @@ def test_a_genus_of_two_kingdoms(tmp_path):
     levels = open_data("inaturalist", root=tmp_path).classes.levels
     assert levels["family"][0] == ("Lamiaceae", "Prunellidae")
     assert len(levels["genus"][0]) == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_label_columns_of_hugging_face_data_are_levels(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    names = [name for name in SPECIES for _ in range(2)]
+    pictures = [Image.new("RGB", (8, 8), (20 * i, 0, 0)) for i in range(8)]
+    columns = {"image": pictures, "label": names, "family_label": [SPECIES[name][0] for name in names]}
+    rows = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "saved")
+    data = open_data(tmp_path / "saved")
+    assert data.classes.levels == {"family": (("canid", "felid", "fish"), (2, 1, 0, 1))}
+    assert open_data(tmp_path / "saved", level="family").val.labels.tolist() == [1, 1, 1, 1, 0, 0, 2, 2]
