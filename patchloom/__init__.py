@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from patchloom.deployment.classifier import load as load
     from patchloom.deployment.index import index as index
     from patchloom.deployment.index import open_index as open_index
+    from patchloom.deployment.levels import evaluate_levels as evaluate_levels
     from patchloom.deployment.runs import evaluate_runs as evaluate_runs
     from patchloom.inspection.cost import cost as cost
     from patchloom.inspection.look import look as look
@@ -34,6 +35,7 @@ _WHERE = {
     "check": "patchloom.data.check",
     "cost": "patchloom.inspection.cost",
     "create_model": "patchloom.models.registry",
+    "evaluate_levels": "patchloom.deployment.levels",
     "evaluate_runs": "patchloom.deployment.runs",
     "index": "patchloom.deployment.index",
     "list_models": "patchloom.models.registry",

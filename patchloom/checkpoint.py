@@ -1,6 +1,6 @@
 """What a run leaves on disk: one folder that is enough alone.
 
-    config.json               format, network and its options, preprocessing
+    config.json               format, network and its options, preprocessing, label level
     recipe.yaml               what was asked for
     labels.json               class names, in the order of the outputs
     data.json                 how many pictures of which classes, and a checksum of their names
@@ -65,6 +65,7 @@ class RunFiles:
     preprocessing: Preprocessing
     recipe: Recipe | None
     labels: tuple[str, ...]
+    level: str | None = None  # of the taxonomy whose classes `labels` are; None: the finest of its data
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ def write_run_files(
     preprocessing: Preprocessing,
     recipe: Recipe | None,
     labels: Sequence[str],
+    level: str | None = None,
 ) -> None:
     """Write `config.json`, `recipe.yaml` and `labels.json`: before the first step, so a bad folder is known then."""
     options = dataclasses.asdict(network.config)
@@ -197,6 +199,7 @@ def write_run_files(
         "network": options.pop("name"),
         "options": options,
         "preprocessing": dataclasses.asdict(preprocessing),
+        "level": level,
     }
     atomic_write(folder / "config.json", _json(config))
     if recipe:
@@ -215,6 +218,7 @@ def read_run_files(folder: Path) -> RunFiles:
             preprocessing=Preprocessing(**{k: _tuples(v) for k, v in config["preprocessing"].items()}),
             recipe=read_recipe(folder),
             labels=tuple(_read_json(folder / "labels.json")),
+            level=config.get("level"),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{folder / 'config.json'} lacks a field or has one too many: {error}.") from error

@@ -22,7 +22,9 @@ def evaluate(
     knn: Annotated[
         str | None, typer.Option(metavar="K,…", help="Neighbours of the features instead, such as 20 or 10,20.")
     ] = None,
-    linear: Annotated[bool, typer.Option("--linear", help="A linear probe of the features instead.")] = False,
+    linear: Annotated[
+        bool, typer.Option("--linear", help="A linear probe of the features instead; with --levels, separability.")
+    ] = False,
     few_shot: Annotated[
         int | None, typer.Option(metavar="N", help="A probe learned from N images a class instead, such as 5.")
     ] = None,
@@ -31,6 +33,9 @@ def evaluate(
     ] = None,
     agreement: Annotated[
         bool, typer.Option("--agreement", help="How often runs, heads and labels decide differently.")
+    ] = False,
+    levels: Annotated[
+        bool, typer.Option("--levels", help="kNN and retrieval at every level of the data's taxonomy.")
     ] = False,
     seeds: Annotated[
         bool, typer.Option("--seeds", help="The runs differ in chance alone: mean, deviation, least, most.")
@@ -58,11 +63,17 @@ def evaluate(
         raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
     probes = {"knn": knn, "linear": linear or None, "few_shot": few_shot}
     asked = {"--knn": knn, "--linear": linear, "--few-shot": few_shot, "--sweep": sweep}
-    asked |= {"--agreement": agreement, "--seeds": seeds, "--cost": costs}
+    asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
     _check_together(_said(asked), shown, runs, data)
     shown |= {"batch": batch, "workers": workers, "strict": strict}
-    if any(value is not None for value in probes.values()):
+    if levels:
+        from patchloom.cli.level_tables import show_levels
+        from patchloom.deployment.levels import evaluate_levels
+
+        of_data = {name: value for name, value in shown.items() if name not in ("split", "real", "v2")}
+        show_levels(evaluate_levels(runs, str(data), device=device, halves=linear, **of_data), as_json=as_json)
+    elif any(value is not None for value in probes.values()):
         _probe(runs, str(data), device, probes, shown, as_json)
     elif sweep is not None:
         _sweep(runs, str(data), device, sweep, shown, as_json)
@@ -83,8 +94,12 @@ def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], da
     """One line for options that do not go together, rather than one of them left unread."""
     from patchloom.errors import UsageError
 
-    probes = [name for name in asked if name in ("--knn", "--linear", "--few-shot")]
-    alone = [*probes[:1], *(["--sweep"] if "--sweep" in asked else [])]
+    leveled = "--levels" in asked
+    if leveled:
+        asked = [name for name in asked if name not in ("--levels", "--linear")]  # --linear adds separability
+    probes = ["--levels"] if leveled else []
+    probes += [name for name in asked if name in ("--knn", "--linear", "--few-shot")]
+    alone = [*probes[: 2 if leveled else 1], *(["--sweep"] if "--sweep" in asked else [])]
     others = [name for name in asked if name not in (*probes, "--sweep")]
     given = [f"--{name.replace('_', '-')}" for name in _said(shown)]
     if len(alone) > 1 or (alone and others):

@@ -14,6 +14,7 @@ def index(
     workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     exact: Annotated[bool, typer.Option("--exact", help="Beyond a million files too: no faiss.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Drop files that are gone from these folders.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done for machines.")] = False,
 ) -> None:
     """Embed images for `patchloom search`; the same command goes on after a stop, or adds what is new or changed."""
@@ -21,10 +22,21 @@ def index(
     from patchloom.deployment.index import index as build
 
     with scan_bar(what="embedding", shown=not as_json) as progress:
-        built = build(run, images, out=out, batch=batch, workers=workers, device=device, exact=exact, progress=progress)
+        built = build(
+            run,
+            images,
+            out=out,
+            batch=batch,
+            workers=workers,
+            device=device,
+            exact=exact,
+            prune=prune,
+            progress=progress,
+        )
     about = built.index.about
     if as_json:
         counts = {"files": len(about), "embedded": built.embedded, "unchanged": built.unchanged}
+        counts |= {"gone": built.gone}
         told = {"labels": about.labels, "exact": about.exact, "unreadable": list(built.unreadable.values())}
         print(json.dumps({"index": out} | counts | told, indent=2))
         return
@@ -32,5 +44,6 @@ def index(
         print(f"left out: {fault}")
     how = "exact search" if about.exact else "search by faiss, approximate"
     labels = f", {len(about.labels):,} labels" if about.labels else ""
-    print(f"{built.embedded:,} embedded, {built.unchanged:,} unchanged")
+    gone = f", {built.gone:,} gone" if prune else ""
+    print(f"{built.embedded:,} embedded, {built.unchanged:,} unchanged{gone}")
     print(f"{out}: {len(about):,} files{labels}, vectors of {about.dimension}, {how}")

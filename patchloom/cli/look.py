@@ -1,6 +1,7 @@
 """`patchloom look RUN IMAGE…`: what the network saw, answered and looked at."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,20 +10,32 @@ import typer
 def look(
     run: Annotated[str, typer.Argument(help="Folder of a run, or NAME@FILE for published weights.")],
     images: Annotated[
-        list[str] | None, typer.Argument(help="Image files or folders; the run's worst mistakes when left out.")
+        list[str] | None,
+        typer.Argument(
+            help="Image files or folders; the run's worst mistakes when left out. With --ranked: further runs."
+        ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Where the run's data lie now, for its mistakes.")] = None,
-    out: Annotated[str | None, typer.Option(help="The page; look.html in the run's folder when left out.")] = None,
-    top: Annotated[int, typer.Option(help="Answers an image.")] = 5,
+    ranked: Annotated[
+        bool, typer.Option("--ranked", help="What of train is most like images of val, framed by how right it is.")
+    ] = False,
+    data: Annotated[
+        str | None, typer.Option(help="Where the run's data lie now, for mistakes and ranked lists.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The page; look.html or ranked.html in the run's folder when left out.")
+    ] = None,
+    top: Annotated[int | None, typer.Option(help="Answers an image, 5; with --ranked images a query, 10.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers for machines.")] = False,
 ) -> None:
     """Draw what a model made of pictures: its view, its answers, and the maps its family has."""
-    from pathlib import Path
-
+    folder = Path(run) if Path(run).is_dir() else Path()
+    page = Path(out) if out else folder / ("ranked.html" if ranked else "look.html")
+    if ranked:
+        _ranked([run, *(images or [])], data, page, 10 if top is None else top, as_json)
+        return
     from patchloom.deployment.look import look_at
 
-    page = Path(out) if out else (Path(run) if Path(run).is_dir() else Path()) / "look.html"
-    found = look_at(run, images or [], data=data, out=page, top=top)
+    found = look_at(run, images or [], data=data, out=page, top=5 if top is None else top)
     if as_json:
         answers = [{"name": name, "answers": one.answers} for name, _, one in found.looks]
         print(json.dumps({"page": str(found.path), "pictures": answers, "notes": found.notes}, indent=2))
@@ -33,3 +46,30 @@ def look(
         told = "  ".join(f"{label} {share:.1%}" for label, share in one.answers[:3])
         print(f"{name}  {told}" + (f"   ({detail})" if detail else ""))
     print(found.path)
+
+
+def _ranked(runs: list[str], data: str | None, page: Path, top: int, as_json: bool) -> None:
+    from patchloom.build import is_run
+    from patchloom.deployment.ranked import write_ranked
+    from patchloom.deployment.run_record import read_run_record
+    from patchloom.errors import UsageError
+
+    for run in runs:
+        if not is_run(run):
+            raise UsageError(f"{run} is not the folder of a run: it has no config.json; with --ranked give --data DATA")
+    record = read_run_record(Path(runs[0]))
+    if not (place := data or (record.data if record else None)):
+        raise UsageError(f"{runs[0]} did not record where its data lie; say it with --data")
+    found = write_ranked(runs, place, out=page, top=top)
+    if as_json:
+        queries = {
+            query: {run: [vars(hit) for hit in hits] for run, hits in of.items()} for query, of in found.queries.items()
+        }
+        print(
+            json.dumps({"page": str(found.path), "picture": str(found.png), "queries": queries, "notes": found.notes})
+        )
+        return
+    for note in found.notes:
+        print(f"note: {note}")
+    print(found.path)
+    print(found.png)

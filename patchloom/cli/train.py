@@ -38,6 +38,9 @@ def train(
     shard: Annotated[bool, typer.Option(help="Split weights and optimiser over the processes (FSDP).")] = False,
     level: Annotated[str | None, typer.Option(help="Label level to train on, where the data have several.")] = None,
     labels: Annotated[str | None, typer.Option(help="CSV with path,label for a folder of images.")] = None,
+    taxonomy: Annotated[
+        str | None, typer.Option(help="File of levels above the classes: class,coarse … (csv, json, yaml).")
+    ] = None,
     strict: Annotated[bool, typer.Option(help="Unreadable images and stray classes are errors.")] = False,
     log: Annotated[list[str] | None, typer.Option(help="Also log to tensorboard or wandb.")] = None,
     dry_run: Annotated[
@@ -53,7 +56,7 @@ def train(
         data=data, model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,
         batch=batch, time=time, patience=patience, pictures=pictures, changes=pairs(changes or []), device=device,
         workers=workers, worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels,
-        strict=strict,
+        taxonomy=taxonomy, strict=strict,
         trackers=tuple(log or ()),
     )  # fmt: skip
     result = run_training(settings, dry_run=dry_run, say=silent if as_json else print)

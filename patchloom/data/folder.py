@@ -2,6 +2,7 @@
 
     flowers/rose/*.jpg                      classes are the folders; val is held out from them
     flowers/train/rose/*.jpg, flowers/val/  the same with its own val
+    plants/train/flower/rose/*.jpg          classes in folders of coarser classes (see `nesting`)
     photos/**/*.jpg + labels.csv            path,label[,coarse level …][,split]
 
 What is left out (other extensions, pipes, broken links) is counted in the notes. Order follows names, not the
@@ -20,8 +21,11 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.decode import EXTENSIONS, decode, read_file
+from patchloom.data.nesting import Chain, Nesting, find_nesting
 from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source, Stamp, file_state
-from patchloom.data.splits import TRAIN_NAMES, VAL_NAMES, Taxonomy, listings_by_split
+from patchloom.data.splits import TRAIN_NAMES, VAL_NAMES, listings_by_split
+from patchloom.data.taxonomy import FILES as TAXONOMY_FILES
+from patchloom.data.taxonomy import Taxonomy
 from patchloom.errors import DataError, UsageError
 
 SPECIAL_SHOWN = 10
@@ -84,6 +88,8 @@ class _Scan:
     paths: list[str] = field(default_factory=list)  # below the scanned root
     classes: list[str] = field(default_factory=list)  # of each path; '' above the class folders
     empty: set[str] = field(default_factory=set)
+    folders: list[Chain] = field(default_factory=list)  # those that hold images themselves
+    bare: list[Chain] = field(default_factory=list)  # those without any image inside
     ignored: Counter[str] = field(default_factory=Counter)  # by extension
     special: list[str] = field(default_factory=list)  # pipes, devices, broken links, empty folders named as pictures
 
@@ -101,16 +107,21 @@ def open_folder(root: Path, taxonomy: Taxonomy | None = None) -> Source:
     train = next((folders[split] for split in TRAIN_NAMES if split in folders), None)
     # A folder 'train' of images alone is a class: a picture of a train.
     if train is None or not _folders_in(root / train):
-        listing, notes = list_classes(root, "", taxonomy)
-        return Source(name, listing, None, notes)
-    listing, notes = list_classes(root, train, taxonomy)
+        scan = _scan(root, _fine_names(taxonomy))
+        nesting, said = find_nesting(scan.folders) if not taxonomy else (None, "")
+        listing, notes = _listing(root, "", scan, taxonomy, nesting)
+        return Source(name, listing, None, notes + ((said,) if said else ()))
     val = next((folders[split] for split in VAL_NAMES if split in folders), None)
+    scans = {split: _scan(root / split, _fine_names(taxonomy)) for split in (train, val) if split is not None}
+    nesting, said = find_nesting(*(scan.folders for scan in scans.values())) if not taxonomy else (None, "")
+    listing, notes = _listing(root, train, scans[train], taxonomy, nesting)
     unused = sorted(printable(folder) for folder in folders.values() if folder not in (train, val))
     if unused:
         notes += (f"beside train and val, not used: {', '.join(unused)}",)
+    notes += (said,) if said else ()
     if val is None:
         return Source(name, listing, None, notes)
-    val_listing, val_notes = list_classes(root, val, taxonomy)
+    val_listing, val_notes = _listing(root, val, scans[val], taxonomy, nesting)
     return Source(name, listing, val_listing, notes + val_notes)
 
 
@@ -134,9 +145,9 @@ def open_labels_file(
         notes = (f"{said}; left out",)
         rows = present
     pictures = FilePictures(root, [row[0] for row in rows])
-    names = tuple(sorted({row[1] for row in rows}))
+    names = tuple(sorted({row[1] for row in rows} - {""}))
     number = {name: i for i, name in enumerate(names)}
-    labels = np.array([number[row[1]] for row in rows], dtype=np.int64)
+    labels = np.array([number.get(row[1], UNLABELLED) for row in rows], dtype=np.int64)
     mappings: dict[str, Mapping[str, str]] = {
         level: _one_coarse_each(file, level, rows, column) for level, column in levels.items()
     }
@@ -173,9 +184,21 @@ def _is(kind: Callable[[], bool]) -> bool:
 
 
 def list_classes(root: Path, split: str, taxonomy: Taxonomy) -> tuple[Listing, tuple[str, ...]]:
-    """The class folders in `root/split` (or in `root`, where split is ''), and notes on what is left out."""
-    fine_names = frozenset(name for mapping in taxonomy.values() for name in mapping)
-    scan = _scan(root / split, fine_names)
+    """The class folders in `root/split`, and notes on what is left out; folders in them are no classes."""
+    return _listing(root, split, _scan(root / split, _fine_names(taxonomy)), taxonomy, None)
+
+
+def _fine_names(taxonomy: Taxonomy) -> frozenset[str]:
+    return frozenset(name for mapping in taxonomy.values() for name in mapping)
+
+
+def _listing(
+    root: Path, split: str, scan: _Scan, taxonomy: Taxonomy, nesting: Nesting | None
+) -> tuple[Listing, tuple[str, ...]]:
+    if nesting:
+        scan.classes = [_innermost(path) if name else "" for path, name in zip(scan.paths, scan.classes, strict=True)]
+        scan.empty = {chain[-1] for chain in scan.bare if len(chain) == nesting.depth} - {*scan.classes}
+        taxonomy = nesting.levels()
     labelled = {*scan.classes} - {""}
     # Pictures beside nothing but empty folders have no classes; beside class folders they are strays.
     names = tuple(sorted(labelled | scan.empty)) if labelled or not scan.paths else ()
@@ -227,12 +250,12 @@ def _scan(root: Path, fine_names: frozenset[str]) -> _Scan:
         if real in above:  # a link to a folder it lies in
             found.special.append(relative.rstrip(os.sep))
             return 0
-        count = 0
+        count = directly = 0
         for entry in _entries(folder):
             path = relative + entry.name
             extension = os.path.splitext(entry.name)[1].lower()
             if _is(entry.is_dir):
-                own = unicodedata.normalize("NFC", printable(entry.name))
+                own = _class_name(entry.name)
                 is_class = not relative or own in fine_names
                 inside = walk(entry.path, path + os.sep, own if is_class else class_name, (*above, real))
                 if is_class and not inside and own not in found.classes:
@@ -245,13 +268,25 @@ def _scan(root: Path, fine_names: frozenset[str]) -> _Scan:
             elif extension in EXTENSIONS:
                 found.paths.append(path)
                 found.classes.append(class_name)
-                count += 1
-            else:
+                directly += 1
+            elif relative or entry.name not in TAXONOMY_FILES:
                 found.ignored[extension or "no extension"] += 1
-        return count
+        if relative and (directly or not count):
+            chain = tuple(map(_class_name, relative.rstrip(os.sep).split(os.sep)))
+            (found.folders if directly else found.bare).append(chain)
+        return count + directly
 
     walk(os.fspath(root), "", "", ())
     return found
+
+
+def _class_name(folder: str) -> str:
+    return unicodedata.normalize("NFC", printable(folder))
+
+
+def _innermost(path: str) -> str:
+    """The class of a file in nested folders."""
+    return _class_name(os.path.basename(os.path.dirname(path)))
 
 
 def _ignored(counts: Counter[str]) -> str:
@@ -281,6 +316,8 @@ def _one_coarse_each(file: Path, level: str, rows: Sequence[Sequence[str]], colu
     mapping: dict[str, str] = {}
     for row in rows:
         fine, coarse = row[1], row[column]
+        if not fine or not coarse:
+            continue
         if mapping.setdefault(fine, coarse) != coarse:
             raise DataError(
                 f"{file}: {fine!r} is both {mapping[fine]!r} and {coarse!r} at level {level!r}; expected one"

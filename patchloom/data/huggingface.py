@@ -13,6 +13,7 @@ from PIL import Image
 from patchloom.data.decode import decode, read_file
 from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source, Stamp, common_folder, file_state
 from patchloom.data.splits import group_by_split
+from patchloom.data.taxonomy import level_columns, levels_of_columns
 from patchloom.errors import DataError, UsageError
 
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
@@ -82,13 +83,15 @@ def open_huggingface(name: str) -> Source:
         raise UsageError(f"hf:{name} cannot be opened ({cause}); expected user/name or a saved folder") from error
     splits = dict(found) if isinstance(found, dict) else {"train": found}
     train, val, unused = group_by_split(sorted(splits))
-    notes = (f"splits not used: {', '.join(unused)}",) if unused else ()
-    listings = [_listing(splits[group[0]], f"hf:{name}, {group[0]}") for group in (train, val) if group]
+    notes: tuple[str, ...] = (f"splits not used: {', '.join(unused)}",) if unused else ()
+    found_in = [_listing(splits[group[0]], f"hf:{name}, {group[0]}") for group in (train, val) if group]
+    notes += tuple(note for _, more in found_in for note in more)
     title = f"{folder.name if folder.exists() else name} (Hugging Face)"
-    return Source(title, listings[0], listings[1] if val else None, notes)
+    return Source(title, found_in[0][0], found_in[1][0] if val else None, notes)
 
 
-def _listing(rows: Any, name: str) -> Listing:
+def _listing(rows: Any, name: str) -> tuple[Listing, tuple[str, ...]]:
+    """The rows with their labels and levels, and notes."""
     import datasets
 
     kinds = {column: type(feature).__name__ for column, feature in rows.features.items()}
@@ -99,13 +102,11 @@ def _listing(rows: Any, name: str) -> Listing:
     column = next((column for column in _LABEL_COLUMNS if column in kinds), None)
     order = np.arange(len(rows))
     if column is None:
-        return Listing(pictures, order, np.full(len(rows), UNLABELLED), ())
+        return Listing(pictures, order, np.full(len(rows), UNLABELLED), ()), ()
     labels, names = _numbered(rows, column)
-    levels = {}
-    if "coarse_label" in kinds:
-        coarse, coarse_names = _numbered(rows, "coarse_label")
-        levels["coarse"] = {names[f]: coarse_names[c] for f, c in {*zip(labels.tolist(), coarse.tolist(), strict=True)}}
-    return Listing(pictures, order, labels, names, levels)
+    columns = {level: _numbered(rows, of) for level, of in level_columns(kinds).items()}
+    levels, notes = levels_of_columns(labels, names, columns, pictures.where)
+    return Listing(pictures, order, labels, names, levels), notes
 
 
 def _numbered(rows: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:

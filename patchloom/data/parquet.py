@@ -1,8 +1,8 @@
 """Parquet files of encoded images: columns `image` (bytes, or a struct with `bytes`) and `label`.
 
-Further columns, where present: `coarse_label` (a label level), `split`, `mask` (an image of ids), `boxes`
-with `labels` (one a box). Class names come from the schema's metadata: the key `dataset_info` (JSON with
-`label_names`, `coarse_label_names`, `ignore_index`) or Hugging Face's own. Splits come from the column, else
+Further columns, where present: `coarse_label`, `family_label` … (label levels), `split`, `mask` (an image of ids),
+`boxes` with `labels` (one a box). Class names come from the schema's metadata: the key `dataset_info` (JSON with
+`label_names`, `coarse_label_names` …, `ignore_index`) or Hugging Face's own. Splits come from the column, else
 from the file names (…train…, …val… or …test…).
 
 Images stay encoded in arrow memory, which forked workers share; a pickled copy opens its files again.
@@ -20,6 +20,7 @@ from PIL import Image
 from patchloom.data.decode import decode, decode_ids
 from patchloom.data.sets import UNLABELLED, Listing, Mask, Pictures, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.splits import group_by_split, listings_by_split, name_files
+from patchloom.data.taxonomy import level_columns, levels_of_columns
 from patchloom.errors import DataError, UsageError
 
 _IMAGE_COLUMNS = ("image", "img")
@@ -125,37 +126,37 @@ def open_parquet(files: Sequence[Path], name: str) -> Source:
     by_name = name_files(files)
     in_train, in_val, unused = group_by_split(list(by_name))
     train = ParquetPictures([by_name[file] for file in in_train])
+    listing, notes = _listing(train)
     if "split" in train.columns:
-        return Source(name, *listings_by_split(_listing(train), [str(split) for split in train.column("split")]))
-    val = ParquetPictures([by_name[file] for file in in_val]) if in_val else None
-    notes = (f"not used: {', '.join(unused)}",) if unused else ()
-    return Source(name, _listing(train), _listing(val) if val else None, notes)
+        own, held_out, others = listings_by_split(listing, [str(split) for split in train.column("split")])
+        return Source(name, own, held_out, notes + others)
+    if unused:
+        notes += (f"not used: {', '.join(unused)}",)
+    if not in_val:
+        return Source(name, listing, None, notes)
+    val, val_notes = _listing(ParquetPictures([by_name[file] for file in in_val]))
+    return Source(name, listing, val, notes + val_notes)
 
 
-def _listing(pictures: ParquetPictures) -> Listing:
+def _listing(pictures: ParquetPictures) -> tuple[Listing, tuple[str, ...]]:
+    """The rows with their labels and levels, and notes."""
     rows = np.arange(len(pictures))
     column = next((name for name in _LABEL_COLUMNS if name in pictures.columns), None)
     if column is None:
         names = pictures.object_names or pictures.mask_names
-        return Listing(pictures, rows, np.full(len(rows), UNLABELLED), names)
+        return Listing(pictures, rows, np.full(len(rows), UNLABELLED), names), ()
     labels, names = _numbered(pictures, column, "label_names")
-    levels = {}
-    if "coarse_label" in pictures.columns:
-        coarse, coarse_names = _numbered(pictures, "coarse_label", "coarse_label_names")
-        mapping: dict[str, str] = {}
-        for row, (fine, group) in enumerate(zip(labels, coarse, strict=True)):
-            if fine == UNLABELLED or group == UNLABELLED:
-                continue
-            if mapping.setdefault(names[fine], coarse_names[group]) != coarse_names[group]:
-                two = f"{mapping[names[fine]]!r} and {coarse_names[group]!r}"
-                raise DataError(f"{pictures.where(row)}: {names[fine]!r} is both {two}; expected one coarse label")
-        levels["coarse"] = mapping
-    return Listing(pictures, rows, labels, names, levels)
+    beside = level_columns(pictures.columns)
+    columns = {level: _numbered(pictures, of, f"{of}_names") for level, of in beside.items()}
+    levels, notes = levels_of_columns(labels, names, columns, pictures.where)
+    return Listing(pictures, rows, labels, names, levels), notes
 
 
 def _numbered(pictures: ParquetPictures, column: str, names_key: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """A label column as numbers and names; strings are numbered in their sorted order."""
     values = pictures.column(column)
+    if names_key != "label_names" and names_key not in pictures.info:  # numbers of a level may be any
+        values = [None if value is None else str(value) for value in values]
     given = [value for value in values if value is not None]
     if given and isinstance(given[0], str):
         names = tuple(sorted(set(given)))
@@ -175,10 +176,11 @@ def _metadata(schema: Any) -> dict[str, Any]:
     stored = schema.metadata or {}
     if b"dataset_info" in stored:
         info = json.loads(stored[b"dataset_info"])
-        return {key: info[key] for key in ("label_names", "coarse_label_names", "ignore_index") if key in info}
+        return {key: info[key] for key in info if key.endswith("label_names") or key == "ignore_index"}
     features = json.loads(stored.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    keys = {"label": "label_names", "fine_label": "label_names", "coarse_label": "coarse_label_names"}
-    return {keys[name]: feature["names"] for name, feature in features.items() if name in keys and "names" in feature}
+    named = {name: feature["names"] for name, feature in features.items() if "names" in feature}
+    keys = {name: f"{name.removeprefix('fine_')}_names" for name in named if name.endswith("label")}
+    return {key: named[name] for name, key in keys.items()}
 
 
 def _read(file: Path) -> Any:

@@ -131,6 +131,15 @@ class ArrayPictures(Pictures):
         return f"{self._name}, picture {index}"
 
 
+def name_some(names: Sequence[str], counts: Sequence[int] | None = None, limit: int = 8) -> str:
+    """'a' (3 pictures), 'b' (1 picture) and 4 more."""
+    shown = [repr(name) for name in names[:limit]]
+    if counts is not None:
+        shown = [f"{n} ({c} picture{'s' * (c != 1)})" for n, c in zip(shown, counts, strict=False)]
+    more = len(names) - limit
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
 def file_state(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     """Bytes and ns of the last change; None for what has gone."""
     try:

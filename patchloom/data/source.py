@@ -2,6 +2,7 @@
 
 flowers/                     class folders, with train and val folders or not; a saved Hugging Face data set;
                              a folder of parquet files or of tar shards; pictures with masks, COCO's boxes
+                             taxonomy.csv, .json or .yaml beside them: levels above the classes (see `taxonomy`)
 photos/labels.csv            path,label[,coarse …][,split]; also photos/ with labels=
 cifar-*.parquet  a-{000..003}.tar
 digits  shapes:count=2000,size=64
@@ -23,8 +24,9 @@ from patchloom.data.huggingface import is_saved_dataset, open_huggingface
 from patchloom.data.parquet import open_parquet
 from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits
 from patchloom.data.shards import open_shards
-from patchloom.data.splits import Taxonomy, coarsen, make_splits, match, read_taxonomy, usable_classes
+from patchloom.data.splits import coarsen, level_of, make_splits, match, usable_classes
 from patchloom.data.survey import name_unreadable, survey
+from patchloom.data.taxonomy import Taxonomy, find_taxonomy, read_taxonomy
 from patchloom.data.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.torchvision_sets import open_torchvision
 from patchloom.errors import UsageError, nearest
@@ -86,12 +88,14 @@ def open_for(
     """A data set to evaluate a model on: its labels are matched to the model's `classes` by name.
 
     `split` is 'train', 'val' (held out as `open_data` would, where there is none) or 'all'. By default the
-    val split where the data have one, else everything. Classes the model does not know are left out and named
-    in `.notes`, or are an error where `strict`.
+    val split where the data have one, else everything. Where no `level` is given, it is the one that the model's
+    classes are of. Classes the model does not know are left out and named in `.notes`, or are an error where `strict`.
     """
     if split not in (None, "train", "val", "all"):
         raise UsageError(f"split is {split!r}, expected train, val or all")
     source = find_source(spec, root=root, labels=labels, taxonomy=taxonomy, strict=False, download=download)
+    names = {"": source.train.names} | {level: of.values() for level, of in source.train.levels.items()}
+    level = level or level_of(classes.names, names) or None
     if source.val is None and split in ("train", "val"):
         source, copies = _fit_to_split(source)
         made = make_splits(source, val_fraction=val_fraction, seed=seed, level=level, labelled=False, copies=copies)
@@ -130,7 +134,8 @@ def find_source(
     """Decide what `spec` is and list it; classes are not matched yet."""
     given = os.fspath(spec)
     path = Path(given).expanduser()
-    levels = read_taxonomy(Path(taxonomy)) if taxonomy is not None else {}
+    own = Path(taxonomy) if taxonomy is not None else find_taxonomy(path)
+    levels = read_taxonomy(own) if own is not None else {}
     if labels is not None:
         return open_labels_file(Path(labels), path, levels, strict)
     if path.is_dir():

@@ -5,24 +5,22 @@ shifts a number: it is named and left out, or is an error where `strict`. A miss
 rows, never by copying files, and depends only on the pictures' names and the seed.
 """
 
-import csv
 import hashlib
-import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.sets import UNLABELLED, ClassTable, Listing, PictureSet, Source, Splits
-from patchloom.errors import DataError, UsageError, nearest
+from patchloom.data.sets import UNLABELLED, ClassTable, Listing, PictureSet, Source, Splits, name_some
+from patchloom.data.taxonomy import check_level, numbered_levels
+from patchloom.errors import DataError, UsageError
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "test", "testing")  # the first that a source has is used
 _STRANGER = -2  # the number of a class that the table does not have
-Taxonomy = Mapping[str, Mapping[str, str]]  # level name → {class: coarse class}
 
 
 def make_splits(
@@ -64,23 +62,29 @@ def usable_classes(
     pictures = source.train.pictures
     classify = labelled and not (pictures.mask_names or pictures.object_names)
     if classify and np.any(source.train.labels == UNLABELLED):
-        count = int(np.sum(source.train.labels == UNLABELLED))
+        bare = np.flatnonzero(source.train.labels == UNLABELLED)
+        first = f", the first is {pictures.where(int(source.train.rows[bare[0]]))}"
         raise DataError(
-            f"{source.name}: {count} of {len(source.train)} pictures have no label; "
+            f"{source.name}: {len(bare)} of {len(source.train)} pictures have no label"
+            f"{first if len(bare) < len(source.train) else ''}; "
             "expected a folder for each class, or a labels file (path,label)"
         )
-    table, notes = class_table(source.train, strict=strict)
+    table, notes = class_table(source.train, strict=strict, where=source.name)
     if level is not None:
-        _check_level(level, table.levels)
+        check_level(level, table.levels)
     names = table.names if level is None else table.levels[level][0]
     if classify and len(names) < 2:
         found = f"one class ({names[0]!r})" if names else "no class"
+        found += f" at level {level!r}" if level else ""
         raise DataError(f"{source.name}: {found}; classification needs at least two")
     return table, notes
 
 
-def class_table(listing: Listing, *, strict: bool = False) -> tuple[ClassTable, list[str]]:
-    """The classes that have pictures in a training listing, in its order, and a note on the others."""
+def class_table(listing: Listing, *, strict: bool = False, where: str = "train") -> tuple[ClassTable, list[str]]:
+    """The classes that have pictures in a training listing, in its order, and a note on the others.
+
+    `where` says in messages whose levels these are.
+    """
     labels = listing.labels[listing.labels != UNLABELLED]
     counts = np.bincount(labels, minlength=len(listing.names))
     if len(counts) > len(listing.names):
@@ -92,13 +96,12 @@ def class_table(listing: Listing, *, strict: bool = False) -> tuple[ClassTable, 
     empty = [name for name, count in zip(listing.names, counts, strict=True) if not count and len(labels)]
     notes = []
     if empty:
-        said = f"no pictures in train for {_name_some(empty)}"
+        said = f"no pictures in train for {name_some(empty)}"
         if strict:
             raise DataError(f"{said}; add some or remove the class")
         notes.append(f"{said}; left out")
     names = tuple(listing.names[i] for i in used)
-    levels = {level: _coarse_column(level, names, mapping) for level, mapping in listing.levels.items()}
-    return ClassTable(names, levels), notes
+    return ClassTable(names, numbered_levels(names, listing.levels, where)), notes
 
 
 def match(
@@ -120,10 +123,10 @@ def match(
     notes: tuple[str, ...] = ()
     if len(strangers):
         numbers, counts = np.unique(listing.labels[strangers], return_counts=True)
-        named = _name_some([listing.names[i] for i in numbers], [int(count) for count in counts])
+        named = name_some([listing.names[i] for i in numbers], [int(count) for count in counts])
         said = f"{what} has {'a class' if len(numbers) == 1 else 'classes'} that {known_by} has not: {named}"
         if len(strangers) == len(listing):
-            raise DataError(f"{said}, and no other; {known_by} has {_name_some(table.names)}")
+            raise DataError(f"{said}, and no other; {known_by} has {name_some(table.names)}")
         if strict:
             raise DataError(f"{said}; add pictures of it to train, or turn strict off to leave it out")
         notes = (f"{said}; left out",)
@@ -213,64 +216,26 @@ def listings_by_split(whole: Listing, splits: Sequence[str]) -> tuple[Listing, L
 
 def at_level(pictures: PictureSet, level: str) -> PictureSet:
     """The same pictures labelled by a coarser level of their class table."""
-    _check_level(level, pictures.classes.levels)
+    check_level(level, pictures.classes.levels)
     names, coarse = pictures.classes.levels[level]
     labels = np.array([*coarse, UNLABELLED], dtype=np.int64)[pictures.labels]
     return PictureSet(pictures.pictures, pictures.rows, labels, ClassTable(names), pictures.notes)
 
 
+def level_of(classes: Sequence[str], levels: Mapping[str, Iterable[str]]) -> str | None:
+    """The level with most of a model's `classes` among its names, the first of equals; None where none has any."""
+    shared = {level: len(set(classes) & set(names)) for level, names in levels.items()}
+    best = max(shared, key=lambda level: shared[level])
+    return best if shared[best] else None
+
+
 def coarsen(listing: Listing, level: str) -> Listing:
     """The same listing labelled by a coarser level; a class that the level does not know keeps its name."""
-    _check_level(level, listing.levels)
+    check_level(level, listing.levels)
     coarse = [listing.levels[level].get(name, name) for name in listing.names]
     names = tuple(sorted(set(coarse)))
     number = np.array([*(names.index(name) for name in coarse), UNLABELLED], dtype=np.int64)
     return replace(listing, labels=number[listing.labels], names=names, levels={})
-
-
-def _check_level(level: str, levels: Mapping[str, object]) -> None:
-    if level not in levels:
-        known = f"it has {', '.join(levels)}" if levels else "it has no levels (give a taxonomy file)"
-        raise UsageError(f"no label level {level!r}; {known}.{nearest(level, list(levels))}")
-
-
-def read_taxonomy(path: Path) -> Taxonomy:
-    """Levels: JSON or YAML {class: coarse} or {level: {class: coarse}}; CSV class,coarse[,coarser …]."""
-    if not path.is_file():
-        raise UsageError(f"taxonomy {path} is not a file; expected a .json, .yaml or .csv of class → coarse class")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix.lower() in (".csv", ".tsv"):
-            delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-            header, *rows = csv.reader(text.splitlines(), delimiter=delimiter)
-            return {
-                level: {row[0]: row[column] for row in rows if row} for column, level in enumerate(header[1:], start=1)
-            }
-        if path.suffix.lower() in (".yaml", ".yml"):
-            import yaml
-
-            content = yaml.safe_load(text)
-        else:
-            content = json.loads(text)
-        nested = all(isinstance(value, dict) for value in content.values())
-        levels = content if nested else {"coarse": content}
-        return {
-            str(level): {str(fine): str(coarse) for fine, coarse in mapping.items()}
-            for level, mapping in levels.items()
-        }
-    except Exception as error:  # three parsers, each with its own errors
-        reason = " ".join(str(error).split())
-        raise UsageError(f"taxonomy {path} cannot be read ({reason}); expected class → coarse class") from error
-
-
-def _coarse_column(
-    level: str, names: Sequence[str], mapping: Mapping[str, str]
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    missing = [name for name in names if name not in mapping]
-    if missing:
-        raise DataError(f"label level {level!r} says nothing about {_name_some(missing)}")
-    coarse = tuple(sorted({mapping[name] for name in names}))
-    return coarse, tuple(coarse.index(mapping[name]) for name in names)
 
 
 def _subset(pictures: PictureSet, positions: np.ndarray) -> PictureSet:
@@ -281,12 +246,3 @@ def _subset(pictures: PictureSet, positions: np.ndarray) -> PictureSet:
         pictures.classes,
         pictures.notes,
     )
-
-
-def _name_some(names: Sequence[str], counts: Sequence[int] | None = None, limit: int = 8) -> str:
-    """'a' (3 pictures), 'b' (1 picture) and 4 more."""
-    shown = [repr(name) for name in names[:limit]]
-    if counts is not None:
-        shown = [f"{n} ({c} picture{'s' * (c != 1)})" for n, c in zip(shown, counts, strict=False)]
-    more = len(names) - limit
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

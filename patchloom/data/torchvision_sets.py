@@ -4,6 +4,7 @@ torchvision finds, checks and (only when asked) downloads them; files are then r
 """
 
 import pickle
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,13 +73,20 @@ def _folder_splits(name: str, root: Path) -> tuple[Listing, Listing, tuple[str, 
             )
     (train, notes), (val, val_notes) = (list_classes(root, split, {}) for split in splits)
     if name == "inaturalist":
-        pieces = {folder: folder.split("_") for folder in train.names}
-        levels = {
-            level: {folder: words[i] for folder, words in pieces.items() if len(words) > i}
-            for i, level in enumerate(_INATURALIST_LEVELS, start=1)
-        }
+        levels = _inaturalist_levels(train.names)
         train, val = replace(train, levels=levels), replace(val, levels=levels)
     return train, val, notes + val_notes
+
+
+def _inaturalist_levels(folders: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Levels by the words of '00001_kingdom_phylum_…'; a genus of two kingdoms (Prunella) is told apart by its path."""
+    pieces = {folder: folder.split("_") for folder in folders}
+    levels = {}
+    for i, level in enumerate(_INATURALIST_LEVELS, start=1):
+        known = {folder: words[1 : i + 1] for folder, words in pieces.items() if len(words) > i}
+        paths = Counter(path[-1] for path in {tuple(path) for path in known.values()})
+        levels[level] = {folder: path[-1] if paths[path[-1]] == 1 else "_".join(path) for folder, path in known.items()}
+    return levels
 
 
 def _cifar(name: str, root: Path, train: bool, download: bool) -> Listing:

@@ -48,6 +48,7 @@ class Classifier:
     def __init__(self, model: Network, files: RunFiles) -> None:
         self.model = model
         self.labels = files.labels
+        self.level = files.level  # of the taxonomy it was trained with
         self.preprocessing = files.preprocessing
         self._files = files
         shown = files.preprocessing
@@ -128,7 +129,7 @@ class Classifier:
         """Write the model, labels, preprocessing and a model card: the hub's form, and a folder `load` reads."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        write_run_files(target, self.model, self.preprocessing, self._files.recipe, self.labels)
+        write_run_files(target, self.model, self.preprocessing, self._files.recipe, self.labels, self.level)
         save_weights(target, dict(self.model.state_dict()), {})
         atomic_write(target / "README.md", model_card(self).encode())
 

@@ -2,12 +2,17 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
 
-from patchloom.deployment.report import RunParts, count_cost, read_run
+from patchloom.data.sets import PictureSet
+from patchloom.data.source import open_data
+from patchloom.deployment.classifier import load
+from patchloom.deployment.levels import MEASURES, LevelEvaluations, evaluate_levels
+from patchloom.deployment.report import LOOKED_AT, RunParts, count_cost, read_run
 from patchloom.deployment.runs import RunEvaluations, evaluate_runs, named
 from patchloom.engine.display import duration
 from patchloom.engine.records import read_metrics
@@ -15,6 +20,7 @@ from patchloom.errors import PatchloomError, UsageError
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.inspection.charts import LINE_COLORS, Point, Series, line_chart, scatter_chart
 from patchloom.inspection.cost import human
+from patchloom.inspection.embeddings import pca_energy_chart
 from patchloom.inspection.page import write_page
 from patchloom.inspection.report import curve, shown_value, steps_per_unit
 from patchloom.recipes.schema import flatten
@@ -38,6 +44,7 @@ def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path) -> P
         notes.append(f"not compared image by image: {error}")
         judged = {name: each.predictions.report for name, each in parts.items() if each.predictions}
     columns, numbers = _numbers(parts, judged)
+    leveled = _levels(runs, data, parts, notes) if data else None
     write_page(
         out,
         "compare.html.j2",
@@ -47,6 +54,8 @@ def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path) -> P
         columns=columns,
         numbers=numbers,
         pairs=together.comparisons() if together else [],
+        tables=_level_tables(leveled) if leveled else [],
+        energy=_energy(runs, data, notes) if data and len(parts) <= LINE_COLORS else None,
         notes=list(dict.fromkeys(notes)),
         curves=_curves(parts),
         cloud=_cloud(together, data) if together and data else None,
@@ -54,6 +63,48 @@ def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path) -> P
         apart=_apart(together) if together else None,
     )
     return out
+
+
+def _levels(runs: Sequence[str], data: str, parts: dict[str, RunParts], notes: list[str]) -> LevelEvaluations | None:
+    """Runs with other classes than one another cannot be compared by their decisions; by their vectors they can."""
+    if len({each.files.labels for each in parts.values()}) == 1:
+        return None
+    try:
+        found = evaluate_levels(runs, data)
+    except PatchloomError as error:
+        notes.append(f"not judged at the levels of a taxonomy: {error}")
+        return None
+    notes += found.notes
+    return found
+
+
+def _level_tables(found: LevelEvaluations) -> list[tuple[str, list[str], list[tuple[str, list[tuple[str, bool]]]]]]:
+    """Of each measure: its title, a column a run, and rows of (text, is the level it was trained at)."""
+    columns = [f"{name} ({run.trained_level or 'no level'})" for name, run in found.runs.items()]
+    tables = []
+    for measure, title in MEASURES.items():
+        rows = [
+            (
+                f"{level}, {found.levels[level]} classes",
+                [(f"{value:.2f}", found.runs[name].trained_level == level) for name, value in of.items()],
+            )
+            for level, of in found.table(measure).items()
+        ]
+        tables.append((title, columns, rows))
+    return tables
+
+
+def _energy(runs: Sequence[str], data: str, notes: list[str]) -> Markup | None:
+    """Energy of the principal components of each run's vectors of the same images (thesis figure 2.1)."""
+    try:
+        val = open_data(data).val
+        assert isinstance(val, PictureSet)
+        step = max(1, len(val) // LOOKED_AT)
+        some = replace(val, rows=val.rows[::step][:LOOKED_AT], labels=val.labels[::step][:LOOKED_AT])
+        return pca_energy_chart({name: load(folder).embed(some).vectors for name, folder in named(runs).items()})
+    except PatchloomError as error:
+        notes.append(f"the spaces of the runs are not compared: {error}")
+        return None
 
 
 def _settings(parts: dict[str, RunParts]) -> list[list[str]]:

@@ -8,7 +8,7 @@ top1_low, top1_high  Wilson's 95 % interval of top-1, in percent
 real                 top-1 by ImageNet-ReaL's labels, where they are given
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ import torch
 
 from patchloom.build import make_evaluation_loader
 from patchloom.data.device import DeviceLoader
-from patchloom.data.loader import Loader
+from patchloom.data.loader import ImageBatch, Loader
 from patchloom.data.sets import ClassTable, ImageSet, PictureSet
 from patchloom.data.source import open_data, open_for
 from patchloom.errors import UsageError, at_least
@@ -59,10 +59,13 @@ class Shown:
         if self.crop_ratio is not None and not 0 < self.crop_ratio <= 1:
             raise UsageError(f"crop_ratio is {self.crop_ratio}, expected a share above 0 and up to 1")
 
-    def open(self, data: str, labels: tuple[str, ...]) -> PictureSet:
-        """The pictures with the classes `labels`, matched by name."""
-        table = ClassTable(labels)
-        return open_v2(data, table) if self.v2 else open_for(data, table, split=self.split, strict=self.strict)
+    def open(self, data: str, labels: tuple[str, ...], files: Mapping[str, str] | None = None) -> PictureSet:
+        """The pictures with the classes `labels`, matched by name; `files` hold the data's labels and levels."""
+        table, own = ClassTable(labels), files or {}
+        if self.v2:
+            return open_v2(data, table)
+        labels_file, taxonomy = own.get("labels"), own.get("taxonomy")
+        return open_for(data, table, split=self.split, strict=self.strict, labels=labels_file, taxonomy=taxonomy)
 
     def loader(self, classifier: "Classifier", pictures: ImageSet) -> Loader | DeviceLoader:
         """Every picture once, cropped as the model expects it or as is said here."""
@@ -157,11 +160,26 @@ def probe_on(
     )
 
 
-def embed_on(classifier: "Classifier", pictures: ImageSet, shown: Shown) -> Embeddings:
-    """One vector a picture, on the model's device."""
+def embed_on(classifier: "Classifier", pictures: ImageSet, shown: Shown, *, logits: bool = False) -> Embeddings:
+    """One vector a picture that can be read, on the model's device; with `logits`, what its classifier says too."""
     model = classifier.model if shown.size is None else classifier.model.for_images_of(shown.size)
+    loader = shown.loader(classifier, pictures)
+    found = embed_batches(classifier, loader.epoch(0), model=model, logits=logits)
+    if not loader.broken:
+        return found
+    # Where pictures are kept decoded, another's pixels stand in the place of one that cannot be read.
+    return found.rows(np.flatnonzero(~np.isin(found.index.cpu().numpy(), list(loader.broken))))
+
+
+def embed_batches(
+    classifier: "Classifier", batches: Iterable[ImageBatch], *, model: Network | None = None, logits: bool = False
+) -> Embeddings:
+    """What a trained model's images are compared by, in probes, levels, indexes and searches alike.
+
+    `model` is the classifier's own at another image size.
+    """
     own = classifier.preprocessing
-    return embed(model, shown.loader(classifier, pictures).epoch(0), pixel_mean=own.mean, pixel_std=own.std)
+    return embed(model or classifier.model, batches, pixel_mean=own.mean, pixel_std=own.std, logits=logits)
 
 
 @dataclass(frozen=True)

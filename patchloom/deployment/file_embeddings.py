@@ -17,8 +17,8 @@ from patchloom.data.folder import printable
 from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch
 from patchloom.data.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
 from patchloom.deployment.classifier import Classifier
+from patchloom.deployment.evaluations import embed_batches
 from patchloom.errors import DataError, ResourceError
-from patchloom.evaluation.embeddings import embed
 
 
 class EmbeddedFiles(NamedTuple):
@@ -58,9 +58,8 @@ def _vectors(classifier: Classifier, pixels: Sequence[np.ndarray]) -> Tensor:
         return torch.empty(0, 0)
     images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
     places = torch.arange(len(images))
-    own = classifier.preprocessing
     batch = ImageBatch(images, torch.full_like(places, -1), places)
-    return F.normalize(embed(classifier.model, [batch], pixel_mean=own.mean, pixel_std=own.std).vectors).cpu()
+    return F.normalize(embed_batches(classifier, [batch]).vectors).cpu()
 
 
 class _Files(Dataset):

@@ -30,6 +30,7 @@ from patchloom.deployment.file_embeddings import EmbeddedFiles, embed_files, emb
 from patchloom.deployment.index_files import (
     FILE,
     About,
+    Part,
     Row,
     StoredVectors,
     read_about,
@@ -83,6 +84,7 @@ class Built:
     index: "Index"
     embedded: int
     unchanged: int
+    gone: int  # dropped, since they are no longer there
     unreadable: dict[str, str]  # path → what is wrong
 
 
@@ -180,12 +182,14 @@ def index(
     workers: int = 0,
     device: str = "auto",
     exact: bool = False,
+    prune: bool = False,
     progress: Progress | None = None,
 ) -> Built:
     """Embed image files, and those of folders, into the index `out`, which may be there already.
 
     The name of a class folder, directly in a folder given here, is the label of its files. Beyond a million files faiss
-    makes the search quick and no longer exact; `exact` refuses that.
+    makes the search quick and no longer exact; `exact` refuses that. `prune` drops files of the folders given here that
+    are no longer there; others stay, since a disk that is not mounted is not one that was emptied.
     """
     folder, files = Path(out), collect([os.fspath(path) for path in images])
     for name, value, least in (("batch", batch, 1), ("workers", workers, 0)):
@@ -197,8 +201,9 @@ def index(
     with locked(folder):
         about = _begin(folder, classifier, model)
         build = _Build(folder, about)
+        gone = build.drop_gone([os.path.abspath(path) for path in images if os.path.isdir(path)]) if prune else 0
         missing = build.missing(files)
-        by_faiss = not exact and len(about) + len(missing) > EXACT_UP_TO
+        by_faiss = not exact and len(build.about) + len(missing) > EXACT_UP_TO
         if by_faiss:
             import_faiss()  # before hours of work
         unreadable: dict[str, str] = {}
@@ -220,7 +225,7 @@ def index(
         first = next(iter(unreadable.values()))
         raise DataError(f"none of {len(files)} pictures can be read; the first: {first}")
     built = Index(folder, about, classifier)
-    return Built(built, len(missing) - len(unreadable), len(files) - len(missing), unreadable)
+    return Built(built, len(missing) - len(unreadable), len(files) - len(missing), gone, unreadable)
 
 
 def collect(paths: Iterable[str]) -> list[Listed]:
@@ -301,6 +306,15 @@ class _Build:
                 self._waiting.append((now, vectors.row(self.about.parts[part], at)))
         return found
 
+    def drop_gone(self, folders: Sequence[str]) -> int:
+        """Drop the rows of files that were in these folders, all at once; how many there were."""
+        inside = tuple(os.path.join(folder, "") for folder in folders)
+        gone = [path for path in self._stored if path.startswith(inside) and file_state(path) is None]
+        if gone:
+            parts = self._without(list(self.about.parts), [self._stored.pop(path) for path in gone])
+            self._replace_about(parts)
+        return len(gone)
+
     def add(self, some: EmbeddedFiles) -> None:
         """Keep the vectors, and write a part when it is time."""
         self._waiting += [(self._expected[path], vector) for path, vector in zip(some.paths, some.vectors, strict=True)]
@@ -321,12 +335,22 @@ class _Build:
         rows, number = [row for row, _ in waiting], len(self.about.parts)
         vectors = torch.stack([vector for _, vector in waiting]).numpy()
         parts = [*self.about.parts, write_part(self._folder, number, vectors, rows)]
-        replaced = [self._stored[row.path] for row in rows if row.path in self._stored]
-        for old, at, _ in replaced:
-            parts[old] = replace(parts[old], dropped=(*parts[old].dropped, at))
+        parts = self._without(parts, [self._stored[row.path] for row in rows if row.path in self._stored])
         self._labels.update(row.label for row in rows if row.label)
-        self._labels.subtract(row.label for _, _, row in replaced if row.label)
         self._stored |= {row.path: (number, at, row) for at, row in enumerate(rows)}
+        self._replace_about(parts)
+
+    def _without(self, parts: list[Part], rows: Sequence[tuple[int, int, Row]]) -> list[Part]:
+        """The parts with these rows dropped, and no longer counted among the labels."""
+        dropped: dict[int, list[int]] = {}
+        for number, at, row in rows:
+            dropped.setdefault(number, []).append(at)
+            self._labels.subtract([row.label] if row.label else [])
+        for number, places in dropped.items():
+            parts[number] = replace(parts[number], dropped=(*parts[number].dropped, *places))
+        return parts
+
+    def _replace_about(self, parts: Sequence[Part]) -> None:
         labels = dict(sorted((+self._labels).items()))
         self.about = replace(self.about, parts=tuple(parts), labels=labels, faiss_sha256="")
         write_about(self._folder, self.about)

@@ -8,7 +8,8 @@
 
 A part never changes once it is written. `index.json` is replaced last and names what counts: whatever interrupts a
 build, the index before it stays as it was, and a file beside it that is not named is written over. A file that changed
-or got another label is stored again, and its old row is dropped in `index.json`. There is no pickle anywhere.
+or got another label is stored again, and its old row is dropped in `index.json`; so are files that are gone, where that
+is asked for. There is no pickle anywhere.
 """
 
 import hashlib
@@ -51,7 +52,7 @@ class Part:
     rows: int
     vectors_sha256: str
     rows_sha256: str
-    dropped: tuple[int, ...] = ()  # rows whose files were embedded again
+    dropped: tuple[int, ...] = ()  # rows whose files were embedded again, or are gone
 
     def __len__(self) -> int:
         return self.rows - len(self.dropped)

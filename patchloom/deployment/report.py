@@ -137,9 +137,9 @@ def val_of(parts: RunParts, data: str | None) -> ImageSet | None:
     place = data or (record.data if record else None)
     if place is None:
         raise UsageError("where the data lie was not recorded: no pictures are shown; say it with --data")
-    level, labels = (record.level, record.labels) if record else (None, None)
+    level, labels, taxonomy = (record.level, record.labels, record.taxonomy) if record else (None, None, None)
     try:
-        val: ImageSet = open_data(place, level=level, labels=labels).val
+        val: ImageSet = open_data(place, level=level, labels=labels, taxonomy=taxonomy).val
     except PatchloomError as error:
         raise DataError(f"no pictures are shown, since the data cannot be opened: {error}") from error
     if fingerprint(val) != parts.predictions.fingerprint:

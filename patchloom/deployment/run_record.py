@@ -19,6 +19,7 @@ class RunRecord:
     data_name: str
     level: str | None = None
     labels: str | None = None  # file of labels
+    taxonomy: str | None = None  # file of levels
     ended: str = ""  # "finished", "no better", "time limit"
     epochs: int = 0
     seconds: float = 0.0
@@ -33,6 +34,18 @@ def write_run_record(folder: Path, record: RunRecord) -> None:
     """Write the file, whole or not at all."""
     text = json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n"
     atomic_write(folder / FILE, text.encode("utf-8", "surrogateescape"))
+
+
+def data_files(folder: Path, data: str) -> dict[str, str]:
+    """The files of labels and levels a run was trained with, where it was on these data."""
+    try:
+        record = read_run_record(folder)
+    except CheckpointError:
+        record = None
+    if record is None or record.data != data:
+        return {}
+    given = {"labels": record.labels, "taxonomy": record.taxonomy}
+    return {name: path for name, path in given.items() if path}
 
 
 def read_run_record(folder: Path) -> RunRecord | None:

@@ -23,6 +23,7 @@ class Embeddings:
     vectors: Tensor  # (N, C) float32
     labels: Tensor  # (N,) int64; negative where an image has none
     index: Tensor  # (N,) int64, places in the set, rising
+    logits: Tensor | None = None  # (N, K) of the network's own classes, where they were asked for
 
     def __len__(self) -> int:
         return len(self.index)
@@ -30,7 +31,8 @@ class Embeddings:
     def rows(self, chosen: Tensor | np.ndarray) -> "Embeddings":
         """Those at the positions `chosen`."""
         at = torch.as_tensor(chosen, device=self.index.device)
-        return Embeddings(self.vectors[at], self.labels[at], self.index[at])
+        logits = None if self.logits is None else self.logits[at]
+        return Embeddings(self.vectors[at], self.labels[at], self.index[at], logits)
 
     def labelled(self, what: str) -> "Embeddings":
         """Those with a label; a DataError that names `what` where there is none."""
@@ -47,22 +49,24 @@ def embed(
     *,
     pixel_mean: tuple[float, ...] | None = None,
     pixel_std: tuple[float, ...] | None = None,
+    logits: bool = False,
 ) -> Embeddings:
     """The vectors that go into the network's classifier, on its device; each image once, however often it comes.
 
-    Pixels are normalised as the network was trained where nothing else is said. The device is waited for once, at the
-    end.
+    Pixels are normalised as the network was trained where nothing else is said. `logits` asks for those of its
+    classifier too. The device is waited for once, at the end.
     """
     device = next(model.parameters()).device
     mean, std = pixel_mean or model.pixel_mean, pixel_std or model.pixel_std
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    parts: list[tuple[Tensor, ...]] = []
     with in_eval_mode(model):
         for batch in batches:
             batch = batch.to(device, non_blocking=True)
-            vectors = model.vectors(model.features(normalise(batch.images, mean, std))).float()
-            parts.append((vectors, batch.labels, batch.index))
+            features = model.features(normalise(batch.images, mean, std))
+            decided = (model.head(features).float(),) if logits else ()
+            parts.append((model.vectors(features).float(), batch.labels, batch.index, *decided))
     if not parts:
         raise DataError("There is no image to embed: the set or its split is empty.")
-    vectors, labels, index = (torch.cat(column) for column in zip(*parts, strict=True))
-    _, first = np.unique(index.cpu().numpy(), return_index=True)
-    return Embeddings(vectors, labels, index).rows(first)
+    found = Embeddings(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    _, first = np.unique(found.index.cpu().numpy(), return_index=True)
+    return found.rows(first)

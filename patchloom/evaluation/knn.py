@@ -79,11 +79,11 @@ def knn(
         labels = test.labels[done : done + len(cosines), None]
         done += len(cosines)
         for number, parts in ranks.items():
-            parts.append(_ranks(voted[:, :number], weights[:, :number], labels, classes))
+            parts.append(label_ranks(voted[:, :number], weights[:, :number], labels, classes))
     return NeighbourReport(classes, {number: torch.cat(parts).cpu().numpy() for number, parts in ranks.items()})
 
 
-def _ranks(voted: Tensor, weights: Tensor, labels: Tensor, classes: int) -> Tensor:
+def label_ranks(voted: Tensor, weights: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Votes (Q, k), their weights and the labels (Q, 1) → (Q,) classes before the label; ties go to the lower one."""
     votes = weights.new_zeros(len(voted), classes).scatter_add_(1, voted, weights)
     of_label = votes.gather(1, labels)

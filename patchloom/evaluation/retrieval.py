@@ -8,6 +8,7 @@ knn{k}_top1, …_top5       on-the-fly classification of eq. 2.6, as `evaluation
 map                       mean average precision, ranked by cosine
 map_conditioned           … by cosine + log(p/(1 − p)), p the kNN posterior of the image's coarse class (eq. 2.5, 2.6)
 map_conditioned_all       … p from all of train rather than k neighbours (eq. 2.2)
+map_conditioned_softmax   … p the softmax of the network's own classifier, where cross-entropy trained one (table 2.7)
 map_oracle                … p from the query's true coarse class
 map_queries               queries counted: those with a right image in the collection (a number, not percent)
 
@@ -17,7 +18,8 @@ equal scores stay in the order of the set. A query without a right image is left
 Letters: Q queries of a part, M of the set, N images of the collection, K coarse classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +27,12 @@ from torch import Tensor
 
 from patchloom.data.sets import ClassTable
 from patchloom.errors import DataError, UsageError
+from patchloom.errors import nearest as closest
 from patchloom.evaluation.embeddings import Embeddings
-from patchloom.evaluation.knn import NEIGHBOURS, check_neighbours, knn, nearest
+from patchloom.evaluation.knn import NEIGHBOURS, check_neighbours, knn, label_ranks, nearest
 
 TEMPERATURE = 0.05
+CANDIDATES = (10, 15, 20, 25, 30)  # neighbours among which the thesis chooses (2.4.3)
 # The kNN posterior is often exactly 0 or 1. ±13.8 outweighs any cosine: the coarse class then comes first.
 LEAST_PROBABILITY = 1e-6
 PART_BYTES = 256 << 20
@@ -39,9 +43,12 @@ def average_precision(scores: Tensor, right: Tensor) -> Tensor:
 
     Mean over the right images of the share of right ones down to each.
     """
-    order = scores.argsort(dim=1, descending=True, stable=True)
+    return _precision_of(scores.argsort(dim=1, descending=True, stable=True), right)
+
+
+def _precision_of(order: Tensor, right: Tensor) -> Tensor:
     hits = right.gather(1, order).double()
-    ranks = torch.arange(1, scores.shape[1] + 1, device=scores.device)
+    ranks = torch.arange(1, order.shape[1] + 1, device=order.device)
     return (hits.cumsum(dim=1) / ranks * hits).sum(dim=1) / hits.sum(dim=1)
 
 
@@ -76,6 +83,32 @@ def log_odds(posterior: Tensor, least: float = LEAST_PROBABILITY) -> Tensor:
 
 
 @torch.no_grad()
+def choose_neighbours(
+    train: Embeddings, *, classes: int, candidates: Sequence[int] = CANDIDATES, temperature: float = TEMPERATURE
+) -> int:
+    """The k with the best top-1 of train images by the other train images, the smallest of equals; val has no part.
+
+    Where train has fewer images than any candidate, all others vote.
+    """
+    train = train.labelled("train")
+    if len(train) < 2:
+        raise DataError("One labelled image of train has no neighbours: k cannot be chosen.")
+    possible = [k for k in sorted(candidates) if k < len(train)] or [len(train) - 1]
+    unit = F.normalize(train.vectors)
+    hits = dict.fromkeys(possible, 0)
+    done = 0
+    for cosines, positions in nearest(unit, unit, possible[-1] + 1):
+        own = torch.arange(done, done + len(cosines), device=positions.device)[:, None]
+        done += len(cosines)
+        # The image itself goes last and is cut off; among many copies it may not be there, and the farthest is cut off.
+        order = (positions == own).long().argsort(dim=1, stable=True)[:, :-1]
+        voted, weights = train.labels[positions.gather(1, order)], (cosines.gather(1, order) / temperature).exp()
+        for k in possible:
+            hits[k] += int((label_ranks(voted[:, :k], weights[:, :k], train.labels[own], classes) < 1).sum())
+    return max(possible, key=lambda k: hits[k])
+
+
+@torch.no_grad()
 def mean_average_precision(
     train: Embeddings, test: Embeddings, condition: tuple[Tensor, Tensor] | None = None
 ) -> tuple[float, int]:
@@ -84,16 +117,31 @@ def mean_average_precision(
     By cosine, or, with (coarse labels (N,) of train, posterior (M, K) of the queries), by equation 2.5. A network
     trained by cross-entropy may give its softmax as the posterior.
     """
+    return _ranked(train, test, {"": (train.labels, test.labels)}, condition)[""]
+
+
+def _ranked(
+    train: Embeddings,
+    test: Embeddings,
+    labels: Mapping[str, tuple[Tensor, Tensor]],
+    condition: tuple[Tensor, Tensor] | None,
+) -> dict[str, tuple[float, int]]:
+    """Level → mAP and queries; `labels` (N,) and (M,) of each level. One ranking serves all of them."""
     unit_train, unit_test = F.normalize(train.vectors), F.normalize(test.vectors)
     rows = max(1, PART_BYTES // (8 * len(train)))
-    found = []
+    found: dict[str, list[Tensor]] = {level: [] for level in labels}
     for queries in torch.arange(len(test), device=unit_test.device).split(rows):
         scores = (unit_test[queries] @ unit_train.T).double()
         if condition:
             coarse, posterior = condition
             scores += log_odds(posterior[queries])[:, coarse]
-        found.append(average_precision(scores, test.labels[queries, None] == train.labels))
-    precisions = torch.cat(found)
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        for level, (of_train, of_test) in labels.items():
+            found[level].append(_precision_of(order, of_test[queries, None] == of_train))
+    return {level: _mean_of(torch.cat(parts)) for level, parts in found.items()}
+
+
+def _mean_of(precisions: Tensor) -> tuple[float, int]:
     counted = precisions[~precisions.isnan()]
     if not len(counted):
         raise DataError("No test image has a train image of its class, so nothing can be retrieved.")
@@ -109,27 +157,38 @@ def retrieval(
     trained_level: str | None = None,
     k: Sequence[int] = NEIGHBOURS,
     temperature: float = TEMPERATURE,
+    softmax: Tensor | None = None,
 ) -> Iterator[tuple[str, float]]:
     """Every number of this file at every level, finest first; conditioned ones where the trained level is coarser.
 
     `trained_level` is one of `classes.levels`, whose labels the network was trained with; None: the finest. The
-    first of `k` gives the posterior of the conditioned ranking.
+    first of `k` gives the posterior of the conditioned ranking; `softmax` (M, K) is the classifier's, of the trained
+    level's classes in their order.
     """
+    softmax = None if softmax is None else softmax[test.labels >= 0]
     train, test = train.labelled("train"), test.labelled("val")
     check_neighbours(k, len(train))
-    conditions = _conditions(train, test, classes, trained_level, k, temperature) if trained_level else {}
-    for level, count in _levels(classes).items():
+    counts = _levels(classes)
+    labels = {
+        level: (at_level(train, classes, level).labels, at_level(test, classes, level).labels) for level in counts
+    }
+    ranked = {"map": _ranked(train, test, labels, None)}
+    if trained_level:
+        posteriors = _conditions(train, test, classes, trained_level, k, temperature)
+        finer = {level: labels[level] for level in counts if counts[level] > counts[trained_level]}
+        posteriors |= {} if softmax is None else {"map_conditioned_softmax": softmax}
+        for name, posterior in posteriors.items():
+            ranked[name] = _ranked(train, test, finer, (labels[trained_level][0], posterior)) if finer else {}
+    for level, count in counts.items():
         own_train, own_test = at_level(train, classes, level), at_level(test, classes, level)
         end = f"_{level}" if level else ""
         for name, value in knn(own_train, own_test, classes=count, k=k, temperature=temperature):
             yield name + end, value
-        plain, queries = mean_average_precision(own_train, own_test)
-        yield f"map{end}", plain
-        yield f"map_queries{end}", float(queries)
-        if trained_level and count > len(classes.levels[trained_level][0]):
-            coarse = at_level(train, classes, trained_level).labels
-            for name, posterior in conditions.items():
-                yield name + end, mean_average_precision(own_train, own_test, (coarse, posterior))[0]
+        yield f"map{end}", ranked["map"][level][0]
+        yield f"map_queries{end}", float(ranked["map"][level][1])
+        for name, by_level in ranked.items():
+            if name != "map" and level in by_level:
+                yield name + end, by_level[level][0]
 
 
 def at_level(images: Embeddings, classes: ClassTable, level: str) -> Embeddings:
@@ -138,9 +197,9 @@ def at_level(images: Embeddings, classes: ClassTable, level: str) -> Embeddings:
         return images
     if level not in classes.levels:
         known = ", ".join(classes.levels) or "none"
-        raise UsageError(f"The classes have no level {level!r}. Levels: {known}.")
+        raise UsageError(f"The classes have no level {level!r}. Levels: {known}.{closest(level, list(classes.levels))}")
     coarse = torch.tensor(classes.levels[level][1], device=images.labels.device)
-    return Embeddings(images.vectors, coarse[images.labels], images.index)
+    return replace(images, labels=coarse[images.labels])
 
 
 def _levels(classes: ClassTable) -> dict[str, int]:

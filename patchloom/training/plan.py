@@ -51,6 +51,7 @@ class TrainingSettings:
     shard: bool = False
     level: str | None = None
     labels: str | None = None
+    taxonomy: str | None = None
     strict: bool = False
     trackers: tuple[str, ...] = ()
 
@@ -98,7 +99,7 @@ class Plan:
 def make_plan(settings: TrainingSettings, device: str) -> Plan:
     """Everything that can be wrong is found here, before any work."""
     _check_numbers(settings)
-    source = find_source(settings.data, strict=settings.strict, labels=settings.labels)
+    source = find_source(settings.data, strict=settings.strict, labels=settings.labels, taxonomy=settings.taxonomy)
     folder = Path(settings.out) if settings.out else Path("runs") / _folder_name(settings.data)
     if len(source.train) and np.all(source.train.labels == UNLABELLED):
         raise DataError(f"{source.name}: no class for a picture as a whole; expected a folder or label for each class")

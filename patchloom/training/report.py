@@ -32,6 +32,7 @@ def keep_and_report(
         data_name=splits.name,
         level=settings.level,
         labels=settings.labels,
+        taxonomy=settings.taxonomy,
         ended=outcome.ended,
         epochs=outcome.progress.epoch,
         seconds=seconds,

@@ -104,7 +104,7 @@ def _train_and_report(
         say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
     if run.processes.is_main:
         shown = preprocessing_of(plan.recipe, network)
-        write_run_files(plan.folder, network, shown, plan.recipe, plan.splits.classes.names)
+        write_run_files(plan.folder, network, shown, plan.recipe, plan.splits.classes.names, plan.settings.level)
         write_record(plan.folder, plan.record)
         write_left_out(plan.folder, _named(plan))
     run.records = open_records(plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers)

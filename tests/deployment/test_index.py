@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from patchloom.deployment.index import Built, index, open_index
 from patchloom.deployment.search_page import write_search_page
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.evaluation import exact_search
-from tests.reliability.commands import class_folders, command
+from tests.reliability.commands import ROOT, class_folders, command
 
 
 @pytest.fixture
@@ -340,3 +343,86 @@ def test_a_path_that_is_not_there_is_refused_before_a_folder_is_made(trained: Pa
     with pytest.raises(UsageError, match="gone: no such file or folder"):
         index(str(trained / "a"), [str(tmp_path / "gone")], out=tmp_path / "index")
     assert not (tmp_path / "index").exists()
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from patchloom.cli import main
+from patchloom.deployment import index as indexing
+
+marker, *sys.argv = sys.argv[1:]
+write_part, calls = indexing.write_part, []
+
+def third_is_long(*given):
+    calls.append(given)
+    part = write_part(*given)
+    if len(calls) == 3:  # its files are there, index.json does not name them yet
+        Path(marker).touch()
+        time.sleep(600)
+    return part
+
+indexing.PART_FILES, indexing.write_part = 16, third_is_long
+main()
+"""
+
+
+def test_a_build_that_gets_sigkill_goes_on_to_the_same_index(trained: Path, tmp_path: Path, monkeypatch) -> None:
+    marker, given = tmp_path / "marker", ("index", trained / "a", trained / "data", "--out", tmp_path / "index")
+    line = [sys.executable, "-c", KILLED, marker, "patchloom", *given, "--batch", "8", "--device", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([*map(str, line)], env=environment, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        while not marker.exists():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        process.kill()
+    assert process.returncode == -9
+    assert (tmp_path / "index" / "part-00002.npy").exists()
+    monkeypatch.setattr(indexing, "PART_FILES", 16)
+    arguments = {"batch": 8, "device": "cpu"}
+    built = index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", **arguments)
+    assert (built.embedded, built.unchanged) == (28, 32)
+    index(str(trained / "a"), [trained / "data"], out=tmp_path / "whole", **arguments)
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir() if not path.name.startswith("."))
+    assert len(names) == 9
+    for name in names:
+        assert (tmp_path / "index" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_files_that_are_gone_are_dropped_where_asked_for(trained, tmp_path, monkeypatch, capsys) -> None:
+    data, other = (Path(shutil.copytree(trained / "data", tmp_path / name)) for name in ("data", "other"))
+    model, out = str(trained / "a"), tmp_path / "index"
+    index(model, [data, other], out=out, device="cpu")
+    for path in (data / "red" / "3.png", *(data / "blue").iterdir(), other / "red" / "0.png"):
+        path.unlink()
+    kept = index(model, [data], out=out, device="cpu")
+    assert (kept.gone, len(kept.index)) == (0, 120)
+    pruned = index(model, [data], out=out, device="cpu", prune=True)
+    assert (pruned.embedded, pruned.unchanged, pruned.gone, len(pruned.index)) == (0, 29, 31, 89)
+    assert pruned.index.about.labels == {"blue": 30, "red": 59}
+    found = open_index(out, device="cpu").search([other / "red" / "3.png"], top=89)[0]
+    assert str(data / "red" / "3.png") not in [hit.path for hit in found.hits]
+    assert str(other / "red" / "0.png") in [hit.path for hit in found.hits]  # not of a folder given to prune
+    shutil.copy(other / "red" / "3.png", data / "red" / "3.png")
+    assert index(model, [data], out=out, device="cpu", prune=True).embedded == 1
+    (other / "red" / "1.png").unlink()
+    done = command(("index", model, other, "--out", out, "--device", "cpu", "--prune"), monkeypatch, capsys)
+    assert done.code == 0
+    assert "0 embedded, 58 unchanged, 2 gone" in done.output
+
+
+def test_an_index_is_dropped_from_whole_or_not_at_all(trained, tmp_path, monkeypatch) -> None:
+    data, out = Path(shutil.copytree(trained / "data", tmp_path / "data")), tmp_path / "index"
+    index(str(trained / "a"), [data], out=out, device="cpu")
+    before = (out / "index.json").read_bytes()
+    (data / "red" / "3.png").unlink()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("patchloom.deployment.index.write_about", full)
+        with pytest.raises(OSError, match="No space"):
+            index(str(trained / "a"), [data], out=out, device="cpu", prune=True)
+    assert (out / "index.json").read_bytes() == before
+    assert len(open_index(out, device="cpu")) == 60

@@ -27,7 +27,7 @@ def test_every_number_is_on_the_page() -> None:
         *six, *compare({"a": six, "b": six})[0], *knn(images, images, classes=6),
         *linear_probe(images, images, classes=6, strengths=(0.1,)),
         *few_shot_probe(images, images, classes=tuple("abcdef")),
-        *retrieval(images, images, classes=taxonomy, trained_level="coarse"),
+        *retrieval(images, images, classes=taxonomy, trained_level="coarse", softmax=torch.rand(120, 2)),
         *separability(images, classes=6, posterior=torch.rand(120, 6), splits=2),
     ]  # fmt: skip
     named = set(re.findall(r"`([a-z0-9_]+)`", PAGE))

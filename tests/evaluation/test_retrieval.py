@@ -16,6 +16,7 @@ from patchloom.evaluation.knn import knn
 from patchloom.evaluation.retrieval import (
     at_level,
     average_precision,
+    choose_neighbours,
     knn_posterior,
     log_odds,
     mean_average_precision,
@@ -187,3 +188,49 @@ def test_new_classes_need_no_training():
     new = torch.nn.functional.normalize(unit(6, 5, seed=3) + away)
     joined, labels = torch.cat([train.vectors, new[:5]]), torch.cat([train.labels, torch.full((5,), 4)])
     assert knn_posterior(joined, new[5:], labels, 5, k=3)[0].argmax() == 4
+
+
+# Choice of k ----------------------------------------------------------------------------------------------------------
+
+
+def slow_leave_one_out(train: Embeddings, classes: int, k: int, sigma: float = 0.05) -> int:
+    """Train images whose class has most votes among the k nearest others."""
+    hits = 0
+    for i, vector in enumerate(train.vectors):
+        others = [j for j in range(len(train)) if j != i]
+        near = sorted(others, key=lambda j, v=vector: -float(train.vectors[j] @ v))[:k]
+        votes = [0.0] * classes
+        for j in near:
+            votes[int(train.labels[j])] += math.exp(float(train.vectors[j] @ vector) / sigma)
+        hits += max(range(classes), key=lambda y: (votes[y], -y)) == int(train.labels[i])
+    return hits
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_k_is_chosen_within_train_without_the_image_itself(seed):
+    labels = torch.arange(36) % 3
+    train = images(torch.nn.functional.normalize(unit(36, 4, seed=seed) + unit(3, 4, seed=9)[labels]), labels)
+    hits = {k: slow_leave_one_out(train, 3, k) for k in (2, 5, 11, 30)}
+    expected = min(k for k in hits if hits[k] == max(hits.values()))
+    assert choose_neighbours(train, classes=3, candidates=(30, 5, 2, 11)) == expected
+
+
+def test_k_of_copies_and_of_few_images():
+    copies = images(torch.ones(6, 2), [0, 0, 0, 1, 1, 1])  # six equal images: the own one need not be found
+    assert choose_neighbours(copies, classes=2, candidates=(1, 3)) in (1, 3)
+    assert choose_neighbours(images(torch.eye(4), [0, 1, 0, 1]), classes=2) == 3
+    with pytest.raises(DataError, match="k cannot be chosen"):
+        choose_neighbours(images(torch.eye(1), [0]), classes=2)
+
+
+def test_the_softmax_of_a_classifier_conditions_too():
+    train, test = random_sets()
+    softmax = torch.rand(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    found = dict(retrieval(train, test, classes=CLASSES, trained_level="coarse", k=(5,), softmax=softmax))
+    expected, _ = mean_average_precision(train, test, (train.labels // 2, softmax))
+    assert found["map_conditioned_softmax"] == pytest.approx(expected)
+    assert "map_conditioned_softmax_coarse" not in found
+    unlabelled = images(test.vectors, [-1, *test.labels.tolist()[1:]])
+    fewer = dict(retrieval(train, unlabelled, classes=CLASSES, trained_level="coarse", k=(5,), softmax=softmax))
+    expected, _ = mean_average_precision(train, test.rows(range(1, 12)), (train.labels // 2, softmax[1:]))
+    assert fewer["map_conditioned_softmax"] == pytest.approx(expected)

@@ -12,6 +12,7 @@ from patchloom.data.check import check
 from patchloom.deployment.comparison_report import report_runs
 from patchloom.deployment.index import index, open_index
 from patchloom.deployment.look import look_at
+from patchloom.deployment.ranked import write_ranked
 from patchloom.deployment.report import report_run
 from patchloom.deployment.search_page import write_search_page
 from patchloom.inspection.check_page import write_check_page
@@ -35,6 +36,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
     folder = tmp_path_factory.mktemp("pages")
+    ranked = folder / "ranked.html"
     found = check(str(trained / "data"), cache=False)
     write_check_page(folder / "check.html", found, problems=found.problems())
     return {
@@ -44,6 +46,7 @@ def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "look": look_at(str(trained / "vit"), [str(trained / "data" / "red")], out=folder / "look.html").path,
         "check": folder / "check.html",
         "search": searched(trained, folder),
+        "ranked": write_ranked([str(trained / "a"), str(trained / "b")], str(trained / "data"), out=ranked).path,
     }
 
 
@@ -56,7 +59,7 @@ def searched(trained: Path, folder: Path) -> Path:  # noqa: F811
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, SCREEN])
-@pytest.mark.parametrize("name", ["report", "attention", "comparison", "look", "check", "search"])
+@pytest.mark.parametrize("name", ["report", "attention", "comparison", "look", "check", "search", "ranked"])
 def test_a_page_is_whole(name: str, width: int, scheme: str, pages: dict[str, Path], browser: Any) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     faults: list[str] = []

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from patchloom.checkpoint import read_run_files
 from patchloom.data.folder import open_labels_file
 from patchloom.data.sampler import Plan
-from patchloom.data.splits import read_taxonomy
+from patchloom.data.taxonomy import read_taxonomy
 from patchloom.engine.records import MetricsFile, read_metrics
 from patchloom.errors import CheckpointError, PatchloomError
 from patchloom.models.weights_file import read_weights_file

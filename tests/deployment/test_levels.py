@@ -1,0 +1,324 @@
+"""Runs trained at levels of a taxonomy, judged at all of them; and their ranked lists."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import patchloom
+from patchloom.checkpoint import Preprocessing, read_run_files, save_weights, write_run_files
+from patchloom.data.source import open_data
+from patchloom.deployment.classifier import Classifier, load
+from patchloom.deployment.comparison_report import report_runs
+from patchloom.deployment.levels import FINEST, evaluate_levels, open_leveled, trained_level
+from patchloom.deployment.ranked import Hit, rank, spread_queries, write_ranked
+from patchloom.deployment.run_record import RunRecord, read_run_record, write_run_record
+from patchloom.deployment.runs import evaluate_runs
+from patchloom.errors import DataError, UsageError
+from patchloom.evaluation.embeddings import Embeddings
+from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieval
+from patchloom.evaluation.separability import separability
+from patchloom.inspection.ranked import WRONG, Ranked, RankedList, frame_colors, framed, ranked_sheet
+from patchloom.training.plan import TrainingSettings
+from patchloom.training.run import run_training
+from tests.networks import small
+from tests.reliability.commands import OPTIONS, command
+
+COLORS = {"red": (220, 20, 20), "pink": (250, 150, 160), "navy": (10, 10, 120), "sky": (120, 180, 250)}
+GROUPS = {"red": "warm", "pink": "warm", "navy": "cold", "sky": "cold"}
+
+
+def draw(folder: Path, color: tuple[int, int, int], count: int, seed: int) -> None:
+    folder.mkdir(parents=True)
+    for i in range(count):
+        noise = np.random.default_rng((seed, i)).normal(0, 12, (16, 16, 3))
+        Image.fromarray(np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)).save(folder / f"{i}.png")
+
+
+def colors(root: Path, train: int = 8, val: int = 3) -> Path:
+    for split, count in (("train", train), ("val", val)):
+        for seed, (name, color) in enumerate(COLORS.items()):
+            draw(root / split / GROUPS[name] / name, color, count, seed + 10 * (split == "val"))
+    return root
+
+
+def make_run(folder: Path, data: Path, level: str | None, *, seed: int = 0, taxonomy: str | None = None) -> str:
+    """A run at a level, with a network that was never trained."""
+    names = open_data(data, level=level, taxonomy=taxonomy).classes.names
+    network = small("resmlp_s12", seed=seed, num_classes=len(names), image_size=16)
+    shown = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
+    write_run_files(folder, network, shown, None, names, level)
+    save_weights(folder, dict(network.state_dict()), {})
+    write_run_record(folder, RunRecord(data=str(data), data_name="colors", level=level, taxonomy=taxonomy))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return colors(tmp_path_factory.mktemp("colors"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, data) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: make_run(folder / name, data, level) for name, level in (("fine", None), ("coarse", "coarse"))}
+
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_are_those_of_the_embeddings(runs, data, monkeypatch) -> None:
+    monkeypatch.setattr("patchloom.deployment.levels.separability", partial(separability, splits=1))
+    found = evaluate_levels([runs["coarse"]], str(data), device="cpu", halves=True)
+    (run,) = found.runs.values()
+    classifier, splits = load(runs["coarse"], device="cpu"), open_data(data)
+    train, val = classifier.embed(splits.train), classifier.embed(splits.val)
+    own = at_level(train, splits.classes, "coarse")
+    k = choose_neighbours(own, classes=2)
+    softmax = torch.tensor([[share for _, share in sorted(row)] for row in classifier.predict(
+        [splits.val.read(i) for i in range(len(splits.val))], top=2
+    )])  # fmt: skip
+    expected = dict(
+        retrieval(train, val, classes=splits.classes, trained_level="coarse", k=(k,), softmax=softmax.double())
+    )
+    assert (run.trained_level, run.neighbours) == ("coarse", k)
+    for name, value in expected.items():
+        assert run.values[name] == pytest.approx(value, abs=1e-3), name
+    assert {"map", "map_conditioned", "map_conditioned_all", "map_conditioned_softmax", "map_oracle"} <= set(run.values)
+    assert run.values["separability_top1"] == dict(separability(own, classes=2, splits=1))["separability_top1"]
+    assert "separability_conditioned_top1" in run.values
+    assert found.levels == {"coarse": 2, FINEST: 4}
+
+
+def test_a_table_of_train_level_by_test_level(runs, data) -> None:
+    found = evaluate_levels([runs["fine"], runs["coarse"]], str(data), device="cpu")
+    assert [(name, run.trained_level) for name, run in found.runs.items()] == [("coarse", "coarse"), ("fine", FINEST)]
+    for measure, name in (("knn_top1", "knn{}_top1"), ("map", "map")):
+        table = found.table(measure)
+        assert list(table) == ["coarse", FINEST]
+        for run, judged in found.runs.items():
+            own = name.format(judged.neighbours)
+            assert table[FINEST][run] == judged.values[own]
+            assert table["coarse"][run] == judged.values[f"{own}_coarse"]
+    alone = evaluate_levels([runs["fine"]], str(data), device="cpu")
+    assert alone.runs["fine"] == found.runs["fine"]
+    assert not [name for name in alone.runs["fine"].values if "conditioned" in name]
+
+
+def test_the_trained_level_is_told_by_the_classes(runs, data) -> None:
+    classes = open_data(data).classes
+    fine, coarse = (load(runs[name], device="cpu") for name in ("fine", "coarse"))
+    assert (trained_level(fine, classes), trained_level(coarse, classes)) == ("", "coarse")
+    renamed = patchloom.data.sets.ClassTable(classes.names, {"warmth": classes.levels["coarse"]})
+    assert trained_level(coarse, renamed) == "warmth"
+    assert trained_level(coarse, patchloom.data.sets.ClassTable(("a", "b"))) is None
+
+
+def test_a_run_on_other_classes_is_judged_too(runs, data, tmp_path) -> None:
+    stranger = make_run(tmp_path / "stranger", Path("digits"), None)
+    found = evaluate_levels([stranger, runs["coarse"]], str(data), device="cpu")
+    assert found.runs["stranger"].trained_level is None
+    assert set(found.table("map")["coarse"]) == {"stranger", "coarse"}
+
+
+def test_what_cannot_be_judged_is_named(runs, tmp_path) -> None:
+    root = colors(tmp_path / "data")
+    draw(root / "train" / "warm" / "rose", (255, 90, 110), 2, 50)
+    draw(root / "val" / "cold" / "teal", (0, 120, 120), 1, 51)
+    (root / "val" / "cold" / "sky" / "0.png").write_bytes(b"")
+    lines = ["class,coarse,every", *(f"{name},{group},color" for name, group in (GROUPS | {"rose": "warm"}).items())]
+    (tmp_path / "data" / "taxonomy.csv").write_text("\n".join([*lines, "teal,cold,color"]))
+    found = evaluate_levels([runs["coarse"]], str(root), device="cpu")
+    notes = "\n".join(found.notes)
+    assert "level 'every' has one class ('color'): nothing can be judged there; left out" in notes
+    assert "no query in val for 'rose' (2 pictures)" in notes
+    assert "val has a class that train has not: 'teal' (1 picture); left out" in notes
+    assert "1 pictures of val cannot be read and do not count" in notes
+    assert found.levels == {"coarse": 2, FINEST: 5}
+    assert found.runs["coarse"].values["map_queries"] == 11
+
+
+def test_a_level_that_numbers_are_called_after_is_refused(runs, tmp_path) -> None:
+    root = colors(tmp_path / "data")
+    (root / "taxonomy.csv").write_text("\n".join(["class,all", *(f"{name},{of}" for name, of in GROUPS.items())]))
+    with pytest.raises(UsageError, match="a level cannot be called 'all'"):
+        evaluate_levels([runs["coarse"]], str(root), device="cpu")
+
+
+def test_data_without_levels_take_the_taxonomy_of_the_run(tmp_path) -> None:
+    flat = tmp_path / "flat"
+    for seed, (name, color) in enumerate(COLORS.items()):
+        draw(flat / name, color, 6, seed)
+    run = make_run(tmp_path / "bare", flat, None)
+    with pytest.raises(UsageError, match=r"has no levels above its 4 classes; put a taxonomy\.csv"):
+        evaluate_levels([run], str(flat), device="cpu")
+    (tmp_path / "t.json").write_text(json.dumps(GROUPS))
+    with_file = make_run(tmp_path / "with", flat, "coarse", taxonomy=str(tmp_path / "t.json"))
+    assert open_leveled(str(flat), [run, with_file]).classes.levels["coarse"][0] == ("cold", "warm")
+    assert evaluate_runs([with_file], str(flat), device="cpu").values()["with"]["images"] == 24
+    (tmp_path / "with" / "run.json").write_text("{")
+    with pytest.raises(DataError, match="classes that the model has not"):
+        evaluate_runs([with_file], str(flat), device="cpu")
+
+
+def test_training_at_a_level_is_remembered(tmp_path) -> None:
+    flat = tmp_path / "flat"
+    for seed, (name, color) in enumerate(COLORS.items()):
+        draw(flat / name, color, 5, seed)
+    (tmp_path / "t.csv").write_text("\n".join(["class,warmth", *(f"{name},{group}" for name, group in GROUPS.items())]))
+    settings = TrainingSettings(
+        data=str(flat), out=str(tmp_path / "run"), recipe="small_images", level="warmth", size=16, epochs=1, batch=8,
+        taxonomy=str(tmp_path / "t.csv"), device="cpu", workers=0,
+        changes={"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_size": 8},
+    )  # fmt: skip
+    trained = run_training(settings, say=str)
+    assert read_run_files(trained.folder).level == "warmth"
+    assert read_run_record(trained.folder).taxonomy == str(tmp_path / "t.csv")
+    assert "no pictures are shown" not in (trained.folder / "report.html").read_text("utf-8")
+    Classifier.from_pretrained(trained.folder, device="cpu").save_pretrained(tmp_path / "copy")
+    assert load(tmp_path / "copy", device="cpu").level == "warmth"
+    found = evaluate_levels([str(trained.folder)], str(flat), device="cpu")
+    assert found.runs["run"].trained_level == "warmth"
+
+
+# The commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_levels_and_tables(runs, data, monkeypatch, capsys) -> None:
+    given = ("evaluate", runs["fine"], runs["coarse"], data, "--levels", "--device", "cpu")
+    done = command(given, monkeypatch, capsys)
+    assert done.code == 0, done.errors
+    assert "coarse: trained at level coarse; k = " in done.output
+    assert "map_conditioned_softmax" in done.output
+    assert done.output.count("judged at ") == 3
+    assert done.output.count("*") == 5
+    answer = json.loads(command((*given, "--json"), monkeypatch, capsys).output)
+    expected = evaluate_levels([runs["fine"], runs["coarse"]], str(data), device="cpu")
+    assert answer["tables"]["map"] == expected.table("map")
+    assert answer["runs"]["coarse"]["trained_level"] == "coarse"
+    assert answer["levels"] == {"coarse": 2, "fine": 4}
+
+
+def test_a_run_at_a_coarse_level_is_evaluated_on_its_own_level(runs, data, monkeypatch, capsys) -> None:
+    done = command(("evaluate", runs["coarse"], data, "--device", "cpu", "--json"), monkeypatch, capsys)
+    assert json.loads(done.output)["images"] == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--knn", "5"), "--levels does not go with --knn"),
+        (("--sweep", "crop"), "--levels does not go with --sweep"),
+        (("--cost",), "--levels does not go with --cost"),
+        (("--split", "val"), "--split does not go with --levels"),
+    ],
+)
+def test_options_that_do_not_go_with_levels(runs, data, monkeypatch, capsys, options, said) -> None:
+    done = command(("evaluate", runs["fine"], data, "--levels", *options), monkeypatch, capsys)
+    assert done.code == 2
+    assert said in done.errors
+    done = command(("evaluate", runs["fine"], "--levels"), monkeypatch, capsys)
+    assert "--levels needs images" in done.errors
+
+
+def test_train_takes_a_taxonomy(tmp_path, monkeypatch, capsys) -> None:
+    root = colors(tmp_path / "data", train=4, val=2)
+    (tmp_path / "bad.csv").write_text("class,family,order\nred,a,x\npink,a,y\nnavy,b,x\nsky,c,x\n")
+    given = ("train", root, "--taxonomy", tmp_path / "bad.csv", "--out", tmp_path / "run", *OPTIONS, "--dry-run")
+    done = command(given, monkeypatch, capsys)
+    assert done.code == 3
+    assert "bad.csv: 'a' of level 'family' is in both 'x' ('red') and 'y' ('pink') of level 'order'" in done.errors
+    done = command(("train", root, "--level", "corse", *OPTIONS, "--dry-run"), monkeypatch, capsys)
+    assert "Did you mean coarse?" in done.errors
+
+
+def test_the_comparison_of_runs_at_two_levels(runs, data, tmp_path) -> None:
+    page = report_runs([runs["fine"], runs["coarse"]], data=str(data), out=tmp_path / "page.html").read_text("utf-8")
+    found = evaluate_levels([runs["fine"], runs["coarse"]], str(data), device="cpu")
+    section = page[page.index('<section id="levels">') : page.index('<section id="energy">')]
+    assert f'<td class="number best">{found.table("map")["coarse"]["coarse"]:.2f}</td>' in section
+    assert section.count('class="number best"') == 4
+    assert '<th class="number">fine (fine)</th>' in section
+    assert page[page.index('<section id="energy">') :].count("<path") >= 2
+
+
+# Ranked lists ---------------------------------------------------------------------------------------------------------
+
+
+def test_hits_are_framed_by_the_finest_level_that_is_right() -> None:
+    classes = patchloom.data.sets.ClassTable(
+        ("a", "b", "c", "d"), {"mid": (("ab", "c", "d"), (0, 0, 1, 2)), "top": (("abc", "d"), (0, 0, 0, 1))}
+    )
+    angles = torch.tensor([0.1, 0.2, 0.3, 0.4, 1.0])
+    vectors = torch.stack([angles.cos(), angles.sin()], dim=1)
+    train = Embeddings(vectors, torch.tensor([1, 0, 3, 2, 0]), torch.tensor([0, 2, 4, 6, 8]))
+    val = Embeddings(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([3, 0]), torch.tensor([3, 5]))
+    found = rank(train, val, [5, 9], classes, top=4)
+    assert list(found) == [5]
+    assert [(hit.place, hit.level) for hit in found[5]] == [(0, 1), (2, 0), (4, None), (6, 2)]
+    assert [hit.score for hit in found[5]] == pytest.approx(angles[:4].cos().tolist())
+
+
+def test_queries_come_from_all_classes() -> None:
+    labels = np.repeat(np.arange(10), 3)
+    assert labels[spread_queries(labels, 4)].tolist() == [0, 3, 6, 9]
+    assert labels[spread_queries(labels, 12)].tolist() == [0, 0, 1, 1, *range(2, 10)]
+    assert spread_queries(np.array([-1, 2, -1, 2]), 5) == [1, 3]
+
+
+def test_the_sheet_shows_frames_and_a_legend() -> None:
+    grey = Image.new("RGB", (20, 20), (128, 128, 128))
+    colors_of = frame_colors(3)
+    assert len({*colors_of, WRONG}) == 4
+    row = [Ranked(grey, "x", 0), Ranked(grey, "x", 1), Ranked(grey, "x", 2), Ranked(grey, "a long caption", None)]
+    lists = [RankedList(grey, "query", [("one", row), ("two", row[::-1])])]
+    pixels = np.asarray(ranked_sheet(lists, ["fine", "coarse", "coarser"])).reshape(-1, 3)
+    counts = {color: int((pixels == color).all(axis=1).sum()) for color in (*colors_of, WRONG)}
+    frame = (np.asarray(framed(grey, WRONG)).reshape(-1, 3) == WRONG).all(axis=1).sum()
+    assert all(2 * frame < count < 2 * frame + 400 for count in counts.values()), counts
+    assert frame_colors(1) == [colors_of[0]]
+
+
+def test_the_page_and_the_picture_of_ranked_lists(runs, data, tmp_path, monkeypatch, capsys) -> None:
+    out = tmp_path / "ranked.html"
+    found = write_ranked([runs["fine"], runs["coarse"]], str(data), out=out, top=5, queries=3, device="cpu")
+    assert len(found.queries) == 3
+    text = out.read_text("utf-8")
+    assert text.count("<section>") == 3
+    assert text.count('title="') == 3 * 2 * 5
+    with Image.open(found.png) as picture:
+        assert picture.format == "PNG"
+    hits = [hit for by_run in found.queries.values() for of_run in by_run.values() for hit in of_run]
+    assert all(isinstance(hit, Hit) for hit in hits)
+    assert text.count('class="frame0" title') == sum(hit.level == 0 for hit in hits)
+    done = command(("look", runs["fine"], "--ranked", "--top", "2", "--out", tmp_path / "b.html"), monkeypatch, capsys)
+    assert done.code == 0, done.errors
+    assert done.output.splitlines()[-2:] == [str(tmp_path / "b.html"), str(tmp_path / "b.png")]
+    told = command(("look", runs["fine"], "--ranked", "--json", "--data", data), monkeypatch, capsys)
+    assert len(json.loads(told.output)["queries"]) == 8
+    assert (Path(runs["fine"]) / "ranked.html").is_file()
+
+
+def test_ranked_lists_that_are_refused(runs, data, tmp_path, monkeypatch, capsys) -> None:
+    done = command(("look", runs["fine"], data, "--ranked"), monkeypatch, capsys)
+    assert (done.code, "with --ranked give --data DATA" in done.errors) == (2, True)
+    with pytest.raises(UsageError, match=r"Give a name that ends in \.html"):
+        write_ranked([runs["fine"]], str(data), out=tmp_path / "a.png")
+    root = colors(tmp_path / "data", train=2, val=1)
+    for path in (root / "val").rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="pictures in a row cannot be read"):
+        write_ranked([runs["fine"]], str(root), out=tmp_path / "a.html", device="cpu")
+
+
+def test_data_without_levels_are_right_or_wrong(runs, tmp_path) -> None:
+    for seed, (name, color) in enumerate(COLORS.items()):
+        draw(tmp_path / "flat" / name, color, 5, seed)
+    found = write_ranked([runs["fine"]], str(tmp_path / "flat"), out=tmp_path / "a.html", top=3, device="cpu")
+    levels = {hit.level for by_run in found.queries.values() for hits in by_run.values() for hit in hits}
+    assert 0 in levels
+    assert levels <= {0, None}
