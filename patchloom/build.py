@@ -3,10 +3,11 @@
 The only file that knows all of them by name. `train.py` puts the objects into a run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from patchloom.checkpoint import load_network
@@ -14,15 +15,21 @@ from patchloom.data.augment import test_transform
 from patchloom.data.device import DeviceLoader, decode_all, fits_in_memory
 from patchloom.data.loader import WORKER_TIMEOUT_S, Loader
 from patchloom.data.sets import UNLABELLED, ImageSet, Splits
+from patchloom.data.views import View
+from patchloom.engine.distribution import Processes
+from patchloom.engine.run import Objective
 from patchloom.errors import DataError, UsageError
 from patchloom.models.network import Network
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model
 from patchloom.objectives.classification import Classification
+from patchloom.objectives.dino import Dino
+from patchloom.objectives.dino_head import DinoHead
 from patchloom.objectives.distillation import Distillation
+from patchloom.objectives.grafit import METHODS, Grafit
 from patchloom.objectives.teacher import Teacher, load_teacher
 from patchloom.recipes import auto_recipe, get_recipe, override
-from patchloom.recipes.schema import ModelPart, Recipe
+from patchloom.recipes.schema import DinoPart, Recipe
 
 # Pictures of which the median size is taken: enough to know it, few enough to open at once.
 SIZED_PICTURES = 64
@@ -48,7 +55,8 @@ def resolve_recipe(
 ) -> tuple[Recipe, list[Choice]]:
     """The recipe a run will follow, and why each field that nobody published has its value."""
     chosen: list[Choice] = []
-    if recipe is None or recipe == "auto":
+    resolved = base_recipe(recipe, model)
+    if resolved is None:
         resolved, reasons = auto_recipe(
             images=len(splits.train),
             classes=len(splits.classes),
@@ -58,18 +66,21 @@ def resolve_recipe(
             pretrained=pretrained,
         )
         chosen = [Choice(reason.field, reason.value, f"auto: {reason.why}") for reason in reasons]
-    elif isinstance(recipe, Recipe):
-        resolved = recipe if model is None else override(recipe, {"model.name": model})
-    elif recipe.endswith((".yaml", ".yml")):
-        resolved = Recipe.from_yaml(_text(Path(recipe)))
-        resolved = resolved if model is None else override(resolved, {"model.name": model})
-    else:
-        resolved = get_recipe(recipe, model)
     fitted = _fitted(resolved, changes)
     resolved = override(resolved, changes | {choice.key: choice.value for choice in fitted})
     given = [Choice(key, value, "given") for key, value in changes.items()]
     replaced = {choice.key for choice in given + fitted}
     return resolved, [choice for choice in chosen if choice.key not in replaced] + given + fitted
+
+
+def base_recipe(recipe: str | Recipe | None, model: str | None) -> Recipe | None:
+    """What a recipe's name, file or value stands for, before any change; None for `auto`, which asks the data."""
+    if recipe is None or recipe == "auto":
+        return None
+    if isinstance(recipe, str) and not recipe.endswith((".yaml", ".yml")):
+        return get_recipe(recipe, model)
+    base = recipe if isinstance(recipe, Recipe) else Recipe.from_yaml(_text(Path(recipe)))
+    return base if model is None else override(base, {"model.name": model})
 
 
 def _fitted(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
@@ -117,8 +128,9 @@ def median_side(dataset: ImageSet) -> int:
 # Networks and teachers ----------------------------------------------------------------------------------------------
 
 
-def make_network(part: ModelPart, num_classes: int) -> Network:
-    """The recipe's network for `num_classes`, with random weights; 'timm:NAME' is timm's convnet as it is."""
+def make_network(recipe: Recipe, classes: int) -> Network:
+    """The recipe's network for data of so many `classes`, with random weights; 'timm:NAME' is timm's convnet."""
+    part = recipe.model
     name, options = part.name, dict(part.options)
     if name.startswith("timm:"):
         options = {"backbone": name.removeprefix("timm:"), "pool": "average", **options}
@@ -126,7 +138,43 @@ def make_network(part: ModelPart, num_classes: int) -> Network:
     options |= {"drop_path": part.drop_path, "drop_path_rule": part.drop_path_rule}
     if part.dropout:
         options["dropout"] = part.dropout
-    return create_model(name, num_classes=num_classes, image_size=part.image_size, **options)
+    if projector := _projector_of(recipe):
+        options["projector"] = projector
+    return create_model(name, num_classes=_outputs_of(recipe, classes), image_size=part.image_size, **options)
+
+
+def _outputs_of(recipe: Recipe, classes: int) -> int:
+    """Outputs of the classifier; 0 where the method trains none."""
+    method = recipe.objective.method
+    if method == "clusterfit":
+        return recipe.grafit.clusters
+    return classes if method == "classification" or _learns(recipe, "cross_entropy") else 0
+
+
+def _projector_of(recipe: Recipe) -> str | None:
+    """What the kNN loss trains belongs to the network: images are searched by it."""
+    return METHODS[recipe.objective.method].projector if _learns(recipe, "knn") else None
+
+
+def _learns(recipe: Recipe, labels: Literal["knn", "cross_entropy"]) -> bool:
+    method = METHODS.get(recipe.objective.method)
+    return method is not None and method.labels == labels
+
+
+def reads_labels(recipe: Recipe) -> bool:
+    """Whether labels of the images are needed to train."""
+    method = recipe.objective.method
+    return method == "classification" or (method in METHODS and METHODS[method].labels != "none")
+
+
+def compares_views(recipe: Recipe) -> bool:
+    """Whether the objective takes batches of views."""
+    return recipe.objective.method not in ("classification", "clusterfit")
+
+
+def tells_classes(recipe: Recipe) -> bool:
+    """Whether the network ends with a classifier for the classes of the data."""
+    return recipe.objective.method == "classification" or _learns(recipe, "cross_entropy")
 
 
 def initialise(network: Network, init: str) -> None:
@@ -165,18 +213,76 @@ def is_run(path: str) -> bool:
 # Objective and loaders ----------------------------------------------------------------------------------------------
 
 
-def make_objective(recipe: Recipe, network: Network, teacher: Teacher | None) -> Classification:
-    """What the recipe minimises."""
-    shared: dict[str, Any] = {
-        "num_classes": network.config.num_classes,
-        "pixel_mean": network.pixel_mean,
-        "pixel_std": network.pixel_std,
-        "seed": recipe.seed,
-    }
+def make_objective(
+    recipe: Recipe,
+    network: Network,
+    processes: Processes,
+    *,
+    labels: np.ndarray,
+    steps_per_epoch: int,
+    teacher: Teacher | None = None,
+) -> Objective:
+    """What the recipe minimises, on the network's device; `labels` are those of all training images."""
+    device = next(network.parameters()).device
+    pixels: dict[str, Any] = {"pixel_mean": network.pixel_mean, "pixel_std": network.pixel_std}
+    epochs = recipe.schedule.epochs
+    if recipe.objective.method == "dino":
+        return Dino(
+            network,
+            _dino_head(recipe.dino, network),
+            recipe.dino,
+            global_views=recipe.views.number,
+            steps_per_epoch=steps_per_epoch,
+            epochs=epochs,
+            add_up=processes.sum_,
+            **pixels,
+        ).to(device)
+    if compares_views(recipe):
+        part = recipe.grafit
+        return Grafit(
+            METHODS[recipe.objective.method],
+            network,
+            torch.from_numpy(labels),
+            total_steps=steps_per_epoch * epochs,
+            instance_weight=part.instance_weight,
+            temperature=part.temperature,
+            decay=part.target_decay,
+            margin=part.margin,
+            seed=recipe.seed,
+            gather=processes.gather_rows,
+            **pixels,
+        ).to(device)
+    shared: dict[str, Any] = {"num_classes": network.config.num_classes, "seed": recipe.seed, **pixels}
     if teacher is None:
         return Classification(recipe.objective, recipe.augment, **shared)
     token = bool(getattr(network.config, "distilled", False))
     return Distillation(recipe.objective, recipe.augment, teacher=teacher, token=token, **shared)
+
+
+def _dino_head(part: DinoPart, network: Network) -> DinoHead:
+    return DinoHead(
+        network.feature_dim,
+        part.outputs,
+        hidden=part.hidden,
+        bottleneck=part.bottleneck,
+        batch_norm=part.batch_norm,
+        fixed_norm=part.fixed_norm,
+    )
+
+
+def make_views(recipe: Recipe) -> list[View]:
+    """How the views of an image are made: those of full size, then the local ones."""
+    part, augment, size = recipe.views, recipe.augment, recipe.model.image_size
+    second = replace(
+        augment,
+        blur=augment.blur if part.second_blur is None else part.second_blur,
+        solarise=augment.solarise if part.second_solarise is None else part.second_solarise,
+    )
+    local = replace(
+        augment, crop_min_scale=part.local_min_scale, crop_max_scale=part.local_max_scale, blur=part.local_blur
+    )
+    whole = [View(second if number == 1 else augment, size) for number in range(part.number)]
+    return [*whole, *[View(local, part.local_size)] * part.local]
 
 
 def make_evaluation_loader(

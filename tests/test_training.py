@@ -9,11 +9,21 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 
 import patchloom
-from patchloom.build import make_network, make_objective, make_teacher, median_side, resolve_recipe
+from patchloom.build import (
+    compares_views,
+    make_network,
+    make_objective,
+    make_teacher,
+    make_views,
+    median_side,
+    resolve_recipe,
+)
 from patchloom.data.device import make_loader
 from patchloom.data.source import open_data
+from patchloom.data.views import make_view_loader
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
 from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
@@ -49,6 +59,8 @@ def shrunk(name: str):
     changes |= {"optim.batch_size": 8, "schedule.epochs": 1, "schedule.warmup_epochs": 0, "schedule.min_lr": 0.0}
     if recipe.schedule.decay == "step":
         changes |= {"schedule.step_epochs": (1,)}
+    if recipe.objective.method == "dino":
+        changes |= {"views.local_size": 16, "dino.outputs": 64, "dino.hidden": 32, "dino.bottleneck": 16}
     return override(recipe, changes)
 
 
@@ -56,23 +68,28 @@ def shrunk(name: str):
 def test_every_recipe_takes_two_steps(name, shapes) -> None:
     recipe = shrunk(name)
     torch.manual_seed(0)
-    network = make_network(recipe.model, len(shapes.classes))
+    network = make_network(recipe, len(shapes.classes))
     freeze(network, recipe.model.trainable)
     teacher = None
     if recipe.objective.distillation != "none":
         pupil = small("mixer_b16", num_classes=len(shapes.classes))
         teacher = Teacher(pupil, mean=pupil.pixel_mean, std=pupil.pixel_std, image_size=(32, 32), num_classes=16)
-    loader, _ = make_loader(
-        shapes.train, recipe.augment, recipe.model.image_size, batch_size=8, seed=recipe.seed, device="cpu"
-    )
+    size, given = recipe.model.image_size, {"batch_size": 8, "seed": recipe.seed, "device": "cpu"}
+    if compares_views(recipe):
+        loader, _ = make_view_loader(shapes.train, make_views(recipe), **given)
+    else:
+        loader, _ = make_loader(shapes.train, recipe.augment, size, **given)
+    processes, labels = Processes("fp32", device="cpu"), shapes.train.labels
+    objective = make_objective(recipe, network, processes, labels=labels, steps_per_epoch=2, teacher=teacher)
     run = Run(
         model=network,
-        objective=make_objective(recipe, network, teacher),
-        optimizer=make_optimizer(network, recipe.optim),
+        objective=objective,
+        optimizer=make_optimizer(network, recipe.optim, *([objective] if isinstance(objective, nn.Module) else [])),
         schedule=Schedule(recipe.optim, recipe.schedule, 2),
         loader=TwoSteps(loader),
-        processes=Processes("fp32", device="cpu"),
+        processes=processes,
         clip_norm=recipe.optim.clip_norm,
+        clip_each=recipe.optim.clip_each,
         eval_mode=recipe.model.eval_mode,
     )
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}

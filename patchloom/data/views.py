@@ -17,7 +17,7 @@ from torch import Tensor
 
 from patchloom.data.augment import TrainTransform, as_size, train_transform
 from patchloom.data.device import DeviceLoader, make_loader
-from patchloom.data.loader import ImageBatch, Loader
+from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch, Loader
 from patchloom.data.policies import Size
 from patchloom.data.sets import ImageSet
 from patchloom.errors import UsageError
@@ -122,19 +122,19 @@ def make_view_loader(
     rank: int = 0,
     world: int = 1,
     skip_broken: bool = False,
+    timeout_s: float = WORKER_TIMEOUT_S,
 ) -> tuple[ViewLoader, str]:
     """Batches of views, drawn on the device where that applies, else by workers; and the reason."""
     if not views:
         raise UsageError("a batch has at least one view of each picture; none is asked for")
     shared: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "rank": rank, "world": world}
-    first, note = make_loader(
-        dataset, views[0].augment, views[0].size, device=device, workers=workers, skip_broken=skip_broken, **shared
-    )
+    shared |= {"skip_broken": skip_broken, "workers": workers, "timeout_s": timeout_s}
+    first, note = make_loader(dataset, views[0].augment, views[0].size, device=device, **shared)
     if isinstance(first, DeviceLoader):
         others = [first.another_view(number, view.augment, view.size) for number, view in enumerate(views[1:], 1)]
         return ViewLoader([first, *others]), note
     first.close()
     joined = ManyViews(tuple(views))
     pin = torch.device(device).type == "cuda"
-    loader = Loader(dataset, joined, workers=workers, pin=pin, skip_broken=skip_broken, **shared)
+    loader = Loader(dataset, joined, pin=pin, **shared)
     return ViewLoader([loader], joined), note

@@ -151,20 +151,23 @@ def probe_on(
         check_neighbours(neighbours, int(np.sum(splits.train.labels >= 0)))
     if few_shot is not None:
         check_shots(splits.train.labels, splits.val.labels, names, few_shot)
-    train, val = (embed_on(classifier, pictures, shown) for pictures in (splits.train, splits.val))
+    train, val = (embed_on(classifier, pictures, shown, projected=False) for pictures in (splits.train, splits.val))
+    searched = [part.projected(classifier.model) for part in (train, val)] if neighbours else []
     return Probes(
-        knn(train, val, classes=len(names), k=neighbours) if neighbours else None,
+        knn(*searched, classes=len(names), k=neighbours) if neighbours else None,
         linear_probe(train, val, classes=len(names)) if linear else None,
         few_shot_probe(train, val, classes=names, shots=few_shot) if few_shot is not None else None,
         tuple(splits.notes),
     )
 
 
-def embed_on(classifier: "Classifier", pictures: ImageSet, shown: Shown, *, logits: bool = False) -> Embeddings:
+def embed_on(
+    classifier: "Classifier", pictures: ImageSet, shown: Shown, *, logits: bool = False, projected: bool = True
+) -> Embeddings:
     """One vector a picture that can be read, on the model's device; with `logits`, what its classifier says too."""
     model = classifier.model if shown.size is None else classifier.model.for_images_of(shown.size)
     loader = shown.loader(classifier, pictures)
-    found = embed_batches(classifier, loader.epoch(0), model=model, logits=logits)
+    found = embed_batches(classifier, loader.epoch(0), model=model, logits=logits, projected=projected)
     if not loader.broken:
         return found
     # Where pictures are kept decoded, another's pixels stand in the place of one that cannot be read.
@@ -172,14 +175,21 @@ def embed_on(classifier: "Classifier", pictures: ImageSet, shown: Shown, *, logi
 
 
 def embed_batches(
-    classifier: "Classifier", batches: Iterable[ImageBatch], *, model: Network | None = None, logits: bool = False
+    classifier: "Classifier",
+    batches: Iterable[ImageBatch],
+    *,
+    model: Network | None = None,
+    logits: bool = False,
+    projected: bool = True,
 ) -> Embeddings:
-    """What a trained model's images are compared by, in probes, levels, indexes and searches alike.
+    """What a trained model's images are compared by, in levels, indexes and searches alike.
 
-    `model` is the classifier's own at another image size.
+    `model` is the classifier's own at another image size. A linear classifier is better off with what the projector,
+    where there is one, was given: without `projected`.
     """
     own = classifier.preprocessing
-    return embed(model or classifier.model, batches, pixel_mean=own.mean, pixel_std=own.std, logits=logits)
+    found = embed(model or classifier.model, batches, pixel_mean=own.mean, pixel_std=own.std, logits=logits)
+    return found.projected(classifier.model) if projected else found
 
 
 @dataclass(frozen=True)

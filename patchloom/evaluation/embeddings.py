@@ -4,7 +4,7 @@ Letters: B images of a batch, N of the set, C channels.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from patchloom.data.loader import ImageBatch, normalise
 from patchloom.errors import DataError
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.models.network import Network
+
+ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,15 @@ class Embeddings:
         at = torch.as_tensor(chosen, device=self.index.device)
         logits = None if self.logits is None else self.logits[at]
         return Embeddings(self.vectors[at], self.labels[at], self.index[at], logits)
+
+    @torch.no_grad()
+    def projected(self, network: Network) -> "Embeddings":
+        """What the network's projector makes of them, which it is searched by; the same without a projector."""
+        if network.config.projector == "none":
+            return self
+        with in_eval_mode(network):
+            parts = [network.projector(part).float() for part in self.vectors.split(ROWS_AT_ONCE)]
+        return replace(self, vectors=torch.cat(parts))
 
     def labelled(self, what: str) -> "Embeddings":
         """Those with a label; a DataError that names `what` where there is none."""

@@ -38,7 +38,7 @@ def dino_small_images(model: str = "resmlp_s12") -> Recipe:
         source="patchloom's own: fewer outputs, BatchNorm in the head, milder views; measured in docs/results.md.",
         model={"image_size": 32, "drop_path": 0.0, "options": patches},
         augment={"crop_min_scale": 0.3, "blur": 0.0},
-        views={"second_blur": None, "local": 4, "local_size": 16, "local_max_scale": 0.5, "local_blur": 0.0},
+        views={"second_blur": None, "local": 4, "local_size": 16, "local_blur": 0.0},
         dino={"outputs": 4096, "batch_norm": True, "teacher_momentum": 0.99},
         optim={
             "lr": 1e-3,

@@ -1,7 +1,7 @@
 """From a plan to the objects of a run: network, teacher, loaders, optimiser, and the parts a batch must be cut into."""
 
 import time as clock
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any
 
@@ -9,21 +9,32 @@ import torch
 from PIL import Image
 from torch import nn
 
-from patchloom.build import initialise, make_evaluation_loader, make_network, make_objective, make_teacher
+from patchloom.build import (
+    compares_views,
+    initialise,
+    make_network,
+    make_objective,
+    make_teacher,
+    make_views,
+    tells_classes,
+)
 from patchloom.checkpoint import Folder, Preprocessing, refuse_bad
-from patchloom.data.device import make_loader
-from patchloom.data.loader import ImageBatch, cores
+from patchloom.data.device import DeviceLoader, make_loader
+from patchloom.data.loader import Loader, cores
 from patchloom.data.sets import ImageSet
+from patchloom.data.views import ViewLoader, make_view_loader
+from patchloom.engine.batches import split
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.ema import Ema
 from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
-from patchloom.engine.run import Run
+from patchloom.engine.run import Objective, Run
 from patchloom.errors import CheckpointError, DataError, ResourceError, UsageError
-from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.inspection.epoch_pictures import EpochPictures
 from patchloom.models.network import Network
 from patchloom.recipes.schema import Recipe
+from patchloom.training.clusters import clustered
+from patchloom.training.evaluators import ClassEvaluator, NeighbourEvaluator
 from patchloom.training.plan import Plan, TrainingSettings
 
 # torch.compile takes about a minute; it pays where the run is longer.
@@ -40,7 +51,7 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     torch.manual_seed(recipe.seed)
     if processes.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-    network = make_network(recipe.model, len(plan.splits.classes))
+    network = make_network(recipe, len(plan.splits.classes))
     if settings.init:
         initialise(network, settings.init)
         refuse_bad(dict(network.state_dict()), settings.init, CheckpointError)
@@ -55,48 +66,93 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         make_teacher(recipe.objective.teacher, plan.splits).to(processes.device) if recipe.objective.teacher else None
     )
     workers = worker_count(settings)
-    loader, note = make_loader(
-        plan.splits.train,
-        recipe.augment,
-        recipe.model.image_size,
-        batch_size=recipe.optim.batch_size,
-        seed=recipe.seed,
-        device=processes.device,
-        workers=workers,
-        rank=processes.rank,
-        world=processes.world,
-        skip_broken=not settings.strict,
-        timeout_s=settings.worker_timeout,
-    )
+    images = plan.splits.train
+    if recipe.objective.method == "clusterfit":
+        images = clustered(plan, processes, workers)
+    loader, note = _make_loader(plan, images, processes, workers)
     schedule = Schedule(recipe.optim, recipe.schedule, loader.steps_per_epoch)
     compiles = settings.compiled
     if compiles is None:
         compiles = processes.device.type == "cuda" and schedule.total_steps >= COMPILE_FROM_STEPS
     if compiles and teacher:
         teacher.compile()
-    objective = make_objective(recipe, network, teacher)
+    objective = make_objective(
+        recipe,
+        network,
+        processes,
+        labels=images.labels,
+        steps_per_epoch=loader.steps_per_epoch,
+        teacher=teacher,
+    )
+    learned = [objective] if isinstance(objective, nn.Module) else []
+    if compiles and (follower := getattr(objective, "averaged", None)):
+        follower.compile()
+    evaluator = _make_evaluator(plan, processes, workers)
     model: nn.Module = torch.compile(network) if compiles else network  # type: ignore[assignment]
     run = Run(
         model=model,
         objective=objective,
-        optimizer=make_optimizer(network, recipe.optim),
+        optimizer=make_optimizer(network, recipe.optim, *learned),
         schedule=schedule,
         loader=loader,
         processes=processes,
         saver=Folder(plan.folder),
         ema=Ema(network, recipe.optim.ema_decay) if recipe.optim.ema_decay else None,
         clip_norm=recipe.optim.clip_norm,
+        clip_each=recipe.optim.clip_each,
         eval_mode=recipe.model.eval_mode,
-        evaluators=[Evaluator(plan, processes, workers)],
+        evaluators=[evaluator] if evaluator else [],
         evaluate_every=max(1, recipe.schedule.epochs // EVALUATIONS),
-        metric="top1",
+        metric=evaluator.metric if evaluator else None,
         patience=settings.patience,
-        after_epoch=_epoch_pictures(plan, network, processes),
+        after_epoch=_AfterEpoch(_epoch_pictures(plan, network, processes), objective, say),
     )
     run.accumulate = parts_that_fit(run)
     if run.accumulate > 1:
         say(f"           batch {recipe.optim.batch_size} does not fit at once: {run.accumulate} parts, the same result")
     return run, network, note + (", compiled" if compiles else "")
+
+
+def _make_loader(
+    plan: Plan, images: ImageSet, processes: Processes, workers: int
+) -> tuple[Loader | DeviceLoader | ViewLoader, str]:
+    """Batches of images, or of views of them where the recipe compares views; and how they are made."""
+    recipe, settings = plan.recipe, plan.settings
+    shared: dict[str, Any] = {
+        "batch_size": recipe.optim.batch_size,
+        "seed": recipe.seed,
+        "device": processes.device,
+        "workers": workers,
+        "rank": processes.rank,
+        "world": processes.world,
+        "skip_broken": not settings.strict,
+        "timeout_s": settings.worker_timeout,
+    }
+    if compares_views(recipe):
+        return make_view_loader(images, make_views(recipe), **shared)
+    return make_loader(images, recipe.augment, recipe.model.image_size, **shared)
+
+
+def _make_evaluator(plan: Plan, processes: Processes, workers: int) -> ClassEvaluator | NeighbourEvaluator | None:
+    """What judges the network: its own decisions, else its neighbours; nothing without labels."""
+    if tells_classes(plan.recipe):
+        return ClassEvaluator(plan, processes, workers)
+    labelled = all(bool((images.labels >= 0).any()) for images in (plan.splits.train, plan.splits.val))
+    return NeighbourEvaluator(plan, processes, workers) if labelled else None
+
+
+class _AfterEpoch:
+    """Draws pictures where they were asked for, and says when an objective that can collapse has."""
+
+    def __init__(self, pictures: EpochPictures | None, objective: Objective, say: Callable[[str], None]) -> None:
+        self._pictures, self._say = pictures, say
+        self._collapsed = getattr(objective, "collapsed", None)
+
+    def __call__(self, model: nn.Module, epoch: int) -> None:
+        if self._pictures:
+            self._pictures(model, epoch)
+        if self._collapsed and (reason := self._collapsed()):
+            self._say(f"warning: epoch {epoch}: {reason}")
 
 
 def preprocessing_of(recipe: Recipe, network: Network) -> Preprocessing:
@@ -130,47 +186,6 @@ def _spread(pictures: ImageSet, count: int) -> list[Image.Image]:
     return found
 
 
-class Evaluator:
-    """Top-1 and the rest on the val split, which is decoded once."""
-
-    def __init__(self, plan: Plan, processes: Processes, workers: int) -> None:
-        self._plan, self._processes, self._workers = plan, processes, workers
-        self._batches: Any = None
-
-    @property
-    def broken(self) -> dict[int, str]:
-        """The pictures that could not be read and do not count, and why."""
-        return getattr(self._batches, "broken", {})
-
-    def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
-        """(name, value) pairs, as the engine wants them."""
-        return self.report(model)
-
-    def report(self, model: nn.Module) -> ClassificationReport:
-        """The whole evaluation; every rank does all of it, so that none waits for another's."""
-        plan, network = self._plan, unwrap(model)
-        size = plan.recipe.test.image_size or plan.recipe.model.image_size
-        if isinstance(network, Network):
-            network = network.for_images_of(size)
-        if self._batches is None:
-            self._batches = make_evaluation_loader(
-                plan.splits.val,
-                size,
-                plan.recipe.test.crop_ratio,
-                batch_size=plan.recipe.optim.batch_size,
-                device=self._processes.device,
-                workers=self._workers,
-                timeout_s=plan.settings.worker_timeout,
-            )
-        return evaluate(
-            network,
-            self._batches.epoch(0),
-            classes=plan.splits.classes.names,
-            pixel_mean=network.pixel_mean,  # type: ignore[arg-type]
-            pixel_std=network.pixel_std,  # type: ignore[arg-type]
-        )
-
-
 def parts_that_fit(run: Run) -> int:
     """Into how many micro-batches the batch must be cut for the device's memory; weights and random numbers stay."""
     if run.processes.device.type != "cuda":
@@ -190,14 +205,15 @@ def parts_that_fit(run: Run) -> int:
 
 def _trial_step(run: Run, parts: int) -> None:
     """Forward and backward of one micro-batch of the uncompiled network, then everything as it was."""
-    network = unwrap(run.model)
-    kept = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    network, objective = unwrap(run.model), run.objective
+    modules = [network, *([objective] if isinstance(objective, nn.Module) else [])]
+    buffers = [buffer for module in modules for buffer in module.buffers()]
+    kept = [buffer.clone() for buffer in buffers]
     with closing(run.loader.epoch(0)) as batches:  # type: ignore[type-var]
-        batch: ImageBatch = next(batches)
+        batch = next(batches)
     # The optimiser will keep two numbers a weight from its first step on.
     reserved = [torch.empty_like(p) for p in network.parameters() if p.requires_grad for _ in range(2)]
-    part = slice(0, -(-len(batch) // parts))
-    small = ImageBatch(batch.images[part], batch.labels[part], batch.index[part]).to(run.processes.device)
+    small = split(batch, parts)[0].to(run.processes.device)
     with run.processes.randomness_kept():
         try:
             network.train()
@@ -205,9 +221,12 @@ def _trial_step(run: Run, parts: int) -> None:
                 run.objective(network, small, epoch=0, step=0)["loss"].backward()
         finally:
             reserved.clear()
-            network.zero_grad(set_to_none=True)
-            for name, buffer in network.named_buffers():
-                buffer.copy_(kept[name])
+            for module in modules:
+                module.zero_grad(set_to_none=True)
+            if forget := getattr(objective, "forget", None):
+                forget()
+            for buffer, before in zip(buffers, kept, strict=True):
+                buffer.copy_(before)
 
 
 def measured(run: Run, plan: Plan) -> str:

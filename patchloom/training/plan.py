@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchloom.build import Choice, is_run, make_network, resolve_recipe
+from patchloom.build import Choice, base_recipe, is_run, make_network, reads_labels, resolve_recipe
 from patchloom.checkpoint import read_recipe
 from patchloom.data.loader import WORKER_TIMEOUT_S
 from patchloom.data.scan_bar import scan_bar
@@ -23,7 +23,7 @@ from patchloom.errors import DataError, UsageError, at_least
 from patchloom.inspection.cost import Cost, cost, human
 from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
-from patchloom.recipes.schema import Recipe, difference
+from patchloom.recipes.schema import GrafitPart, Recipe, difference, override
 from patchloom.training.data_record import LEFT_OUT, DataRecord, changes_since, record_of
 
 
@@ -84,7 +84,7 @@ class Plan:
         listed = f"all: patchloom check {self.settings.data}" if dry_run else f"all in {self.folder / LEFT_OUT}"
         lines = [
             f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, "
-            f"{len(s.classes)} classes",
+            + (f"{len(s.classes)} classes" if len(s.classes) else "no labels"),
             *([f"left out   {name_unreadable(self.left_out)}; {listed}"] if self.left_out else []),
             *(f"           note: {note}" for note in s.notes),
             f"model      {r.model.name} at {r.model.image_size} px: {human(self.cost.parameters)} parameters, "
@@ -101,12 +101,14 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     _check_numbers(settings)
     source = find_source(settings.data, strict=settings.strict, labels=settings.labels, taxonomy=settings.taxonomy)
     folder = Path(settings.out) if settings.out else Path("runs") / _folder_name(settings.data)
-    if len(source.train) and np.all(source.train.labels == UNLABELLED):
+    labelled = _reads_labels(settings)
+    if labelled and len(source.train) and np.all(source.train.labels == UNLABELLED):
         raise DataError(f"{source.name}: no class for a picture as a whole; expected a folder or label for each class")
     seen = None
+    chosen: dict[str, Any] = {"strict": settings.strict, "level": settings.level, "labelled": labelled}
     if not is_made_in_memory(source):
         # A wrong name or option is said at once, not after all pictures have been looked at.
-        _resolve(make_splits(source, strict=settings.strict, level=settings.level), settings, device)
+        _resolve(make_splits(source, **chosen), settings, device)
         with scan_bar(shown=place_from(os.environ).rank == 0) as progress:
             seen = survey(source, progress=progress)
         if settings.strict and seen.unreadable:
@@ -119,7 +121,7 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
             said = f"val has {leaks:,} of train's pictures, so its score is too good"
             source = replace(source, notes=(*source.notes, f"{said}; see patchloom check {settings.data}"))
     copies = seen.copies() if seen and source.val is None else ()
-    splits = make_splits(source, strict=settings.strict, level=settings.level, copies=copies)
+    splits = make_splits(source, copies=copies, **chosen)
     recipe, choices, network = _resolve(splits, settings, device)
     record = record_of(splits, seen)
     _same_run(folder, recipe)
@@ -147,8 +149,29 @@ def _resolve(splits: Splits, settings: TrainingSettings, device: str) -> tuple[R
     for given in (settings.init, (part.teacher or "").partition("@")[2]):
         if given and Path(given).is_file():
             check_weights_file(Path(given))
+    if part.method == "clusterfit":
+        _check_clusters(recipe.grafit, len(splits.train))
     with torch.device("meta"):
-        return recipe, choices, make_network(recipe.model, len(splits.classes))
+        return recipe, choices, make_network(recipe, len(splits.classes))
+
+
+def _reads_labels(settings: TrainingSettings) -> bool:
+    """Whether the recipe learns from labels; `auto` does."""
+    base = base_recipe(settings.recipe, settings.model)
+    if base is None:
+        return True
+    method = settings.changes.get("objective.method")
+    return reads_labels(override(base, {"objective.method": method}) if method else base)
+
+
+def _check_clusters(part: GrafitPart, images: int) -> None:
+    if part.clusters_of is None or not is_run(part.clusters_of):
+        raise UsageError(
+            f"clusterfit learns clusters of another run's features; given {part.clusters_of}, expected the folder of "
+            "a run: --set grafit.clusters_of=RUN"
+        )
+    if part.clusters > images:
+        raise UsageError(f"grafit.clusters is {part.clusters}, more than the {images} images. Lower it.")
 
 
 def _check_numbers(settings: TrainingSettings) -> None:

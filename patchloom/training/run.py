@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from patchloom.build import reads_labels, tells_classes
 from patchloom.checkpoint import Found, find_checkpoint, locked, read_weights, save_weights, write_run_files
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import Classifier, load
@@ -104,7 +105,9 @@ def _train_and_report(
         say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
     if run.processes.is_main:
         shown = preprocessing_of(plan.recipe, network)
-        write_run_files(plan.folder, network, shown, plan.recipe, plan.splits.classes.names, plan.settings.level)
+        # Classes that taught nothing are no part of what was trained.
+        labels = plan.splits.classes.names if reads_labels(plan.recipe) else ()
+        write_run_files(plan.folder, network, shown, plan.recipe, labels, plan.settings.level)
         write_record(plan.folder, plan.record)
         write_left_out(plan.folder, _named(plan))
     run.records = open_records(plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers)
@@ -119,17 +122,34 @@ def _train_and_report(
     if run.processes.is_main:
         for line in _lost_since(run, plan):
             say(line)
-        report = final_report(plan, run.processes)
-        metrics = dict(report)
-        say(
-            f"{outcome.ended} after {duration(seconds)}: top-1 {metrics['top1']:.2f} % "
-            f"({outcome.progress.best_weights or 'model'}, step {outcome.progress.best_step})"
-        )
+        report = final_report(plan, run)
+        metrics = dict(report or ())
+        which = f"({outcome.progress.best_weights or 'model'}, step {outcome.progress.best_step})"
+        say(f"{outcome.ended} after {duration(seconds)}: {_told(run.metric, metrics)}{which}")
         with disk_errors(plan.folder / "report.html"):
             page = keep_and_report(plan, report, outcome, seconds=seconds, machine=_machine(run.processes))
         say(f"{page}")
-        say(f"Next: patchloom predict {plan.folder} IMAGE…   |   patchloom evaluate {plan.folder} {plan.settings.data}")
+        say(_next(plan))
     return Trained(plan.folder, outcome, metrics, len(plan.left_out))
+
+
+def _told(metric: str | None, metrics: dict[str, float]) -> str:
+    """The metric in words."""
+    if metric is None:
+        return "nothing judged it "
+    neighbours = metric.removeprefix("knn").removesuffix("_top1")
+    name = "top-1" if metric == "top1" else f"top-1 of the {neighbours} nearest"
+    return f"{name} {metrics[metric]:.2f} % "
+
+
+def _next(plan: Plan) -> str:
+    """What a user may want to do now."""
+    folder, data = plan.folder, plan.settings.data
+    if tells_classes(plan.recipe):
+        return f"Next: patchloom predict {folder} IMAGE…   |   patchloom evaluate {folder} {data}"
+    if len(plan.splits.classes):
+        return f"Next: patchloom evaluate {folder} {data} --knn --linear   |   patchloom train {data} --init {folder}"
+    return f"Next: patchloom index {folder} {data}   |   patchloom train LABELLED-DATA --init {folder}"
 
 
 def _with_best_weights(found: Found, plan: Plan, processes: Processes) -> Found:

@@ -50,7 +50,7 @@ def not_finite(path: Path) -> None:
 
     small = {"depth": 1, "dim": 16, "patch_size": 8}
     changes = {f"model.options.{key}": value for key, value in small.items()} | {"model.image_size": 16}
-    weights = make_network(override(get_recipe("small_images"), changes).model, 2).state_dict()
+    weights = make_network(override(get_recipe("small_images"), changes), 2).state_dict()
     next(iter(weights.values())).view(-1)[0] = torch.nan
     torch.save(weights, path)
 

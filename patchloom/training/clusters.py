@@ -1,0 +1,63 @@
+"""ClusterFit's labels: clusters of the features of another run, found once and kept in the run's folder."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from patchloom.build import make_evaluation_loader
+from patchloom.checkpoint import atomic_write, load_network
+from patchloom.data.sets import ClassTable, ImageSet
+from patchloom.engine.distribution import Processes
+from patchloom.errors import CheckpointError
+from patchloom.evaluation.embeddings import embed
+from patchloom.objectives.clusters import cluster_labels
+from patchloom.training.plan import Plan
+
+FILE = "clusters.json"
+
+
+def clustered(plan: Plan, processes: Processes, workers: int) -> ImageSet:
+    """The training images with the number of their cluster as label; rank 0 finds them for all."""
+    images: Any = plan.splits.train
+    labels = None
+    if processes.is_main:
+        path = plan.folder / FILE
+        labels = _kept(path, len(images)) if path.exists() else _found(plan, images, processes, workers)
+        atomic_write(path, json.dumps(labels).encode())
+    names = tuple(f"cluster {number}" for number in range(plan.recipe.grafit.clusters))
+    return replace(images, labels=np.array(processes.from_main(labels), np.int64), classes=ClassTable(names))
+
+
+def _found(plan: Plan, images: ImageSet, processes: Processes, workers: int) -> list[int]:
+    part = plan.recipe.grafit
+    assert part.clusters_of is not None  # the plan saw to it
+    network, files = load_network(Path(part.clusters_of))
+    shown = files.preprocessing
+    batches = make_evaluation_loader(
+        images,
+        shown.image_size,
+        shown.crop_ratio,
+        batch_size=plan.recipe.optim.batch_size,
+        device=processes.device,
+        workers=workers,
+    )
+    with torch.no_grad(), processes.autocast():
+        found = embed(network.to(processes.device), batches.epoch(0), pixel_mean=shown.mean, pixel_std=shown.std)
+    return cluster_labels(found.vectors, part.clusters, seed=plan.recipe.seed).tolist()
+
+
+def _kept(path: Path, images: int) -> list[int]:
+    """A resumed run goes on with the clusters it began with: on a GPU they would not be found the same again."""
+    try:
+        labels = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}). Remove the folder to start again.") from error
+    if len(labels) != images:
+        raise CheckpointError(
+            f"{path} is for {len(labels)} images, there are {images} now. Give a new folder with --out."
+        )
+    return labels
