@@ -17,34 +17,30 @@ from patchloom.layers.token_mixing import mix_tokens
 
 
 class StepCache:
-    """What the positions decoded so far have left behind, in memory for all of them from the start.
+    """What the positions decoded so far have left behind, in memory for all of them from the start."""
 
-    A second buffer of the same size takes the rows in a new order, and the two change places.
-    """
+    def __init__(self, rows: int, positions: int, channels: int, like: Tensor, *, rows_first: bool) -> None:
+        """Rows stand before positions in memory, or after them."""
+        self.positions, self.channels, self.rows_first = positions, channels, rows_first
+        self._take(like.new_empty(rows * positions * channels), rows)
 
-    def __init__(self, shape: tuple[int, int, int], like: Tensor, *, rows_first: bool) -> None:
-        """`shape` is (rows, positions, channels); positions stand first in memory unless `rows_first`."""
-        self.rows, self.positions, self.channels = shape
-        self.rows_first = rows_first
-        self._used, self._spare = (like.new_empty(self.rows * self.positions * self.channels) for _ in range(2))
-        self.states = self._view(self._used)
+    def _take(self, buffer: Tensor, rows: int) -> None:
+        self.buffer = buffer  # at least as large as the states, which are its beginning
+        shape = (rows, self.positions) if self.rows_first else (self.positions, rows)
+        self.states = buffer[: rows * self.positions * self.channels].view(*shape, self.channels)
 
-    def _view(self, buffer: Tensor) -> Tensor:
-        """(positions, rows, channels), or (rows, positions, channels) where rows stand first."""
-        numbers = buffer[: self.rows * self.positions * self.channels]
-        first, second = (self.rows, self.positions) if self.rows_first else (self.positions, self.rows)
-        return numbers.view(first, second, self.channels)
+    def reorder(self, rows: Tensor, length: int, spare: Tensor) -> Tensor:
+        """Row i becomes what row rows[i] was, in `spare`; returns the buffer that is free now.
 
-    def reorder(self, rows: Tensor, length: int) -> None:
-        """Row i becomes what row rows[i] was; `length` positions are filled."""
-        old = self.states
-        self.rows = rows.shape[0]
-        self._used, self._spare = self._spare, self._used
-        self.states = self._view(self._used)
+        `length` positions are filled.
+        """
+        buffer, states = self.buffer, self.states
+        self._take(spare, rows.shape[0])
         if self.rows_first:
-            torch.index_select(old[:, :length], 0, rows, out=self.states[:, :length])
+            torch.index_select(states[:, :length], 0, rows, out=self.states[:, :length])
         else:
-            torch.index_select(old[:length], 1, rows, out=self.states[:length])
+            torch.index_select(states[:length], 1, rows, out=self.states[:length])
+        return buffer
 
 
 class PositionLinear(nn.Module):
@@ -71,7 +67,7 @@ class PositionLinear(nn.Module):
 
     def start(self, rows: int, positions: int, dim: int) -> StepCache:
         """An empty cache of one vector a position; positions stand first, so that a step is one product."""
-        return StepCache((rows, positions, dim), self.weight, rows_first=False)
+        return StepCache(rows, positions, dim, self.weight, rows_first=False)
 
     def step(self, x: Tensor, cache: StepCache, position: int) -> Tensor:
         """(N, C) at `position`, which joins the cache → (N, C)."""
@@ -97,15 +93,15 @@ class SequenceAttention(Attention):
 
     def start(self, rows: int, positions: int, dim: int) -> StepCache:
         """An empty cache of a key and a value a position."""
-        return StepCache((rows, positions, 2 * dim), self.proj.weight, rows_first=True)
+        return StepCache(rows, positions, 2 * dim, self.proj.weight, rows_first=True)
 
     def step(self, x: Tensor, cache: StepCache, position: int) -> Tensor:
         """(N, C) at `position`, which joins the cache → (N, C)."""
         q, keys_values = self.qkv(x).split([x.shape[1], 2 * x.shape[1]], dim=1)
         cache.states[:, position] = keys_values
-        past = cache.states[:, : position + 1].unflatten(-1, (2, self.heads, -1))
+        past = cache.states[:, : position + 1].view(x.shape[0], position + 1, 2, self.heads, -1)
         k, v = past.permute(2, 0, 3, 1, 4)  # (N, H, t, d) each
-        return self.proj(self.attend(q.unflatten(-1, (self.heads, 1, -1)), k, v).squeeze(1))
+        return self.proj(self.attend(q.view(x.shape[0], self.heads, 1, -1), k, v).squeeze(1))
 
 
 class Looked(NamedTuple):
@@ -133,13 +129,13 @@ class CrossAttention(Attend):
 
     def forward(self, x: Tensor, looked: Looked) -> Tensor:
         """(B, T, C) → (B, T, C)."""
-        q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, d)
+        q = self.q(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, T, d)
         y = self.proj(self.attend(q, looked.k, looked.v, seen=looked.seen))
         return F.dropout(y, self.dropout) if self.dropout and self.training else y
 
     def step(self, x: Tensor, looked: Looked) -> Tensor:
         """(N, C) → (N, C): the rows of a sentence stand together and share its keys and values."""
-        return self(x.unflatten(0, (looked.k.shape[0], -1)), looked).flatten(0, 1)
+        return self(x.view(looked.k.shape[0], -1, x.shape[1]), looked).flatten(0, 1)
 
 
 class SequenceResidual(Branch):
@@ -163,5 +159,5 @@ def few_rows_linear(x: Tensor, weight: Tensor) -> Tensor:
     rows = x.shape[0]
     if rows > 8 or x.device.type != "cpu":
         return F.linear(x, weight)
-    columns = x.T if rows > 1 else x.T.expand(-1, 2)
-    return (weight @ columns).T[:rows].contiguous()
+    several = x if rows > 1 else x.repeat(2, 1)
+    return (weight @ several.T).T[:rows].contiguous()

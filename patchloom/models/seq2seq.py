@@ -131,6 +131,7 @@ class Cache:
     def __init__(self, past: list[StepCache], looked: list[Looked], steps: int) -> None:
         self.past, self.looked, self.steps = past, looked, steps
         self.length = 0  # positions done
+        self._spare = torch.empty_like(past[0].buffer)  # takes a layer's rows in their new order; the old become spare
 
     def reorder(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         """Row i becomes what row rows[i] was, of the same sentence.
@@ -138,7 +139,7 @@ class Cache:
         With `sentences` those alone stay, in that order, and `rows` names the rows of these.
         """
         for past in self.past:
-            past.reorder(rows, self.length)
+            self._spare = past.reorder(rows, self.length, self._spare)
         if sentences is not None:
             self.looked = [
                 Looked(*(None if part is None else part.index_select(0, sentences) for part in looked))  # type: ignore[arg-type]
