@@ -8,7 +8,7 @@ import torch
 from patchloom.data.special_tokens import BOS, EOS, PAD, UNKNOWN
 from patchloom.errors import NumericalError, UsageError
 from patchloom.models.beam_search import Hypothesis, beam_search
-from patchloom.models.seq2seq import Seq2Seq
+from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
 from tests.models.test_seq2seq import BOTH, SOURCES, padded, small
 
 
@@ -142,6 +142,32 @@ def test_the_mode_is_left_as_it_was() -> None:
     assert network.training
     assert first == beam_search(network.eval(), padded(SOURCES))
     assert not network.training
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_turning_sentences_round_is_learned(name) -> None:
+    torch.manual_seed(0)
+    network = create_seq2seq(name, vocabulary=10, dim=32, hidden=64, layers=2, heads=2, max_length=8, dropout=0.0)
+    linear = network.config.mixing == "linear"
+    peak, warmup = (0.1, 150) if linear else (3e-3, 50)  # Adagrad, the paper's, has to begin slowly
+    optimiser = (torch.optim.Adagrad if linear else torch.optim.Adam)(network.parameters(), lr=peak)
+
+    def some(count: int) -> tuple[list[list[int]], list[list[int]]]:
+        texts = [torch.randint(4, 10, (length,)).tolist() for length in torch.randint(1, 5, (count,)).tolist()]
+        return [[*text, EOS] for text in texts], [text[::-1] for text in texts]
+
+    for step in range(300):
+        optimiser.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / warmup)
+        sources, targets = some(32)
+        wanted = padded([[*text, EOS] for text in targets])
+        logits = network(padded(sources), padded([[BOS, *text] for text in targets]))
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    sources, targets = some(100)
+    found = beam_search(network, padded(sources))
+    assert sum(list(best.tokens) == text for (best,), text in zip(found, targets, strict=True)) >= 90
 
 
 def test_no_sentences() -> None:
