@@ -17,15 +17,16 @@ from patchloom.layers.token_mixing import mix_tokens
 
 
 class StepCache:
-    """What the positions decoded so far have left behind, in memory for all of them from the start."""
+    """What the positions decoded so far have left behind, in a buffer that is large enough for all of them."""
 
-    def __init__(self, rows: int, positions: int, channels: int, like: Tensor, *, rows_first: bool) -> None:
+    def __init__(self, buffer: Tensor, rows: int, positions: int, *, rows_first: bool) -> None:
         """Rows stand before positions in memory, or after them."""
-        self.positions, self.channels, self.rows_first = positions, channels, rows_first
-        self._take(like.new_empty(rows * positions * channels), rows)
+        self.positions, self.rows_first = positions, rows_first
+        self.channels = buffer.numel() // (rows * positions)
+        self._take(buffer, rows)
 
     def _take(self, buffer: Tensor, rows: int) -> None:
-        self.buffer = buffer  # at least as large as the states, which are its beginning
+        self.buffer = buffer
         shape = (rows, self.positions) if self.rows_first else (self.positions, rows)
         self.states = buffer[: rows * self.positions * self.channels].view(*shape, self.channels)
 
@@ -49,6 +50,8 @@ class PositionLinear(nn.Module):
     With `causal` it is triangular: position t reads positions 0 to t. What stands above the diagonal is never used.
     """
 
+    kept = 1  # vectors a position, in the cache
+
     def __init__(self, max_length: int, *, causal: bool, dropout: float = 0.0) -> None:
         super().__init__()
         self.causal, self.dropout = causal, dropout
@@ -65,9 +68,9 @@ class PositionLinear(nn.Module):
         y = mix_tokens(weight.tril() if self.causal else weight, x, self.bias[:length])
         return F.dropout(y, self.dropout) if self.dropout and self.training else y
 
-    def start(self, rows: int, positions: int, dim: int) -> StepCache:
-        """An empty cache of one vector a position; positions stand first, so that a step is one product."""
-        return StepCache(rows, positions, dim, self.weight, rows_first=False)
+    def start(self, buffer: Tensor, rows: int, positions: int) -> StepCache:
+        """An empty cache; positions stand first, so that a step is one product."""
+        return StepCache(buffer, rows, positions, rows_first=False)
 
     def step(self, x: Tensor, cache: StepCache, position: int) -> Tensor:
         """(N, C) at `position`, which joins the cache → (N, C)."""
@@ -78,6 +81,8 @@ class PositionLinear(nn.Module):
 
 class SequenceAttention(Attention):
     """Multi-head self-attention of a sentence; with `causal` a position sees itself and those before."""
+
+    kept = 2  # vectors a position, in the cache: key and value
 
     def __init__(self, dim: int, heads: int, *, causal: bool, dropout: float = 0.0) -> None:
         super().__init__(dim, heads, dropout=dropout)
@@ -91,9 +96,9 @@ class SequenceAttention(Attention):
         y = self.proj(self.attend(q, k, v, seen=seen, causal=self.causal))
         return F.dropout(y, self.dropout) if self.dropout and self.training else y
 
-    def start(self, rows: int, positions: int, dim: int) -> StepCache:
-        """An empty cache of a key and a value a position."""
-        return StepCache(rows, positions, 2 * dim, self.proj.weight, rows_first=True)
+    def start(self, buffer: Tensor, rows: int, positions: int) -> StepCache:
+        """An empty cache."""
+        return StepCache(buffer, rows, positions, rows_first=True)
 
     def step(self, x: Tensor, cache: StepCache, position: int) -> Tensor:
         """(N, C) at `position`, which joins the cache → (N, C)."""

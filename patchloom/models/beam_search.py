@@ -69,9 +69,10 @@ def _search(
     tokens[:, 0] = BOS
     scores: Tensor | None = None  # (S, K): the sum of log-probabilities of every row
     for position in range(max(limits) + 1):
-        logits = network.step(tokens[:, position], cache)
         forced = [place for place, sentence in enumerate(alive) if limits[sentence] <= position]
-        totals, origins, words = _candidates(_log_probabilities(logits, beams, forced), scores, beams)  # (S, 2K)
+        likely = _log_probabilities(network.step(tokens[:, position], cache), beams, forced)
+        totals, origins, words = _candidates(likely, scores, beams)  # (S, 2K)
+        del likely  # as large as all words of all rows
 
         ending = ((words == EOS) & totals.isfinite())[:, :beams]
         ends = ending.nonzero()

@@ -112,10 +112,10 @@ class DecoderLayer(nn.Module):
         mix: CrossAttention = self.cross.mix  # type: ignore[assignment]
         return mix.look(states, seen)
 
-    def start(self, rows: int, steps: int, dim: int) -> StepCache:
+    def start(self, buffer: Tensor, rows: int, steps: int) -> StepCache:
         """An empty cache of positions."""
         mix: PositionLinear | SequenceAttention = self.mixing.mix  # type: ignore[assignment]
-        return mix.start(rows, steps, dim)
+        return mix.start(buffer, rows, steps)
 
     def step(self, x: Tensor, past: StepCache, looked: Looked, position: int) -> Tensor:
         """(N, C) at `position` → (N, C)."""
@@ -128,10 +128,10 @@ class Cache:
     A sentence has `beams` rows, one after another. Keys and values exist once a sentence and are never reordered.
     """
 
-    def __init__(self, past: list[StepCache], looked: list[Looked], steps: int) -> None:
+    def __init__(self, past: list[StepCache], spare: Tensor, looked: list[Looked], steps: int) -> None:
         self.past, self.looked, self.steps = past, looked, steps
         self.length = 0  # positions done
-        self._spare = torch.empty_like(past[0].buffer)  # takes a layer's rows in their new order; the old become spare
+        self._spare = spare  # takes a layer's rows in their new order, then what was that layer's becomes spare
 
     def reorder(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         """Row i becomes what row rows[i] was, of the same sentence.
@@ -249,8 +249,9 @@ class Seq2Seq(nn.Module):
                 f"{c.max_length}; split or leave out longer sentences, or train with a larger max_length"
             )
 
-    # Word by word -----------------------------------------------------------------------------------------------------
+    # Word by word, without gradients ----------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def start(self, memory: Memory, beams: int, steps: int) -> Cache:
         """An empty cache for `beams` rows a sentence and `steps` words."""
         at_least("beams", beams, 1)
@@ -258,9 +259,15 @@ class Seq2Seq(nn.Module):
             raise UsageError(f"steps is 1 to max_length {self.config.max_length}, given {steps}")
         rows = memory.states.shape[0] * beams
         seen = None if bool(memory.keep.all()) else memory.keep[:, None, None]
-        past = [layer.start(rows, steps, self.config.dim) for layer in self._decoder_layers()]
-        return Cache(past, [layer.look(memory.states, seen) for layer in self._decoder_layers()], steps)
+        kept = (PositionLinear if self.config.mixing == "linear" else SequenceAttention).kept
+        # One piece of memory for all layers: a large one goes back to the system when the sentences are done.
+        size = (self.config.layers[1] + 1, rows * steps * kept * self.config.dim)
+        *buffers, spare = self.embedding.weight.new_empty(size)
+        layers = list(self._decoder_layers())
+        past = [layer.start(buffer, rows, steps) for layer, buffer in zip(layers, buffers, strict=True)]
+        return Cache(past, spare, [layer.look(memory.states, seen) for layer in layers], steps)
 
+    @torch.no_grad()
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """The ids of every row's next word, BOS first, (N,) → logits (N, V) of the word after it."""
         position = cache.length

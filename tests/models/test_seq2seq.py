@@ -285,7 +285,6 @@ def test_word_by_word_is_the_whole_sentence(name, beams) -> None:
 
 
 @pytest.mark.parametrize("name", BOTH)
-@torch.no_grad()
 def test_rows_take_other_places_and_sentences_leave(name) -> None:
     network, source, beams = small(name), padded(SOURCES), 2
     generator = torch.Generator().manual_seed(0)
