@@ -74,12 +74,14 @@ def _search(
         totals, origins, words = _candidates(likely, scores, beams)  # (S, 2K)
         del likely  # as large as all words of all rows
 
-        ending = ((words == EOS) & totals.isfinite())[:, :beams]
-        ends = ending.nonzero()
-        written = tokens[origins[:, :beams][ending], 1 : position + 1].tolist()
-        for place, total, text in zip(ends[:, 0].tolist(), totals[:, :beams][ending].tolist(), written, strict=True):
-            if len(found := finished[alive[place]]) < beams:
-                found.append(Hypothesis(tuple(text), total / (position + 1) ** length_penalty, total))
+        ends = ((words == EOS) & totals.isfinite())[:, :beams].nonzero()  # (hypotheses, 2): place, candidate
+        if len(ends):
+            places, candidates = ends.unbind(dim=1)
+            written = tokens[origins[places, candidates], 1 : position + 1].tolist()
+            ended = zip(places.tolist(), totals[places, candidates].tolist(), written, strict=True)
+            for place, total, text in ended:
+                if len(found := finished[alive[place]]) < beams:
+                    found.append(Hypothesis(tuple(text), total / (position + 1) ** length_penalty, total))
 
         stay = [place for place, s in enumerate(alive) if len(finished[s]) < beams and limits[s] > position]
         if not stay:
