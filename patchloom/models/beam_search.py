@@ -61,9 +61,10 @@ def _search(
     finished: list[list[Hypothesis]] = [[] for _ in source]
     if not finished:
         return finished
+    memory = network.encode(source)
     longest = network.config.max_length - 1
     limits = [max(0, min(int(a * length + b), longest)) for length in (source != PAD).sum(dim=1).tolist()]
-    cache = network.start(network.encode(source), beams, max(limits) + 1)
+    cache = network.start(memory, beams, max(limits) + 1)
     alive = list(range(len(finished)))  # the sentence at each of the S places
     tokens = source.new_full((len(alive) * beams, max(limits) + 1), PAD, dtype=torch.long)
     tokens[:, 0] = BOS

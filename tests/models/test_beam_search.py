@@ -180,6 +180,8 @@ def test_mistakes() -> None:
         beam_search(network, source, beams=0)
     with pytest.raises(UsageError, match=r"n_best is 1 to the number of beams \(2\), given 3"):
         beam_search(network, source, beams=2, n_best=3)
+    with pytest.raises(UsageError, match=r"a source is word ids of shape \(sentences, positions\)"):
+        beam_search(network, source[0])
     with torch.no_grad():
         network.decoder_norm.bias.fill_(torch.nan)
     with pytest.raises(NumericalError, match="no finite probabilities"):
