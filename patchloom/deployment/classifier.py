@@ -59,6 +59,15 @@ class Classifier:
         """Where the network is."""
         return next(self.model.parameters()).device
 
+    def check_decides(self) -> None:
+        """A UsageError where the network has features but no classifier for named classes, as one trained by DINO."""
+        if not self.labels or self.model.config.num_classes != len(self.labels):
+            raise UsageError(
+                f"{self.model.config.name} was trained without a classifier and cannot name classes. Measure its "
+                "features with --knn or --linear, search by them with `patchloom index`, or train a classifier with "
+                "`patchloom train DATA --init RUN`."
+            )
+
     def preprocess(self, picture: Image.Image) -> Tensor:
         """An RGB picture of any size → (3, H, W), resized, cropped and normalised as in training."""
         pixels = torch.from_numpy(self._transform(picture).copy()).permute(2, 0, 1)[None]
@@ -68,6 +77,7 @@ class Classifier:
     def predict(self, pictures: Sequence[Image.Image], *, top: int = 3) -> list[list[tuple[str, float]]]:
         """The `top` likeliest classes of each picture, by name, with their probabilities."""
         at_least("top", top, 1)
+        self.check_decides()
         batch = torch.stack([self.preprocess(picture.convert("RGB")) for picture in pictures]).to(self.device)
         found = self.model(batch).softmax(dim=-1).topk(min(top, len(self.labels)))
         rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
@@ -75,6 +85,7 @@ class Classifier:
 
     def predict_files(self, paths: Sequence[str], *, top: int = 3) -> Iterator[Answer]:
         """One answer a file, in order; folders are searched; a file that cannot be read is an answer with `error`."""
+        self.check_decides()
         waiting: list[tuple[str, Image.Image | str]] = []
         for path in files_of(paths):
             try:
@@ -98,6 +109,7 @@ class Classifier:
     def evaluate(self, data: str, **shown: Any) -> Evaluation:
         """Numbers on any data with the model's classes, matched by name; the options are those of `Shown`."""
         settings = Shown(**shown)
+        self.check_decides()
         return evaluate_on(self, settings.open(data, self.labels), settings)
 
     def probe(

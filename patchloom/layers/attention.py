@@ -6,6 +6,7 @@ The weights are not kept: `record_attention` switches the fused kernel off and h
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,12 +21,21 @@ class Attend(nn.Module):
         super().__init__()
         self.recorded: list[Tensor] | None = None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """(B, H, T, d), (B, H, N, d) twice → (B, T, H·d)."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *, seen: Tensor | None = None, causal: bool = False) -> Tensor:
+        """(B, H, T, d), (B, H, N, d) twice → (B, T, H·d).
+
+        `seen` is True where a query may look, of a shape that broadcasts to (B, H, T, N); `causal` hides what comes
+        after the query.
+        """
         if self.recorded is None:
-            out = F.scaled_dot_product_attention(q, k, v)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal)
         else:
-            weights = self.logits(q, k).softmax(dim=-1)
+            logits = self.logits(q, k)
+            if causal:
+                seen = logits.new_ones(logits.shape[-2:], dtype=torch.bool).tril()
+            if seen is not None:
+                logits = logits.masked_fill(~seen, -torch.inf)
+            weights = logits.softmax(dim=-1)
             self.recorded.append(weights.detach())
             out = weights @ v
         return out.transpose(1, 2).flatten(2)
@@ -69,8 +79,8 @@ class TalkingHeadsAttention(Attention):
         self.before = TokenLinear((heads,))
         self.after = TokenLinear((heads,))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """(B, H, T, d), (B, H, N, d) twice → (B, T, H·d)."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
+        """(B, H, T, d), (B, H, N, d) twice → (B, T, H·d); of an image every patch is seen."""
         logits = self.logits(q, k)
         shape = logits.shape  # (B, H, T, N)
         weights = self.before(logits.flatten(2)).view(shape).softmax(dim=-1)

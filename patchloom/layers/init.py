@@ -7,13 +7,14 @@ from patchloom.layers.attention import Attention, ClassAttention
 from patchloom.layers.mlp import MLP
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
 from patchloom.layers.residual import Branch
+from patchloom.layers.sequence_mixing import CrossAttention, PositionLinear
 from patchloom.layers.token_mixing import TokenLinear, TokenMLP, UntiedTokenMLP
 
 
 def truncated_normal_(network: nn.Module, *, std: float = 0.02) -> None:
     """Linear weights, tokens and positions N(0, std) cut at ±2, biases 0; convolutions as PyTorch starts them."""
     for module in network.modules():
-        if isinstance(module, nn.Linear | TokenLinear):
+        if isinstance(module, nn.Linear | TokenLinear | PositionLinear):
             nn.init.trunc_normal_(module.weight, std=std)
             nn.init.zeros_(module.bias)
         elif isinstance(module, TokenMLP):
@@ -42,6 +43,24 @@ def lecun_normal_(network: nn.Module) -> None:
 def _lecun(weight: torch.Tensor, inputs: int) -> None:
     std = inputs**-0.5 / 0.87962566  # the deviation of a standard normal cut at ±2
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+@torch.no_grad()
+def xavier_(network: nn.Module) -> None:
+    """Linear weights U(±√(6/(inputs + outputs))), queries, keys and values each for itself; biases 0 (Transformer)."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+    for module in network.modules():
+        if isinstance(module, Attention):
+            joint, parts = module.qkv.weight, 3
+        elif isinstance(module, CrossAttention):
+            joint, parts = module.kv.weight, 2
+        else:
+            continue
+        for weight in joint.chunk(parts):
+            nn.init.xavier_uniform_(weight)
 
 
 @torch.no_grad()

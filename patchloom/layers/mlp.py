@@ -53,14 +53,16 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) → (..., C)."""
         hidden = activate(self.activation, self.fc1(x))  # (..., hidden)
-        if self.dropout and self.training:
-            return F.dropout(self.fc2(F.dropout(hidden, self.dropout)), self.dropout)
-        return self.fc2(hidden)
+        return self._drop(self.fc2(self._drop(hidden)))
 
     def folded(self, x: Tensor, norm: tuple[Tensor, Tensor] | None, scale: Tensor) -> Tensor:
         """scale · self(weight · x + bias), with `norm` = (weight, bias) and the scale folded into the two layers."""
         inner = (self.fc1.weight, self.fc1.bias) if norm is None else fold_input(self.fc1, *norm)
-        return F.linear(activate(self.activation, F.linear(x, *inner)), *fold_output(self.fc2, scale))
+        hidden = activate(self.activation, F.linear(x, *inner))
+        return self._drop(F.linear(self._drop(hidden), *fold_output(self.fc2, scale)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout) if self.dropout and self.training else x
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
         """Take over a preceding weight · x + bias."""

@@ -23,6 +23,28 @@ from patchloom.layers.residual import drop_path_rates
 Size = int | tuple[int, int]
 
 
+def check_types(config: Any) -> None:
+    """Refuse values that the type hints of a config do not allow; lists become tuples, None the choice none."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value, hint = getattr(config, field.name), hints[field.name]
+        if value is None and "none" in typing.get_args(hint):
+            object.__setattr__(config, field.name, value := "none")  # what YAML and command lines make of none
+        if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
+            choices = ", ".join(map(str, typing.get_args(hint)))
+            raise UsageError(f"{field.name} is one of {choices}; given {value!r}")
+        if hint in (int, float, bool):
+            fits = isinstance(value, bool) if hint is bool else isinstance(value, int | hint)
+            if not fits or (hint is not bool and isinstance(value, bool)):
+                kind = {int: "a whole number", float: "a number", bool: "true or false"}[hint]
+                raise UsageError(f"{field.name} is {kind}; given {value!r}")
+        if typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is int:
+            value = (value,) if type(value) is int else value  # what a command line makes of a list of one
+            if not isinstance(value, list | tuple) or not all(type(each) is int for each in value):
+                raise UsageError(f"{field.name} is whole numbers, such as 1,2; given {value!r}")
+            object.__setattr__(config, field.name, tuple(value))
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
     """What all families can be asked for; each family adds its own. Frozen: a change makes another network."""
@@ -38,33 +60,13 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         if isinstance(self.image_size, int):
             object.__setattr__(self, "image_size", (self.image_size, self.image_size))
-        self._check_types()
+        check_types(self)
         if min(self.image_size) < 1 or len(self.image_size) != 2:
             raise UsageError(f"image_size is a side or (height, width) in pixels, given {self.image_size!r}")
         if self.num_classes < 0:
             raise UsageError(f"num_classes is 0 (no classifier) or more, given {self.num_classes}")
         if not 0 <= self.drop_path < 1:
             raise UsageError(f"drop_path is a probability below 1, given {self.drop_path}")
-
-    def _check_types(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value, hint = getattr(self, field.name), hints[field.name]
-            if value is None and "none" in typing.get_args(hint):
-                object.__setattr__(self, field.name, value := "none")  # what YAML and command lines make of none
-            if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
-                choices = ", ".join(map(str, typing.get_args(hint)))
-                raise UsageError(f"{field.name} is one of {choices}; given {value!r}")
-            if hint in (int, float, bool):
-                fits = isinstance(value, bool) if hint is bool else isinstance(value, int | hint)
-                if not fits or (hint is not bool and isinstance(value, bool)):
-                    kind = {int: "a whole number", float: "a number", bool: "true or false"}[hint]
-                    raise UsageError(f"{field.name} is {kind}; given {value!r}")
-            if typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is int:
-                value = (value,) if type(value) is int else value  # what a command line makes of a list of one
-                if not isinstance(value, list | tuple) or not all(type(each) is int for each in value):
-                    raise UsageError(f"{field.name} is whole numbers, such as 1,2; given {value!r}")
-                object.__setattr__(self, field.name, tuple(value))
 
     def drop_rates(self, depth: int) -> list[float]:
         """Stochastic depth of each block."""

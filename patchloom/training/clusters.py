@@ -27,7 +27,8 @@ def clustered(plan: Plan, processes: Processes, workers: int) -> ImageSet:
     if processes.is_main:
         path = plan.folder / FILE
         labels = _kept(path, len(images)) if path.exists() else _found(plan, images, processes, workers)
-        atomic_write(path, json.dumps(labels).encode())
+        if plan.folder.is_dir():  # a dry run has none
+            atomic_write(path, json.dumps(labels).encode())
     names = tuple(f"cluster {number}" for number in range(plan.recipe.grafit.clusters))
     return replace(images, labels=np.array(processes.from_main(labels), np.int64), classes=ClassTable(names))
 

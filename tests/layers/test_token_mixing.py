@@ -153,6 +153,18 @@ def test_folding_while_training_changes_neither_output_nor_gradients(name) -> No
     assert torch.autograd.gradcheck(lambda x, *_: branch(x), (x, *branch.parameters()))
 
 
+def test_folding_while_training_keeps_dropout() -> None:
+    branch = perturbed(Residual(Affine(3), MLP(3, 4, dropout=0.3), make_scale("layerscale", 3, 0.5))).train()
+    x = torch.randn(9, 4, 3, dtype=torch.float64)
+    assert branch._folding_pays(x)
+    torch.manual_seed(0)
+    folded = branch(x)
+    branch.foldable = False
+    torch.manual_seed(0)
+    torch.testing.assert_close(folded, branch(x))
+    assert (folded == x).any()  # what was dropped adds nothing
+
+
 # Resolution ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,126 @@
+"""Beam search over a translation network, many sentences at once; the rules are fairseq's.
+
+Letters: S sentences still searched, K beams, N = S·K rows, V words. Each step takes the 2·K likeliest continuations of
+a sentence: EOS among the first K finishes a hypothesis, the first K others go on. A sentence is done when K hypotheses
+are finished. What is found for a sentence does not depend on those beside it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from patchloom.data.special_tokens import BOS, EOS, PAD
+from patchloom.errors import NumericalError, UsageError, at_least
+from patchloom.models.seq2seq import Seq2Seq
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A translation that was found."""
+
+    tokens: tuple[int, ...]  # without BOS and EOS
+    score: float  # log_probability / length**length_penalty, where the length counts EOS
+    log_probability: float  # natural, of the tokens and EOS
+
+
+@torch.inference_mode()
+def beam_search(
+    network: Seq2Seq,
+    source: Tensor,
+    *,
+    beams: int = 4,
+    length_penalty: float = 0.6,
+    max_length_a: float = 0.0,
+    max_length_b: int = 200,
+    n_best: int = 1,
+) -> list[list[Hypothesis]]:
+    """Ids (B, S) → the `n_best` translations of each sentence, best first; with `beams` 1 the search is greedy.
+
+    A translation has at most a · (tokens of its source) + b tokens, and fewer than the network's max_length.
+    """
+    at_least("beams", beams, 1)
+    if not 1 <= n_best <= beams:
+        raise UsageError(f"n_best is 1 to the number of beams ({beams}), given {n_best}")
+    was_training = network.training
+    network.eval()
+    try:
+        finished = _search(network, source, beams, length_penalty, max_length_a, max_length_b)
+    finally:
+        network.train(was_training)
+    if not all(finished):
+        raise NumericalError(
+            "the network gives no finite probabilities: its weights or the run they come from are broken"
+        )
+    return [sorted(found, key=lambda hypothesis: -hypothesis.score)[:n_best] for found in finished]
+
+
+def _search(
+    network: Seq2Seq, source: Tensor, beams: int, length_penalty: float, a: float, b: int
+) -> list[list[Hypothesis]]:
+    finished: list[list[Hypothesis]] = [[] for _ in source]
+    if not finished:
+        return finished
+    memory = network.encode(source)
+    longest = network.config.max_length - 1
+    limits = [max(0, min(int(a * length + b), longest)) for length in (source != PAD).sum(dim=1).tolist()]
+    cache = network.start(memory, beams, max(limits) + 1)
+    alive = list(range(len(finished)))  # the sentence at each of the S places
+    tokens = source.new_full((len(alive) * beams, max(limits) + 1), PAD, dtype=torch.long)
+    tokens[:, 0] = BOS
+    scores: Tensor | None = None  # (S, K): the sum of log-probabilities of every row
+    for position in range(max(limits) + 1):
+        forced = [place for place, sentence in enumerate(alive) if limits[sentence] <= position]
+        likely = _log_probabilities(network.step(tokens[:, position], cache), beams, forced)
+        totals, origins, words = _candidates(likely, scores, beams)  # (S, 2K)
+        del likely  # as large as all words of all rows
+
+        ends = ((words == EOS) & totals.isfinite())[:, :beams].nonzero()  # (hypotheses, 2): place, candidate
+        if len(ends):
+            places, candidates = ends.unbind(dim=1)
+            written = tokens[origins[places, candidates], 1 : position + 1].tolist()
+            ended = zip(places.tolist(), totals[places, candidates].tolist(), written, strict=True)
+            for place, total, text in ended:
+                if len(found := finished[alive[place]]) < beams:
+                    found.append(Hypothesis(tuple(text), total / (position + 1) ** length_penalty, total))
+
+        stay = [place for place, s in enumerate(alive) if len(finished[s]) < beams and limits[s] > position]
+        if not stay:
+            break
+        first = (words == EOS).int().sort(dim=1, stable=True).indices[:, :beams]  # the likeliest that go on
+        scores, rows, words = (each.gather(1, first) for each in (totals, origins, words))
+        sentences = None
+        if len(stay) < len(alive):
+            sentences = torch.tensor(stay, device=source.device)
+            scores, rows, words = (each.index_select(0, sentences) for each in (scores, rows, words))
+            alive = [alive[place] for place in stay]
+        if beams > 1 or sentences is not None:
+            cache.reorder(rows.flatten(), sentences)
+            tokens = tokens.index_select(0, rows.flatten())
+        tokens[:, position + 1] = words.flatten()
+    return finished
+
+
+def _log_probabilities(logits: Tensor, beams: int, forced: list[int]) -> Tensor:
+    """(N, V) → (S, K, V); −∞ for PAD and BOS, and for all but EOS at the places in `forced`."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    found = wide.log_softmax(dim=-1).unflatten(0, (-1, beams))
+    found[..., PAD] = found[..., BOS] = -torch.inf
+    if forced:
+        end = found[forced, :, EOS]
+        found[forced] = -torch.inf
+        found[forced, :, EOS] = end
+    return found
+
+
+def _candidates(log_probabilities: Tensor, scores: Tensor | None, beams: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The 2·K likeliest continuations of each sentence, best first, (S, 2K) each: log-probability, row, word."""
+    sentences, _, vocabulary = log_probabilities.shape
+    if scores is None:  # all rows of a sentence are the same: one is continued
+        scores = log_probabilities.new_full((sentences, beams), -torch.inf)
+        scores[:, 0] = 0.0
+    best, words = log_probabilities.topk(min(2 * beams, vocabulary))  # (S, K, 2K)
+    kept = best.shape[-1]
+    totals, places = (best + scores.unsqueeze(-1)).flatten(1).topk(2 * beams)
+    first_rows = torch.arange(sentences, device=places.device).unsqueeze(-1) * beams
+    return totals, first_rows + places // kept, words.flatten(1).gather(1, places)

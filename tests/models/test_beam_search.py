@@ -1,0 +1,188 @@
+"""Beam search against plain loops without a cache, and against all translations there are."""
+
+import itertools
+
+import pytest
+import torch
+
+from patchloom.data.special_tokens import BOS, EOS, PAD, UNKNOWN
+from patchloom.errors import NumericalError, UsageError
+from patchloom.models.beam_search import Hypothesis, beam_search
+from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
+from tests.models.test_seq2seq import BOTH, SOURCES, padded, small
+
+
+@torch.no_grad()
+def slow_search(network: Seq2Seq, source: list[int], beams: int, penalty: float, limit: int) -> list[Hypothesis]:
+    """fairseq's rules for one sentence, every prefix computed anew."""
+    live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    finished: list[Hypothesis] = []
+    for length in range(1, limit + 2):  # of what is written, with EOS
+        candidates = []
+        for total, text in live:
+            logits = network(torch.tensor([source]), torch.tensor([[BOS, *text]]))[0, -1]
+            for word, value in enumerate(logits.log_softmax(dim=-1).tolist()):
+                if word not in (PAD, BOS) and (word == EOS or length <= limit):
+                    candidates.append((total + value, text, word))
+        candidates = sorted(candidates, key=lambda candidate: -candidate[0])[: 2 * beams]
+        for total, text, word in candidates[:beams]:
+            if word == EOS and len(finished) < beams:
+                finished.append(Hypothesis(text, total / length**penalty, total))
+        if len(finished) == beams:
+            break
+        live = [(total, (*text, word)) for total, text, word in candidates if word != EOS][:beams]
+    return sorted(finished, key=lambda hypothesis: -hypothesis.score)
+
+
+def assert_found(given: list[Hypothesis], expected: list[Hypothesis]) -> None:
+    assert [each.tokens for each in given] == [each.tokens for each in expected]
+    for one, other in zip(given, expected, strict=True):
+        assert one.score == pytest.approx(other.score, abs=1e-12)
+        assert one.log_probability == pytest.approx(other.log_probability, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("beams", "penalty"), [(1, 0.6), (2, 0.0), (4, 0.6), (5, 1.2)])
+@pytest.mark.parametrize("name", BOTH)
+def test_it_is_the_slow_search(name, beams, penalty, seed) -> None:
+    network = small(name, seed=seed)
+    found = beam_search(network, padded(SOURCES), beams=beams, length_penalty=penalty, n_best=beams)
+    for given, source in zip(found, SOURCES, strict=True):
+        assert_found(given, slow_search(network, source, beams, penalty, limit=9))
+
+
+def test_hypotheses_end_at_many_lengths() -> None:
+    """The comparison above would say little if all ended by the limit."""
+    found = [beam_search(small(name, seed=seed), padded(SOURCES), n_best=4) for name in BOTH for seed in range(5)]
+    assert len({len(each.tokens) for batch in found for sentence in batch for each in sentence}) >= 6
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("name", BOTH)
+def test_with_room_for_all_it_finds_the_best_there_is(name, penalty) -> None:
+    words, longest = 6, 3
+    network, source = small(name, vocabulary=words), torch.tensor([[4, 5, EOS]])
+    possible = [w for w in range(words) if w not in (PAD, BOS, EOS)]
+    everything = []
+    for length in range(longest + 1):
+        for text in itertools.product(possible, repeat=length):
+            with torch.no_grad():
+                logs = network(source, torch.tensor([[BOS, *text]]))[0].log_softmax(dim=-1)
+            total = sum(logs[t, word].item() for t, word in enumerate([*text, EOS]))
+            everything.append(Hypothesis(text, total / (length + 1) ** penalty, total))
+    everything.sort(key=lambda hypothesis: -hypothesis.score)
+    assert len(everything) == 1 + 3 + 9 + 27
+    beams = words**longest
+    (found,) = beam_search(network, source, beams=beams, length_penalty=penalty, max_length_b=longest, n_best=beams)
+    assert_found(found, everything)
+    assert UNKNOWN in {word for each in found for word in each.tokens}
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_alone_or_in_a_batch_or_again(name) -> None:
+    network = small(name)
+    sources = [*SOURCES, [EOS], [], [7, EOS], [4, 5, 6, 7, 8, 9, 10, 11, 12, EOS]]
+    together = beam_search(network, padded(sources), beams=3, n_best=3, max_length_a=0.5, max_length_b=2)
+    assert together == beam_search(network, padded(sources), beams=3, n_best=3, max_length_a=0.5, max_length_b=2)
+    for given, source in zip(together, sources, strict=True):
+        alone = torch.tensor([source], dtype=torch.long)
+        (expected,) = beam_search(network, alone, beams=3, n_best=3, max_length_a=0.5, max_length_b=2)
+        assert_found(given, expected)
+        assert max(len(each.tokens) for each in given) <= int(0.5 * len(source) + 2)
+
+
+def test_best_first_and_as_many_as_wanted() -> None:
+    network = small("translation_resmlp_6", seed=3)
+    best = beam_search(network, padded(SOURCES), beams=4)
+    many = beam_search(network, padded(SOURCES), beams=4, n_best=3)
+    for one, several in zip(best, many, strict=True):
+        assert one == several[:1]
+        assert len(several) == 3
+        assert [each.score for each in several] == sorted((each.score for each in several), reverse=True)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_log_probability_is_the_networks(name) -> None:
+    network = small(name)
+    for source, (found,) in zip(SOURCES, beam_search(network, padded(SOURCES)), strict=True):
+        target = torch.tensor([[BOS, *found.tokens]])
+        with torch.no_grad():
+            logs = network(torch.tensor([source]), target)[0].log_softmax(dim=-1)
+        total = sum(logs[t, word].item() for t, word in enumerate([*found.tokens, EOS]))
+        assert found.log_probability == pytest.approx(total, abs=1e-12)
+        assert found.score == pytest.approx(total / (len(found.tokens) + 1) ** 0.6, abs=1e-12)
+
+
+def test_the_networks_length_is_the_limit() -> None:
+    network = small("translation_resmlp_6")
+    with torch.no_grad():  # EOS is never likely
+        network.decoder_norm.weight.zero_()
+        network.decoder_norm.bias.copy_(-100 * network.embedding.weight[EOS])
+    ((found,),) = beam_search(network, padded(SOURCES[:1]), beams=1)
+    assert len(found.tokens) == 9
+    ((found,),) = beam_search(network, padded(SOURCES[:1]), beams=2, max_length_b=0)
+    assert found.tokens == ()
+
+
+def test_lower_precision_is_scored_in_float32() -> None:
+    network = small("translation_resmlp_6").to(torch.bfloat16)
+    ((found,),) = beam_search(network, padded(SOURCES[:1]), beams=1)
+    cache = network.start(network.encode(padded(SOURCES[:1])), 1, 10)
+    with torch.no_grad():
+        logs = [
+            network.step(torch.tensor([word]), cache)[0].float().log_softmax(dim=-1) for word in (BOS, *found.tokens)
+        ]
+    total = sum(log[word].item() for log, word in zip(logs, [*found.tokens, EOS], strict=True))
+    assert found.log_probability == pytest.approx(total, rel=1e-5)
+
+
+def test_the_mode_is_left_as_it_was() -> None:
+    network = small("translation_resmlp_6").train()
+    first = beam_search(network, padded(SOURCES))
+    assert network.training
+    assert first == beam_search(network.eval(), padded(SOURCES))
+    assert not network.training
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_turning_sentences_round_is_learned(name) -> None:
+    torch.manual_seed(0)
+    network = create_seq2seq(name, vocabulary=10, dim=32, hidden=64, layers=2, heads=2, max_length=8, dropout=0.0)
+    linear = network.config.mixing == "linear"
+    peak, warmup = (0.1, 150) if linear else (3e-3, 50)  # Adagrad, the paper's, has to begin slowly
+    optimiser = (torch.optim.Adagrad if linear else torch.optim.Adam)(network.parameters(), lr=peak)
+
+    def some(count: int) -> tuple[list[list[int]], list[list[int]]]:
+        texts = [torch.randint(4, 10, (length,)).tolist() for length in torch.randint(1, 5, (count,)).tolist()]
+        return [[*text, EOS] for text in texts], [text[::-1] for text in texts]
+
+    for step in range(300):
+        optimiser.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / warmup)
+        sources, targets = some(32)
+        wanted = padded([[*text, EOS] for text in targets])
+        logits = network(padded(sources), padded([[BOS, *text] for text in targets]))
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    sources, targets = some(100)
+    found = beam_search(network, padded(sources))
+    assert sum(list(best.tokens) == text for (best,), text in zip(found, targets, strict=True)) >= 90
+
+
+def test_no_sentences() -> None:
+    assert beam_search(small("translation_resmlp_6"), torch.empty(0, 4, dtype=torch.long)) == []
+
+
+def test_mistakes() -> None:
+    network, source = small("translation_resmlp_6"), padded(SOURCES)
+    with pytest.raises(UsageError, match="beams is 0, expected"):
+        beam_search(network, source, beams=0)
+    with pytest.raises(UsageError, match=r"n_best is 1 to the number of beams \(2\), given 3"):
+        beam_search(network, source, beams=2, n_best=3)
+    with pytest.raises(UsageError, match=r"a source is word ids of shape \(sentences, positions\)"):
+        beam_search(network, source[0])
+    with torch.no_grad():
+        network.decoder_norm.bias.fill_(torch.nan)
+    with pytest.raises(NumericalError, match="no finite probabilities"):
+        beam_search(network, source)
