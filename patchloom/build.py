@@ -22,6 +22,7 @@ from patchloom.errors import DataError, UsageError
 from patchloom.models.network import Network
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model
+from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
 from patchloom.objectives.classification import Classification
 from patchloom.objectives.dino import Dino
 from patchloom.objectives.dino_head import DinoHead
@@ -66,11 +67,16 @@ def resolve_recipe(
             pretrained=pretrained,
         )
         chosen = [Choice(reason.field, reason.value, f"auto: {reason.why}") for reason in reasons]
-    fitted = _fitted(resolved, changes)
-    resolved = override(resolved, changes | {choice.key: choice.value for choice in fitted})
-    given = [Choice(key, value, "given") for key, value in changes.items()]
-    replaced = {choice.key for choice in given + fitted}
-    return resolved, [choice for choice in chosen if choice.key not in replaced] + given + fitted
+    resolved, given = changed_recipe(resolved, changes)
+    replaced = {choice.key for choice in given}
+    return resolved, [choice for choice in chosen if choice.key not in replaced] + given
+
+
+def changed_recipe(recipe: Recipe, changes: dict[str, Any]) -> tuple[Recipe, list[Choice]]:
+    """The recipe with the user's changes, and with what must follow them."""
+    fitted = _fitted(recipe, changes)
+    resolved = override(recipe, changes | {choice.key: choice.value for choice in fitted})
+    return resolved, [Choice(key, value, "given") for key, value in changes.items()] + fitted
 
 
 def base_recipe(recipe: str | Recipe | None, model: str | None) -> Recipe | None:
@@ -143,6 +149,16 @@ def make_network(recipe: Recipe, classes: int) -> Network:
     return create_model(name, num_classes=_outputs_of(recipe, classes), image_size=part.image_size, **options)
 
 
+def make_seq2seq(recipe: Recipe, vocabulary: int) -> Seq2Seq:
+    """The recipe's translation network for so many subwords, with random weights."""
+    part = recipe.model
+    given: dict[str, Any] = {"vocabulary": vocabulary, "max_length": recipe.text.max_length, "dropout": part.dropout}
+    if doubled := [name for name in given if name in part.options]:
+        group = "model" if doubled[0] == "dropout" else "text"
+        raise UsageError(f"model.options.{doubled[0]} is set by {group}.{doubled[0]}. Set that instead.")
+    return create_seq2seq(part.name, **given, **part.options)
+
+
 def _outputs_of(recipe: Recipe, classes: int) -> int:
     """Outputs of the classifier; 0 where the method trains none."""
     method = recipe.objective.method
@@ -170,6 +186,11 @@ def reads_labels(recipe: Recipe) -> bool:
 def compares_views(recipe: Recipe) -> bool:
     """Whether the objective takes batches of views."""
     return recipe.objective.method not in ("classification", "clusterfit")
+
+
+def translates(recipe: Recipe) -> bool:
+    """Whether it learns from sentence pairs rather than images."""
+    return recipe.objective.method == "translation"
 
 
 def tells_classes(recipe: Recipe) -> bool:

@@ -193,28 +193,39 @@ def write_run_files(
     level: str | None = None,
 ) -> None:
     """Write `config.json`, `recipe.yaml` and `labels.json`: before the first step, so a bad folder is known then."""
-    options = dataclasses.asdict(network.config)
-    config = {
-        "format": FORMAT,
-        "network": options.pop("name"),
-        "options": options,
-        "preprocessing": dataclasses.asdict(preprocessing),
-        "level": level,
-    }
+    write_config(folder, network.config, recipe, preprocessing=dataclasses.asdict(preprocessing), level=level)
+    atomic_write(folder / "labels.json", _json(list(labels)))
+
+
+def write_config(folder: Path, network: Any, recipe: Recipe | None, **more: Any) -> None:
+    """Write `config.json`, with the network's own config and what else belongs to it, and `recipe.yaml`."""
+    options = dataclasses.asdict(network)
+    config = {"format": FORMAT, "network": options.pop("name"), "options": options, **more}
     atomic_write(folder / "config.json", _json(config))
     if recipe:
         atomic_write(folder / "recipe.yaml", recipe.to_yaml().encode())
-    atomic_write(folder / "labels.json", _json(list(labels)))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What `write_config` wrote, of any kind of run; its options as they were."""
+    config = _read_json(folder / "config.json")
+    _check_format(config, folder / "config.json")
+    if isinstance(config.get("options"), dict):
+        config["options"] = {name: _tuples(value) for name, value in config["options"].items()}
+    return config
 
 
 def read_run_files(folder: Path) -> RunFiles:
     """What `write_run_files` wrote."""
-    config = _read_json(folder / "config.json")
-    _check_format(config, folder / "config.json")
+    config = read_config(folder)
+    if "vocabulary" in config:
+        raise UsageError(
+            f"{folder} translates and knows no images; use it with `patchloom translate` or `evaluate --text`"
+        )
     try:
         return RunFiles(
             network=config["network"],
-            options={name: _tuples(value) for name, value in config["options"].items()},
+            options=dict(config["options"]),
             preprocessing=Preprocessing(**{k: _tuples(v) for k, v in config["preprocessing"].items()}),
             recipe=read_recipe(folder),
             labels=tuple(_read_json(folder / "labels.json")),

@@ -161,6 +161,28 @@ def read_pairs(splits: Sequence[SentenceSplit], source: str, target: str) -> Pai
     return Pairs(tuple(_scan(split, _sides(split, source, target), seed=0).whole() for split in splits))
 
 
+def open_splits(spec: Spec, source: str, target: str, split: str | None = None) -> dict[str, Pairs]:
+    """Whole splits of a parallel text to judge translations by: the one called `split`, else all tests, else val.
+
+    The only split of a text is taken whatever it is called. No line is left out or held out.
+    """
+    name, splits, _ = _find(spec)
+    named: dict[str, list[SentenceSplit]] = {}
+    for part in splits:
+        named.setdefault(_SHARD.sub("", part.name), []).append(part)
+    if split is not None and split not in named:
+        raise UsageError(f"{name} has no split {split}; there are {', '.join(named)}.{nearest(split, list(named))}")
+    chosen = [split] if split else list(named)
+    if len(chosen) > 1:
+        _, val, tests = _roles(name, splits)
+        chosen = list(tests or val)
+    if not chosen:
+        raise UsageError(f"{name} has neither a test nor a val split; say which with --split: {', '.join(named)}")
+    for each in chosen:
+        _direction(name, named[each], source, target, ())
+    return {each: read_pairs(named[each], source, target) for each in chosen}
+
+
 # What there is ----------------------------------------------------------------------------------------------------
 
 

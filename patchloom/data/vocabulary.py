@@ -95,6 +95,10 @@ class Vocabulary:
         """The text; pad, bos and eos say nothing, unknown is ' ⁇ ', bytes that are no UTF-8 are '\\ufffd'."""
         return self._processor.decode(list(ids))
 
+    def piece(self, number: int) -> str:
+        """The text of one subword; '▁' in it stands for a space."""
+        return self._processor.id_to_piece(number)
+
     def to_bytes(self) -> bytes:
         """sentencepiece's own file."""
         return self._processor.serialized_model_proto()

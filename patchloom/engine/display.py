@@ -24,6 +24,7 @@ class Status:
     memory_mib: float
     values: dict[str, float]  # training means so far
     best: str = ""
+    unit: str = "img"
 
     def line(self) -> str:
         """All of it in one line."""
@@ -33,7 +34,7 @@ class Status:
     def numbers(self) -> str:
         """What changes besides the position."""
         parts = [f"{name} {value:.4g}" for name, value in self.values.items()]
-        parts += [f"lr {self.lr:.2e}", f"{self.images_per_s:,.0f} img/s", f"data {self.data_share:.0%}"]
+        parts += [f"lr {self.lr:.2e}", f"{self.images_per_s:,.0f} {self.unit}/s", f"data {self.data_share:.0%}"]
         parts += [f"{self.memory_mib:,.0f} MiB"] if self.memory_mib else []
         return "  ".join(parts + ([self.best] if self.best else []))
 
@@ -137,7 +138,7 @@ def make_display() -> Display:
 def evaluation_line(record: dict[str, Any]) -> str:
     """One evaluation in words."""
     values = "  ".join(f"{name} {value:.4g}" for name, value in record["values"].items())
-    average = " (EMA)" if record["weights"] == "ema" else ""
+    average = {"ema": " (EMA)", "average": " (average of epochs)"}.get(record["weights"], "")
     return f"epoch {record['epoch']} evaluated{average}: {values}"
 
 

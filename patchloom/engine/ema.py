@@ -17,6 +17,8 @@ class Ema:
     random start. Make it after the model is on its device and has its final parameters.
     """
 
+    name = "ema"
+
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         source = unwrap(model)

@@ -104,6 +104,7 @@ class Schedule:
     Step 0 is taken at `warmup_lr`, the step after warm-up at the peak. Cosine and linear decay start there and
     would reach `min_lr` one step after the last, as timm's cosine with `warmup_prefix` does. DeiT's code counts the
     decay from step 0 instead and so jumps, by 0.07 % of the peak, after its 5 of 300 epochs of warm-up.
+    The inverse square root is that of Vaswani et al.: peak · √(steps of warm-up / step).
     """
 
     optim: OptimPart
@@ -127,6 +128,8 @@ class Schedule:
             return part.warmup_lr + (peak - part.warmup_lr) * step / warmup
         if part.decay == "constant":
             return peak
+        if part.decay == "inverse_sqrt":
+            return peak * math.sqrt(max(1, warmup) / max(1, step))
         if part.decay == "step":
             drops = sum(step >= epoch * self.steps_per_epoch for epoch in part.step_epochs)
             return peak * part.step_factor**drops

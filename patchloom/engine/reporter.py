@@ -56,5 +56,6 @@ class Reporter:
                 memory_mib=speed["memory_mib"],
                 values=run.averages.read(),
                 best=best,
+                unit=run.unit,
             )
         )

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from patchloom.engine.averages import Averages
 from patchloom.engine.distribution import Processes
 from patchloom.engine.ema import Ema
+from patchloom.engine.epoch_average import EpochAverage
 from patchloom.engine.optimisation import Schedule
 from patchloom.engine.records import Records
 
@@ -67,7 +68,7 @@ class Run:
     processes: Processes
     records: Records = field(default_factory=Records)
     saver: Saver | None = None
-    ema: Ema | None = None
+    ema: Ema | EpochAverage | None = None
     accumulate: int = 1  # micro-batches an update
     clip_norm: float | None = None  # of the gradient of the whole batch
     clip_each: float | None = None  # of each tensor's
@@ -80,6 +81,7 @@ class Run:
     patience: int | None = None  # evaluations without a better metric before the run ends
     time_limit_s: float | None = None  # of this call
     save_every_s: float = 300.0
+    unit: str = "img"  # of what the speed counts
     log_every: int = 50  # steps a line of metrics.jsonl averages over
     averages: Averages = field(default_factory=Averages)
 
@@ -87,6 +89,11 @@ class Run:
     def averaged(self) -> nn.Module | None:
         """The average of the model: the run's own, or one that the objective keeps."""
         return self.ema.model if self.ema else getattr(self.objective, "averaged", None)
+
+    @property
+    def averaged_name(self) -> str:
+        """What records call it."""
+        return self.ema.name if self.ema else Ema.name
 
     @property
     def epochs(self) -> int:

@@ -61,7 +61,7 @@ class Selection:
 
     def _candidates(self) -> dict[str, nn.Module]:
         averaged = self._run.averaged
-        return {"model": self._run.model} | ({"ema": averaged} if averaged is not None else {})
+        return {"model": self._run.model} | ({self._run.averaged_name: averaged} if averaged is not None else {})
 
     def _consider(self, which: str, model: nn.Module, values: dict[str, float]) -> bool:
         run, progress = self._run, self._progress

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from patchloom.engine.distribution import Processes, unwrap, whole
+from patchloom.engine.epoch_average import EpochAverage
 from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, UsageError
 
@@ -28,7 +29,7 @@ class Progress:
     step: int = 0  # updates done
     epoch: int = 0  # epochs done, their evaluation included
     best: float | None = None  # of the run's metric
-    best_weights: str = ""  # "model" or "ema"
+    best_weights: str = ""  # "model", "ema" or "average"
     best_step: int = 0
     not_better: int = 0  # evaluations since the best
     records: int = 0  # lines of metrics.jsonl
@@ -57,7 +58,8 @@ def capture(run: Run, progress: Progress) -> Snapshot:
         "averages": run.averages.over_ranks(run.processes),
     }
     if run.ema:
-        tensors["ema"] = weights_of(run.ema.model)
+        kept = run.ema.tensors() if isinstance(run.ema, EpochAverage) else weights_of(run.ema.model)
+        tensors[run.ema.name] = kept
     if isinstance(run.objective, nn.Module):
         tensors["objective"] = weights_of(run.objective)
     for rank, state in enumerate(run.processes.gather(random_state(run.processes.device))):
@@ -77,7 +79,9 @@ def restore(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
     """Bring a freshly built run to where the snapshot was taken; the notes say what could not be exact."""
     values, notes = snapshot.values, []
     load_weights(unwrap(run.model), snapshot.tensors["weights"], "the checkpoint")
-    if run.ema and "ema" in snapshot.tensors:
+    if isinstance(run.ema, EpochAverage):
+        run.ema.restore(snapshot.tensors.get(run.ema.name, {}))
+    elif run.ema and "ema" in snapshot.tensors:
         load_weights(run.ema.model, snapshot.tensors["ema"], "the checkpoint's average")
     elif run.ema:
         load_weights(run.ema.model, snapshot.tensors["weights"], "the checkpoint")

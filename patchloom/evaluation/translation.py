@@ -7,6 +7,7 @@ bleu_lowercase    the same, lower-cased: what Multi30k's papers print
 bleu_compound     tokenised and cased, hyphens inside words as tokens of their own: what WMT'14 En-De papers print;
                   about half a point higher in German
 chrf              chrF2 of sacrebleu
+exact             translations that are their reference, to the letter
 sentences         pairs counted
 
 loss              mean −log p of the reference's tokens, in nats, by `token_loss`
@@ -42,12 +43,13 @@ class TranslationScores:
     bleu_lowercase: float
     bleu_compound: float
     chrf: float
+    exact: float
     sentences: int
     signature: str  # of `bleu`: what makes it comparable
     chrf_signature: str
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        for name in ("bleu", "bleu_tokenised", "bleu_lowercase", "bleu_compound", "chrf"):
+        for name in ("bleu", "bleu_tokenised", "bleu_lowercase", "bleu_compound", "chrf", "exact"):
             yield name, getattr(self, name)
         yield "sentences", float(self.sentences)
 
@@ -74,6 +76,7 @@ def translation_scores(hypotheses: Sequence[str], references: Sequence[str], lan
         bleu_lowercase=_bleu_of_tokens(metrics, tokens, lowercase=True),
         bleu_compound=_bleu_of_tokens(metrics, compounds),
         chrf=characters,
+        exact=100 * sum(map(str.__eq__, hypotheses, references)) / len(references),
         sentences=len(references),
         signature=str(bleu.get_signature()),
         chrf_signature=str(chrf.get_signature()),

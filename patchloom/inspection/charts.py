@@ -196,6 +196,30 @@ def heat_map(confusion: np.ndarray, strength: np.ndarray, names: Sequence[str]) 
     return Markup("").join([*parts, Markup("</svg>")])
 
 
+def share_map(shares: np.ndarray, rows: Sequence[str], columns: Sequence[str], *, down: str, across: str) -> Markup:
+    """Shares 0…1 (rows, columns) as cells, darker for more, each row and column with its name."""
+    short, top_names = [shorten(name, 16) for name in rows], [shorten(name, 16) for name in columns]
+    cell, longest = 18, LETTER * max(map(len, [*short, *top_names, ""]))
+    left, top = longest + 26, 0.72 * longest + 34
+    width, height = left + cell * len(columns) + 0.72 * longest, top + cell * len(rows) + 2
+    parts = [
+        Markup('<svg viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" class="heat" role="img">').format(width, height),
+        _text(left + cell * len(columns) / 2, 12, across, "middle"),
+        _text(0, 0, down, "middle", f"translate(12 {top + cell * len(rows) / 2:.1f}) rotate(-90)"),
+        _rect(left, top, cell * len(columns), cell * len(rows), "track"),
+    ]
+    for i, name in enumerate(short):
+        parts.append(_text(left - 6, top + cell * (i + 0.5) + 4, name, "end"))
+    for j, name in enumerate(top_names):
+        turn = f"translate({left + cell * (j + 0.5) + 4:.1f} {top - 6:.1f}) rotate(-45)"
+        parts.append(_text(0, 0, name, "start", turn))
+    for (i, j), share in np.ndenumerate(shares):
+        told = f"{rows[i]} looks at {columns[j]}: {share:.0%}"
+        parts.append(Markup('<g class="right"><title>{}</title>').format(told))
+        parts.append(_rect(left + cell * j, top + cell * i, cell, cell, "cell", float(share)) + Markup("</g>"))
+    return Markup("").join([*parts, Markup("</svg>")])
+
+
 def svg_file(chart: Markup) -> str:
     """The chart as a file of its own, in the colours of a light page."""
     head, _, rest = str(chart).partition(">")

@@ -73,13 +73,14 @@ def write_report(
     notes: Sequence[str] = (),
     numbers: Sequence[tuple[str, str, str]] = (),
     environment: Mapping[str, str] | None = None,
+    samples: Sequence[tuple[str, str, str]] = (),
 ) -> None:
     """Write the report, whole or not at all; a part that is not given has no section.
 
     `curves` are the records of metrics.jsonl; `confusion` counts images of class [row] put in class [column];
     `per_class` is in percent, NaN without images; `pictures` are (title, picture or chart, caption);
     `recipe` are rows as `recipe_rows` makes them; `numbers` are (name, value, what it is); `environment` is what the
-    run was made with, by default what is installed here.
+    run was made with, by default what is installed here; `samples` are (source, reference, translation).
     """
     write_page(
         Path(path),
@@ -99,6 +100,7 @@ def write_report(
         cost=None if cost is None else _cost_rows(cost),
         notes=notes,
         numbers=numbers,
+        samples=samples,
         environment=installed_versions() if environment is None else environment,
     )
 
@@ -141,7 +143,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _curve_charts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup]]:
-    """Loss, validation top-1 and learning rate, as far as the records have them."""
+    """Loss, validation top-1 or BLEU, and learning rate, as far as the records have them."""
     unit, steps = steps_per_unit(records)
 
     def line(label: str, color: int, kind: str, weights: str, value: str) -> Series:
@@ -152,10 +154,15 @@ def _curve_charts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Marku
             line("training", 0, "train", "model", "loss"),
             line("validation", 1, "evaluation", "model", "loss"),
             line("validation, EMA", 2, "evaluation", "ema", "loss"),
+            line("validation, average of epochs", 2, "evaluation", "average", "loss"),
         ],
         "Validation top-1, %": [
             line("model", 1, "evaluation", "model", "top1"),
             line("EMA", 2, "evaluation", "ema", "top1"),
+        ],
+        "Validation BLEU, greedy": [
+            line("model", 1, "evaluation", "model", "bleu_greedy"),
+            line("average of epochs", 2, "evaluation", "average", "bleu_greedy"),
         ],
         "Learning rate": [line("learning rate", 0, "train", "model", "lr")],
     }

@@ -2,7 +2,7 @@
 
 # Importing a family registers its recipes; the order is that of `list_recipes`.
 from patchloom.recipes import deit, resmlp, mixer, smlpnet, cait, patchconvnet, deit3, transfer  # noqa: F401, I001
-from patchloom.recipes import grafit, dino, small_images  # noqa: F401
+from patchloom.recipes import grafit, dino, small_images, translation  # noqa: F401
 from patchloom.recipes.auto import Reason, auto_recipe
 from patchloom.recipes.registry import get_recipe, list_recipes
 from patchloom.recipes.schema import Recipe, difference, field_names, flatten, override

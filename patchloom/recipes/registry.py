@@ -35,7 +35,11 @@ def based_on(base: Recipe, *, source: str, **changes: Any) -> Recipe:
 
 
 def get_recipe(name: str, model: str | None = None) -> Recipe:
-    """The recipe of that name, with its document's values for `model` (default: the recipe's own network)."""
+    """The recipe of that name, with its document's values for `model` (default: the recipe's own network).
+
+    Hyphens are taken for underscores.
+    """
+    name = name.replace("-", "_")
     if name not in _RECIPES:
         hint = nearest(name, list(_RECIPES)) or " List them with `patchloom recipes`."
         raise UsageError(f'There is no recipe "{name}".{hint}')

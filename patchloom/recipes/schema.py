@@ -1,6 +1,6 @@
 """The recipe: everything a training run is told, in one frozen, typed, comparable value.
 
-A recipe has groups of fields (model, augment, objective, optim, schedule, test; views, dino, grafit where its method
+A recipe has groups of fields (model, augment, objective, optim, schedule, test; views, dino, grafit, text where its method
 reads them) and a few of its own. A field is named by its dotted key, `augment.mixup`, in files, overrides and messages
 alike. Text is read by the field's type wherever it comes from: `1e-3` means the same on a command line, in YAML and in
 Python.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, get_type_hints
@@ -125,6 +125,7 @@ class ObjectivePart(_Checked):
         "triplet",
         "cross_entropy_triplet",
         "clusterfit",
+        "translation",
     ] = "classification"
     loss: Literal["cross_entropy", "bce"] = "cross_entropy"  # bce: every mixed class is a target of 1
     smoothing: Annotated[float, Range(0, 1)] = 0.0
@@ -212,6 +213,22 @@ class GrafitPart(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextPart(_Checked):
+    """What objective.method translation reads; there, optim.batch_size counts tokens (data/token_batches.py)."""
+
+    group: ClassVar[str] = "text"
+
+    source: str | None = None  # languages; none = as the text has them
+    target: str | None = None
+    vocabulary: Count = 32_768  # pieces, both languages together
+    max_length: Annotated[int, Range(2)] = 256  # positions: subwords of a sentence and its end
+    max_ratio: Annotated[float, Range(1)] | None = 9.0  # between subwords of the sides of a pair; none = any
+    averaged_epochs: Count = 10  # the mean of the weights after so many last epochs is tried too; 1 = it is not
+    beams: Count = 4
+    length_penalty: NotNegative = 0.6  # scores are divided by length to this power
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimPart(_Checked):
     """How weights are updated."""
 
@@ -220,7 +237,7 @@ class OptimPart(_Checked):
     name: Literal["adamw", "lamb", "sgd", "adam", "adagrad"] = "adamw"
     lr: Positive  # at the reference batch
     lr_reference_batch: Count | None = None  # the lr grows with batch_size over this; none = as it stands
-    batch_size: Count  # images a step, over all devices and accumulation steps
+    batch_size: Count  # images (of text: tokens) a step, over all devices and accumulation steps
     weight_decay: NotNegative = 0.0
     weight_decay_end: NotNegative | None = None  # reached along a cosine; none = it stays as it is
     betas: tuple[Probability, Probability] = (0.9, 0.999)  # adamw, lamb, adam
@@ -246,7 +263,7 @@ class SchedulePart(_Checked):
     warmup_epochs: CountOrZero = 0
     warmup_steps: CountOrZero = 0
     warmup_lr: NotNegative = 0.0  # where the linear warm-up starts
-    decay: Literal["cosine", "linear", "step", "constant"] = "cosine"
+    decay: Literal["cosine", "linear", "step", "constant", "inverse_sqrt"] = "cosine"
     min_lr: NotNegative = 0.0  # where cosine and linear end
     step_epochs: tuple[Count, ...] = ()  # step: epochs at which the rate drops
     step_factor: Annotated[float, Range(0, 1, above=True)] = 0.1  # step: what it is multiplied by
@@ -299,15 +316,19 @@ class Recipe(_Checked):
     views: ViewsPart = field(default_factory=ViewsPart)
     dino: DinoPart = field(default_factory=DinoPart)
     grafit: GrafitPart = field(default_factory=GrafitPart)
+    text: TextPart = field(default_factory=TextPart)
     optim: OptimPart
     schedule: SchedulePart
     test: EvaluationPart = field(default_factory=EvaluationPart)
 
     def check_clashes(self) -> None:
         """No field of a method that is not used; a schedule that does not end above its peak (rounding apart)."""
-        for group in _unread(self.objective.method):
+        for group in GROUPS:
             part = getattr(self, group)
-            changed = [f.name for f in dataclasses.fields(part) if getattr(part, f.name) != f.default]
+            unread = _unread_fields(self.objective.method, group)
+            changed = [
+                f.name for f in dataclasses.fields(part) if f.name in unread and getattr(part, f.name) != f.default
+            ]
             if changed:
                 raise UsageError(
                     f"{group}.{changed[0]} is {getattr(part, changed[0])}, but objective.method "
@@ -326,9 +347,12 @@ class Recipe(_Checked):
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested dicts, lists and plain values: what JSON and YAML hold, without the groups of other methods."""
-        unread = _unread(self.objective.method)
-        return {name: value for name, value in _as_plain(self).items() if name not in unread}
+        """Nested dicts, lists and plain values: what JSON and YAML hold, without what only other methods read."""
+        method = self.objective.method
+        read = {name: value for name, value in _as_plain(self).items() if name not in _unread(method)}
+        for group in _UNREAD_FIELDS if method == "translation" else ():
+            read[group] = {name: v for name, v in read[group].items() if name not in _unread_fields(method, group)}
+        return read
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
@@ -370,20 +394,36 @@ class Recipe(_Checked):
 GROUPS: dict[str, type[_Checked]] = {
     part.group: part
     for part in (
-        *(ModelPart, AugmentPart, ObjectivePart, ViewsPart, DinoPart, GrafitPart),
+        *(ModelPart, AugmentPart, ObjectivePart, ViewsPart, DinoPart, GrafitPart, TextPart),
         *(OptimPart, SchedulePart, EvaluationPart),
     )
 }
 _OPTION = "model.options."
 
 
+# Of the groups that every method has, what translation does not read.
+_UNREAD_FIELDS = {
+    "model": ("image_size", "drop_path", "drop_path_rule", "trainable", "eval_mode"),
+    "objective": ("loss", "distillation", "teacher", "distillation_weight", "temperature"),
+    "optim": ("ema_decay",),
+}
+
+
 def _unread(method: str) -> tuple[str, ...]:
     """The groups that a method does not read."""
     return {
-        "classification": ("views", "dino", "grafit"),
-        "clusterfit": ("views", "dino"),
-        "dino": ("grafit",),
-    }.get(method, ("dino",))
+        "classification": ("views", "dino", "grafit", "text"),
+        "clusterfit": ("views", "dino", "text"),
+        "dino": ("grafit", "text"),
+        "translation": ("augment", "views", "dino", "grafit", "test"),
+    }.get(method, ("dino", "text"))
+
+
+def _unread_fields(method: str, group: str) -> Collection[str]:
+    """The fields of a group that a method does not read."""
+    if group in _unread(method):
+        return _hints(GROUPS[group])
+    return _UNREAD_FIELDS.get(group, ()) if method == "translation" else ()
 
 
 def field_names() -> list[str]:

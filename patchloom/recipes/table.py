@@ -35,6 +35,10 @@ def _tick(value: bool) -> str:
     return "✓" if value else ABSENT
 
 
+def _is_text(recipe: Recipe) -> bool:
+    return recipe.objective.method == "translation"
+
+
 def _warmup(recipe: Recipe) -> str:
     steps = recipe.schedule.warmup_steps
     return f"{steps} steps" if steps else _number(recipe.schedule.warmup_epochs)
@@ -47,6 +51,8 @@ def _weight_decay(recipe: Recipe) -> str:
 
 def _views(recipe: Recipe) -> str:
     views = recipe.views
+    if _is_text(recipe):
+        return ABSENT
     return f"{views.number} + {views.local} of {views.local_size}" if views.local else str(views.number)
 
 
@@ -76,11 +82,11 @@ def _layer_scale(recipe: Recipe) -> str:
 LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
     "run": {
         "Network": lambda r: r.model.name,
-        "Image size": lambda r: str(r.model.image_size),
+        "Image size": lambda r: ABSENT if _is_text(r) else str(r.model.image_size),
         "Epochs": lambda r: str(r.schedule.epochs),
     },
     "optimisation": {
-        "Batch size": lambda r: str(r.optim.batch_size),
+        "Batch size": lambda r: f"{r.optim.batch_size}{' tokens' * _is_text(r)}",
         "Optimizer": lambda r: r.optim.name,
         "LR": lambda r: _number(r.optim.peak_lr),
         "LR decay": lambda r: r.schedule.decay,
@@ -97,8 +103,8 @@ LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
     },
     "augmentation": {
         "Views": _views,
-        "Horizontal flip": lambda r: _tick(r.augment.flip > 0),
-        "Random resized crop": lambda r: _tick(r.augment.crop == "random_resized"),
+        "Horizontal flip": lambda r: _tick(r.augment.flip > 0 and not _is_text(r)),
+        "Random resized crop": lambda r: _tick(r.augment.crop == "random_resized" and not _is_text(r)),
         "RandAugment": _rand_augment,
         "3-Augment": lambda r: _tick(r.augment.policy == "three_augment"),
         "Other policy": _other_policy,
@@ -111,9 +117,12 @@ LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
         "Grey / blur / solarise": _grey_blur_solarise,
     },
     "test and loss": {
-        "Test crop ratio": lambda r: _number(r.test.crop_ratio),
+        "Test crop ratio": lambda r: ABSENT if _is_text(r) else _number(r.test.crop_ratio),
         "Method": lambda r: r.objective.method,
         "Loss": lambda r: r.objective.loss if r.objective.method in ("classification", "clusterfit") else ABSENT,
         "Distillation": lambda r: ABSENT if r.objective.distillation == "none" else r.objective.distillation,
+        "Vocabulary": lambda r: str(r.text.vocabulary) if _is_text(r) else ABSENT,
+        "Averaged epochs": lambda r: str(r.text.averaged_epochs) if _is_text(r) else ABSENT,
+        "Beams": lambda r: str(r.text.beams) if _is_text(r) else ABSENT,
     },
 }

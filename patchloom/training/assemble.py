@@ -229,7 +229,7 @@ def _trial_step(run: Run, parts: int) -> None:
                 buffer.copy_(before)
 
 
-def measured(run: Run, plan: Plan) -> str:
+def measured(run: Run, unit: str = "images") -> str:
     """Time and memory of the run, from a few steps on a copy of the weights that is thrown away."""
     device = run.processes.device
     batches = iter(run.loader.epoch(0))
@@ -246,11 +246,11 @@ def measured(run: Run, plan: Plan) -> str:
             torch.cuda.synchronize(device)
         seconds.append(clock.perf_counter() - before)
     step = sorted(seconds)[len(seconds) // 2]
-    speed = plan.recipe.optim.batch_size / step
+    speed = run.schedule.optim.batch_size / step
     memory = f", {torch.cuda.max_memory_allocated(device) / 2**20:,.0f} MiB" if device.type == "cuda" else ""
     return (
         f"time       about {duration(step * run.schedule.total_steps)} for {run.schedule.total_steps:,} steps "
-        f"(measured on {len(seconds)}: {speed:,.0f} images/s{memory})"
+        f"(measured on {len(seconds)}: {speed:,.0f} {unit}/s{memory})"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchloom.build import Choice, base_recipe, is_run, make_network, reads_labels, resolve_recipe
+from patchloom.build import Choice, base_recipe, is_run, make_network, reads_labels, resolve_recipe, translates
 from patchloom.checkpoint import read_recipe
 from patchloom.data.loader import WORKER_TIMEOUT_S
 from patchloom.data.scan_bar import scan_bar
@@ -100,7 +100,7 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     """Everything that can be wrong is found here, before any work."""
     _check_numbers(settings)
     source = find_source(settings.data, strict=settings.strict, labels=settings.labels, taxonomy=settings.taxonomy)
-    folder = Path(settings.out) if settings.out else Path("runs") / _folder_name(settings.data)
+    folder = Path(settings.out) if settings.out else Path("runs") / folder_name(settings.data)
     labelled = _reads_labels(settings)
     if labelled and len(source.train) and np.all(source.train.labels == UNLABELLED):
         raise DataError(f"{source.name}: no class for a picture as a whole; expected a folder or label for each class")
@@ -124,7 +124,7 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     splits = make_splits(source, copies=copies, **chosen)
     recipe, choices, network = _resolve(splits, settings, device)
     record = record_of(splits, seen)
-    _same_run(folder, recipe)
+    same_run(folder, recipe)
     splits = replace(splits, notes=(*splits.notes, *changes_since(folder, record)))
     return Plan(splits, recipe, choices, folder, cost(network), settings, record, seen.unreadable if seen else ())
 
@@ -155,6 +155,12 @@ def _resolve(splits: Splits, settings: TrainingSettings, device: str) -> tuple[R
         return recipe, choices, make_network(recipe, len(splits.classes))
 
 
+def learns_to_translate(settings: TrainingSettings) -> bool:
+    """Whether the recipe is one of translation; `auto` is not."""
+    base = base_recipe(settings.recipe, settings.model)
+    return base is not None and translates(base)
+
+
 def _reads_labels(settings: TrainingSettings) -> bool:
     """Whether the recipe learns from labels; `auto` does."""
     base = base_recipe(settings.recipe, settings.model)
@@ -183,7 +189,7 @@ def _check_numbers(settings: TrainingSettings) -> None:
         raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
 
 
-def _same_run(folder: Path, recipe: Recipe) -> None:
+def same_run(folder: Path, recipe: Recipe) -> None:
     """A folder with another run in it is an error that lists what differs, unless it only goes on for longer."""
     if folder.is_file():
         raise UsageError(f"{folder} is a file; give --out a folder")
@@ -198,7 +204,7 @@ def _same_run(folder: Path, recipe: Recipe) -> None:
         )
 
 
-def _folder_name(data: str) -> str:
+def folder_name(data: str) -> str:
     stem = Path(data).stem if Path(data).exists() else data
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
 

@@ -11,8 +11,10 @@ import torch
 
 from patchloom.build import reads_labels, tells_classes
 from patchloom.checkpoint import Found, find_checkpoint, locked, read_weights, save_weights, write_run_files
+from patchloom.data.pairs import Pairs
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import Classifier, load
+from patchloom.deployment.translator import Translator, load_translator
 from patchloom.engine.disk import disk_errors
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes, kind_of
@@ -24,7 +26,7 @@ from patchloom.errors import CheckpointError, DataError, NumericalError, UsageEr
 from patchloom.models.network import Network
 from patchloom.training.assemble import make_run, measured, preprocessing_of
 from patchloom.training.data_record import LEFT_OUT, write_left_out, write_record
-from patchloom.training.plan import Plan, TrainingSettings, make_plan, seconds_of
+from patchloom.training.plan import Plan, TrainingSettings, learns_to_translate, make_plan, seconds_of
 from patchloom.training.report import final_report, keep_and_report
 
 FILES_SHOWN = 4
@@ -32,7 +34,7 @@ FILES_SHOWN = 4
 
 @dataclass(frozen=True)
 class Trained:
-    """What a finished command leaves: the folder, the numbers, the classifier."""
+    """What a finished command leaves: the folder, the numbers, the classifier or translator."""
 
     folder: Path
     outcome: Outcome | None
@@ -44,6 +46,11 @@ class Trained:
         """The trained model with labels and preprocessing."""
         return load(self.folder)
 
+    @property
+    def translator(self) -> Translator:
+        """The trained model with its vocabulary, where it was trained to translate."""
+        return load_translator(self.folder)
+
     def summary(self) -> dict[str, Any]:
         """For machines."""
         ended = self.outcome.ended if self.outcome else None
@@ -51,7 +58,7 @@ class Trained:
 
 
 def train(data: str, **settings: Any) -> Trained:
-    """Train a classifier on `data`; the options are those of `patchloom train` (see `TrainingSettings`)."""
+    """Train a classifier, or a translator, on `data`; the options are those of `patchloom train` (see `TrainingSettings`)."""
     known = set(TrainingSettings.__dataclass_fields__)
     for name in settings:
         if name not in known:
@@ -66,9 +73,13 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kind_of(device)  # a device that is not here is said before the data are looked through
     time_limit_s = seconds_of(settings.time)
+    if learns_to_translate(settings):
+        from patchloom.training.translation import train_translation  # which builds on this module
+
+        return train_translation(settings, device, time_limit_s, dry_run=dry_run, say=say)
     plan = make_plan(settings, device)
     processes = Processes(plan.recipe.precision, device=device)
-    say = _heard_or_not(say) if processes.is_main else silent
+    say = heard_or_not(say) if processes.is_main else silent
     for line in plan.lines(dry_run=dry_run):
         say(line)
     with ExitStack() as stack:
@@ -78,9 +89,9 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
             stack.enter_context(locked(plan.folder))
         run, network, note = make_run(plan, processes, say)
         stack.callback(run.loader.close)  # type: ignore[attr-defined]
-        say(f"machine    {_machine(processes)}; {note}")
+        say(f"machine    {machine_of(processes)}; {note}")
         if dry_run:
-            say(measured(run, plan))
+            say(measured(run))
             say("Nothing was trained.   Next: the same command without --dry-run")
             return Trained(plan.folder, None, {}, len(plan.left_out))
         return _train_and_report(plan, run, network, time_limit_s, say)
@@ -99,7 +110,7 @@ def _train_and_report(
 ) -> Trained:
     found = find_checkpoint(plan.folder)
     if found:
-        found = _with_best_weights(found, plan, run.processes)
+        found = with_best_weights(found, plan.folder, run.processes)
         for note in found.notes:
             say(f"note: {note}")
         say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
@@ -116,7 +127,7 @@ def _train_and_report(
         with run.processes.ranks_watched():
             outcome = run_loop(replace(run, time_limit_s=time_limit_s), found.snapshot if found else None)
     except NumericalError as error:
-        raise _with_files(error, plan.splits.train) from error
+        raise with_files(error, plan.splits.train) from error
     seconds = clock.perf_counter() - started
     metrics: dict[str, float] = {}
     if run.processes.is_main:
@@ -127,7 +138,7 @@ def _train_and_report(
         which = f"({outcome.progress.best_weights or 'model'}, step {outcome.progress.best_step})"
         say(f"{outcome.ended} after {duration(seconds)}: {_told(run.metric, metrics)}{which}")
         with disk_errors(plan.folder / "report.html"):
-            page = keep_and_report(plan, report, outcome, seconds=seconds, machine=_machine(run.processes))
+            page = keep_and_report(plan, report, outcome, seconds=seconds, machine=machine_of(run.processes))
         say(f"{page}")
         say(_next(plan))
     return Trained(plan.folder, outcome, metrics, len(plan.left_out))
@@ -152,7 +163,7 @@ def _next(plan: Plan) -> str:
     return f"Next: patchloom index {folder} {data}   |   patchloom train LABELLED-DATA --init {folder}"
 
 
-def _with_best_weights(found: Found, plan: Plan, processes: Processes) -> Found:
+def with_best_weights(found: Found, folder: Path, processes: Processes) -> Found:
     """Where the best weights are lost, the newest take their place, and the run looks for better ones again."""
     progress = found.snapshot.values["progress"]
     if not progress["best_weights"]:
@@ -160,11 +171,11 @@ def _with_best_weights(found: Found, plan: Plan, processes: Processes) -> Found:
     reason = ""
     if processes.is_main:
         try:
-            read_weights(plan.folder / "weights.safetensors")
+            read_weights(folder / "weights.safetensors")
         except CheckpointError as error:
             reason = str(error)
             about = {"weights": "model", "step": found.snapshot.step}
-            save_weights(plan.folder, found.snapshot.tensors["weights"], about)
+            save_weights(folder, found.snapshot.tensors["weights"], about)
     reason = processes.from_main(reason)
     if not reason:
         return found
@@ -173,9 +184,9 @@ def _with_best_weights(found: Found, plan: Plan, processes: Processes) -> Found:
     return replace(found, snapshot=snapshot, notes=[*found.notes, f"{reason} The newest weights take their place."])
 
 
-def _with_files(error: NumericalError, pictures: ImageSet) -> NumericalError:
+def with_files(error: NumericalError, examples: ImageSet | Pairs) -> NumericalError:
     """The same error with the files of the batch that made it."""
-    shown = [pictures.where(int(i)) for i in list(getattr(error, "index", None) or [])[:FILES_SHOWN]]
+    shown = [examples.where(int(i)) for i in list(getattr(error, "index", None) or [])[:FILES_SHOWN] if i >= 0]
     return NumericalError(f"{error} Files of that batch: {', '.join(shown)} …") if shown else error
 
 
@@ -197,13 +208,13 @@ def _named(plan: Plan) -> list[tuple[str, str]]:
     return [(bad.place.where, bad.reason) for bad in plan.left_out]
 
 
-def _machine(processes: Processes) -> str:
+def machine_of(processes: Processes) -> str:
     device = processes.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return f"{processes.world} × {name}, {processes.precision}"
 
 
-def _heard_or_not(say: Callable[[str], None]) -> Callable[[str], None]:
+def heard_or_not(say: Callable[[str], None]) -> Callable[[str], None]:
     """`say`, but a closed terminal or pipe does not end the run."""
 
     def spoken(line: str) -> None:

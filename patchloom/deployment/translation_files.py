@@ -1,0 +1,92 @@
+"""What is known of a translation run in its folder: `config.json`, `recipe.yaml` and `vocabulary.model`."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchloom.checkpoint import atomic_write, read_config, read_recipe, read_weights, write_config
+from patchloom.data.vocabulary import Vocabulary
+from patchloom.engine.state import load_weights
+from patchloom.errors import CheckpointError, UsageError
+from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
+from patchloom.recipes.schema import Recipe
+
+VOCABULARY = "vocabulary.model"
+
+
+@dataclass(frozen=True)
+class TranslationFiles:
+    """A translation run before its weights are read."""
+
+    network: str
+    options: dict[str, Any]
+    source: str  # languages
+    target: str
+    longest: tuple[int, int]  # subwords of the longest source and target that were trained on
+    vocabulary: Vocabulary
+    recipe: Recipe | None
+
+
+def translates_text(folder: Path) -> bool:
+    """Whether it is the folder of a translation run."""
+    return (folder / "config.json").is_file() and "vocabulary" in read_config(folder)
+
+
+def write_translation_files(
+    folder: Path,
+    network: Seq2Seq,
+    recipe: Recipe,
+    vocabulary: Vocabulary,
+    *,
+    languages: tuple[str, str],
+    longest: tuple[int, int],
+) -> None:
+    """Write what a translator needs beside the weights; the vocabulary first, since the config has its checksum."""
+    data = vocabulary.to_bytes()
+    atomic_write(folder / VOCABULARY, data)
+    told = {"source": languages[0], "target": languages[1], "longest": list(longest)}
+    write_config(folder, network.config, recipe, vocabulary=hashlib.sha256(data).hexdigest(), **told)
+
+
+def read_translation_files(folder: Path) -> TranslationFiles:
+    """What `write_translation_files` wrote."""
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
+    config = read_config(folder)
+    if "vocabulary" not in config:
+        raise UsageError(
+            f"{folder} was not trained to translate; train with --recipe translation_small, or another such"
+        )
+    try:
+        return TranslationFiles(
+            network=config["network"],
+            options=dict(config["options"]),
+            source=config["source"],
+            target=config["target"],
+            longest=(int(config["longest"][0]), int(config["longest"][1])),
+            vocabulary=read_vocabulary(folder, config["vocabulary"]),
+            recipe=read_recipe(folder),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise CheckpointError(f"{folder / 'config.json'} lacks a field or has a wrong one: {error}.") from error
+
+
+def read_vocabulary(folder: Path, sha256: str | None) -> Vocabulary:
+    """The run's vocabulary, compared with its checksum: with another one, every word would mean something else."""
+    path = folder / VOCABULARY
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+        raise CheckpointError(f"{path} is not the vocabulary the run was trained with. Restore the file.")
+    return Vocabulary.from_bytes(data)
+
+
+def load_seq2seq(folder: Path) -> tuple[Seq2Seq, TranslationFiles]:
+    """The trained network of a translation run, in eval mode, and what belongs to it."""
+    files = read_translation_files(folder)
+    network = create_seq2seq(files.network, **files.options)
+    load_weights(network, read_weights(folder / "weights.safetensors"), str(folder / "weights.safetensors"))
+    return network.eval(), files

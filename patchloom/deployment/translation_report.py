@@ -1,0 +1,117 @@
+"""`report.html` of a translation run, from what its folder holds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from PIL import Image
+
+from patchloom.checkpoint import atomic_write
+from patchloom.deployment.run_record import read_run_record
+from patchloom.deployment.text_evaluation import TextEvaluation
+from patchloom.deployment.translation_files import TranslationFiles, load_seq2seq
+from patchloom.engine.records import read_metrics
+from patchloom.errors import CheckpointError
+from patchloom.inspection.report import RecipeRow, Summary, recipe_rows, write_report
+from patchloom.inspection.sequences import attention_chart, cross_attention, position_picture
+from patchloom.models.seq2seq import Seq2Seq
+
+VAL = "val.json"
+SAMPLES = 20
+# Subwords of the sentence whose attention is shown: more are no longer read.
+READABLE = 40
+_TOLD = {
+    "bleu": "sacreBLEU, cased",
+    "bleu_tokenised": "of words and marks, cased",
+    "bleu_lowercase": "the same, lower-cased",
+    "bleu_compound": "with hyphens inside words as tokens of their own",
+    "chrf": "chrF2",
+    "exact": "percent of sentences that are their reference",
+    "sentences": "of the val split",
+    "loss": "of the references' tokens, in nats",
+    "perplexity": "exp(loss)",
+    "tokens": "of the references, their ends counted",
+}
+
+
+def keep_val(folder: Path, judged: TextEvaluation) -> None:
+    """Keep the numbers of val and some translations from all over it in `val.json`."""
+    every = max(1, len(judged.sources) // SAMPLES)
+    rows = list(zip(judged.sources, judged.references, judged.translations, strict=True))[::every][:SAMPLES]
+    values = {
+        "values": dict(judged),
+        "signature": judged.scores.signature,
+        "chrf_signature": judged.scores.chrf_signature,
+        "notes": list(judged.notes),
+        "samples": rows,
+    }
+    atomic_write(folder / VAL, (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def report_translation(folder: Path, *, out: Path | None = None) -> Path:
+    """Write the report of a translation run and return its path."""
+    network, files = load_seq2seq(folder)
+    record, val = read_run_record(folder), _read_val(folder)
+    told = {"bleu": val["signature"], "chrf": val["chrf_signature"]} if val else {}
+    numbers = [(name, f"{value:,.4g}", told.get(name, _TOLD[name])) for name, value in val.get("values", {}).items()]
+    page = out or folder / "report.html"
+    why = record.choices if record else {}
+    rows = recipe_rows(files.recipe) if files.recipe else []
+    write_report(
+        page,
+        title=f"{files.network} on {record.data_name}" if record else f"{files.network}, {folder.name}",
+        summary=Summary(
+            model=files.network,
+            data=record.data_name if record else "not recorded",
+            epochs=record.epochs if record else None,
+            seconds=record.seconds if record else None,
+            command=f"patchloom train {record.data} --recipe {folder / 'recipe.yaml'} --out NEW-FOLDER"
+            if record
+            else "",
+            next_command=f"patchloom translate {folder} < source.txt",
+        ),
+        curves=read_metrics(folder / "metrics.jsonl"),
+        pictures=_pictures(network, files, val.get("samples", [])),
+        recipe=[RecipeRow(row.key, row.value, why.get(row.key, row.why)) for row in rows],
+        notes=[*(record.notes if record else []), *val.get("notes", [])],
+        numbers=numbers,
+        samples=[tuple(row) for row in val.get("samples", [])],
+        environment=record.versions | {"machine": record.machine} if record else None,
+    )
+    return page
+
+
+def _read_val(folder: Path) -> dict[str, Any]:
+    path = folder / VAL
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is damaged: it is not JSON. Remove it, or write it again by training."
+        ) from error
+
+
+def _pictures(
+    network: Seq2Seq, files: TranslationFiles, samples: list[list[str]]
+) -> list[tuple[str, Image.Image | Markup, str]]:
+    pictures: list[tuple[str, Image.Image | Markup, str]] = []
+    if (mixing := position_picture(network, files.longest)) is not None:
+        told = "Row t: how position t is put together from all positions; red is positive, blue negative, white zero."
+        pictures.append(("Mixing of positions", mixing, told))
+    encode, most = files.vocabulary.encode, min(READABLE, network.config.max_length - 1)
+    pairs = [(encode(source), encode(translation)) for source, _, translation in samples]
+    fitting = [
+        (source, target)
+        for source, target in pairs
+        if 1 <= min(len(source), len(target)) <= max(len(source), len(target)) <= most
+    ]
+    if fitting:
+        source, target = max(fitting, key=lambda pair: len(pair[0]) + len(pair[1]))
+        names = [[files.vocabulary.piece(number) for number in side] for side in (source, target)]
+        for layer, weights in enumerate(cross_attention(network, source, target), 1):
+            caption = "Mean over heads; before a row is written, its columns are looked at so much."
+            pictures.append((f"Where decoder layer {layer} looks", attention_chart(weights, *names), caption))
+    return pictures
