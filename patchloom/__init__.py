@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from patchloom.deployment.index import open_index as open_index
     from patchloom.deployment.levels import evaluate_levels as evaluate_levels
     from patchloom.deployment.runs import evaluate_runs as evaluate_runs
+    from patchloom.deployment.translator import Translator as Translator
+    from patchloom.deployment.translator import load_translator as load_translator
     from patchloom.inspection.cost import cost as cost
     from patchloom.inspection.look import look as look
     from patchloom.inspection.pictures import pictures_of as pictures_of
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Classifier": "patchloom.deployment.classifier",
+    "Translator": "patchloom.deployment.translator",
     "absorb": "patchloom.models.absorb",
     "check": "patchloom.data.check",
     "cost": "patchloom.inspection.cost",
@@ -42,6 +45,7 @@ _WHERE = {
     "list_recipes": "patchloom.recipes",
     "get_recipe": "patchloom.recipes",
     "load": "patchloom.deployment.classifier",
+    "load_translator": "patchloom.deployment.translator",
     "look": "patchloom.inspection.look",
     "open_data": "patchloom.data.source",
     "open_index": "patchloom.deployment.index",

@@ -156,7 +156,7 @@ def make_seq2seq(recipe: Recipe, vocabulary: int) -> Seq2Seq:
     if doubled := [name for name in given if name in part.options]:
         group = "model" if doubled[0] == "dropout" else "text"
         raise UsageError(f"model.options.{doubled[0]} is set by {group}.{doubled[0]}. Set that instead.")
-    return create_seq2seq(part.name, **given, **part.options)
+    return create_seq2seq(part.name, **given | dict(part.options))
 
 
 def _outputs_of(recipe: Recipe, classes: int) -> int:

@@ -8,7 +8,21 @@ from contextlib import suppress
 
 import typer
 
-from patchloom.cli import bench, check, demo, evaluate, index, look, models, predict, recipes, report, search, train
+from patchloom.cli import (
+    bench,
+    check,
+    demo,
+    evaluate,
+    index,
+    look,
+    models,
+    predict,
+    recipes,
+    report,
+    search,
+    train,
+    translate,
+)
 from patchloom.cli.stopping import ToldToStop, told_to_stop
 from patchloom.errors import PatchloomError
 
@@ -26,6 +40,7 @@ app.command("check")(check.check)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("translate")(translate.translate)
 app.command("look")(look.look)
 app.command("index")(index.index)
 app.command("search")(search.search)

@@ -41,7 +41,12 @@ def evaluate(
         bool, typer.Option("--seeds", help="The runs differ in chance alone: mean, deviation, least, most.")
     ] = False,
     costs: Annotated[bool, typer.Option("--cost", help="Also speed, multiply-adds, parameters, memory.")] = False,
-    split: Annotated[str | None, typer.Option(help="train, val or all; val where the data have one.")] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Parallel text for runs that translate: BLEU, chrF, loss.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="train, val or all; val where the data have one. Of text: any, by name.")
+    ] = None,
     size: Annotated[int | None, typer.Option(help="Test at another image size.")] = None,
     crop_ratio: Annotated[float | None, typer.Option(help="Share of the short side that is kept.")] = None,
     real: Annotated[str | None, typer.Option(help="ImageNet-ReaL's real.json, for ImageNet's val.")] = None,
@@ -56,15 +61,22 @@ def evaluate(
 ) -> None:
     """Top-1 with its interval, top-5, loss, calibration, classes; several runs are compared image by image."""
     from patchloom.build import is_run
+    from patchloom.cli.text_tables import evaluate_text_runs, text_of
     from patchloom.errors import UsageError
 
-    runs, data = (paths, None) if is_run(paths[-1]) else (paths[:-1], paths[-1])
-    if not runs:
-        raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
     probes = {"knn": knn, "linear": linear or None, "few_shot": few_shot}
     asked = {"--knn": knn, "--linear": linear, "--few-shot": few_shot, "--sweep": sweep}
     asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
+    if (given := text_of(paths, text)) is not None:
+        of_images = _said(asked | {"--size": size, "--crop-ratio": crop_ratio, "--real": real, "--v2": v2})
+        if of_images:
+            raise UsageError(f"{of_images[0]} is about images; leave it out where text is translated")
+        evaluate_text_runs(*given, split=split, device=device, as_json=as_json)
+        return
+    runs, data = (paths, None) if is_run(paths[-1]) else (paths[:-1], paths[-1])
+    if not runs:
+        raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
     _check_together(_said(asked), shown, runs, data)
     shown |= {"batch": batch, "workers": workers, "strict": strict}
     if levels:

@@ -15,6 +15,13 @@ def report(
     """Write one HTML file that needs nothing else: numbers, curves, confusion, mistakes, pictures, recipe, cost."""
     from pathlib import Path
 
+    from patchloom.deployment.translation_files import translates_text
+
+    if len(runs) == 1 and translates_text(Path(runs[0])):
+        from patchloom.deployment.translation_report import report_translation
+
+        print(report_translation(Path(runs[0]), out=Path(out) if out else None))
+        return
     if len(runs) == 1:
         from patchloom.deployment.report import report_run
 

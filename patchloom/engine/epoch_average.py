@@ -11,8 +11,8 @@ from patchloom.engine.distribution import unwrap
 class EpochAverage:
     """Takes in the model at the end of every epoch; `model` has the mean of the last `epochs` of them.
 
-    The mean is taken in float32, oldest first, over copies that are kept in the host's memory and saved with the run, so
-    a resumed run has bitwise the same. Counters are those of the last epoch.
+    The mean is taken in float32, oldest first, over copies that are kept in the host's memory and saved with the run,
+    so a resumed run has bitwise the same. Counters are those of the last epoch.
     """
 
     name = "average"
@@ -46,8 +46,8 @@ class EpochAverage:
             number, name = key.split(".", 1)
             found.setdefault(int(number), {})[name] = tensor
         self._kept = []
-        for number in sorted(found):
-            self._take(found[number])
+        for _, weights in sorted(found.items()):
+            self._take(weights)
 
     def _take(self, weights: dict[str, Tensor]) -> None:
         self._kept = [*self._kept, weights][-self.epochs :]

@@ -1,7 +1,8 @@
 """What is written while training: metrics.jsonl always, other trackers when asked, and the user's screen.
 
-A record is {"step", "epoch", "kind": "train" or "evaluation", "weights": "model", "ema" or "average", "values": {name: number},
-"time": {…}}; all that depends on the clock is under "time", so two equal runs write equal lines but for that.
+A record is {"step", "epoch", "kind": "train" or "evaluation", "weights": "model", "ema" or "average",
+"values": {name: number}, "time": {…}}; all that depends on the clock is under "time", so two equal runs write equal
+lines but for that.
 """
 
 import json

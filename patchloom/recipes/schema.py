@@ -1,9 +1,9 @@
 """The recipe: everything a training run is told, in one frozen, typed, comparable value.
 
-A recipe has groups of fields (model, augment, objective, optim, schedule, test; views, dino, grafit, text where its method
-reads them) and a few of its own. A field is named by its dotted key, `augment.mixup`, in files, overrides and messages
-alike. Text is read by the field's type wherever it comes from: `1e-3` means the same on a command line, in YAML and in
-Python.
+A recipe has groups of fields (model, augment, objective, optim, schedule, test; views, dino, grafit, text where its
+method reads them) and a few of its own. A field is named by its dotted key, `augment.mixup`, in files, overrides and
+messages alike. Text is read by the field's type wherever it comes from: `1e-3` means the same on a command line, in
+YAML and in Python.
 """
 
 from __future__ import annotations

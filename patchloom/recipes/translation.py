@@ -19,7 +19,7 @@ def translation_resmlp(model: str = "translation_resmlp_6") -> Recipe:
     """
     return Recipe(
         name="translation_resmlp",
-        source="ResMLP 3.6; dropout is En-De's (En-Fr 0.1); batch, epochs, averaging, search: Ott et al. 2018, as far as told.",
+        source="ResMLP 3.6; dropout of En-De (En-Fr 0.1); batch, averaging and search as Ott et al. 2018; epochs ours.",
         model=ModelPart(name=model, dropout=0.15),
         objective=ObjectivePart(method="translation", smoothing=0.1),
         text=TextPart(max_ratio=1.5),
@@ -33,7 +33,7 @@ def translation_transformer(model: str = "translation_transformer_base") -> Reci
     """WMT'14, tokenised BLEU of newstest2014: En-De 27.3, En-Fr 38.1 (Vaswani et al. 2017, base)."""
     return based_on(
         translation_resmlp(model),
-        source="Vaswani et al. 2017 (dropout, Adam) at the rate of Ott et al. 2018; batch and length as translation_resmlp.",
+        source="Vaswani et al. 2017 (dropout, Adam) at the rate of Ott et al. 2018; the rest as translation_resmlp.",
         model={"dropout": 0.1},
         optim={"name": "adam", "lr": 5e-4, "betas": (0.9, 0.98)},
         schedule={"warmup_steps": 4000, "warmup_lr": 1e-7, "decay": "inverse_sqrt"},

@@ -205,6 +205,7 @@ def same_run(folder: Path, recipe: Recipe) -> None:
 
 
 def folder_name(data: str) -> str:
+    """Where a run on `data` goes, below runs/."""
     stem = Path(data).stem if Path(data).exists() else data
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
 

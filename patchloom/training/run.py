@@ -58,7 +58,7 @@ class Trained:
 
 
 def train(data: str, **settings: Any) -> Trained:
-    """Train a classifier, or a translator, on `data`; the options are those of `patchloom train` (see `TrainingSettings`)."""
+    """Train a classifier or a translator on `data`; the options are those of `patchloom train` (`TrainingSettings`)."""
     known = set(TrainingSettings.__dataclass_fields__)
     for name in settings:
         if name not in known:
@@ -209,6 +209,7 @@ def _named(plan: Plan) -> list[tuple[str, str]]:
 
 
 def machine_of(processes: Processes) -> str:
+    """Where the run is done, in words."""
     device = processes.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return f"{processes.world} × {name}, {processes.precision}"

@@ -216,7 +216,8 @@ def _corpus_lines(plan: TextPlan, corpus: Corpus, run: Run, *, dry_run: bool) ->
         yield f"left out   {len(corpus.left_out):,} pairs of train, first {first.where}: {first.reason}{listed}"
     if corpus.val.left_out:
         first = corpus.val.left_out[0]
-        yield f"           note: {len(corpus.val.left_out):,} pairs of val have no loss, first {first.where}: {first.reason}"
+        told = f"{len(corpus.val.left_out):,} pairs of val have no loss"
+        yield f"           note: {told}, first {first.where}: {first.reason}"
     for note in changes_since(plan.folder, corpus.record):
         yield f"           note: {note}"
     count = sum(p.numel() for p in run.model.parameters())

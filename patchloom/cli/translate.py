@@ -1,0 +1,146 @@
+"""`patchloom translate RUN [FILE]`: a line in, a line out, in their order and as soon as it is there."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, BinaryIO, TextIO
+
+import typer
+
+if TYPE_CHECKING:
+    from patchloom.deployment.translator import Translated
+    from patchloom.errors import DataError
+
+
+def translate(
+    run: Annotated[str, typer.Argument(help="Folder of a translation run.")],
+    file: Annotated[str | None, typer.Argument(help="Text, a sentence a line, plain or .gz; standard input.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Hypotheses searched; the recipe's. 1 is greedy.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Larger favours longer translations.")] = None,
+    n_best: Annotated[int, typer.Option(metavar="N", help="So many for each line: number, score, text.")] = 1,
+    scores: Annotated[bool, typer.Option("--scores", help="The score before each translation.")] = False,
+    batch: Annotated[int, typer.Option(help="Sentences translated together.")] = 64,
+    out: Annotated[str | None, typer.Option(help="Write to a file, whole or not at all.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Bytes that are no UTF-8 become �, not an error.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Translate lines of text; an empty line stays empty, a long one is translated in pieces."""
+    import sys
+    from contextlib import ExitStack
+    from functools import partial
+
+    from patchloom.deployment.translator import load_translator
+
+    translator = load_translator(run, device=device)
+    found_of = partial(translator.translate, beams=beams, length_penalty=length_penalty, batch=batch, n_best=n_best)
+    done, warned = 0, False
+    with ExitStack() as stack:
+        target = stack.enter_context(_written(out)) if out else sys.stdout
+        for group in _groups(file):
+            texts, problem = _decoded(group, done, replace, file or "standard input")
+            for number, (source, found) in enumerate(zip(texts, found_of(texts), strict=True), done + 1):
+                shown = _shown(number, source, found, scores=scores, several=n_best > 1, as_json=as_json)
+                print(shown, file=target, flush=not out)
+                if found[0].untrained and not warned:
+                    warned = True
+                    told = f"line {number} has a sentence of more subwords than any of training ({translator.longest})"
+                    print(f"note: {told}: do not trust its translation", file=sys.stderr)
+            if problem:
+                raise problem
+            done += len(group)
+
+
+def _shown(number: int, source: str, found: "list[Translated]", *, scores: bool, several: bool, as_json: bool) -> str:
+    if as_json:
+        answers = [{"text": each.text, "score": each.score} for each in found]
+        untrained = {"untrained": True} if found[0].untrained else {}
+        return json.dumps({"line": number, "source": source, "translations": answers, **untrained}, ensure_ascii=False)
+    if several:
+        return "\n".join(f"{number}\t{each.score:.4f}\t{each.text}" for each in found)
+    return f"{found[0].score:.4f}\t{found[0].text}" if scores else found[0].text
+
+
+def _decoded(lines: list[bytes], before: int, replace: bool, name: str) -> "tuple[list[str], DataError | None]":
+    """Lines as text, up to the first that is none, and what is wrong with that."""
+    from patchloom.data.sentences import not_utf8
+    from patchloom.errors import DataError
+
+    texts = []
+    for number, line in enumerate(lines, before + 1):
+        try:
+            texts.append(line.decode(errors="replace" if replace else "strict"))
+        except UnicodeDecodeError as error:
+            told = f"{name}, line {number}: not UTF-8, {not_utf8(line, error)}"
+            return texts, DataError(f"{told}; convert it (iconv -t utf-8), or let --replace stand in for such bytes")
+    return texts, None
+
+
+def _groups(file: str | None) -> Iterator[list[bytes]]:
+    """Lines that are there together, at most a window of them."""
+    import gzip
+    import sys
+    import zlib
+    from itertools import islice
+
+    from patchloom.deployment.translator import WINDOW
+    from patchloom.errors import DataError, UsageError
+
+    if file is None:
+        yield from _arriving(sys.stdin.buffer, WINDOW)
+        return
+    try:
+        with (gzip.open if file.endswith(".gz") else open)(file, "rb") as opened:
+            while group := [line.rstrip(b"\r\n") for line in islice(opened, WINDOW)]:
+                yield group
+    except FileNotFoundError:
+        raise UsageError(f"{file}: no such file") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _arriving(stream: BinaryIO, most: int) -> Iterator[list[bytes]]:
+    """Lines of a pipe or a terminal: as soon as one is there, it goes on with those that came with it.
+
+    So whoever writes a line and waits for its translation gets it.
+    """
+    import os
+    import select
+
+    lines: list[bytes] = []
+    begun: list[bytes] = []  # of a line whose end is not there yet
+    while data := os.read(stream.fileno(), 1 << 16):
+        first, *others = data.split(b"\n")
+        begun.append(first)
+        if others:
+            lines += [b"".join(begun), *others[:-1]]
+            begun = [others[-1]]
+        if len(lines) < most and select.select([stream.fileno()], [], [], 0)[0]:
+            continue
+        while lines:
+            yield [line.rstrip(b"\r") for line in lines[:most]]
+            lines = lines[most:]
+    if rest := b"".join(begun):
+        lines.append(rest)
+    while lines:
+        yield [line.rstrip(b"\r") for line in lines[:most]]
+        lines = lines[most:]
+
+
+@contextmanager
+def _written(path: str) -> Iterator[TextIO]:
+    """A file that is there once all of it is."""
+    import os
+    from pathlib import Path
+
+    from patchloom.engine.disk import disk_errors
+
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.tmp")
+    with disk_errors(target):
+        try:
+            with temporary.open("w", encoding="utf-8", newline="\n") as file:
+                yield file
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
