@@ -41,7 +41,7 @@ def translate(
             texts, problem = _decoded(group, done, replace, file or "standard input")
             for number, (source, found) in enumerate(zip(texts, found_of(texts), strict=True), done + 1):
                 shown = _shown(number, source, found, scores=scores, several=n_best > 1, as_json=as_json)
-                print(shown, file=target, flush=not out)
+                _print(shown, target, flush=not out)
                 if found[0].untrained and not warned:
                     warned = True
                     told = f"line {number} has a sentence of more subwords than any of training ({translator.longest})"
@@ -49,6 +49,16 @@ def translate(
             if problem:
                 raise problem
             done += len(group)
+
+
+def _print(shown: str, target: TextIO, *, flush: bool) -> None:
+    """Print; where nobody reads any more, leave as any command in a pipe does (click would say 1)."""
+    import signal
+
+    try:
+        print(shown, file=target, flush=flush)
+    except BrokenPipeError:
+        raise typer.Exit(128 + signal.SIGPIPE) from None
 
 
 def _shown(number: int, source: str, found: "list[Translated]", *, scores: bool, several: bool, as_json: bool) -> str:

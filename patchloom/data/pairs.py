@@ -248,7 +248,10 @@ def _direction(
         return source, target, []
     choice = usual or there
     if len(choice) > 2:
-        raise UsageError(f"{name} has more than one pair of languages: {pairs}. Say from which to which.")
+        raise UsageError(
+            f"{name} has more than one pair of languages: {pairs}. Say from which to which: "
+            "--set text.source=… --set text.target=…"
+        )
     source = source or next(language for language in choice if language != target)
     target = target or next(language for language in reversed(choice) if language != source)
     return source, target, [f"from {source} to {target}: {name} has these two languages"] if not usual else []

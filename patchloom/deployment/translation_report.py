@@ -102,12 +102,9 @@ def _pictures(
         told = "Row t: how position t is put together from all positions; red is positive, blue negative, white zero."
         pictures.append(("Mixing of positions", mixing, told))
     encode, most = files.vocabulary.encode, min(READABLE, network.config.max_length - 1)
-    pairs = [(encode(source), encode(translation)) for source, _, translation in samples]
-    fitting = [
-        (source, target)
-        for source, target in pairs
-        if 1 <= min(len(source), len(target)) <= max(len(source), len(target)) <= most
-    ]
+    # Its own translations, or references where it has none that can be shown.
+    pairs = [(encode(source), encode(translation)) for source, *both in samples for translation in reversed(both)]
+    fitting = [pair for pair in pairs if all(1 <= len(side) <= most for side in pair)]
     if fitting:
         source, target = max(fitting, key=lambda pair: len(pair[0]) + len(pair[1]))
         names = [[files.vocabulary.piece(number) for number in side] for side in (source, target)]

@@ -120,6 +120,7 @@ class Translator:
             max_length_a=MAX_LENGTH_A,
             max_length_b=MAX_LENGTH_B,
             n_best=n_best,
+            stop_early=False,
         )
 
     def _joined(self, parts: Sequence[list[Hypothesis]], penalty: float, untrained: bool) -> list[Translated]:

@@ -62,5 +62,5 @@ def translation_tiny(model: str = "translation_resmlp_6") -> Recipe:
         model={"dropout": 0.0, "options": {"dim": 128, "hidden": 256, "layers": 2, "heads": 4}},
         text={"vocabulary": 400, "max_length": 64, "averaged_epochs": 3},
         optim={"lr": 4e-3, "batch_size": 2048},
-        schedule={"epochs": 30, "warmup_steps": 100},
+        schedule={"epochs": 32, "warmup_steps": 100},
     )

@@ -137,6 +137,11 @@ def test_step_decay_drops_at_its_epochs() -> None:
     assert [round(ours.lr(step), 6) for step in (20, 21, 41, 42, 69)] == [0.5, 0.05, 0.05, 0.005, 0.005]
 
 
+def test_inverse_square_root_after_the_warm_up() -> None:
+    ours = schedule(decay="inverse_sqrt", warmup_epochs=0, warmup_steps=4, warmup_lr=0.0)
+    assert [ours.lr(step) for step in (2, 4, 16, 64)] == [0.25, 0.5, 0.25, 0.125]
+
+
 def test_warm_up_in_steps() -> None:
     ours = schedule(warmup_epochs=0, warmup_steps=4, warmup_lr=0.0)
     assert [ours.lr(step) for step in range(5)] == [0, 0.125, 0.25, 0.375, 0.5]

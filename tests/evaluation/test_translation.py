@@ -58,6 +58,7 @@ def test_each_bleu_is_its_equation():
     # 13a splits these sentences as words() does
     assert scores.bleu == pytest.approx(scores.bleu_tokenised)
     assert 0 < scores.chrf < 100
+    assert scores.exact == 100 * sum(a == b for a, b in zip(HYPOTHESES, REFERENCES, strict=True)) / 3
 
 
 def test_signatures_and_names():
@@ -65,16 +66,16 @@ def test_signatures_and_names():
     assert re.fullmatch(r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:[\d.]+", scores.signature)
     assert scores.chrf_signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0")
     assert [name for name, _ in scores] == [
-        "bleu", "bleu_tokenised", "bleu_lowercase", "bleu_compound", "chrf", "sentences",
+        "bleu", "bleu_tokenised", "bleu_lowercase", "bleu_compound", "chrf", "exact", "sentences",
     ]  # fmt: skip
     assert dict(scores)["sentences"] == 3
 
 
 def test_perfect_and_empty_translations():
     perfect = translation_scores(REFERENCES, REFERENCES, "de")
-    assert [value for _, value in perfect] == pytest.approx([100] * 5 + [3])
+    assert [value for _, value in perfect] == pytest.approx([100] * 6 + [3])
     nothing = translation_scores([""] * 3, REFERENCES)
-    assert [value for _, value in nothing] == [0] * 5 + [3]
+    assert [value for _, value in nothing] == [0] * 6 + [3]
 
 
 def test_scores_do_not_depend_on_the_order_of_sentences():

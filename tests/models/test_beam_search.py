@@ -13,8 +13,10 @@ from tests.models.test_seq2seq import BOTH, SOURCES, padded, small
 
 
 @torch.no_grad()
-def slow_search(network: Seq2Seq, source: list[int], beams: int, penalty: float, limit: int) -> list[Hypothesis]:
-    """fairseq's rules for one sentence, every prefix computed anew."""
+def slow_search(
+    network: Seq2Seq, source: list[int], beams: int, penalty: float, limit: int, wanted: int | None = None
+) -> list[Hypothesis]:
+    """fairseq's rules for one sentence, every prefix computed anew; with `wanted` it goes on while that may help."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     finished: list[Hypothesis] = []
     for length in range(1, limit + 2):  # of what is written, with EOS
@@ -26,11 +28,14 @@ def slow_search(network: Seq2Seq, source: list[int], beams: int, penalty: float,
                     candidates.append((total + value, text, word))
         candidates = sorted(candidates, key=lambda candidate: -candidate[0])[: 2 * beams]
         for total, text, word in candidates[:beams]:
-            if word == EOS and len(finished) < beams:
+            if word == EOS and (wanted or len(finished) < beams):
                 finished.append(Hypothesis(text, total / length**penalty, total))
-        if len(finished) == beams:
-            break
         live = [(total, (*text, word)) for total, text, word in candidates if word != EOS][:beams]
+        best = sorted((each.score for each in finished), reverse=True)
+        if len(finished) >= beams and (
+            not wanted or not live or live[0][0] / (length + 1) ** penalty <= best[wanted - 1]
+        ):
+            break
     return sorted(finished, key=lambda hypothesis: -hypothesis.score)
 
 
@@ -186,3 +191,23 @@ def test_mistakes() -> None:
         network.decoder_norm.bias.fill_(torch.nan)
     with pytest.raises(NumericalError, match="no finite probabilities"):
         beam_search(network, source)
+
+
+def test_late_but_likely_translations_are_found_unless_it_stops_early() -> None:
+    lost = 0
+    for seed in range(12):
+        network = small("translation_resmlp_6", seed=seed)
+        early = beam_search(network, padded(SOURCES), beams=3, length_penalty=1.0)
+        late = beam_search(network, padded(SOURCES), beams=3, length_penalty=1.0, stop_early=False)
+        for (a,), (b,) in zip(early, late, strict=True):
+            assert b.score >= a.score
+            lost += b.score > a.score
+    assert lost > 0
+
+
+def test_the_late_search_is_the_slow_one_that_goes_on() -> None:
+    for seed in range(4):
+        network = small("translation_resmlp_6", seed=seed)
+        found = beam_search(network, padded(SOURCES), beams=3, length_penalty=0.6, n_best=2, stop_early=False)
+        for given, source in zip(found, SOURCES, strict=True):
+            assert_found(given, slow_search(network, source, 3, 0.6, limit=9, wanted=2)[:2])

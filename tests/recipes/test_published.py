@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchloom.recipes import get_recipe, override, recipe_table
+from patchloom.recipes import difference, get_recipe, override, recipe_table
 
 # Table 6.1, column by column. None: not in use; "any": the table only says that it is in use.
 TABLE_6_1 = {
@@ -468,3 +468,38 @@ def test_recipe_table_has_what_dino_adds():
     printed = {row.label: row.values for row in rows}
     assert printed["Hue jitter"] == ("×", "0.1")
     assert printed["Grey / blur / solarise"] == ("×", "0.2 / 1 / 0")
+
+
+def test_translation_section_4_3_5():
+    printed = {
+        "optim.name": "adagrad",
+        "optim.peak_lr": 0.2,
+        "schedule.warmup_steps": 32_000,
+        "schedule.decay": "constant",
+        "objective.smoothing": 0.1,
+        "model.dropout": 0.15,
+        "text.beams": 4,
+    }
+    check(get_recipe("translation_resmlp", "translation_resmlp_12"), printed)
+    twin = {
+        "optim.name": "adam",
+        "optim.betas": (0.9, 0.98),
+        "optim.peak_lr": 5e-4,
+        "schedule.warmup_steps": 4000,
+        "schedule.decay": "inverse_sqrt",
+    }
+    check(get_recipe("translation_transformer"), twin)
+
+
+def test_small_translation_twins_differ_in_their_network_alone():
+    one, other = (get_recipe("translation_small", f"translation_{name}") for name in ("resmlp_6", "transformer_base"))
+    assert difference(one, other) == {"model.name": ("translation_resmlp_6", "translation_transformer_base")}
+
+
+def test_recipe_table_of_translation_has_no_images():
+    printed = {row.label: row.values[0] for row in recipe_table([get_recipe("translation_small")])}
+    assert printed["Batch size"] == "8192 tokens"
+    assert printed["Warm-up epochs"] == "400 steps"
+    assert printed["Vocabulary"] == "8000"
+    for label in ("Image size", "Horizontal flip", "Random resized crop", "Views", "Test crop ratio"):
+        assert printed[label] == "×"

@@ -35,6 +35,27 @@ def test_every_recipe_takes_another_network(name):
     assert get_recipe(name, "resmlp_s24").model.name == "resmlp_s24"
 
 
+def test_hyphens_are_underscores():
+    assert get_recipe("translation-resmlp") == get_recipe("translation_resmlp")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("model.image_size", 32), ("model.drop_path", 0.1), ("augment.flip", 0.0), ("optim.ema_decay", 0.9)],
+)
+def test_translation_refuses_what_it_does_not_read(key, value):
+    message = error_of(override, get_recipe("translation_small"), {key: value})
+    assert message.startswith(f"{key} is {value}, but objective.method translation does not read it.")
+
+
+def test_the_text_form_of_translation_has_no_images():
+    values = get_recipe("translation_small").to_dict()
+    assert set(values) == {"name", "source", "seed", "precision", "model", "objective", "text", "optim", "schedule"}
+    assert set(values["model"]) == {"name", "dropout", "options"}
+    assert set(values["objective"]) == {"method", "smoothing"}
+    assert "text" not in get_recipe("deit").to_dict()
+
+
 def test_recipes_by_pattern():
     assert list_recipes("wightman_*") == ["wightman_a2", "wightman_a1", "wightman_a3"]
     assert list_recipes("nothing*") == []
@@ -123,7 +144,7 @@ def test_written_by_hand():
         (
             {"qqqq": 1},
             'A recipe has no field "qqqq". Its groups are model, augment, objective, views, dino, grafit, '
-            "optim, schedule, test.",
+            "text, optim, schedule, test.",
         ),
         (
             {"optim.name": "adamx"},
@@ -171,6 +192,11 @@ def test_written_by_hand():
         (
             {"schedule.decay": "step", "schedule.step_epochs": "60,30"},
             "schedule.step_epochs is 60,30, expected rising epochs. Sort them.",
+        ),
+        (
+            {"text.beams": 2},
+            "text.beams is 2, but objective.method classification does not read it. "
+            "Choose a recipe that does, or leave it out.",
         ),
         ({"augment.hue": 0.6}, "augment.hue is 0.6, expected a number from 0 to 0.5."),
         (

@@ -1,0 +1,146 @@
+"""`patchloom translate` and `patchloom evaluate --text` as they are typed."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from patchloom.cli.translate import _arriving
+from patchloom.deployment.translator import load_translator
+from patchloom.training.run import run_training
+from tests.reliability.commands import command, started
+from tests.translation_runs import settings
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    run_training(settings(folder, epochs=1), say=str)
+    return folder
+
+
+@pytest.fixture
+def type_in(monkeypatch, capsys, tmp_path):
+    """translate RUN … with these bytes on standard input."""
+
+    def typed(data: bytes, *arguments):
+        (tmp_path / "typed").write_bytes(data)
+        with (tmp_path / "typed").open() as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            return command(("translate", *arguments, "--device", "cpu"), monkeypatch, capsys)
+
+    return typed
+
+
+LINES = "one\n\ntwo\r\n日本\nlast".encode()
+
+
+def test_a_line_in_a_line_out(run, type_in, tmp_path) -> None:
+    done = type_in(LINES, run)
+    assert done.code == 0
+    lines = done.output.split("\n")
+    assert len(lines) == 6
+    assert lines[1] == lines[5] == ""
+    (tmp_path / "source.gz").write_bytes(gzip.compress(LINES))
+    assert type_in(b"", run, tmp_path / "source.gz").output == done.output
+    assert type_in(b"", run).output == ""
+    assert type_in(LINES, run, "--out", tmp_path / "out").output == ""
+    assert (tmp_path / "out").read_text() == done.output
+
+
+def test_scores_and_several(run, type_in) -> None:
+    plain = type_in(LINES, run).output.splitlines()
+    scored = [line.split("\t") for line in type_in(LINES, run, "--scores").output.splitlines()]
+    assert [text for _, text in scored] == plain
+    assert float(scored[0][0]) < 0
+    rows = [line.split("\t") for line in type_in(LINES, run, "--n-best", "2").output.splitlines()]
+    assert [number for number, _, _ in rows] == ["1", "1", "2", "3", "3", "4", "4", "5", "5"]
+    found = [json.loads(line) for line in type_in(LINES, run, "--json").output.splitlines()]
+    assert [each["line"] for each in found] == [1, 2, 3, 4, 5]
+    assert [each["source"] for each in found] == ["one", "", "two", "日本", "last"]
+    assert [each["translations"][0]["text"] for each in found] == plain
+
+
+def test_bytes_that_are_no_text(run, type_in, tmp_path) -> None:
+    bad = b"one\n\ntwo\nab\xffc\nfour\n"
+    done = type_in(bad, run)
+    assert done.code == 3
+    assert "standard input, line 4: not UTF-8, byte 3 of the line is 0xff" in done.errors
+    assert len(done.output.splitlines()) == 3  # those before it
+    assert type_in(bad, run, "--out", tmp_path / "out").code == 3
+    assert not (tmp_path / "out").exists()
+    assert len(type_in(bad, run, "--replace").output.splitlines()) == 5
+
+
+def test_a_long_sentence_is_told_once(run, type_in) -> None:
+    translator = load_translator(run, device="cpu")
+    words = " ".join(["one"] * (translator.longest // 3 + 2)).encode()
+    assert translator.longest < len(translator.vocabulary.encode(words.decode())) < 64
+    done = type_in(b"one\n" + words + b"\n" + words + b"\n", run)
+    assert done.code == 0
+    assert done.errors.count("has a sentence of more subwords than any of training") == 1
+    assert "line 2 " in done.errors
+
+
+def test_mistakes_are_one_line(run, type_in, tmp_path) -> None:
+    assert "not the folder of a run" in type_in(b"", tmp_path).errors
+    assert "nowhere.txt: no such file" in type_in(b"", run, "nowhere.txt").errors
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(LINES)[:-9])
+    assert "cut.gz cannot be read" in type_in(b"", run, tmp_path / "cut.gz").errors
+
+
+def test_whoever_writes_a_line_and_waits_gets_it() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as stream, os.fdopen(writing, "wb", buffering=0) as pipe:
+        groups = _arriving(stream, 3)
+        pipe.write(b"one\ntw")
+        assert next(groups) == [b"one"]
+        pipe.write(b"o\r\n\n3\n4\n5\nlast")
+        pipe.close()
+        assert list(groups) == [[b"two", b"", b"3"], [b"4", b"5"], [b"last"]]
+
+
+def test_a_reader_that_leaves_is_no_error(run) -> None:
+    process = started("translate", run, "--device", "cpu", stdin=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.close()
+    process.communicate("one\n" * 5, timeout=60)
+    assert process.returncode == 141
+
+
+def test_evaluate(run, monkeypatch, capsys) -> None:
+    given = ("--text", "numbers:count=150", "--device", "cpu")
+    done = command(("evaluate", run, *given), monkeypatch, capsys)
+    assert done.code == 0
+    assert "bleu_compound" in done.output
+    assert "bleu: nrefs:1|case:mixed" in done.output
+    as_json = command(("evaluate", run, *given, "--split", "val", "--json"), monkeypatch, capsys)
+    values = json.loads(as_json.output)[run.name]["val"]
+    assert values["sentences"] == 200
+    assert values["signature"].startswith("nrefs:1")
+    positional = command(("evaluate", run, "numbers:count=150", "--device", "cpu"), monkeypatch, capsys)
+    assert positional.output == done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "say what: patchloom evaluate"),
+        (("--text", "numbers", "--knn", "5"), "--knn is about images"),
+        (("--text", "nowhere"), "nowhere is neither a path nor a built-in parallel text"),
+        (("--text", "numbers", "--split", "tst"), "has no split tst; there are train, val, test. Did you mean test?"),
+    ],
+)
+def test_what_evaluate_refuses(run, arguments, message, monkeypatch, capsys) -> None:
+    done = command(("evaluate", run, *arguments), monkeypatch, capsys)
+    assert done.code == 2
+    assert message in done.errors
+
+
+def test_report_again(run, monkeypatch, capsys, tmp_path) -> None:
+    done = command(("report", run, "--out", tmp_path / "page.html"), monkeypatch, capsys)
+    assert done.code == 0
+    assert "Mixing of positions" in (tmp_path / "page.html").read_text()
