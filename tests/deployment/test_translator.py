@@ -25,8 +25,8 @@ ODD = [
     "tab\tNUL\0 line\u2028separator",
     "日本語 ☃ \U0001f600",
     "twenty",
-    "x" * 3000,
-    "nine hundred. " * 200,
+    "x" * 500,
+    "nine hundred. " * 40,
     "\ufeffseven",
     "forty-two thousand",
 ]
@@ -98,7 +98,7 @@ def test_a_long_line_is_cut_at_sentence_ends_then_at_spaces_then_in_words(transl
     assert 1 < len(packed) < 4  # whole sentences, several together where they fit
     assert all(part[-1] in ".!?" and count(part) <= 19 for part in packed)
     # One sentence that the network can still hold is not cut, only marked.
-    between = "nine hundred ninety-nine thousand nine hundred ninety-nine and one"
+    between = "nine hundred ninety-nine thousand one two"
     assert LONGEST < count(between) <= 19
     assert pieces(translator, between) == [between]
     assert next(translator.translate([between]))[0].untrained
