@@ -1,4 +1,4 @@
-"""`patchloom train DATA`: from images to a trained model, its numbers and a report."""
+"""`patchloom train DATA`: from images, or sentence pairs, to a trained model, its numbers and a report."""
 
 from typing import Annotated
 
@@ -22,9 +22,9 @@ def train(
     init: Annotated[str | None, typer.Option(help="Start from a run's or a published file's weights.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     size: Annotated[int | None, typer.Option(help="Image size in pixels.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Images an update, over all devices.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images, of text tokens, an update, over all devices.")] = None,
     time: Annotated[str | None, typer.Option(help="Stop and save after 30m, 2h, 90s …")] = None,
-    patience: Annotated[int | None, typer.Option(help="Evaluations without a better top-1 before stopping.")] = None,
+    patience: Annotated[int | None, typer.Option(help="Evaluations without a better one before stopping.")] = None,
     pictures: Annotated[
         int | None, typer.Option(help="Draw the network into RUN/pictures every so many epochs.")
     ] = None,
@@ -48,7 +48,7 @@ def train(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result for machines.")] = False,
 ) -> None:
-    """Train a classifier; the same command again resumes."""
+    """Train a classifier, or a translator (--recipe translation-small); the same command again resumes."""
     from patchloom.training.plan import TrainingSettings
     from patchloom.training.run import run_training, silent
 

@@ -14,6 +14,7 @@ from patchloom.evaluation.probe import few_shot_probe, linear_probe
 from patchloom.evaluation.retrieval import retrieval
 from patchloom.evaluation.seeds import spread
 from patchloom.evaluation.separability import separability
+from patchloom.evaluation.translation import translation_scores
 from tests.evaluation.test_comparison import report
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "evaluation.md").read_text("utf-8")
@@ -29,6 +30,7 @@ def test_every_number_is_on_the_page() -> None:
         *few_shot_probe(images, images, classes=tuple("abcdef")),
         *retrieval(images, images, classes=taxonomy, trained_level="coarse", softmax=torch.rand(120, 2)),
         *separability(images, classes=6, posterior=torch.rand(120, 6), splits=2),
+        *translation_scores(["a b"], ["a c"]), *[(name, 0.0) for name in ("perplexity", "tokens")],  # of `token_loss`
     ]  # fmt: skip
     named = set(re.findall(r"`([a-z0-9_]+)`", PAGE))
     assert {name for name, _ in found} <= named
