@@ -222,6 +222,7 @@ def test_mistakes_in_the_text_are_one_line(sides, changes, message, tmp_path) ->
     [
         ({"size": 32}, "--size is about images"),
         ({"shard": True}, "--shard is about images"),
+        ({"patience": 0}, "--patience is 0, expected a whole number of at least 1"),
         ({"init": "nowhere"}, "--init nowhere: no such run"),
         ({"model": "resmlp_s12"}, "no translation network is called 'resmlp_s12'"),
         ({"changes": {"model.options.max_length": 9}}, "model.options.max_length is set by text.max_length"),
@@ -231,6 +232,12 @@ def test_mistakes_in_the_text_are_one_line(sides, changes, message, tmp_path) ->
 def test_mistakes_in_the_options_are_one_line(given, message, tmp_path) -> None:
     with pytest.raises(UsageError, match=message):
         run_training(settings(tmp_path, **given), say=str)
+
+
+def test_text_without_its_recipe_is_told_of_it(tmp_path) -> None:
+    for data in ("numbers", write(tmp_path / "text", train_en=WORDS, train_de=WORDS)):
+        with pytest.raises(UsageError, match=r"holds sentence pairs, not images; .* --recipe translation-small"):
+            run_training(TrainingSettings(data=data, out=str(tmp_path / "run"), device="cpu"), say=str)
 
 
 def test_another_direction_is_another_run(whole) -> None:

@@ -183,6 +183,14 @@ def open_splits(spec: Spec, source: str, target: str, split: str | None = None) 
     return {each: read_pairs(named[each], source, target) for each in chosen}
 
 
+def holds_pairs(spec: Spec) -> bool:
+    """Whether it is a parallel text, whatever is wrong with its lines."""
+    try:
+        return bool(_find(spec)[1])
+    except (DataError, UsageError):
+        return False
+
+
 # What there is ----------------------------------------------------------------------------------------------------
 
 

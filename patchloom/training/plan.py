@@ -13,6 +13,7 @@ import torch
 from patchloom.build import Choice, base_recipe, is_run, make_network, reads_labels, resolve_recipe, translates
 from patchloom.checkpoint import read_recipe
 from patchloom.data.loader import WORKER_TIMEOUT_S
+from patchloom.data.pairs import holds_pairs
 from patchloom.data.scan_bar import scan_bar
 from patchloom.data.sets import UNLABELLED, Splits
 from patchloom.data.source import find_source
@@ -98,8 +99,14 @@ class Plan:
 
 def make_plan(settings: TrainingSettings, device: str) -> Plan:
     """Everything that can be wrong is found here, before any work."""
-    _check_numbers(settings)
-    source = find_source(settings.data, strict=settings.strict, labels=settings.labels, taxonomy=settings.taxonomy)
+    check_numbers(settings)
+    try:
+        source = find_source(settings.data, strict=settings.strict, labels=settings.labels, taxonomy=settings.taxonomy)
+    except (DataError, UsageError):
+        if not holds_pairs(settings.data):
+            raise
+        told = f"{settings.data} holds sentence pairs, not images; learn to translate them with"
+        raise UsageError(f"{told} --recipe translation-small (see `patchloom recipes`)") from None
     folder = Path(settings.out) if settings.out else Path("runs") / folder_name(settings.data)
     labelled = _reads_labels(settings)
     if labelled and len(source.train) and np.all(source.train.labels == UNLABELLED):
@@ -180,7 +187,8 @@ def _check_clusters(part: GrafitPart, images: int) -> None:
         raise UsageError(f"grafit.clusters is {part.clusters}, more than the {images} images. Lower it.")
 
 
-def _check_numbers(settings: TrainingSettings) -> None:
+def check_numbers(settings: TrainingSettings) -> None:
+    """Refuse counts that are too small."""
     given = (("workers", settings.workers, 0), ("patience", settings.patience, 1), ("pictures", settings.pictures, 1))
     for name, value, least in given:
         if value is not None:

@@ -52,7 +52,7 @@ from patchloom.objectives.translation import Translation
 from patchloom.recipes.schema import Recipe, override
 from patchloom.training.assemble import EVALUATIONS, measured, parts_that_fit
 from patchloom.training.data_record import LEFT_OUT, DataRecord, changes_since, write_left_out, write_record
-from patchloom.training.plan import TrainingSettings, folder_name, same_run
+from patchloom.training.plan import TrainingSettings, check_numbers, folder_name, same_run
 from patchloom.training.run import Trained, heard_or_not, machine_of, silent, with_best_weights, with_files
 
 # Sentences of val that are translated, greedily, at every evaluation; a second or so.
@@ -133,6 +133,7 @@ def train_translation(
 
 def make_text_plan(settings: TrainingSettings) -> TextPlan:
     """What can be wrong with the options, the recipe and the text is found here; the whole text is read once."""
+    check_numbers(settings)
     defaults = {field.name: field.default for field in fields(TrainingSettings)}
     for name in _OF_IMAGES:
         if getattr(settings, name) != defaults[name]:
@@ -236,8 +237,9 @@ class ValEvaluator:
     metric = "loss"
 
     def __init__(self, plan: TextPlan, corpus: Corpus) -> None:
-        text = plan.text
-        self._batches = TokenLoader(corpus.val, tokens=plan.recipe.optim.batch_size, shuffle=False)
+        text, recipe = plan.text, plan.recipe
+        tokens = max(recipe.optim.batch_size, recipe.text.max_length)  # val may have the longest sentence
+        self._batches = TokenLoader(corpus.val, tokens=tokens, shuffle=False)
         self._sources, self._references = map(list, zip(*islice(text.val, GREEDY_SENTENCES), strict=True))
         self._corpus, self._languages = corpus, (text.source, text.target)
 
