@@ -98,10 +98,9 @@ class Translator:
         order = sorted(range(len(every)), key=lambda place: len(every[place]))
         for start in range(0, len(order), batch):
             places = order[start : start + batch]
-            for place, hypotheses in zip(
-                places, self._search([every[p] for p in places], beams, penalty, n_best), strict=True
-            ):
-                found[place] = hypotheses
+            hypotheses = self._search([every[place] for place in places], beams, penalty, n_best)
+            for place, of_piece in zip(places, hypotheses, strict=True):
+                found[place] = of_piece
         done = iter(found)
         for of_line in pieces:
             parts = list(islice(done, len(of_line)))
@@ -144,16 +143,16 @@ class Translator:
         if len(ids) <= usual:
             return [ids]
         pieces: list[list[int]] = []
-        for sentence in self._packed(_SENTENCE_END.split(line), usual, " "):
+        for sentence in self._packed(_SENTENCE_END.split(line), usual):
             ids = self.vocabulary.encode(sentence)
             if len(ids) <= most:
                 pieces.append(ids)
                 continue
-            for words in self._packed(sentence.split(" "), usual, " "):
+            for words in self._packed(sentence.split(" "), usual):
                 pieces += [self.vocabulary.encode(part) for part in self._cut(words, usual)]
         return [ids for ids in pieces if ids]
 
-    def _packed(self, parts: Sequence[str], most: int, between: str) -> Iterator[str]:
+    def _packed(self, parts: Sequence[str], most: int) -> Iterator[str]:
         """Neighbours together as long as they have at most so many subwords; one that alone has more is left so."""
         counts = [len(ids) for ids in self.vocabulary.encode_all(parts)]
         packed, total = "", 0
@@ -162,7 +161,7 @@ class Translator:
             if packed and total + count > most:
                 yield packed
                 packed, total = "", 0
-            packed = f"{packed}{between}{part}" if packed else part
+            packed = f"{packed} {part}" if packed else part
             total += count
         if packed:
             yield packed
