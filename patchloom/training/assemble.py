@@ -85,7 +85,7 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         teacher=teacher,
     )
     learned = [objective] if isinstance(objective, nn.Module) else []
-    if compiles and (follower := getattr(objective, "averaged", None)):
+    for follower in getattr(objective, "followers", ()) if compiles else ():
         follower.compile()
     evaluator = _make_evaluator(plan, processes, workers)
     model: nn.Module = torch.compile(network) if compiles else network  # type: ignore[assignment]
