@@ -101,7 +101,8 @@ class Network(nn.Module):
         self.config = config
         self.gradient_checkpointing = False
         self.absorbed = False
-        self._frames: dict[tuple[int, int], Network] = {}  # of forward_resampled
+        # Of forward_resampled: size → the config a frame was made from, and the frame.
+        self._frames: dict[tuple[int, int], tuple[NetworkConfig, Network]] = {}
 
     # What a family writes ---------------------------------------------------------------------------------------
 
@@ -194,11 +195,12 @@ class Network(nn.Module):
 
     def _frame(self, size: tuple[int, int]) -> "Network":
         """This network at another size without its weights: it takes no memory and draws no random numbers."""
-        config, known = self.config_at(self.config, size), self._frames.get(size)
-        if known is None or known.config != config:
+        made_for, frame = self._frames.get(size, (None, None))
+        if frame is None or made_for is not self.config:
             with torch.device("meta"):
-                known = self._frames[size] = type(self)(config)
-        return known
+                frame = type(self)(self.config_at(self.config, size))
+            self._frames[size] = (self.config, frame)
+        return frame
 
     def _weights_for(self, new: "Network") -> dict[str, Tensor]:
         """Name → weights and buffers of this network on the grids of `new`."""

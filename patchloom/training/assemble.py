@@ -85,8 +85,14 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         teacher=teacher,
     )
     learned = [objective] if isinstance(objective, nn.Module) else []
-    for follower in getattr(objective, "followers", ()) if compiles else ():
-        follower.compile()
+    if compiles:
+        for follower in getattr(objective, "followers", ()):
+            follower.compile()
+        if recipe.views.local and not network.any_resolution:
+            side = recipe.views.local_size
+            with torch.no_grad():  # once uncompiled: what it prepares is then there
+                network.forward_resampled(torch.zeros(1, network.config.channels, side, side, device=processes.device))
+            network.forward_resampled = torch.compile(network.forward_resampled)  # type: ignore[method-assign]
     evaluator = _make_evaluator(plan, processes, workers)
     model: nn.Module = torch.compile(network) if compiles else network  # type: ignore[assignment]
     run = Run(
