@@ -1,4 +1,4 @@
-"""Learn without labels (DINO), and from coarse labels (Grafit), on the built-in shapes; then measure, search, fine-tune."""
+"""Learn without labels (DINO) and from coarse ones (Grafit) on the built-in shapes; then measure, judge, fine-tune."""
 
 import tempfile
 from pathlib import Path
