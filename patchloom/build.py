@@ -177,9 +177,8 @@ def _learns(recipe: Recipe, labels: Literal["knn", "cross_entropy"]) -> bool:
     return method is not None and method.labels == labels
 
 
-def reads_labels(recipe: Recipe) -> bool:
-    """Whether labels of the images are needed to train."""
-    method = recipe.objective.method
+def reads_labels(method: str) -> bool:
+    """Whether an objective.method needs labels of the images."""
     return method == "classification" or (method in METHODS and METHODS[method].labels != "none")
 
 

@@ -1,6 +1,6 @@
 """`report.html` of a run, from what its folder holds. What is missing or damaged is a note, and the rest is shown."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from patchloom.evaluation.intervals import LEVEL
 from patchloom.evaluation.predictions import Predictions, fingerprint, load_predictions
 from patchloom.inspection.cost import Cost, cost
 from patchloom.inspection.pictures import Picture, pictures_of
-from patchloom.inspection.report import RecipeRow, Summary, recipe_rows, write_report
+from patchloom.inspection.report import RecipeRow, Summary, neighbours_of, recipe_rows, write_report
 from patchloom.models.network import Network
 from patchloom.models.registry import create_model
 
@@ -50,13 +50,19 @@ class RunParts:
             return None
 
 
+def decides(files: RunFiles) -> bool:
+    """Whether the network ends with a classifier of named classes."""
+    return 0 < len(files.labels) == files.options["num_classes"]
+
+
 def read_run(folder: Path) -> RunParts:
     """A run's folder as far as it can be read; only its config must be there."""
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
     parts = RunParts(folder, read_run_files(folder))
     parts.record = parts.attempt(lambda: read_run_record(folder))
-    parts.predictions = parts.attempt(lambda: load_predictions(folder))
+    if decides(parts.files):
+        parts.predictions = parts.attempt(lambda: load_predictions(folder))
     parts.network = parts.attempt(lambda: load_network(folder)[0])
     return parts
 
@@ -82,7 +88,7 @@ def report_run(folder: Path, *, data: str | None = None, val: ImageSet | None = 
     write_report(
         page,
         title=f"{name} on {record.data_name}" if record else f"{name}, {folder.name}",
-        summary=_summary(parts, name, judged),
+        summary=_summary(parts, name, judged, metrics),
         curves=metrics,
         confusion=judged.confusion if judged else None,
         class_names=judged.classes if judged else parts.files.labels,
@@ -114,12 +120,19 @@ def number_rows(report: ClassificationReport) -> list[tuple[str, str, str]]:
     ]
 
 
-def _summary(parts: RunParts, name: str, judged: ClassificationReport | None) -> Summary:
+def _summary(
+    parts: RunParts, name: str, judged: ClassificationReport | None, metrics: Sequence[Mapping[str, Any]]
+) -> Summary:
     record, folder = parts.record, parts.folder
+    top1, measure = judged.top(1) if judged else None, "top-1"
+    if neighbours := 0 if decides(parts.files) else neighbours_of(metrics):
+        key, measure = f"knn{neighbours}_top1", f"top-1 of the {neighbours} nearest"
+        top1 = max(r["values"][key] for r in metrics if key in r.get("values", {}))
     return Summary(
         model=name,
         data=record.data_name if record else "not recorded",
-        top1=judged.top(1) if judged else None,
+        top1=top1,
+        measure=measure,
         interval=judged.top_interval() if judged else None,
         weights="ema" if record and record.best_weights == "ema" else "model",
         epochs=record.epochs if record else None,
@@ -131,7 +144,7 @@ def _summary(parts: RunParts, name: str, judged: ClassificationReport | None) ->
 
 def val_of(parts: RunParts, data: str | None) -> ImageSet | None:
     """The pictures the run was validated on, from where it was trained or from `data`."""
-    if parts.predictions is None:
+    if parts.predictions is None and decides(parts.files):
         return None
     record = parts.record
     place = data or (record.data if record else None)
@@ -142,7 +155,7 @@ def val_of(parts: RunParts, data: str | None) -> ImageSet | None:
         val: ImageSet = open_data(place, level=level, labels=labels, taxonomy=taxonomy).val
     except PatchloomError as error:
         raise DataError(f"no pictures are shown, since the data cannot be opened: {error}") from error
-    if fingerprint(val) != parts.predictions.fingerprint:
+    if parts.predictions and fingerprint(val) != parts.predictions.fingerprint:
         raise DataError(f"no pictures are shown: those of {place} are not those the run was validated on")
     return val
 
@@ -181,7 +194,7 @@ def _pictures(parts: RunParts, val: ImageSet | None) -> list[Picture]:
     return pictures_of(
         parts.network,
         [picture for _, picture in shown],
-        parts.files.labels,
+        parts.files.labels or val.classes.names,
         preprocessing=parts.files.preprocessing,
         labels=labels,
     )

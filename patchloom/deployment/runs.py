@@ -104,6 +104,7 @@ def evaluate_runs(
 
 def _evaluate_run(folder: Path, data: str, shown: Shown, device: str, heads: bool) -> Evaluation:
     classifier = load(folder, device=device)
+    classifier.check_decides()
     pictures = shown.open(data, classifier.labels, data_files(folder, data))
     return evaluate_on(classifier, pictures, shown, heads=heads)
 

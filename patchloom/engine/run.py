@@ -28,6 +28,7 @@ class Objective(Protocol):
     after_update(model, step)   called after each update: a teacher follows its student, a memory takes in the batch
     forget()                    called where no update follows: drop what was noted for the next one
     averaged                    a network that follows the model: evaluated, and kept where it is better, as an average
+    followers                   networks of its own that see every batch: compiled where the model is
     equal_on_all_ranks          names of buffers that every rank keeps the same by itself
     """
 

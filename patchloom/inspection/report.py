@@ -6,6 +6,7 @@ Charts are SVG and pictures data URIs; what it looks like is in `report.html.j2`
 
 import math
 import platform
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -41,6 +42,7 @@ class Summary:
     model: str
     data: str
     top1: float | None = None  # best, in percent
+    measure: str = "top-1"  # what it is called
     interval: tuple[float, float] | None = None  # of it, in percent
     weights: Literal["model", "ema"] = "model"  # that reached it
     epochs: int | None = None
@@ -143,8 +145,9 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _curve_charts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Markup]]:
-    """Loss, validation top-1 or BLEU, and learning rate, as far as the records have them."""
+    """Loss and its terms, validation, learning rate and what tells of a collapse, as far as the records have them."""
     unit, steps = steps_per_unit(records)
+    neighbours = neighbours_of(records)
 
     def line(label: str, color: int, kind: str, weights: str, value: str) -> Series:
         return Series(label, curve(records, steps, kind, weights, value), color)
@@ -164,6 +167,20 @@ def _curve_charts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Marku
             line("model", 1, "evaluation", "model", "bleu_greedy"),
             line("average of epochs", 2, "evaluation", "average", "bleu_greedy"),
         ],
+        f"Top-1 of the {neighbours} nearest, %": [
+            line("model", 1, "evaluation", "model", f"knn{neighbours}_top1"),
+            line("EMA", 2, "evaluation", "ema", f"knn{neighbours}_top1"),
+        ],
+        "Terms of the loss": [
+            line("labels", 0, "train", "model", "label_loss"),
+            line("instances", 1, "train", "model", "instance_loss"),
+        ],
+        "Teacher and student, nats": [
+            line("teacher's entropy", 0, "train", "model", "teacher_entropy"),
+            line("what it tells of an image", 1, "train", "model", "teacher_spread"),
+            line("student's distance (KL)", 2, "train", "model", "kl"),
+        ],
+        "Norm of the centre": [line("centre", 0, "train", "model", "centre_norm")],
         "Learning rate": [line("learning rate", 0, "train", "model", "lr")],
     }
     drawn = {name: [s for s in lines if any(math.isfinite(y) for _, y in s.points)] for name, lines in charts.items()}
@@ -177,6 +194,13 @@ def curve(
     rows = [r for r in records if r.get("kind") == kind and r.get("weights", "model") == weights]
     rows = [r for r in rows if "step" in r and value in r.get("values", {})]
     return _thinned([(r["step"] / steps, _float(r["values"][value])) for r in rows])
+
+
+def neighbours_of(records: Sequence[Mapping[str, Any]]) -> int:
+    """How many neighbours judged the run; 0 where none did."""
+    names = (name for r in records if r.get("kind") == "evaluation" for name in r.get("values", {}))
+    found = (re.fullmatch(r"knn(\d+)_top1", name) for name in names)
+    return next((int(match[1]) for match in found if match), 0)
 
 
 def steps_per_unit(records: Sequence[Mapping[str, Any]]) -> tuple[str, float]:

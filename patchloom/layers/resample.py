@@ -34,10 +34,22 @@ class Resampled(nn.Module):
             getattr(self, name).copy_(weight)
 
 
-# Kept, because a training that shows a network small views resamples at every step.
-@lru_cache(maxsize=64)
+# Kept, because a training that shows a network small views resamples at every step. Where that is compiled they are
+# constants; the cache is a function of its own, since torch.compile does not look past one.
+@torch.compiler.assume_constant_result
 def upsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Tensor:
     """R: (positions of `new`, positions of `old`), positions row-major; float64."""
+    return _upsampler(old, new, device)
+
+
+@torch.compiler.assume_constant_result
+def downsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Tensor:
+    """D: (positions of `old`, positions of `new`), the transpose of R with rows that sum to 1."""
+    return _downsampler(old, new, device)
+
+
+@lru_cache(maxsize=64)
+def _upsampler(old: Grid, new: Grid, device: torch.device | None) -> Tensor:
     with torch.inference_mode(False):
         matrix = torch.ones(1, 1, dtype=torch.float64)
         for old_length, new_length in zip(old, new, strict=True):
@@ -46,10 +58,9 @@ def upsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Tenso
 
 
 @lru_cache(maxsize=64)
-def downsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Tensor:
-    """D: (positions of `old`, positions of `new`), the transpose of R with rows that sum to 1."""
+def _downsampler(old: Grid, new: Grid, device: torch.device | None) -> Tensor:
     with torch.inference_mode(False):
-        adjoint = upsampler(old, new, device).T
+        adjoint = _upsampler(old, new, device).T
         return adjoint / adjoint.sum(dim=1, keepdim=True)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from patchloom.errors import UsageError
-from patchloom.layers.projector import Projector
+from patchloom.layers.projector import HIDDEN_DIM, Projector
 from patchloom.layers.resample import Resampled
 from patchloom.layers.residual import drop_path_rates
 
@@ -55,6 +55,7 @@ class NetworkConfig:
     channels: int = 3
     drop_path: float = 0.0
     drop_path_rule: Literal["uniform", "linear"] = "uniform"
+    head: Literal["linear", "mlp"] = "linear"  # the classifier; mlp: Linear, BatchNorm, ReLU, Linear (thesis 2.4.6)
     projector: Literal["none", "fc", "mlp"] = "none"  # from the pooled features to what images are searched by
 
     def __post_init__(self) -> None:
@@ -100,7 +101,8 @@ class Network(nn.Module):
         self.config = config
         self.gradient_checkpointing = False
         self.absorbed = False
-        self._frames: dict[tuple[int, int], Network] = {}  # of forward_resampled
+        # Of forward_resampled: size → the config a frame was made from, and the frame.
+        self._frames: dict[tuple[int, int], tuple[NetworkConfig, Network]] = {}
 
     # What a family writes ---------------------------------------------------------------------------------------
 
@@ -139,13 +141,16 @@ class Network(nn.Module):
         return self.head(self.features(images))
 
     def make_classifier(self, inputs: int) -> nn.Module:
-        """A fresh linear classifier for the config's number of classes."""
+        """A fresh classifier for the config's number of classes."""
         if self.config.num_classes == 0:
             return nn.Identity()
-        linear = nn.Linear(inputs, self.config.num_classes)
+        mlp = self.config.head == "mlp"
+        linear = nn.Linear(HIDDEN_DIM if mlp else inputs, self.config.num_classes)
         nn.init.trunc_normal_(linear.weight, std=0.02)
         nn.init.zeros_(linear.bias)
-        return linear
+        if not mlp:
+            return linear
+        return nn.Sequential(nn.Linear(inputs, HIDDEN_DIM), nn.BatchNorm1d(HIDDEN_DIM), nn.ReLU(), linear)
 
     def make_projector(self) -> nn.Module:
         """A fresh projector of the config's kind."""
@@ -190,11 +195,12 @@ class Network(nn.Module):
 
     def _frame(self, size: tuple[int, int]) -> "Network":
         """This network at another size without its weights: it takes no memory and draws no random numbers."""
-        config, known = self.config_at(self.config, size), self._frames.get(size)
-        if known is None or known.config != config:
+        made_for, frame = self._frames.get(size, (None, None))
+        if frame is None or made_for is not self.config:
             with torch.device("meta"):
-                known = self._frames[size] = type(self)(config)
-        return known
+                frame = type(self)(self.config_at(self.config, size))
+            self._frames[size] = (self.config, frame)
+        return frame
 
     def _weights_for(self, new: "Network") -> dict[str, Tensor]:
         """Name → weights and buffers of this network on the grids of `new`."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from patchloom.errors import UsageError
 from patchloom.layers.attention import ClassAttention
 from patchloom.layers.convolution import PatchConv
 from patchloom.layers.init import truncated_normal_
@@ -92,6 +93,8 @@ class AttentionPooled(Network):
     def make_classifier(self, inputs: int) -> nn.Module:
         """A linear classifier, or one row a class token."""
         if self.config.class_tokens == "per_class" and self.config.num_classes:
+            if self.config.head == "mlp":
+                raise UsageError("head=mlp needs one vector an image; with class_tokens=per_class the head is linear")
             linear = PerClassLinear(inputs, self.config.num_classes)
             truncated_normal_(linear)
             return linear

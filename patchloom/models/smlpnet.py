@@ -92,7 +92,8 @@ class SMLPNet(Network):
 
     def make_classifier(self, inputs: int) -> nn.Module:
         """A linear layer as PyTorch starts it, as everything in this family."""
-        return nn.Linear(inputs, self.config.num_classes) if self.config.num_classes else nn.Identity()
+        plain = self.config.num_classes and self.config.head == "linear"
+        return nn.Linear(inputs, self.config.num_classes) if plain else super().make_classifier(inputs)
 
     @property
     def feature_dim(self) -> int:

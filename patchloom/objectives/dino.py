@@ -156,6 +156,11 @@ class Dino(nn.Module):
         """The teacher: what is evaluated and kept."""
         return self.teacher
 
+    @property
+    def followers(self) -> list[Network]:
+        """The networks that follow the model."""
+        return [self.teacher]
+
     def collapsed(self) -> str:
         """One line on how the outputs collapsed since this was last asked, or ''. Waits for the device."""
         if not self._watched:

@@ -155,7 +155,9 @@ class Target(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images → (B, D)."""
-        return self.projector(self.trunk.projector(self.trunk.vectors(self.trunk.features(images))))
+        headless = self.trunk.config.num_classes == 0
+        vectors = self.trunk(images) if headless else self.trunk.vectors(self.trunk.features(images))
+        return self.projector(self.trunk.projector(vectors))
 
     @torch.no_grad()
     def follow(self, trunk: nn.Module, projector: nn.Module, decay: float) -> None:
@@ -217,6 +219,11 @@ class Grafit(nn.Module):
             self.target = Target(trunk, self.projector)
 
         self.equal_on_all_ranks = ["labels", *(["memory.slots"] if self.method.labels == "knn" else [])]
+
+    @property
+    def followers(self) -> list[Network]:
+        """The networks that follow the model."""
+        return [self.target.trunk] if self.method.instance == "cosine" else []
 
     def _dim(self, trunk: Network) -> int:
         found = [p.dim for p in (self.projector, trunk.projector) if isinstance(p, Projector)]

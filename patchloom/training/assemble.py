@@ -59,6 +59,10 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     if settings.shard:
         if processes.world == 1:
             raise UsageError("--shard splits weights over several processes; start them with torchrun or srun")
+        if compares_views(recipe):
+            raise UsageError(
+                f"--shard cannot be used with {recipe.objective.method}: it keeps a whole copy of the network"
+            )
         processes.shard(network)
     torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, other drop paths
     freeze(network, recipe.model.trainable)
@@ -85,8 +89,8 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         teacher=teacher,
     )
     learned = [objective] if isinstance(objective, nn.Module) else []
-    if compiles and (follower := getattr(objective, "averaged", None)):
-        follower.compile()
+    if compiles:
+        _compile_beside(network, objective, recipe.views.local_size if recipe.views.local else None)
     evaluator = _make_evaluator(plan, processes, workers)
     model: nn.Module = torch.compile(network) if compiles else network  # type: ignore[assignment]
     run = Run(
@@ -111,6 +115,17 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     if run.accumulate > 1:
         say(f"           batch {recipe.optim.batch_size} does not fit at once: {run.accumulate} parts, the same result")
     return run, network, note + (", compiled" if compiles else "")
+
+
+def _compile_beside(network: Network, objective: Objective, local_size: int | None) -> None:
+    """Compile what runs beside the network's own forward pass: followers, and small views of a fixed-size network."""
+    for follower in getattr(objective, "followers", ()):
+        follower.compile()
+    if local_size and not network.any_resolution:
+        device = next(network.parameters()).device
+        with torch.no_grad():  # once uncompiled: what it prepares is then there
+            network.forward_resampled(torch.zeros(1, network.config.channels, local_size, local_size, device=device))
+        network.forward_resampled = torch.compile(network.forward_resampled)  # type: ignore[method-assign]
 
 
 def _make_loader(

@@ -24,7 +24,7 @@ from patchloom.errors import DataError, UsageError, at_least
 from patchloom.inspection.cost import Cost, cost, human
 from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
-from patchloom.recipes.schema import GrafitPart, Recipe, difference, override
+from patchloom.recipes.schema import GrafitPart, Recipe, difference
 from patchloom.training.data_record import LEFT_OUT, DataRecord, changes_since, record_of
 
 
@@ -173,8 +173,7 @@ def _reads_labels(settings: TrainingSettings) -> bool:
     base = base_recipe(settings.recipe, settings.model)
     if base is None:
         return True
-    method = settings.changes.get("objective.method")
-    return reads_labels(override(base, {"objective.method": method}) if method else base)
+    return reads_labels(str(settings.changes.get("objective.method", base.objective.method)))
 
 
 def _check_clusters(part: GrafitPart, images: int) -> None:

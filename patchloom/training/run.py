@@ -117,7 +117,7 @@ def _train_and_report(
     if run.processes.is_main:
         shown = preprocessing_of(plan.recipe, network)
         # Classes that taught nothing are no part of what was trained.
-        labels = plan.splits.classes.names if reads_labels(plan.recipe) else ()
+        labels = plan.splits.classes.names if reads_labels(plan.recipe.objective.method) else ()
         write_run_files(plan.folder, network, shown, plan.recipe, labels, plan.settings.level)
         write_record(plan.folder, plan.record)
         write_left_out(plan.folder, _named(plan))

@@ -287,6 +287,7 @@ def test_options_that_cannot_be(name, options, message) -> None:
 
 # Every choice of every option that the registry does not use by itself.
 OPTIONS = [
+    *[(name, {"head": "mlp"}) for name in ONE_OF_EACH.values()],
     *[("resmlp_s12", {"norm": norm}) for norm in ("layer", "batch", "l2")],
     *[("resmlp_s12", {"communication": c}) for c in ("none", "mlp", "conv", "depthwise", "separable")],
     *[("resmlp_s12", {"activation": a}) for a in ("silu", "hardswish", "relu", "gelu_tanh")],

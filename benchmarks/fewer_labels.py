@@ -1,0 +1,147 @@
+"""CIFAR-100 with fewer labels: Grafit from 20 coarse classes, DINO from none; runs, then the tables of docs/results.md.
+
+    python benchmarks/fewer_labels.py grafit cifar100/ --out runs       # train/ and val/ of coarse/fine/ folders
+    python benchmarks/fewer_labels.py dino cifar100/ --out runs
+    python benchmarks/fewer_labels.py small_views cifar100/ --out runs
+    python benchmarks/fewer_labels.py grafit cifar100/ --out runs --table        # of what is there already
+
+Options after `--` go to every `patchloom train`. A run that is there already goes on or is left as it is.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import patchloom
+from patchloom.build import make_evaluation_loader, make_network
+from patchloom.checkpoint import read_run_files
+from patchloom.engine.records import read_metrics
+from patchloom.evaluation.embeddings import embed
+from patchloom.evaluation.knn import knn
+
+SMLPNET = (
+    *("--model", "smlpnet_t", "--set", "model.options.patch_size=2", "--set", "model.options.depths=2,4,4"),
+    *("--set", "model.options.dim=96", "--set", "model.options.global_stages=1,2,3"),
+)
+COARSE = ("--recipe", "grafit_small_images", "--level", "coarse", "--epochs", "50", *SMLPNET)
+VIT = ("--model", "deit_ti", "--set", "model.options.depth=9")
+DINO = ("--recipe", "dino_small_images", "--epochs", "60")
+TENTH = ("--recipe", "small_images", "--epochs", "150", "--batch", "256")
+
+# Name → options of `patchloom train`; {out} is the folder of all runs, {tenth} the data with a tenth of the labels.
+RUNS: dict[str, dict[str, tuple[str, ...]]] = {
+    "grafit": {
+        "cross_entropy": (*COARSE, "--set", "objective.method=classification", "--set", "views.number=1"),
+        "clusterfit": (
+            *(*COARSE, "--set", "objective.method=clusterfit", "--set", "views.number=1"),
+            *("--set", "grafit.clusters_of={out}/cross_entropy"),
+        ),
+        "snca_plus": (*COARSE, "--set", "objective.method=snca_plus", "--set", "views.number=1"),
+        "grafit_fc": (*COARSE, "--set", "objective.method=grafit_fc"),
+        "grafit": COARSE,
+    },
+    "dino": {
+        "dino_resmlp": DINO,
+        "dino_vit": (*DINO, *VIT),
+        "scratch": ("{tenth}", *TENTH),
+        "from_dino": ("{tenth}", *TENTH, "--init", "{out}/dino_resmlp"),
+    },
+    "small_views": {
+        f"views_{kind}": (*DINO[:2], "--epochs", "20", "--set", f"dino.small_views={kind}")
+        for kind in ("resample", "resize", "none")
+    },
+}
+# Thesis table 2.7, CIFAR-100: ResNet-50, 600 epochs; kNN and mAP.
+PAPER = {
+    "cross_entropy": "71.8 / 42.5, conditioned 43.1",
+    "snca_plus": "72.2 / 35.9",
+    "grafit_fc": "75.6 / 53.6, conditioned 55.0",
+    "grafit": "77.7 / 52.9, conditioned 55.7, oracle 59.3",
+}
+
+
+def main() -> None:
+    """Train what was asked for, then tell."""
+    own, _, further = " ".join(sys.argv[1:]).partition(" -- ")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=RUNS)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args(own.split())
+    runs = {name: RUNS[given.part][name] for name in given.only or RUNS[given.part]}
+    for name, options in {} if given.table else runs.items():
+        data, options = (tenth(given.data), options[1:]) if options[0] == "{tenth}" else (given.data, options)
+        filled = [option.format(out=given.out) for option in options]
+        command = [sys.executable, "-m", "patchloom.cli", "train", str(data), "--out", str(given.out / name)]
+        subprocess.run([*command, *filled, *further.split()], check=True)
+    folders = {name: given.out / name for name in runs if (given.out / name / "run.json").exists()}
+    (tell_levels if given.part == "grafit" else tell_neighbours)(folders, given.data)
+
+
+def tenth(data: Path) -> Path:
+    """The same val, and every tenth picture of each class of train, as links."""
+    made = data.with_name(f"{data.name}_tenth")
+    if not made.exists():
+        for path in sorted(data.glob("train/*/*/")):
+            folder = made / "train" / path.name
+            folder.mkdir(parents=True)
+            for picture in sorted(path.iterdir())[::10]:
+                os.link(picture, folder / picture.name)
+        for path in data.glob("val/*/*/"):
+            (made / "val").mkdir(exist_ok=True)
+            os.symlink(path.resolve(), made / "val" / path.name)
+    return made
+
+
+def tell_levels(folders: dict[str, Path], data: Path) -> None:
+    """kNN and mAP at the fine level, of networks that saw coarse labels alone, beside the thesis's."""
+    found = patchloom.evaluate_levels([str(folder) for folder in folders.values()], str(data), batch=1024)
+    print(
+        "| method | kNN | mAP | conditioned | oracle | coarse kNN | thesis (ResNet-50) |\n|---|---|---|---|---|---|---|"
+    )
+    for name, folder in folders.items():
+        run = found.runs[folder.name]
+        values = run.values
+        conditioned = values.get("map_conditioned_softmax", values.get("map_conditioned", float("nan")))
+        numbers = [
+            *(values[f"knn{run.neighbours}_top1"], values["map"], conditioned),
+            *(values.get("map_oracle", float("nan")), values[f"knn{run.neighbours}_top1_coarse"]),
+        ]
+        print(f"| {name} | " + " | ".join(f"{number:.2f}" for number in numbers) + f" | {PAPER.get(name, '')} |")
+
+
+def tell_neighbours(folders: dict[str, Path], data: Path) -> None:
+    """The best of each run, and for DINO the neighbours of the same network untrained and their course."""
+    for name, folder in folders.items():
+        rows = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "evaluation"]
+        key = next(iter(rows[0]["values"]))
+        course = [round(row["values"][key], 1) for row in rows if row["weights"] == rows[-1]["weights"]]
+        best = max(row["values"][key] for row in rows)
+        before = f", untrained {untrained(folder, data):.2f}" if key.startswith("knn") else ""
+        print(f"{name}: {key} {best:.2f}{before}; {course}")
+
+
+@torch.no_grad()
+def untrained(folder: Path, data: Path) -> float:
+    """Top-1 of 20 neighbours by the run's network as it started."""
+    files, splits = read_run_files(folder), patchloom.open_data(str(data))
+    assert files.recipe is not None
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(files.recipe.seed)
+    network, shown = make_network(files.recipe, 0).to(device), files.preprocessing
+    given = {"batch_size": 1024, "device": device, "workers": 4}
+    sets = [
+        make_evaluation_loader(part, shown.image_size, shown.crop_ratio, **given) for part in (splits.train, splits.val)
+    ]
+    vectors = [embed(network, each.epoch(0)) for each in sets]
+    return dict(knn(*vectors, classes=len(splits.classes)))["knn20_top1"]
+
+
+if __name__ == "__main__":
+    main()

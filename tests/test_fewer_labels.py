@@ -1,0 +1,244 @@
+"""DINO, Grafit and its baselines through `patchloom train`, and what can be done with the result."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import patchloom
+from patchloom.checkpoint import load_network, read_run_files
+from patchloom.engine.records import read_metrics
+from patchloom.engine.signals import Stopped
+from patchloom.errors import CheckpointError, DataError, UsageError
+from patchloom.objectives.dino import Dino
+from patchloom.training.plan import TrainingSettings
+from patchloom.training.run import run_training, silent
+
+DATA = "shapes:count=80,size=32"
+TINY = {"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_size": 4}
+SMALL_HEAD = {"dino.outputs": 24, "dino.hidden": 16, "dino.bottleneck": 8, "views.local": 1}
+
+
+def train(out: Path, *, data: str = DATA, recipe: str = "dino_small_images", say=silent, **changes):
+    fields = TINY | (SMALL_HEAD if recipe.startswith("dino") else {})
+    given = {"epochs": 2, "batch": 16, "workers": 0, "device": "cpu", "model": "resmlp_s12", "size": 32}
+    fields |= {key: value for key, value in changes.items() if "." in key}
+    given |= {key: value for key, value in changes.items() if "." not in key}
+    return run_training(TrainingSettings(data=data, recipe=recipe, out=str(out), changes=fields, **given), say=say)
+
+
+@pytest.fixture(scope="module")
+def dino_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("dino") / "run").folder
+
+
+# DINO ---------------------------------------------------------------------------------------------------------------
+
+
+def test_dino_leaves_a_backbone_without_labels(dino_run: Path) -> None:
+    network, files = load_network(dino_run)
+    assert (network.config.num_classes, files.labels) == (0, ())
+    records = read_metrics(dino_run / "metrics.jsonl")
+    trained = [record["values"] for record in records if record["kind"] == "train"]
+    assert {"loss", "kl", "teacher_entropy", "teacher_spread", "centre_norm"} <= trained[-1].keys()
+    judged = [(record["weights"], *record["values"]) for record in records if record["kind"] == "evaluation"]
+    assert judged == [("model", "knn20_top1", "knn20_top5"), ("ema", "knn20_top1", "knn20_top5")] * 2
+    page = (dino_run / "report.html").read_text("utf-8")
+    assert "top-1 of the 20 nearest" in page
+    assert "Teacher and student, nats" in page
+
+
+def test_its_features_are_measured_and_fine_tuned(dino_run: Path, tmp_path: Path) -> None:
+    measured = dict(patchloom.load(dino_run).probe(DATA, knn=[5], linear=True))
+    assert {"knn5_top1", "linear_top1"} <= measured.keys()
+    tuned = train(tmp_path / "tuned", recipe="small_images", init=str(dino_run), epochs=1, **{"optim.lr": 1e-9})
+    before, after = (load_network(folder)[0].state_dict() for folder in (dino_run, tuned.folder))
+    torch.testing.assert_close(after["stem.weight"], before["stem.weight"], rtol=0, atol=1e-5)
+    assert tuned.metrics["top1"] >= 0
+
+
+def test_it_cannot_name_classes(dino_run: Path) -> None:
+    classifier = patchloom.load(dino_run)
+    for asked in (lambda: classifier.evaluate(DATA), lambda: classifier.predict([Image.new("RGB", (32, 32))])):
+        with pytest.raises(UsageError, match="trained without a classifier and cannot name classes"):
+            asked()
+    with pytest.raises(UsageError, match="Measure its features with --knn or --linear"):
+        patchloom.evaluate_runs([str(dino_run)], DATA)
+
+
+def test_a_folder_without_classes_is_enough(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(20):
+        pixels = np.random.default_rng(number).integers(256, size=(40, 36, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(photos / f"{number}.png")
+    told: list[str] = []
+    run = train(tmp_path / "run", data=str(photos), batch=8, say=told.append)
+    assert run.metrics == {}
+    assert any("no labels" in line for line in told)
+    assert any(line.startswith("Next: patchloom index") for line in told)
+    with pytest.raises(DataError, match="no class for a picture as a whole"):
+        train(tmp_path / "other", data=str(photos), recipe="grafit_small_images")
+
+
+def test_a_stopped_dino_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(tmp_path / "whole").folder
+    after_update, done = Dino.after_update, []
+
+    def stopping(self, model, step):
+        after_update(self, model, step)
+        done.append(step)
+        if len(done) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Dino, "after_update", stopping)
+    with pytest.raises(Stopped):
+        train(tmp_path / "broken")
+    monkeypatch.undo()
+    broken = train(tmp_path / "broken").folder
+    for part in ("weights", "objective", "optimizer"):
+        ours, theirs = (load_file(newest(folder) / f"{part}.safetensors") for folder in (whole, broken))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def newest(folder: Path) -> Path:
+    return max((folder / "checkpoints").iterdir())
+
+
+def test_a_collapse_is_said(tmp_path: Path) -> None:
+    told: list[str] = []
+    # Nothing keeps the outputs apart: no centre, and a teacher too warm to choose.
+    changes = {"dino.teacher_temperature": 50.0, "dino.warmup_teacher_temperature": 50.0, "dino.centre_momentum": 1.0}
+    train(tmp_path / "run", epochs=1, say=told.append, **changes)
+    assert [line for line in told if line.startswith("warning: epoch 1: DINO collapsed")]
+
+
+@pytest.mark.parametrize("small_views", ["resize", "none"])
+def test_small_views_are_an_option(tmp_path: Path, small_views: str) -> None:
+    train(tmp_path / "run", epochs=1, **{"dino.small_views": small_views})
+
+
+@pytest.mark.parametrize("model", ["deit_ti", "timm:test_resnet"])
+def test_other_backbones(tmp_path: Path, model: str) -> None:
+    options = {"depth": 1, "dim": 16, "heads": 2, "patch_size": 8} if model == "deit_ti" else {}
+    settings = TrainingSettings(
+        data=DATA, recipe="dino_small_images", out=str(tmp_path / "run"), model=model, epochs=1, batch=16, workers=0,
+        device="cpu", changes=SMALL_HEAD | {f"model.options.{key}": value for key, value in options.items()},
+    )  # fmt: skip
+    assert run_training(settings, say=silent).metrics["knn20_top1"] >= 0
+
+
+# Grafit ---------------------------------------------------------------------------------------------------------------
+
+
+METHODS = ("grafit", "grafit_fc", "snca", "snca_plus", "instance", "triplet")
+
+
+@pytest.mark.parametrize("method", [*METHODS, "cross_entropy_instance", "cross_entropy_triplet"])
+def test_every_method_is_trained_at_a_level(tmp_path: Path, method: str) -> None:
+    run = train(
+        tmp_path / "run", recipe="grafit_small_images", level="coarse", epochs=1, **{"objective.method": method}
+    )
+    network, files = load_network(run.folder)
+    learns_classes = method.startswith("cross_entropy")
+    assert network.config.num_classes == (4 if learns_classes else 0)
+    assert network.config.projector == {"grafit": "mlp", "snca_plus": "mlp", "grafit_fc": "fc", "snca": "fc"}.get(
+        method, "none"
+    )
+    assert len(files.labels) == (0 if method in ("instance", "triplet") else 4)
+    assert files.level == "coarse"
+    assert ("top1" if learns_classes else "knn20_top1") in run.metrics
+
+
+def test_it_is_judged_at_every_level_by_its_projection(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", recipe="grafit_small_images", level="coarse", epochs=1)
+    found = patchloom.evaluate_levels([str(run.folder)], DATA)
+    values = next(iter(found.runs.values())).values
+    assert {"map", "map_conditioned", "map_oracle", "map_coarse"} <= values.keys()
+    network, _ = load_network(run.folder)
+    with torch.no_grad():
+        network.projector[0].weight.zero_()
+    weights = dict(network.state_dict())
+    classifier = patchloom.load(run.folder)
+    shown = classifier.embed(patchloom.open_data(DATA).val)
+    assert shown.vectors.shape[1] == 256
+    classifier.model.load_state_dict(weights)
+    same = classifier.embed(patchloom.open_data(DATA).val).vectors
+    assert torch.equal(same[0], same[-1])
+
+
+def test_without_instances_grafit_is_snca(tmp_path: Path) -> None:
+    runs = [
+        train(tmp_path / name, recipe="grafit_small_images", level="coarse", epochs=1, **changes).folder
+        for name, changes in (
+            ("grafit", {"grafit.instance_weight": 0.0}),
+            ("snca", {"objective.method": "snca_plus"}),
+        )
+    ]
+    ours, theirs = (load_file(run / "weights.safetensors") for run in runs)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_clusterfit_learns_clusters_of_another_run(tmp_path: Path, dino_run: Path) -> None:
+    changes = {"grafit.clusters": 6, "grafit.clusters_of": str(dino_run)}
+    run = train(tmp_path / "run", recipe="clusterfit", epochs=1, **changes)
+    labels = json.loads((run.folder / "clusters.json").read_text())
+    assert set(labels) == set(range(6))
+    assert load_network(run.folder)[0].config.num_classes == 6
+    # What it goes on with is what it began with.
+    (run.folder / "clusters.json").write_text(json.dumps(labels[:-1]))
+    with pytest.raises(CheckpointError, match="is for 79 images, there are 80 now"):
+        train(tmp_path / "run", recipe="clusterfit", **changes)
+    with pytest.raises(UsageError, match=r"expected the folder of a run: --set grafit\.clusters_of=RUN"):
+        train(tmp_path / "other", recipe="clusterfit")
+    with pytest.raises(UsageError, match=r"grafit\.clusters is 1500, more than the 80 images"):
+        train(tmp_path / "other", recipe="clusterfit", **{"grafit.clusters_of": str(dino_run)})
+
+
+def test_cross_entropy_has_the_same_frame(tmp_path: Path) -> None:
+    plain = {"objective.method": "classification", "views.number": 1}
+    run = train(tmp_path / "run", recipe="grafit_small_images", level="coarse", epochs=1, **plain)
+    assert "top1" in run.metrics
+    with pytest.raises(UsageError, match=r"views\.number is 4, but objective\.method classification does not read it"):
+        train(tmp_path / "other", recipe="grafit_small_images", **{"objective.method": "classification"})
+
+
+def test_a_projector_is_left_behind_by_fine_tuning(tmp_path: Path) -> None:
+    grafit = train(tmp_path / "grafit", recipe="grafit_small_images", level="coarse", epochs=1).folder
+    tuned = train(
+        tmp_path / "tuned", recipe="small_images", init=str(grafit), epochs=1, **{"model.options.head": "mlp"}
+    ).folder
+    names = load_file(tuned / "weights.safetensors").keys()
+    assert not any(name.startswith("projector") for name in names)
+    assert {"classifier.0.weight", "classifier.3.bias"} <= names
+
+
+def test_fields_of_other_methods_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"dino\.outputs is 24, but objective\.method classification does not read it"):
+        train(tmp_path / "run", recipe="small_images", **{"dino.outputs": 24})
+    with pytest.raises(UsageError, match="compares views of one image, which are not mixed"):
+        train(tmp_path / "run", **{"augment.mixup": 0.8})
+    with pytest.raises(UsageError, match=r"objective\.method dino has no teacher"):
+        train(tmp_path / "run", teacher="runs/none")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_recipe_of_a_run_repeats_it(dino_run: Path, tmp_path: Path) -> None:
+    recipe = read_run_files(dino_run).recipe
+    assert recipe is not None
+    assert "grafit" not in recipe.to_dict()
+    shutil.copy(dino_run / "recipe.yaml", tmp_path / "recipe.yaml")
+    settings = TrainingSettings(
+        data=DATA, recipe=str(tmp_path / "recipe.yaml"), out=str(tmp_path / "again"), workers=0, device="cpu"
+    )
+    again = run_training(settings, say=silent).folder
+    ours, theirs = (load_file(run / "weights.safetensors") for run in (dino_run, again))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
