@@ -167,6 +167,10 @@ def _curve_charts(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, Marku
             line("model", 1, "evaluation", "model", "bleu_greedy"),
             line("average of epochs", 2, "evaluation", "average", "bleu_greedy"),
         ],
+        "Exact translations, greedy, %": [
+            line("model", 1, "evaluation", "model", "exact_greedy"),
+            line("average of epochs", 2, "evaluation", "average", "exact_greedy"),
+        ],
         f"Top-1 of the {neighbours} nearest, %": [
             line("model", 1, "evaluation", "model", f"knn{neighbours}_top1"),
             line("EMA", 2, "evaluation", "ema", f"knn{neighbours}_top1"),
