@@ -160,6 +160,13 @@ def test_a_finished_run_goes_on_for_longer_and_another_starts_from_it(whole, tmp
     assert longer.outcome.progress.epoch == 2
 
 
+@pytest.mark.parametrize("model", ["translation_resmlp_6", "translation_transformer_base"])
+def test_half_precision_runs_are_judged_too(model, tmp_path) -> None:
+    given = {"model": model, "epochs": 1, "changes": {"precision": "bf16"}}
+    result = run_training(settings(tmp_path, **given), say=str)
+    assert result.outcome.ended == "finished"
+
+
 def test_a_dry_run_writes_nothing(tmp_path) -> None:
     said: list[str] = []
     run_training(settings(tmp_path / "run"), dry_run=True, say=said.append)

@@ -26,6 +26,7 @@ def translate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Translate lines of text; an empty line stays empty, a long one is translated in pieces."""
+    import io
     import sys
     from contextlib import ExitStack
     from functools import partial
@@ -34,6 +35,8 @@ def translate(
 
     translator = load_translator(run, device=device)
     found_of = partial(translator.translate, beams=beams, length_penalty=length_penalty, batch=batch, n_best=n_best)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as what is read, whatever the terminal's is
     done, warned = 0, False
     with ExitStack() as stack:
         target = stack.enter_context(_written(out)) if out else sys.stdout

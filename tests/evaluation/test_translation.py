@@ -116,7 +116,11 @@ def test_any_text_has_scores(lines):
 def test_the_page_on_translation_runs():
     """Its first block, as it stands there."""
     pytest.importorskip("sentencepiece", reason="subwords need sentencepiece")
-    block = re.search(r"```python\n(from patchloom.data.*?)```", (REPOSITORY / "docs" / "translation.md").read_text("utf-8"), re.DOTALL)
+    block = re.search(
+        r"```python\n(from patchloom.data.*?)```",
+        (REPOSITORY / "docs" / "translation.md").read_text("utf-8"),
+        re.DOTALL,
+    )
     names: dict[str, Any] = {}
     exec(block[1], names)
     assert names["batch"].target.shape[0] == len(names["batch"])
