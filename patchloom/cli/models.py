@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+TRANSLATION_WORDS = 32_768
+
 
 def models(
     names: Annotated[list[str] | None, typer.Argument(help="Names or patterns, such as 'cait_*'.")] = None,
@@ -52,7 +54,22 @@ def models(
         )
         print(f"patchloom.create_model({single!r}, num_classes=10, image_size={size})")
     elif not names:
+        print(
+            f"To translate, at {TRANSLATION_WORDS:,} words: {_translation_networks()}; see `patchloom recipes 'translation*'`."
+        )
         print("Next: patchloom models resmlp_s12   (its multiply-adds and options)")
+
+
+def _translation_networks() -> str:
+    import torch
+
+    from patchloom.inspection.cost import human
+    from patchloom.models.seq2seq import VARIANTS, create_seq2seq
+
+    with torch.device("meta"):
+        networks = {name: create_seq2seq(name, vocabulary=TRANSLATION_WORDS) for name in VARIANTS}
+    sizes = {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
+    return ", ".join(f"{name} ({human(size)})" for name, size in sizes.items())
 
 
 def matching(names: list[str] | None) -> list[str]:
