@@ -54,9 +54,7 @@ def models(
         )
         print(f"patchloom.create_model({single!r}, num_classes=10, image_size={size})")
     elif not names:
-        print(
-            f"To translate, at {TRANSLATION_WORDS:,} words: {_translation_networks()}; see `patchloom recipes 'translation*'`."
-        )
+        print(f"To translate, at {TRANSLATION_WORDS:,} words: {_translation_networks()}; docs/translation.md")
         print("Next: patchloom models resmlp_s12   (its multiply-adds and options)")
 
 
