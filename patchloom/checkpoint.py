@@ -67,6 +67,11 @@ class RunFiles:
     labels: tuple[str, ...]
     level: str | None = None  # of the taxonomy whose classes `labels` are; None: the finest of its data
 
+    @property
+    def decides(self) -> bool:
+        """Whether the network ends with a classifier of named classes."""
+        return 0 < len(self.labels) == self.options["num_classes"]
+
 
 @dataclass(frozen=True)
 class Found:

@@ -60,7 +60,7 @@ def test_its_features_are_measured_and_fine_tuned(dino_run: Path, tmp_path: Path
     tuned = train(tmp_path / "tuned", recipe="small_images", init=str(dino_run), epochs=1, **{"optim.lr": 1e-9})
     before, after = (load_network(folder)[0].state_dict() for folder in (dino_run, tuned.folder))
     torch.testing.assert_close(after["stem.weight"], before["stem.weight"], rtol=0, atol=1e-5)
-    assert tuned.metrics["top1"] >= 0
+    assert "top1" in tuned.metrics
 
 
 def test_it_cannot_name_classes(dino_run: Path) -> None:
@@ -132,7 +132,7 @@ def test_other_backbones(tmp_path: Path, model: str) -> None:
         data=DATA, recipe="dino_small_images", out=str(tmp_path / "run"), model=model, epochs=1, batch=16, workers=0,
         device="cpu", changes=SMALL_HEAD | {f"model.options.{key}": value for key, value in options.items()},
     )  # fmt: skip
-    assert run_training(settings, say=silent).metrics["knn20_top1"] >= 0
+    assert "knn20_top1" in run_training(settings, say=silent).metrics
 
 
 # Grafit ---------------------------------------------------------------------------------------------------------------

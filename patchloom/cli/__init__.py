@@ -68,10 +68,21 @@ def main() -> None:
     sys.exit(code)
 
 
+def _with_number(arguments: list[str]) -> list[str]:
+    """`--knn` alone asks for 20 neighbours; typer knows no option whose value may be left out."""
+    following = [*arguments[1:], "--"]
+    pairs = zip(arguments, following, strict=True)
+    return [part for given, after in pairs for part in ((given, "20") if _is_bare_knn(given, after) else (given,))]
+
+
+def _is_bare_knn(argument: str, after: str) -> bool:
+    return argument == "--knn" and after.startswith("-")
+
+
 def _run() -> int:
     try:
         with told_to_stop():
-            code = app(standalone_mode=False)
+            code = app(_with_number(sys.argv[1:]), standalone_mode=False)
     except (PatchloomError, ToldToStop) as error:
         return _complain(str(error), error.exit_code)
     except BrokenPipeError:

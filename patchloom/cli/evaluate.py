@@ -20,7 +20,7 @@ def evaluate(
         ),
     ],
     knn: Annotated[
-        str | None, typer.Option(metavar="K,…", help="Neighbours of the features instead, such as 20 or 10,20.")
+        str | None, typer.Option(metavar="K,…", help="Neighbours of the features instead, such as 10,20; alone: 20.")
     ] = None,
     linear: Annotated[
         bool, typer.Option("--linear", help="A linear probe of the features instead; with --levels, separability.")

@@ -61,7 +61,7 @@ class Classifier:
 
     def check_decides(self) -> None:
         """A UsageError where the network has features but no classifier for named classes, as one trained by DINO."""
-        if not 0 < len(self.labels) == self.model.config.num_classes:
+        if not self._files.decides:
             raise UsageError(
                 f"{self.model.config.name} was trained without a classifier and cannot name classes. Measure its "
                 "features with --knn or --linear, search by them with `patchloom index`, or train a classifier with "

@@ -50,18 +50,13 @@ class RunParts:
             return None
 
 
-def decides(files: RunFiles) -> bool:
-    """Whether the network ends with a classifier of named classes."""
-    return 0 < len(files.labels) == files.options["num_classes"]
-
-
 def read_run(folder: Path) -> RunParts:
     """A run's folder as far as it can be read; only its config must be there."""
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
     parts = RunParts(folder, read_run_files(folder))
     parts.record = parts.attempt(lambda: read_run_record(folder))
-    if decides(parts.files):
+    if parts.files.decides:
         parts.predictions = parts.attempt(lambda: load_predictions(folder))
     parts.network = parts.attempt(lambda: load_network(folder)[0])
     return parts
@@ -125,7 +120,7 @@ def _summary(
 ) -> Summary:
     record, folder = parts.record, parts.folder
     top1, measure = judged.top(1) if judged else None, "top-1"
-    if neighbours := 0 if decides(parts.files) else neighbours_of(metrics):
+    if neighbours := 0 if parts.files.decides else neighbours_of(metrics):
         key, measure = f"knn{neighbours}_top1", f"top-1 of the {neighbours} nearest"
         top1 = max(r["values"][key] for r in metrics if key in r.get("values", {}))
     return Summary(
@@ -144,7 +139,7 @@ def _summary(
 
 def val_of(parts: RunParts, data: str | None) -> ImageSet | None:
     """The pictures the run was validated on, from where it was trained or from `data`."""
-    if parts.predictions is None and decides(parts.files):
+    if parts.predictions is None and parts.files.decides:
         return None
     record = parts.record
     place = data or (record.data if record else None)

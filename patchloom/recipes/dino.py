@@ -31,11 +31,11 @@ def dino(model: str = "resmlp_s12") -> Recipe:
 
 @recipe
 def dino_small_images(model: str = "resmlp_s12") -> Recipe:
-    """The same for small pictures such as CIFAR's, on one GPU in minutes, with settings that do not collapse."""
+    """The same for small pictures such as CIFAR's, on one GPU in minutes."""
     patches = {} if model.startswith("timm:") else {"patch_size": 4}  # a convnet has none
     return based_on(
         dino(model),
-        source="patchloom's own: fewer outputs, BatchNorm in the head, milder views; measured in docs/results.md.",
+        source="patchloom's own: fewer outputs, BatchNorm in the head, milder views.",
         model={"image_size": 32, "drop_path": 0.0, "options": patches},
         augment={"crop_min_scale": 0.3, "blur": 0.0},
         views={"second_blur": None, "local": 4, "local_size": 16, "local_blur": 0.0},

@@ -1,13 +1,13 @@
 """What judges a network while it is trained: its decisions about the val split, or its neighbours in train."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from patchloom.build import make_evaluation_loader
-from patchloom.data.sets import ImageSet
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings, embed
@@ -18,7 +18,7 @@ from patchloom.training.plan import Plan
 Report = ClassificationReport | NeighbourReport
 
 
-class Evaluator:
+class Evaluator(ABC):
     """Every rank does all of it, so that none waits for another's; a split is decoded once."""
 
     metric: str
@@ -26,16 +26,16 @@ class Evaluator:
     def __init__(self, plan: Plan, processes: Processes, workers: int) -> None:
         self._plan, self._processes, self._workers = plan, processes, workers
         self._size = plan.recipe.test.image_size or plan.recipe.model.image_size
-        self._loaders: dict[int, Any] = {}
+        self._loaders: dict[str, Any] = {}
 
     @property
-    def broken(self) -> dict[int, str]:
-        """The pictures that could not be read and do not count, and why."""
-        return {row: why for loader in self._loaders.values() for row, why in getattr(loader, "broken", {}).items()}
+    def broken(self) -> dict[tuple[str, int], str]:
+        """Split and row of the pictures that could not be read and do not count, and why."""
+        return {(split, row): why for split, loader in self._loaders.items() for row, why in loader.broken.items()}
 
+    @abstractmethod
     def report(self, model: nn.Module) -> Report:
         """The whole evaluation."""
-        raise NotImplementedError
 
     def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
         """(name, value) pairs, as the engine wants them."""
@@ -45,11 +45,11 @@ class Evaluator:
         network: Any = unwrap(model)
         return network.for_images_of(self._size) if isinstance(network, Network) else network
 
-    def _batches(self, images: ImageSet) -> Any:
+    def _batches(self, split: Literal["train", "val"]) -> Any:
         plan = self._plan
-        if id(images) not in self._loaders:
-            self._loaders[id(images)] = make_evaluation_loader(
-                images,
+        if split not in self._loaders:
+            self._loaders[split] = make_evaluation_loader(
+                getattr(plan.splits, split),
                 self._size,
                 plan.recipe.test.crop_ratio,
                 batch_size=plan.recipe.optim.batch_size,
@@ -57,7 +57,7 @@ class Evaluator:
                 workers=self._workers,
                 timeout_s=plan.settings.worker_timeout,
             )
-        return self._loaders[id(images)].epoch(0)
+        return self._loaders[split].epoch(0)
 
 
 class ClassEvaluator(Evaluator):
@@ -70,7 +70,7 @@ class ClassEvaluator(Evaluator):
         network = self._network(model)
         return evaluate(
             network,
-            self._batches(self._plan.splits.val),
+            self._batches("val"),
             classes=self._plan.splits.classes.names,
             pixel_mean=network.pixel_mean,
             pixel_std=network.pixel_std,
@@ -88,9 +88,9 @@ class NeighbourEvaluator(Evaluator):
     def report(self, model: nn.Module) -> NeighbourReport:
         """Its neighbours."""
         network = self._network(model)
-        train, val = (self._embedded(network, images) for images in (self._plan.splits.train, self._plan.splits.val))
+        train, val = self._embedded(network, "train"), self._embedded(network, "val")
         return knn(train, val, classes=len(self._plan.splits.classes), k=[self._k])
 
     @torch.no_grad()
-    def _embedded(self, network: Network, images: ImageSet) -> Embeddings:
-        return embed(network, self._batches(images)).projected(network)
+    def _embedded(self, network: Network, split: Literal["train", "val"]) -> Embeddings:
+        return embed(network, self._batches(split)).projected(network)

@@ -7,6 +7,8 @@ import sys
 import pytest
 import torch
 
+from patchloom.cli import _with_number
+
 
 def patchloom(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "patchloom.cli", *arguments], capture_output=True, text=True)
@@ -142,3 +144,16 @@ def test_the_defaults_of_train_are_the_librarys() -> None:
     }
     assert "worker_timeout" in shared
     assert {name: own[name] for name in shared} == shared
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["evaluate", "run", "data", "--knn", "--linear"], ["evaluate", "run", "data", "--knn", "20", "--linear"]),
+        (["evaluate", "run", "data", "--linear", "--knn"], ["evaluate", "run", "data", "--linear", "--knn", "20"]),
+        (["evaluate", "run", "data", "--knn", "5,10"], ["evaluate", "run", "data", "--knn", "5,10"]),
+        ([], []),
+    ],
+)
+def test_knn_alone_asks_for_twenty_neighbours(given, expected) -> None:
+    assert _with_number(given) == expected
