@@ -71,7 +71,7 @@ def main() -> None:
 def _with_number(arguments: list[str]) -> list[str]:
     """`--knn` alone asks for 20 neighbours; typer knows no option whose value may be left out."""
     following = [*arguments[1:], "--"]
-    pairs = zip(arguments, following, strict=True)
+    pairs = zip(arguments, following, strict=False)  # of nothing there is nothing
     return [part for given, after in pairs for part in ((given, "20") if _is_bare_knn(given, after) else (given,))]
 
 
