@@ -22,14 +22,17 @@ from patchloom.checkpoint import read_run_files
 from patchloom.engine.records import read_metrics
 from patchloom.evaluation.embeddings import embed
 from patchloom.evaluation.knn import knn
+from patchloom.inspection.charts import Series, line_chart, svg_file
+from patchloom.inspection.report import curve, steps_per_unit
 
 SMLPNET = (
     *("--model", "smlpnet_t", "--set", "model.options.patch_size=2", "--set", "model.options.depths=2,4,4"),
     *("--set", "model.options.dim=96", "--set", "model.options.global_stages=1,2,3"),
 )
-COARSE = ("--recipe", "grafit_small_images", "--level", "coarse", "--epochs", "50", *SMLPNET)
+COARSE = ("--recipe", "grafit_small_images", "--level", "coarse", "--epochs", "56", *SMLPNET)
 VIT = ("--model", "deit_ti", "--set", "model.options.depth=9")
-DINO = ("--recipe", "dino_small_images", "--epochs", "60")
+INSTANCES = (*COARSE, "--set", "grafit.target_decay=0.97")  # BYOL's for 40 epochs
+DINO = ("--recipe", "dino_small_images", "--epochs", "56")
 TENTH = ("--recipe", "small_images", "--epochs", "150", "--batch", "256")
 
 # Name → options of `patchloom train`; {out} is the folder of all runs, {tenth} the data with a tenth of the labels.
@@ -41,8 +44,8 @@ RUNS: dict[str, dict[str, tuple[str, ...]]] = {
             *("--set", "grafit.clusters_of={out}/cross_entropy"),
         ),
         "snca_plus": (*COARSE, "--set", "objective.method=snca_plus", "--set", "views.number=1"),
-        "grafit_fc": (*COARSE, "--set", "objective.method=grafit_fc"),
-        "grafit": COARSE,
+        "grafit_fc": (*INSTANCES, "--set", "objective.method=grafit_fc"),
+        "grafit": INSTANCES,
     },
     "dino": {
         "dino_resmlp": DINO,
@@ -51,7 +54,7 @@ RUNS: dict[str, dict[str, tuple[str, ...]]] = {
         "from_dino": ("{tenth}", *TENTH, "--init", "{out}/dino_resmlp"),
     },
     "small_views": {
-        f"views_{kind}": (*DINO[:2], "--epochs", "20", "--set", f"dino.small_views={kind}")
+        f"views_{kind}": (*DINO[:2], "--epochs", "10", "--set", f"dino.small_views={kind}")
         for kind in ("resample", "resize", "none")
     },
 }
@@ -81,7 +84,11 @@ def main() -> None:
         command = [sys.executable, "-m", "patchloom.cli", "train", str(data), "--out", str(given.out / name)]
         subprocess.run([*command, *filled, *further.split()], check=True)
     folders = {name: given.out / name for name in runs if (given.out / name / "run.json").exists()}
-    (tell_levels if given.part == "grafit" else tell_neighbours)(folders, given.data)
+    if given.part == "grafit":
+        tell_levels(folders, given.data)
+    else:
+        tell_neighbours(folders, given.data)
+        draw_neighbours(folders, given.out / f"{given.part}_curves.svg")
 
 
 def tenth(data: Path) -> Path:
@@ -125,6 +132,18 @@ def tell_neighbours(folders: dict[str, Path], data: Path) -> None:
         best = max(row["values"][key] for row in rows)
         before = f", untrained {untrained(folder, data):.2f}" if key.startswith("knn") else ""
         print(f"{name}: {key} {best:.2f}{before}; {course}")
+
+
+def draw_neighbours(folders: dict[str, Path], picture: Path) -> None:
+    """The student's neighbours over the epochs, of every run that is judged by them."""
+    lines = []
+    for name, folder in folders.items():
+        records = read_metrics(folder / "metrics.jsonl")
+        points = curve(records, steps_per_unit(records)[1], "evaluation", "model", "knn20_top1")
+        if points:
+            lines.append(Series(name, points, len(lines)))
+    picture.write_text(svg_file(line_chart(lines, x_label="epoch")), "utf-8")
+    print(picture)
 
 
 @torch.no_grad()
