@@ -12,6 +12,7 @@ interpolation (bicubic there), and the blur is a true Gaussian. Colours are the 
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -55,10 +56,15 @@ HUE = 3  # its number among the colour jitters
 
 
 class Draws:
-    """U(0, 1) numbers of each picture, in order; drawn for all processes' batch, then shared out."""
+    """U(0, 1) numbers of each picture, in order; drawn for all processes' batch, then shared out.
 
-    def __init__(self, pictures: int, layers: int, seed: int, device: torch.device, rows: Tensor | None = None) -> None:
-        self._generator = torch.Generator(device).manual_seed(seed)
+    Of several seeds, one a view, each has its own numbers: all pictures with those of the first, then of the second.
+    """
+
+    def __init__(
+        self, pictures: int, layers: int, seeds: Sequence[int], device: torch.device, rows: Tensor | None = None
+    ) -> None:
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self._pictures, self._rows = pictures, rows
         self._values = self._drawn(FIXED_DRAWS + LAYER_DRAWS * layers)
         self._next = 0
@@ -76,13 +82,12 @@ class Draws:
         return self._values[:, self._next - count : self._next]
 
     def noise(self, *shape: int) -> Tensor:
-        """N(0, 1), the same on every process."""
-        return torch.randn(*shape, generator=self._generator, device=self._values.device)
+        """N(0, 1), the same on every process; one for all views."""
+        return torch.randn(*shape, generator=self._generators[0], device=self._values.device)
 
     def _drawn(self, count: int) -> Tensor:
-        device = self._generator.device
-        values = torch.rand(self._pictures, count, generator=self._generator, device=device)
-        return values if self._rows is None else values[self._rows]
+        views = [torch.rand(self._pictures, count, generator=g, device=g.device) for g in self._generators]
+        return torch.cat(views if self._rows is None else [values[self._rows] for values in views])
 
 
 def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size, draws: Draws) -> Tensor:

@@ -4,7 +4,7 @@
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -109,7 +109,8 @@ class DeviceLoader:
 
     Augmentation follows from (seed, epoch, step, view, place in the batch): a run resumes exactly, and several
     processes see the pictures of one. The numbers come from the device's own generator, so a CPU and a GPU
-    draw differently.
+    draw differently. Of several `views` a batch has V·B images: all pictures in the first view, then in the second.
+    Made at once they take a device no more launches than one, which is what bounds it with small pictures.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class DeviceLoader:
         rank: int = 0,
         world: int = 1,
         drop_last: bool = True,
-        view: int = 0,
+        views: Sequence[int] = (0,),
     ) -> None:
         if augment and augment.policy not in BATCHED_POLICIES:
             raise UsageError(
@@ -137,7 +138,7 @@ class DeviceLoader:
         self._store = store
         self._augment = augment
         self._size = as_size(image_size)
-        self._view = view
+        self.views = views
         self._rows: dict[int, Tensor] = {}  # of a batch of so many pictures, sent to the device once
 
     @property
@@ -157,15 +158,16 @@ class DeviceLoader:
                 rows = self._own_rows(size)
                 index = index[rows]
             if self._augment:
-                seed = step_seed(self.plan.seed, epoch, step, self._view)
-                draws = Draws(size, self._augment.policy_layers, seed, device, rows)
-                images = augment_batch(self._store.pixels, index, self._augment, self._size, draws)
+                seeds = [step_seed(self.plan.seed, epoch, step, view) for view in self.views]
+                draws = Draws(size, self._augment.policy_layers, seeds, device, rows)
+                shown = index.repeat(len(self.views))
+                images = augment_batch(self._store.pixels, shown, self._augment, self._size, draws)
             else:
                 images = self._store.pixels[index].permute(0, 3, 1, 2)
             yield ImageBatch(images, self._store.labels[index], index)
 
-    def another_view(self, number: int, augment: AugmentPart, image_size: int | Size) -> "DeviceLoader":
-        """The same pictures in the same order, augmented by other random numbers."""
+    def showing(self, views: Sequence[int], augment: AugmentPart, image_size: int | Size) -> "DeviceLoader":
+        """The same pictures in the same order in other views, by number, with random numbers of their own."""
         of = self.plan
         if augment.crop != "random_resized" and as_size(image_size) != self._size:
             raise UsageError(
@@ -183,7 +185,7 @@ class DeviceLoader:
             rank=of.rank,
             world=of.world,
             drop_last=of.drop_last,
-            view=number,
+            views=views,
         )
 
     def _own_rows(self, size: int) -> Tensor:

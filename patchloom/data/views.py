@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class ManyViews:
 
 
 class ViewLoader:
-    """Loaders of single views of the same pictures, in step; or one whose pictures are many views in a row."""
+    """Loaders of views of the same pictures, in step; or one whose pictures are many views in a row."""
 
     def __init__(self, loaders: Sequence[Loader | DeviceLoader], joined: ManyViews | None = None) -> None:
         self._loaders, self._joined = loaders, joined
@@ -102,7 +103,9 @@ class ViewLoader:
 
     def _together(self, batches: tuple[ImageBatch, ...]) -> ViewBatch:
         first = batches[0]
-        views = self._joined.apart(first.images) if self._joined else [batch.images for batch in batches]
+        if self._joined:
+            return ViewBatch(self._joined.apart(first.images), first.labels, first.index)
+        views = [view for batch in batches for view in batch.images.split(len(first.index))]
         return ViewBatch(views, first.labels, first.index)
 
     def close(self) -> None:
@@ -131,8 +134,8 @@ def make_view_loader(
     shared |= {"skip_broken": skip_broken, "workers": workers, "timeout_s": timeout_s}
     first, note = make_loader(dataset, views[0].augment, views[0].size, device=device, **shared)
     if isinstance(first, DeviceLoader):
-        others = [first.another_view(number, view.augment, view.size) for number, view in enumerate(views[1:], 1)]
-        return ViewLoader([first, *others]), note
+        alike = groupby(range(len(views)), lambda number: views[number])
+        return ViewLoader([first.showing(tuple(numbers), view.augment, view.size) for view, numbers in alike]), note
     first.close()
     joined = ManyViews(tuple(views))
     pin = torch.device(device).type == "cuda"

@@ -50,7 +50,7 @@ def as_pixels(batch: torch.Tensor) -> np.ndarray:
 
 
 def draws(count: int, seed: int = 0) -> Draws:
-    return Draws(count, 2, seed, CPU)
+    return Draws(count, 2, [seed], CPU)
 
 
 def by_pillow(name: str, arrays: np.ndarray, level: float, sign: int, monkeypatch) -> np.ndarray:
@@ -423,7 +423,7 @@ def test_a_policy_without_batched_version_is_refused():
 @pytest.mark.parametrize("policy", ["randaugment", "three_augment"])
 def test_no_picture_runs_out_of_draws(layers, policy):
     most = dataclasses.replace(EVERYTHING, policy=policy, policy_layers=layers)
-    used = Draws(2, layers, 0, CPU)
+    used = Draws(2, layers, [0], CPU)
     augment_batch(torch.from_numpy(photos(2)), torch.arange(2), most, (24, 32), used)
     assert used._next <= used._values.shape[1]
 

@@ -21,7 +21,7 @@ COLOURS = {"color_jitter": 0.4, "saturation": 0.2, "hue": 0.1, "jitter_probabili
 FIRST = AugmentPart(crop_min_scale=0.4, blur=1.0, **COLOURS)
 SECOND = AugmentPart(crop_min_scale=0.4, blur=0.1, solarise=0.2, **COLOURS)
 LOCAL = AugmentPart(crop_min_scale=0.05, crop_max_scale=0.4, blur=0.5, **COLOURS)
-VIEWS = [View(FIRST, 16), View(SECOND, 16), View(LOCAL, 8)]
+VIEWS = [View(FIRST, 16), View(SECOND, 16), View(LOCAL, 8), View(LOCAL, 8)]
 # AutoAugment has no version for whole batches, so workers prepare the pictures.
 BY_WORKERS = [View(dataclasses.replace(FIRST, policy="autoaugment"), 16), View(LOCAL, (8, 12))]
 
@@ -61,6 +61,19 @@ def test_no_two_views_are_alike(views) -> None:
     batch = next(loader(same).epoch(0))
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert not torch.equal(batch.views[a], batch.views[b])
+
+
+def test_views_made_at_once_are_those_made_alone() -> None:
+    alike = [VIEWS[0], *[VIEWS[2]] * 3]
+    together = next(loader(alike).epoch(2)).views
+    assert len(loader(alike)._loaders) == 2
+    unlike = [
+        View(dataclasses.replace(view.augment, flip=0.5 + number * 1e-9), view.size)
+        for number, view in enumerate(alike)
+    ]
+    alone = loader(unlike)
+    assert len(alone._loaders) == 4
+    assert all(torch.equal(a, b) for a, b in zip(together, next(alone.epoch(2)).views, strict=True))
 
 
 @pytest.mark.parametrize("views", [VIEWS, BY_WORKERS])
@@ -128,7 +141,7 @@ def test_the_engine_can_move_and_cut_them() -> None:
     parts = split(move(batch, torch.device("cpu")), 2)
     assert [len(part) for part in parts] == [2, 2]
     assert sorted(torch.cat([part.index for part in parts]).tolist()) == sorted(batch.index.tolist())
-    assert [tuple(view.shape[2:]) for view in parts[0].views] == [(16, 16), (16, 16), (8, 8)]
+    assert [tuple(view.shape[2:]) for view in parts[0].views] == [(16, 16), (16, 16), (8, 8), (8, 8)]
 
 
 def test_what_cannot_be_is_refused() -> None:
