@@ -277,7 +277,7 @@ def test_a_whole_crop_is_the_picture():
         def several(self, count):
             return torch.full((12, count), 0.5)
 
-    views = augment_batch(torch.from_numpy(square), torch.arange(12), part, (24, 24), NoChance(12, 2, 0, CPU))
+    views = augment_batch(torch.from_numpy(square), torch.arange(12), part, (24, 24), NoChance(12, 2, [0], CPU))
     assert (as_pixels(views) == square).all()
 
 
