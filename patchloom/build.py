@@ -309,6 +309,7 @@ def make_evaluation_loader(
     dataset: ImageSet,
     image_size: int | tuple[int, int],
     crop_ratio: float,
+    interpolation: str = "bicubic",
     *,
     batch_size: int,
     device: torch.device,
@@ -319,7 +320,7 @@ def make_evaluation_loader(
     timeout_s: float = WORKER_TIMEOUT_S,
 ) -> Loader | DeviceLoader:
     """A set in its order, every picture once; kept decoded on the device where it fits."""
-    transform = test_transform(image_size, crop_ratio)
+    transform = test_transform(image_size, crop_ratio, interpolation)
     shared: dict[str, Any] = {
         "batch_size": batch_size,
         "shuffle": False,

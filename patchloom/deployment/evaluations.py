@@ -74,6 +74,7 @@ class Shown:
             pictures,
             self.size or own.image_size,
             self.crop_ratio or own.crop_ratio,
+            own.interpolation,
             batch_size=self.batch,
             device=classifier.device,
             workers=self.workers,

@@ -1,6 +1,7 @@
 """One run and several, measured through Python and through the command."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.checkpoint import Preprocessing, save_weights, write_run_files
+from patchloom.data.augment import test_transform
 from patchloom.data.source import open_data
 from patchloom.deployment import evaluations
 from patchloom.deployment.runs import evaluate_runs
@@ -177,6 +179,14 @@ def test_heads_take_part_in_the_disagreement(runs) -> None:
     assert table.between("distilled: class", "s0") == pytest.approx(expected)
     error = 1 - found.values()["s0"]["top1"] / 100
     assert table.between("groundtruth", "s0") == pytest.approx(error)
+
+
+def test_pictures_are_resized_as_the_run_says(runs) -> None:
+    classifier, pictures = patchloom.load(runs["s0"], device="cpu"), open_data(DATA).val
+    classifier.preprocessing = replace(classifier.preprocessing, interpolation="nearest")
+    seen = next(evaluations.Shown(size=40).loader(classifier, pictures).epoch(0)).images[0].permute(1, 2, 0).numpy()
+    assert np.array_equal(seen, test_transform(40, 1.0, "nearest")(pictures.read(0)))
+    assert not np.array_equal(seen, test_transform(40, 1.0)(pictures.read(0)))
 
 
 def test_accuracy_beside_cost(runs) -> None:
