@@ -38,9 +38,9 @@ TENTH = ("--recipe", "small_images", "--epochs", "150", "--batch", "256")
 # Name → options of `patchloom train`; {out} is the folder of all runs, {tenth} the data with a tenth of the labels.
 RUNS: dict[str, dict[str, tuple[str, ...]]] = {
     "grafit": {
-        "cross_entropy": (*COARSE, "--set", "objective.method=classification", "--set", "views.number=1"),
+        "cross_entropy": (*COARSE, "--set", "objective.method=classification"),
         "clusterfit": (
-            *(*COARSE, "--set", "objective.method=clusterfit", "--set", "views.number=1"),
+            *(*COARSE, "--set", "objective.method=clusterfit"),
             *("--set", "grafit.clusters_of={out}/cross_entropy"),
         ),
         "snca_plus": (*COARSE, "--set", "objective.method=snca_plus", "--set", "views.number=1"),

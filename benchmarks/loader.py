@@ -26,7 +26,7 @@ from patchloom.data.loader import Loader, normalise
 from patchloom.data.mixing import mix
 from patchloom.data.sampler import step_seed
 from patchloom.data.sets import ClassTable, PictureSet
-from patchloom.recipes.schema import AugmentPart
+from patchloom.recipes.parts import AugmentPart
 
 SIDE_PIXELS, IMAGE_SIZE = 256, 224
 POLICIES = {

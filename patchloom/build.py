@@ -30,7 +30,8 @@ from patchloom.objectives.distillation import Distillation
 from patchloom.objectives.grafit import METHODS, Grafit
 from patchloom.objectives.teacher import Teacher, load_teacher
 from patchloom.recipes import auto_recipe, get_recipe, override
-from patchloom.recipes.schema import DinoPart, Recipe
+from patchloom.recipes.parts import DinoPart
+from patchloom.recipes.schema import Recipe
 
 # Pictures of which the median size is taken: enough to know it, few enough to open at once.
 SIZED_PICTURES = 64

@@ -30,7 +30,7 @@ from patchloom.data.policies import (
     solarise,
 )
 from patchloom.errors import UsageError
-from patchloom.recipes.schema import AugmentPart
+from patchloom.recipes.parts import AugmentPart
 
 CROP_ASPECTS = (3 / 4, 4 / 3)
 ERASED_AREAS = (0.02, 1 / 3)  # of the picture

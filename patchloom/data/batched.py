@@ -30,7 +30,7 @@ from patchloom.data.policies import (
     Size,
     jitter_ranges,
 )
-from patchloom.recipes.schema import AugmentPart
+from patchloom.recipes.parts import AugmentPart
 
 BATCHED_POLICIES = ("none", "randaugment", "three_augment")
 BOX_TRIES = 10

@@ -20,7 +20,7 @@ from patchloom.data.policies import Size
 from patchloom.data.sampler import Plan, rank_positions, step_seed
 from patchloom.data.sets import ImageSet
 from patchloom.errors import DataError, UsageError
-from patchloom.recipes.schema import AugmentPart
+from patchloom.recipes.parts import AugmentPart
 
 DEFAULT_BUDGET_BYTES = 4 << 30
 # Crops are not antialiased on the device; from pictures much larger than the crop it would show.

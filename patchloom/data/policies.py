@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from patchloom.recipes.schema import AugmentPart
+from patchloom.recipes.parts import AugmentPart
 
 Size = tuple[int, int]  # height, width
 Jitters = tuple[float, float, float, float]  # of brightness, contrast, saturation, hue

@@ -22,7 +22,7 @@ from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch, Loader
 from patchloom.data.policies import Size
 from patchloom.data.sets import ImageSet
 from patchloom.errors import UsageError
-from patchloom.recipes.schema import AugmentPart
+from patchloom.recipes.parts import AugmentPart
 
 
 @dataclass(frozen=True)

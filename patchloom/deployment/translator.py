@@ -21,7 +21,7 @@ from patchloom.engine.distribution import kind_of
 from patchloom.errors import at_least
 from patchloom.models.beam_search import Hypothesis, beam_search
 from patchloom.models.seq2seq import Seq2Seq
-from patchloom.recipes.schema import TextPart
+from patchloom.recipes.parts import TextPart
 
 # Lines that are looked at together, so that those of equal length can be translated together.
 WINDOW = 1024

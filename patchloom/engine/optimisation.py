@@ -12,7 +12,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from patchloom.engine.lamb import Lamb
 from patchloom.errors import UsageError
 from patchloom.layers.attention import Attend
-from patchloom.recipes.schema import OptimPart, SchedulePart
+from patchloom.recipes.parts import OptimPart, SchedulePart
 
 Trainable = Literal["all", "attention", "head"]
 

@@ -24,7 +24,8 @@ from patchloom.inspection.charts import Series, bars, heat_map, line_chart
 from patchloom.inspection.cost import Cost, human
 from patchloom.inspection.page import data_uri, write_page
 from patchloom.recipes.auto import Reason
-from patchloom.recipes.schema import GROUPS, ModelPart, OptimPart, Recipe, SchedulePart, difference, flatten
+from patchloom.recipes.parts import GROUPS, ModelPart, OptimPart, SchedulePart
+from patchloom.recipes.schema import Recipe, difference, flatten
 
 LABELLED_CLASSES = 30  # up to here every cell of the confusion matrix has room for its count
 UNFOLDED_BARS = 20

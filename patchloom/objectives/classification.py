@@ -13,7 +13,7 @@ from patchloom.data.loader import ImageBatch, normalise
 from patchloom.data.mixing import draw_blend
 from patchloom.data.sampler import step_seed
 from patchloom.errors import UsageError
-from patchloom.recipes.schema import AugmentPart, ObjectivePart
+from patchloom.recipes.parts import AugmentPart, ObjectivePart
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -25,7 +25,7 @@ from patchloom.errors import UsageError
 from patchloom.models.network import Network
 from patchloom.objectives.classification import at_least_float32
 from patchloom.objectives.dino_head import DinoHead
-from patchloom.recipes.schema import DinoPart
+from patchloom.recipes.parts import DinoPart
 
 
 def temperature_at(part: DinoPart, epoch: int) -> float:

@@ -16,7 +16,7 @@ from patchloom.data.loader import ImageBatch
 from patchloom.errors import UsageError
 from patchloom.objectives.classification import Classification, at_least_float32, cross_entropy
 from patchloom.objectives.teacher import Teacher
-from patchloom.recipes.schema import AugmentPart, ObjectivePart
+from patchloom.recipes.parts import AugmentPart, ObjectivePart
 
 KLMean = Literal["batch_and_classes", "batch"]
 

@@ -25,7 +25,7 @@ from patchloom.errors import DataError, UsageError
 from patchloom.layers.projector import Projector
 from patchloom.models.network import Network
 from patchloom.objectives.classification import at_least_float32, cross_entropy
-from patchloom.recipes.schema import GrafitPart
+from patchloom.recipes.parts import GrafitPart
 
 TEMPERATURE, TARGET_DECAY, MARGIN = GrafitPart.temperature, GrafitPart.target_decay, GrafitPart.margin
 

@@ -11,7 +11,8 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from patchloom.errors import UsageError
-from patchloom.recipes.schema import ModelPart, OptimPart, Recipe, SchedulePart, override
+from patchloom.recipes.parts import ModelPart, OptimPart, SchedulePart
+from patchloom.recipes.schema import Recipe, override
 
 # Families whose patch can be chosen; the others reduce the image in their own way, by up to 32.
 PATCHED = ("resmlp", "mixer", "deit", "deit3", "cait")

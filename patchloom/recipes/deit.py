@@ -5,16 +5,9 @@ Most other recipes build on `deit`, as their documents do.
 
 from __future__ import annotations
 
+from patchloom.recipes.parts import AugmentPart, EvaluationPart, ModelPart, ObjectivePart, OptimPart, SchedulePart
 from patchloom.recipes.registry import based_on, recipe
-from patchloom.recipes.schema import (
-    AugmentPart,
-    EvaluationPart,
-    ModelPart,
-    ObjectivePart,
-    OptimPart,
-    Recipe,
-    SchedulePart,
-)
+from patchloom.recipes.schema import Recipe
 
 # RegNetY-16GF trained by the authors with the recipe below, 82.9 % (thesis table 3.5).
 TEACHER = "timm:regnety_160.deit_in1k"

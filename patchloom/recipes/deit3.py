@@ -6,8 +6,9 @@ They are one lineage, DeiT → A2 → DeiT III, and each function holds one step
 from __future__ import annotations
 
 from patchloom.recipes.deit import deit, deit_finetune_384
+from patchloom.recipes.parts import AugmentPart
 from patchloom.recipes.registry import based_on, recipe
-from patchloom.recipes.schema import AugmentPart, Recipe
+from patchloom.recipes.schema import Recipe
 
 # Table 6.14: stochastic depth for 400 epochs on ImageNet-1k and for 90 on ImageNet-21k. M, H-52 and H-26×2
 # are not in it: M takes S's value, the other two H's.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from patchloom.recipes.deit import deit
+from patchloom.recipes.parts import AugmentPart
 from patchloom.recipes.registry import based_on, recipe
-from patchloom.recipes.schema import AugmentPart, Recipe
+from patchloom.recipes.schema import Recipe
 
 
 @recipe

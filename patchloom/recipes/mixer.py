@@ -5,16 +5,9 @@ The paper's Adam decays weights apart from the gradient, in proportion to the le
 
 from __future__ import annotations
 
+from patchloom.recipes.parts import AugmentPart, EvaluationPart, ModelPart, ObjectivePart, OptimPart, SchedulePart
 from patchloom.recipes.registry import based_on, recipe
-from patchloom.recipes.schema import (
-    AugmentPart,
-    EvaluationPart,
-    ModelPart,
-    ObjectivePart,
-    OptimPart,
-    Recipe,
-    SchedulePart,
-)
+from patchloom.recipes.schema import Recipe
 
 # Table 4, ImageNet-21k: RandAugment magnitude and mixup. Sizes it does not list take B's.
 AUGMENT_21K = {"mixer_l32": (20, 0.5), "mixer_l16": (20, 0.5)}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from patchloom.recipes.deit import TEACHER, deit
+from patchloom.recipes.parts import AugmentPart, ObjectivePart, OptimPart, SchedulePart
 from patchloom.recipes.registry import based_on, recipe
-from patchloom.recipes.schema import AugmentPart, ObjectivePart, OptimPart, Recipe, SchedulePart
+from patchloom.recipes.schema import Recipe
 
 # Stated by an author for S12 (facebookresearch/deit issue 106); the others keep the 0.1 of DeiT.
 DROP_PATH = {"resmlp_s12": 0.05, "resmlp_s12_14": 0.05, "resmlp_s12_8": 0.05}

@@ -6,8 +6,9 @@ al. 2018, whom they follow.
 
 from __future__ import annotations
 
+from patchloom.recipes.parts import ModelPart, ObjectivePart, OptimPart, SchedulePart, TextPart
 from patchloom.recipes.registry import based_on, recipe
-from patchloom.recipes.schema import ModelPart, ObjectivePart, OptimPart, Recipe, SchedulePart, TextPart
+from patchloom.recipes.schema import Recipe
 
 
 @recipe

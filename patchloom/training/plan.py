@@ -24,7 +24,8 @@ from patchloom.errors import DataError, UsageError, at_least
 from patchloom.inspection.cost import Cost, cost, human
 from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
-from patchloom.recipes.schema import GrafitPart, Recipe, difference
+from patchloom.recipes.parts import GrafitPart
+from patchloom.recipes.schema import Recipe, difference
 from patchloom.training.data_record import LEFT_OUT, DataRecord, changes_since, record_of
 
 

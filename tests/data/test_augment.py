@@ -20,7 +20,7 @@ from patchloom.data import policies
 from patchloom.data.augment import erase, random_crop_box, resize, shifted_crop, train_transform
 from patchloom.data.policies import make_policy, three_augment
 from patchloom.errors import UsageError
-from patchloom.recipes.schema import AugmentPart
+from patchloom.recipes.parts import AugmentPart
 
 # DINO's second view, and its local ones.
 SECOND = AugmentPart(

@@ -17,7 +17,7 @@ from patchloom.data.loader import Loader
 from patchloom.data.sampler import rank_positions
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
 from patchloom.errors import DataError, UsageError
-from patchloom.recipes.schema import AugmentPart
+from patchloom.recipes.parts import AugmentPart
 
 CPU = torch.device("cpu")
 COLOURS = {"color_jitter": 0.4, "saturation": 0.2, "hue": 0.1, "jitter_probability": 0.8, "grey": 0.2, "solarise": 0.2}

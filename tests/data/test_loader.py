@@ -15,7 +15,7 @@ from patchloom.data.device import make_loader
 from patchloom.data.loader import Loader, cores, normalise
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
 from patchloom.errors import DataError, ResourceError
-from patchloom.recipes.schema import AugmentPart
+from patchloom.recipes.parts import AugmentPart
 
 AUGMENT = AugmentPart(policy="randaugment", policy_magnitude_std=0.5, color_jitter=0.3, erasing=0.3)
 

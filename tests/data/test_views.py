@@ -13,7 +13,7 @@ from patchloom.data.loader import Loader
 from patchloom.data.views import ManyViews, View, make_view_loader
 from patchloom.engine.batches import len_of, move, split
 from patchloom.errors import UsageError
-from patchloom.recipes.schema import AugmentPart
+from patchloom.recipes.parts import AugmentPart
 from tests.data.test_device import photos, pictures
 
 # DINO's: two of most of the picture, one of a part of it.

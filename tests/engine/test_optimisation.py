@@ -19,7 +19,7 @@ from patchloom.engine.optimisation import (
 from patchloom.errors import UsageError
 from patchloom.layers.attention import Attend
 from patchloom.recipes import get_recipe
-from patchloom.recipes.schema import SchedulePart
+from patchloom.recipes.parts import SchedulePart
 from tests.engine.toys import network, optim_part
 from tests.networks import small
 

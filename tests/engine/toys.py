@@ -17,7 +17,7 @@ from patchloom.engine.ema import Ema
 from patchloom.engine.optimisation import Schedule, make_optimizer
 from patchloom.engine.records import MetricsFile, Records
 from patchloom.engine.run import Run
-from patchloom.recipes.schema import OptimPart, SchedulePart
+from patchloom.recipes.parts import OptimPart, SchedulePart
 
 STEPS, BATCH, CLASSES = 5, 8, 3
 

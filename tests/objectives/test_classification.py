@@ -11,7 +11,7 @@ from patchloom.data.mixing import Blend, mix
 from patchloom.data.sampler import step_seed
 from patchloom.errors import UsageError
 from patchloom.objectives.classification import Classification, binary_cross_entropy, cross_entropy
-from patchloom.recipes.schema import AugmentPart, ObjectivePart
+from patchloom.recipes.parts import AugmentPart, ObjectivePart
 from tests.networks import small
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)

@@ -23,7 +23,7 @@ from patchloom.engine.signals import Stopped
 from patchloom.errors import UsageError
 from patchloom.objectives.dino import Dino, collapse, dino_loss, mean_over_processes, momentum_at, temperature_at
 from patchloom.objectives.dino_head import DinoHead
-from patchloom.recipes.schema import DinoPart
+from patchloom.recipes.parts import DinoPart
 from tests.engine.test_processes import VARIABLES, free_port
 from tests.engine.toys import make_run, optim_part
 from tests.networks import assert_same, small

@@ -11,7 +11,7 @@ from patchloom.errors import UsageError
 from patchloom.objectives.classification import cross_entropy
 from patchloom.objectives.distillation import Distillation, hard_distillation, soft_distillation
 from patchloom.objectives.teacher import Teacher
-from patchloom.recipes.schema import AugmentPart, ObjectivePart
+from patchloom.recipes.parts import AugmentPart, ObjectivePart
 from tests.networks import small
 from tests.objectives.test_classification import MEAN, STD, batch
 

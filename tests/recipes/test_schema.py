@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from patchloom.errors import UsageError
 from patchloom.recipes import Recipe, difference, field_names, flatten, get_recipe, list_recipes, override
-from patchloom.recipes.schema import AugmentPart, ModelPart, OptimPart, SchedulePart
+from patchloom.recipes.parts import AugmentPart, ModelPart, OptimPart, SchedulePart
 
 DEIT = get_recipe("deit")
 
@@ -46,6 +46,15 @@ def test_hyphens_are_underscores():
 def test_translation_refuses_what_it_does_not_read(key, value):
     message = error_of(override, get_recipe("translation_small"), {key: value})
     assert message.startswith(f"{key} is {value}, but objective.method translation does not read it.")
+
+
+def test_another_method_leaves_behind_what_only_the_first_read():
+    grafit = get_recipe("grafit")
+    plain = override(grafit, {"objective.method": "classification"})
+    assert plain.views == get_recipe("deit").views != grafit.views
+    assert plain.optim == grafit.optim
+    message = error_of(override, grafit, {"objective.method": "classification", "views.number": 2})
+    assert message.startswith("views.number is 2, but objective.method classification does not read it.")
 
 
 def test_the_text_form_of_translation_has_no_images():
