@@ -9,6 +9,8 @@ import typer
 if TYPE_CHECKING:
     from patchloom.deployment.classifier import Classifier
 
+MEASURED, IMAGES = "What is measured", "Which images, and how they are shown"  # panels of the help
+
 
 def evaluate(
     paths: Annotated[
@@ -20,41 +22,82 @@ def evaluate(
         ),
     ],
     knn: Annotated[
-        str | None, typer.Option(metavar="K,…", help="Neighbours of the features instead, such as 10,20; alone: 20.")
+        str | None,
+        typer.Option(
+            metavar="K,…",
+            help="Neighbours of the features instead, such as 10,20; alone: 20.",
+            rich_help_panel=MEASURED,
+        ),
     ] = None,
     linear: Annotated[
-        bool, typer.Option("--linear", help="A linear probe of the features instead; with --levels, separability.")
+        bool,
+        typer.Option(
+            "--linear",
+            help="A linear probe of the features instead; with --levels, separability.",
+            rich_help_panel=MEASURED,
+        ),
     ] = False,
     few_shot: Annotated[
-        int | None, typer.Option(metavar="N", help="A probe learned from N images a class instead, such as 5.")
+        int | None,
+        typer.Option(
+            metavar="N", help="A probe learned from N images a class instead, such as 5.", rich_help_panel=MEASURED
+        ),
     ] = None,
     sweep: Annotated[
-        str | None, typer.Option(metavar="crop|size", help="Top-1 at several of them; crop=0.8,0.9,1 says which.")
+        str | None,
+        typer.Option(
+            metavar="crop|size", help="Top-1 at several of them; crop=0.8,0.9,1 says which.", rich_help_panel=MEASURED
+        ),
     ] = None,
     agreement: Annotated[
-        bool, typer.Option("--agreement", help="How often runs, heads and labels decide differently.")
+        bool,
+        typer.Option(
+            "--agreement", help="How often runs, heads and labels decide differently.", rich_help_panel=MEASURED
+        ),
     ] = False,
     levels: Annotated[
-        bool, typer.Option("--levels", help="kNN and retrieval at every level of the data's taxonomy.")
+        bool,
+        typer.Option(
+            "--levels", help="kNN and retrieval at every level of the data's taxonomy.", rich_help_panel=MEASURED
+        ),
     ] = False,
     seeds: Annotated[
-        bool, typer.Option("--seeds", help="The runs differ in chance alone: mean, deviation, least, most.")
+        bool,
+        typer.Option(
+            "--seeds", help="The runs differ in chance alone: mean, deviation, least, most.", rich_help_panel=MEASURED
+        ),
     ] = False,
-    costs: Annotated[bool, typer.Option("--cost", help="Also speed, multiply-adds, parameters, memory.")] = False,
+    costs: Annotated[
+        bool, typer.Option("--cost", help="Also speed, multiply-adds, parameters, memory.", rich_help_panel=MEASURED)
+    ] = False,
     text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Parallel text for runs that translate: BLEU, chrF, loss.")
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Parallel text for runs that translate: BLEU, chrF, loss.", rich_help_panel=MEASURED
+        ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="train, val or all; val where the data have one. Of text: any, by name.")
+        str | None,
+        typer.Option(
+            help="train, val or all; val where the data have one. Of text: any, by name.", rich_help_panel=IMAGES
+        ),
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Test at another image size.")] = None,
-    crop_ratio: Annotated[float | None, typer.Option(help="Share of the short side that is kept.")] = None,
-    real: Annotated[str | None, typer.Option(help="ImageNet-ReaL's real.json, for ImageNet's val.")] = None,
-    v2: Annotated[bool, typer.Option("--v2", help="Folder names are class numbers, as in ImageNet-V2.")] = False,
+    size: Annotated[int | None, typer.Option(help="Test at another image size.", rich_help_panel=IMAGES)] = None,
+    crop_ratio: Annotated[
+        float | None, typer.Option(help="Share of the short side that is kept.", rich_help_panel=IMAGES)
+    ] = None,
+    real: Annotated[
+        str | None, typer.Option(help="ImageNet-ReaL's real.json, for ImageNet's val.", rich_help_panel=IMAGES)
+    ] = None,
+    v2: Annotated[
+        bool, typer.Option("--v2", help="Folder names are class numbers, as in ImageNet-V2.", rich_help_panel=IMAGES)
+    ] = False,
     batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
-    strict: Annotated[bool, typer.Option(help="Classes the model does not know are an error.")] = False,
+    strict: Annotated[
+        bool, typer.Option(help="Classes the model does not know are an error.", rich_help_panel=IMAGES)
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="For machines, with per-class accuracy and confusion.")
     ] = False,

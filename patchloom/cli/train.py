@@ -4,49 +4,86 @@ from typing import Annotated
 
 import typer
 
+LEARNED, DATA, RUN, MACHINE = "What is learned", "The data", "The run", "The machine"  # panels of the help
+
 
 def train(
     data: Annotated[
         str, typer.Argument(help="Folder of class folders, parquet, tar shards, 'digits', 'hf:user/name' …")
     ],
     model: Annotated[
-        str | None, typer.Option(help="Network (`patchloom models`); chosen by the data when left out.")
+        str | None,
+        typer.Option(help="Network (`patchloom models`); chosen by the data when left out.", rich_help_panel=LEARNED),
     ] = None,
     recipe: Annotated[
-        str, typer.Option(help="A published recipe (`patchloom recipes`), a recipe.yaml, or auto.")
+        str,
+        typer.Option(help="A published recipe (`patchloom recipes`), a recipe.yaml, or auto.", rich_help_panel=LEARNED),
     ] = "auto",
-    out: Annotated[str | None, typer.Option(help="Folder of the run; runs/NAME-OF-DATA when left out.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Folder of the run; runs/NAME-OF-DATA when left out.", rich_help_panel=RUN)
+    ] = None,
     teacher: Annotated[
-        str | None, typer.Option(help="Distil from a run, timm:NAME[@weights], torchvision:NAME …")
+        str | None, typer.Option(help="Distil from a run, timm:NAME, torchvision:NAME …", rich_help_panel=LEARNED)
     ] = None,
-    init: Annotated[str | None, typer.Option(help="Start from a run's or a published file's weights.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    size: Annotated[int | None, typer.Option(help="Image size in pixels.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Images, of text tokens, an update, over all devices.")] = None,
-    time: Annotated[str | None, typer.Option(help="Stop and save after 30m, 2h, 90s …")] = None,
-    patience: Annotated[int | None, typer.Option(help="Evaluations without a better one before stopping.")] = None,
+    init: Annotated[
+        str | None, typer.Option(help="Start from a run's or a published file's weights.", rich_help_panel=LEARNED)
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.", rich_help_panel=LEARNED)] = None,
+    size: Annotated[int | None, typer.Option(help="Image size in pixels.", rich_help_panel=LEARNED)] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Images, of text tokens, an update, over all devices.", rich_help_panel=LEARNED)
+    ] = None,
+    time: Annotated[str | None, typer.Option(help="Stop and save after 30m, 2h, 90s …", rich_help_panel=RUN)] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Evaluations without a better one before stopping.", rich_help_panel=RUN)
+    ] = None,
     pictures: Annotated[
-        int | None, typer.Option(help="Draw the network into RUN/pictures every so many epochs.")
+        int | None, typer.Option(help="Draw the network into RUN/pictures every so many epochs.", rich_help_panel=RUN)
     ] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe field: augment.mixup=0")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto takes a GPU if there is one.")] = "auto",
-    workers: Annotated[int | None, typer.Option(help="Processes that prepare images.")] = None,
-    worker_timeout: Annotated[float, typer.Option(help="Seconds after which a silent one counts as hung.")] = 120,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a recipe field: augment.mixup=0", rich_help_panel=LEARNED)
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:1; auto takes a GPU if there is one.", rich_help_panel=MACHINE)
+    ] = "auto",
+    workers: Annotated[int | None, typer.Option(help="Processes that prepare images.", rich_help_panel=MACHINE)] = None,
+    worker_timeout: Annotated[
+        float, typer.Option(help="Seconds after which a silent one counts as hung.", rich_help_panel=MACHINE)
+    ] = 120,
     compiled: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="torch.compile; by default where it pays.")
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile", help="torch.compile; by default where it pays.", rich_help_panel=MACHINE
+        ),
     ] = None,
-    shard: Annotated[bool, typer.Option(help="Split weights and optimiser over the processes (FSDP).")] = False,
-    level: Annotated[str | None, typer.Option(help="Label level to train on, where the data have several.")] = None,
-    labels: Annotated[str | None, typer.Option(help="CSV with path,label for a folder of images.")] = None,
-    taxonomy: Annotated[
-        str | None, typer.Option(help="File of levels above the classes: class,coarse … (csv, json, yaml).")
-    ] = None,
-    strict: Annotated[bool, typer.Option(help="Unreadable images and stray classes are errors.")] = False,
-    log: Annotated[list[str] | None, typer.Option(help="Also log to tensorboard or wandb.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Plan, memory and time from a few measured steps; trains nothing.")
+    shard: Annotated[
+        bool, typer.Option(help="Split weights and optimiser over the processes (FSDP).", rich_help_panel=MACHINE)
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result for machines.")] = False,
+    level: Annotated[
+        str | None, typer.Option(help="Label level to train on, where the data have several.", rich_help_panel=DATA)
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="CSV with path,label for a folder of images.", rich_help_panel=DATA)
+    ] = None,
+    taxonomy: Annotated[
+        str | None,
+        typer.Option(help="File of levels above the classes: class,coarse … (csv, json, yaml).", rich_help_panel=DATA),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option(help="Unreadable images and stray classes are errors.", rich_help_panel=DATA)
+    ] = False,
+    log: Annotated[
+        list[str] | None, typer.Option(help="Also log to tensorboard or wandb.", rich_help_panel=RUN)
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Plan, memory and time from a few measured steps; trains nothing.", rich_help_panel=RUN
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result for machines.", rich_help_panel=RUN)
+    ] = False,
 ) -> None:
     """Train a classifier, or a translator (--recipe translation-small); the same command again resumes."""
     from patchloom.training.plan import TrainingSettings
