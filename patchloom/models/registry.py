@@ -46,7 +46,8 @@ def family_of(name: str) -> type[Network]:
         if name in module.VARIANTS:
             return family
     raise UsageError(
-        f"no network is called {name!r}.{nearest(name, list_models())} `patchloom models` lists all of them"
+        f"no network is called {name!r}.{nearest(name, list_models())} `patchloom models` lists all of them; "
+        "`patchloom train --model timm:NAME` trains timm's convnets"
     )
 
 
