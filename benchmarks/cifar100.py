@@ -9,10 +9,9 @@ Then their table and their curves, for docs/results.md.
 Options after `--` go to every `patchloom train`. A run that is there already goes on or is left as it is.
 """
 
-import argparse
-import subprocess
-import sys
 from pathlib import Path
+
+from trainings import options_of, read, train
 
 from patchloom.deployment.run_record import read_run_record
 from patchloom.engine.display import duration
@@ -50,17 +49,9 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 def main() -> None:
     """Train what was asked for, then tell."""
-    own, _, further = " ".join(sys.argv[1:]).partition(" -- ")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
-    parser.add_argument("--table", action="store_true")
-    given = parser.parse_args(own.split())
-    for name in [] if given.table else given.only:
-        options = [option.format(out=given.out) for option in RUNS[name]]
-        command = [sys.executable, "-m", "patchloom.cli", "train", given.data, "--recipe", "small_images"]
-        subprocess.run([*command, "--out", str(given.out / name), *options, *further.split()], check=True)
+    given, further = read(options_of(__doc__, RUNS))
+    for name in [] if given.table else given.only or RUNS:
+        train(given.data, given.out / name, ["--recipe", "small_images", *RUNS[name], *further])
     tell(given.out)
 
 

@@ -1,20 +1,18 @@
 """CIFAR-100 with fewer labels: Grafit from 20 coarse classes, DINO from none; runs, then the tables of docs/results.md.
 
-    python benchmarks/fewer_labels.py grafit cifar100/ --out runs       # train/ and val/ of coarse/fine/ folders
-    python benchmarks/fewer_labels.py dino cifar100/ --out runs
-    python benchmarks/fewer_labels.py small_views cifar100/ --out runs
-    python benchmarks/fewer_labels.py grafit cifar100/ --out runs --table        # of what is there already
+    python benchmarks/fewer_labels.py cifar100/ --part grafit --out runs       # train/ and val/ of coarse/fine/ folders
+    python benchmarks/fewer_labels.py cifar100/ --part dino --out runs
+    python benchmarks/fewer_labels.py cifar100/ --part small_views --out runs
+    python benchmarks/fewer_labels.py cifar100/ --part grafit --out runs --table        # of what is there already
 
 Options after `--` go to every `patchloom train`. A run that is there already goes on or is left as it is.
 """
 
-import argparse
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from trainings import options_of, read, train
 
 import patchloom
 from patchloom.build import make_evaluation_loader, make_network
@@ -69,20 +67,13 @@ PAPER = {
 
 def main() -> None:
     """Train what was asked for, then tell."""
-    own, _, further = " ".join(sys.argv[1:]).partition(" -- ")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=RUNS)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="+")
-    parser.add_argument("--table", action="store_true")
-    given = parser.parse_args(own.split())
+    parser = options_of(__doc__, [name for part in RUNS.values() for name in part])
+    parser.add_argument("--part", choices=RUNS, required=True)
+    given, further = read(parser)
     runs = {name: RUNS[given.part][name] for name in given.only or RUNS[given.part]}
     for name, options in {} if given.table else runs.items():
         data, options = (tenth(given.data), options[1:]) if options[0] == "{tenth}" else (given.data, options)
-        filled = [option.format(out=given.out) for option in options]
-        command = [sys.executable, "-m", "patchloom.cli", "train", str(data), "--out", str(given.out / name)]
-        subprocess.run([*command, *filled, *further.split()], check=True)
+        train(data, given.out / name, [*options, *further])
     folders = {name: given.out / name for name in runs if (given.out / name / "run.json").exists()}
     if given.part == "grafit":
         tell_levels(folders, given.data)

@@ -6,11 +6,10 @@
 Options after `--` go to every `patchloom train`. A run that is there already goes on or is left as it is.
 """
 
-import argparse
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
+
+from trainings import options_of, read, train
 
 import patchloom
 from patchloom.data.pairs import open_parallel
@@ -28,19 +27,13 @@ SAMPLES = 6
 
 def main() -> None:
     """Train what was asked for, then tell."""
-    own, _, further = " ".join(sys.argv[1:]).partition(" -- ")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
+    parser = options_of(__doc__, RUNS)
     parser.add_argument("--split", default="test_2016_flickr")
-    parser.add_argument("--table", action="store_true")
-    given = parser.parse_args(own.split())
-    for name in [] if given.table else given.only:
-        command = [sys.executable, "-m", "patchloom.cli", "train", given.data, "--recipe", "translation_small"]
-        options = [*DIRECTION, *RUNS[name], *further.split()]
-        subprocess.run([*command, "--out", str(given.out / name), *options], check=True)
-    tell({name: given.out / name for name in RUNS if (given.out / name / "run.json").exists()}, given.data, given.split)
+    given, further = read(parser)
+    for name in [] if given.table else given.only or RUNS:
+        train(given.data, given.out / name, ["--recipe", "translation_small", *DIRECTION, *RUNS[name], *further])
+    folders = {name: given.out / name for name in RUNS if (given.out / name / "run.json").exists()}
+    tell(folders, str(given.data), given.split)
 
 
 def tell(folders: dict[str, Path], data: str, split: str) -> None:

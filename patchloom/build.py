@@ -188,11 +188,6 @@ def compares_views(recipe: Recipe) -> bool:
     return recipe.objective.method not in ("classification", "clusterfit")
 
 
-def translates(recipe: Recipe) -> bool:
-    """Whether it learns from sentence pairs rather than images."""
-    return recipe.objective.method == "translation"
-
-
 def tells_classes(recipe: Recipe) -> bool:
     """Whether the network ends with a classifier for the classes of the data."""
     return recipe.objective.method == "classification" or _learns(recipe, "cross_entropy")

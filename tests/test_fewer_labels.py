@@ -211,6 +211,11 @@ def test_cross_entropy_has_the_same_frame(tmp_path: Path) -> None:
         train(tmp_path / "other", recipe="grafit_small_images", **plain, **{"views.number": 2})
 
 
+def test_small_views_need_a_network_of_any_size_but_in_dino(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"resmlp_s12 takes images of one size, .* Set views\.local to 0\."):
+        train(tmp_path / "run", recipe="grafit_small_images", **{"views.local": 2, "views.local_size": 16})
+
+
 def test_a_projector_is_left_behind_by_fine_tuning(tmp_path: Path) -> None:
     grafit = train(tmp_path / "grafit", recipe="grafit_small_images", level="coarse", epochs=1).folder
     tuned = train(

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 import patchloom
-from patchloom.build import translates
 from patchloom.checkpoint import find_checkpoint
 from patchloom.data.pairs import open_parallel
 from patchloom.data.vocabulary import Vocabulary
@@ -26,7 +25,7 @@ from tests.reliability.commands import started
 from tests.test_training import TwoSteps
 from tests.translation_runs import DATA, command_line, settings
 
-TRANSLATION = [name for name in list_recipes() if translates(get_recipe(name))]
+TRANSLATION = [name for name in list_recipes() if get_recipe(name).objective.method == "translation"]
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +230,7 @@ def test_mistakes_in_the_text_are_one_line(sides, changes, message, tmp_path) ->
         ({"shard": True}, "--shard is about images"),
         ({"patience": 0}, "--patience is 0, expected a whole number of at least 1"),
         ({"init": "nowhere"}, "--init nowhere: no such run"),
+        ({"changes": {"objective.method": "classification"}}, "holds sentence pairs, not images"),
         ({"model": "resmlp_s12"}, "no translation network is called 'resmlp_s12'"),
         ({"changes": {"model.options.max_length": 9}}, "model.options.max_length is set by text.max_length"),
         ({"batch": 5}, "A batch of 5 tokens cannot hold a sentence"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchloom.build import Choice, base_recipe, is_run, make_network, reads_labels, resolve_recipe, translates
+from patchloom.build import Choice, base_recipe, is_run, make_network, reads_labels, resolve_recipe
 from patchloom.checkpoint import read_recipe
 from patchloom.data.loader import WORKER_TIMEOUT_S
 from patchloom.data.pairs import holds_pairs
@@ -160,21 +160,30 @@ def _resolve(splits: Splits, settings: TrainingSettings, device: str) -> tuple[R
     if part.method == "clusterfit":
         _check_clusters(recipe.grafit, len(splits.train))
     with torch.device("meta"):
-        return recipe, choices, make_network(recipe, len(splits.classes))
+        network = make_network(recipe, len(splits.classes))
+    if recipe.views.local and part.method != "dino" and not network.any_resolution:
+        raise UsageError(
+            f"{recipe.model.name} takes images of one size, and objective.method {part.method} has no way to show it "
+            "smaller views. Set views.local to 0."
+        )
+    return recipe, choices, network
 
 
 def learns_to_translate(settings: TrainingSettings) -> bool:
-    """Whether the recipe is one of translation; `auto` is not."""
-    base = base_recipe(settings.recipe, settings.model)
-    return base is not None and translates(base)
+    """Whether the method is translation; that of `auto` is not."""
+    return _method(settings) == "translation"
 
 
 def _reads_labels(settings: TrainingSettings) -> bool:
-    """Whether the recipe learns from labels; `auto` does."""
+    """Whether the method learns from labels; that of `auto` does."""
+    method = _method(settings)
+    return method is None or reads_labels(method)
+
+
+def _method(settings: TrainingSettings) -> str | None:
+    """The objective.method as the user changed it; None where `auto` chooses the recipe."""
     base = base_recipe(settings.recipe, settings.model)
-    if base is None:
-        return True
-    return reads_labels(str(settings.changes.get("objective.method", base.objective.method)))
+    return None if base is None else str(settings.changes.get("objective.method", base.objective.method))
 
 
 def _check_clusters(part: GrafitPart, images: int) -> None:
