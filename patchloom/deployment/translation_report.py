@@ -54,7 +54,10 @@ def report_translation(folder: Path, *, out: Path | None = None) -> Path:
     network, files = load_seq2seq(folder)
     record, val = read_run_record(folder), _read_val(folder)
     told = {"bleu": val["signature"], "chrf": val["chrf_signature"]} if val else {}
-    numbers = [(name, f"{value:,.4g}", told.get(name, _TOLD[name])) for name, value in val.get("values", {}).items()]
+    numbers = [
+        (name, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", told.get(name, _TOLD[name]))
+        for name, value in val.get("values", {}).items()
+    ]
     page = out or folder / "report.html"
     why = record.choices if record else {}
     rows = recipe_rows(files.recipe) if files.recipe else []
