@@ -3,7 +3,7 @@
 Then their table and their curves, for docs/results.md.
 
     python benchmarks/cifar100.py cifar100/ --out runs/cifar100                  # train/ and val/ of class folders
-    python benchmarks/cifar100.py cifar100/ --out runs/cifar100 --only resmlp none
+    python benchmarks/cifar100.py cifar100/ --out runs/cifar100 --only plain plain_none
     python benchmarks/cifar100.py cifar100/ --out runs/cifar100 --table          # of what is there already
 
 Options after `--` go to every `patchloom train`. A run that is there already goes on or is left as it is.
@@ -24,26 +24,32 @@ from patchloom.inspection.report import curve, steps_per_unit
 SMLPNET = (
     *("--model", "smlpnet_t", "--set", "model.options.patch_size=1", "--set", "model.options.depths=2,4,4"),
     *("--set", "model.options.dim=96", "--set", "model.options.global_stages=1,2,3"),
-    *("--set", "model.drop_path_rule=linear", "--batch", "512", "--set", "optim.lr=0.0015"),
+    *("--set", "model.drop_path_rule=linear", "--set", "optim.weight_decay=0.1"),
     *("--set", "optim.ema_decay=0.9995", "--set", "augment.mixup=0.2", "--set", "augment.mix_probability=0.6"),
     *("--set", "augment.erasing=0.1"),
 )
+# Crops, flips, colours and mixing alone, for short runs.
+PLAIN = (
+    *("--epochs", "80", "--set", "augment.policy=none", "--set", "augment.color_jitter=0.4"),
+    *("--set", "augment.erasing=0", "--set", "model.drop_path=0", "--set", "optim.weight_decay=0.1"),
+)
+LARGE_BATCH = ("--batch", "1024", "--set", "optim.lr=0.002", "--set", "optim.weight_decay=0.1")
 # A convnet as it is usually trained: on pictures enlarged so that its first map is 32×32, with little augmentation.
 TEACHER = (
     *("--model", "timm:resnet18", "--size", "128", "--set", "augment.crop_padding=16", "--set", "model.drop_path=0"),
     *("--set", "augment.policy=none", "--set", "augment.erasing=0", "--set", "augment.mixup=0"),
     *("--set", "augment.mix_probability=0.5", "--set", "optim.name=sgd", "--set", "optim.nesterov=true"),
     *("--set", "optim.lr=0.2", "--set", "optim.weight_decay=0.0005", "--set", "optim.clip_norm=none"),
-    *("--batch", "512"),
 )
 # Name → options of `patchloom train`; {out} is the folder of all runs.
 RUNS: dict[str, tuple[str, ...]] = {
-    "resmlp": ("--epochs", "270"),
+    "resmlp": (),
     "smlpnet": ("--epochs", "86", *SMLPNET),
+    "plain": PLAIN,
+    "plain_none": (*PLAIN, "--set", "model.options.communication=none"),
     "resnet18": ("--epochs", "32", *TEACHER),
-    "short": ("--epochs", "50"),
-    "none": ("--epochs", "50", "--set", "model.options.communication=none"),
-    "distilled": ("--epochs", "50", "--teacher", "{out}/resnet18"),
+    "short": ("--epochs", "50", *LARGE_BATCH),
+    "distilled": ("--epochs", "50", *LARGE_BATCH, "--teacher", "{out}/resnet18"),
 }
 
 

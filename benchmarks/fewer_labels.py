@@ -31,7 +31,10 @@ COARSE = ("--recipe", "grafit_small_images", "--level", "coarse", "--epochs", "5
 VIT = ("--model", "deit_ti", "--set", "model.options.depth=9")
 INSTANCES = (*COARSE, "--set", "grafit.target_decay=0.97")  # BYOL's for 40 epochs
 DINO = ("--recipe", "dino_small_images", "--epochs", "56")
-TENTH = ("--recipe", "small_images", "--epochs", "150", "--batch", "256")
+TENTH = (
+    *("--recipe", "small_images", "--epochs", "150", "--batch", "256"),
+    *("--set", "optim.lr=0.002", "--set", "optim.weight_decay=0.1"),
+)
 
 # Name → options of `patchloom train`; {out} is the folder of all runs, {tenth} the data with a tenth of the labels.
 RUNS: dict[str, dict[str, tuple[str, ...]]] = {

@@ -1,8 +1,8 @@
 """The augmentation of `augment.py` for a whole batch at once, in a few tensor operations on its device.
 
-Each picture has its own random numbers (`Draws`), and every operation takes one parameter per picture, with
-a value that changes nothing where the operation was not drawn: no loop over pictures, nothing waits for the
-device.
+Each picture has its own random numbers (`draw` makes `Draws`), and every operation takes one parameter per
+picture, with a value that changes nothing where the operation was not drawn: no loop over pictures, nothing
+waits for the device.
 
     b pictures, (H, W) their size; pixels are whole numbers 0…255 in float32, (b, 3, H, W)
 
@@ -34,9 +34,9 @@ from patchloom.recipes.parts import AugmentPart
 
 BATCHED_POLICIES = ("none", "randaugment", "three_augment")
 BOX_TRIES = 10
-# Of each picture: crop 23, 3-Augment 2, jitter 6, erasing 25; and for each layer of RandAugment. Hue, grey, blur and
-# solarising mostly find room in these; where they do not, more are drawn.
-FIXED_DRAWS, LAYER_DRAWS = 56, 4
+# Of each picture: crop 23, 3-Augment 2, jitter 6, erasing 25; for each layer of RandAugment; and for hue, grey, blur
+# and solarising, which are drawn last so that runs from before there were these go on as they were.
+FIXED_DRAWS, LAYER_DRAWS, LATER_DRAWS = 56, 4, 7
 # timm's list for RandAugment; an operation's number is its place here.
 OPERATIONS = (
     *(
@@ -56,17 +56,13 @@ HUE = 3  # its number among the colour jitters
 
 
 class Draws:
-    """U(0, 1) numbers of each picture, in order; drawn for all processes' batch, then shared out.
+    """Random numbers of each picture, taken one after the other: `values` (b, n) from U(0, 1).
 
-    Of several seeds, one a view, each has its own numbers: all pictures with those of the first, then of the second.
+    `field` (2H, 2W, 3) is noise from N(0, 1), one for all pictures, which random erasing takes its windows from.
     """
 
-    def __init__(
-        self, pictures: int, layers: int, seeds: Sequence[int], device: torch.device, rows: Tensor | None = None
-    ) -> None:
-        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-        self._pictures, self._rows = pictures, rows
-        self._values = self._drawn(FIXED_DRAWS + LAYER_DRAWS * layers)
+    def __init__(self, values: Tensor, field: Tensor) -> None:
+        self.values, self.field = values, field
         self._next = 0
 
     def one(self) -> Tensor:
@@ -76,18 +72,31 @@ class Draws:
     def several(self, count: int) -> Tensor:
         """(b, count)"""
         self._next += count
-        missing = self._next - self._values.shape[1]
-        if missing > 0:
-            self._values = torch.cat([self._values, self._drawn(missing)], 1)
-        return self._values[:, self._next - count : self._next]
+        return self.values[:, self._next - count : self._next]
 
-    def noise(self, *shape: int) -> Tensor:
-        """N(0, 1), the same on every process; one for all views."""
-        return torch.randn(*shape, generator=self._generators[0], device=self._values.device)
 
-    def _drawn(self, count: int) -> Tensor:
-        views = [torch.rand(self._pictures, count, generator=g, device=g.device) for g in self._generators]
-        return torch.cat(views if self._rows is None else [values[self._rows] for values in views])
+def draw(
+    pictures: int,
+    augment: AugmentPart,
+    size: Size,
+    seeds: Sequence[int],
+    device: torch.device,
+    rows: Tensor | None = None,
+) -> Draws:
+    """The numbers of a batch of all processes, `rows` of which are this one's.
+
+    Of several seeds, one a view, each has its own numbers: all pictures with those of the first, then of the second.
+    """
+    generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+    def numbers(count: int) -> Tensor:
+        views = [torch.rand(pictures, count, generator=g, device=device) for g in generators]
+        return torch.cat(views if rows is None else [view[rows] for view in views])
+
+    first = numbers(FIXED_DRAWS + LAYER_DRAWS * augment.policy_layers)
+    shape = (2 * size[0], 2 * size[1], 3) if augment.erasing else (0,)
+    field = torch.randn(shape, generator=generators[0], device=device)
+    return Draws(torch.cat([first, numbers(LATER_DRAWS)], 1), field)
 
 
 def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size, draws: Draws) -> Tensor:
@@ -210,7 +219,7 @@ def erase(pixels: Tensor, probability: float, draws: Draws) -> Tensor:
     columns = (x >= left[:, None]) & (x < (left + w)[:, None])  # (b, W)
     box = (rows & (erased & found)[:, None])[:, :, None] & columns[:, None, :]  # (b, H, W)
     # Each picture takes its own window of one field, so that no process draws noise for others' pictures.
-    field = draws.noise(2 * height, 2 * width, 3) * _constant(IMAGENET_STD, y.device)
+    field = draws.field * _constant(IMAGENET_STD, y.device)
     field = ((field + _constant(IMAGENET_MEAN, y.device)) * 255).clamp(0, 255).round()
     rows, columns = ((draws.one() * side.numel()).long()[:, None] + side for side in (y, x))
     noise = field[rows[:, :, None], columns[:, None, :]]  # (b, H, W, 3)

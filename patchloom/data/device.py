@@ -4,7 +4,7 @@
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -14,9 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.augment import as_size, covering_size, resize, train_transform
-from patchloom.data.batched import BATCHED_POLICIES, Draws, augment_batch
+from patchloom.data.batched import BATCHED_POLICIES, Draws, augment_batch, draw
 from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch, Loader, Transform, cores, read_or_next
 from patchloom.data.policies import Size
+from patchloom.data.replay import record
 from patchloom.data.sampler import Plan, rank_positions, step_seed
 from patchloom.data.sets import ImageSet
 from patchloom.errors import DataError, UsageError
@@ -26,6 +27,9 @@ DEFAULT_BUDGET_BYTES = 4 << 30
 # Crops are not antialiased on the device; from pictures much larger than the crop it would show.
 LARGEST_REDUCTION = 1.5
 DECODED_AT_ONCE = 256
+# Values in a batch that is augmented by replay, which keeps the memory of about twenty such batches in float32. With
+# more of them the work takes longer than the launches.
+MOST_VALUES_REPLAYED = 16 << 20
 
 
 def fits_in_memory(pictures: int, size: Size, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> bool:
@@ -139,6 +143,7 @@ class DeviceLoader:
         self._augment = augment
         self._size = as_size(image_size)
         self.views = views
+        self._replay: Callable[..., Tensor] | None = None
         self._rows: dict[int, Tensor] = {}  # of a batch of so many pictures, sent to the device once
 
     @property
@@ -159,9 +164,8 @@ class DeviceLoader:
                 index = index[rows]
             if self._augment:
                 seeds = [step_seed(self.plan.seed, epoch, step, view) for view in self.views]
-                draws = Draws(size, self._augment.policy_layers, seeds, device, rows)
-                shown = index.repeat(len(self.views))
-                images = augment_batch(self._store.pixels, shown, self._augment, self._size, draws)
+                draws = draw(size, self._augment, self._size, seeds, device, rows)
+                images = self._augmented(index.repeat(len(self.views)), draws.values, draws.field)
             else:
                 images = self._store.pixels[index].permute(0, 3, 1, 2)
             yield ImageBatch(images, self._store.labels[index], index)
@@ -187,6 +191,20 @@ class DeviceLoader:
             drop_last=of.drop_last,
             views=views,
         )
+
+    def _augmented(self, index: Tensor, values: Tensor, field: Tensor) -> Tensor:
+        """Pictures `index` with these numbers; whole batches of small pictures in one launch."""
+        whole = len(index) == self.plan.batch_size // self.plan.world * len(self.views)
+        small = len(index) * 3 * self._size[0] * self._size[1] <= MOST_VALUES_REPLAYED
+        if not (index.is_cuda and whole and small):
+            return self._augment_each(index, values, field)
+        if self._replay is None:
+            self._replay = record(self._augment_each, index, values, field)
+        return self._replay(index, values, field)
+
+    def _augment_each(self, index: Tensor, values: Tensor, field: Tensor) -> Tensor:
+        assert self._augment
+        return augment_batch(self._store.pixels, index, self._augment, self._size, Draws(values, field))
 
     def _own_rows(self, size: int) -> Tensor:
         if size not in self._rows:

@@ -9,14 +9,21 @@ from patchloom.recipes.schema import Recipe
 
 @recipe
 def small_images(model: str = "resmlp_s12") -> Recipe:
-    """32-pixel pictures in patches of 4; the results and commands are in docs/results.md."""
+    """CIFAR-100 from scratch, in patches of 4: ResMLP-S12 75.4 % top-1."""
     patches = {} if model.startswith("timm:") else {"patch_size": 4}  # a convnet has none
     return based_on(
         deit(model),
         source="patchloom's own, after DeiT's augmentation; measured in docs/results.md.",
         model={"image_size": 32, "drop_path_rule": "uniform", "options": patches},
         augment={"crop": "pad", "crop_padding": 4, "policy_layers": 1, "repeats": 1},
-        optim={"lr": 2e-3, "lr_reference_batch": None, "weight_decay": 0.1, "clip_norm": 1.0, "ema_decay": 0.999},
-        schedule={"epochs": 160, "warmup_epochs": 8, "warmup_lr": 0.0},
+        optim={
+            "lr": 1.5e-3,
+            "lr_reference_batch": None,
+            "batch_size": 512,
+            "weight_decay": 0.2,
+            "clip_norm": 1.0,
+            "ema_decay": 0.999,
+        },
+        schedule={"epochs": 220, "warmup_epochs": 8, "warmup_lr": 0.0},
         test={"crop_ratio": 1.0},
     )

@@ -92,9 +92,8 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     if compiles:
         _compile_beside(network, objective, recipe.views.local_size if recipe.views.local else None)
     evaluator = _make_evaluator(plan, processes, workers)
-    model: nn.Module = torch.compile(network) if compiles else network  # type: ignore[assignment]
     run = Run(
-        model=model,
+        model=network,
         objective=objective,
         optimizer=make_optimizer(network, recipe.optim, *learned),
         schedule=schedule,
@@ -114,6 +113,12 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     run.accumulate = parts_that_fit(run)
     if run.accumulate > 1:
         say(f"           batch {recipe.optim.batch_size} does not fit at once: {run.accumulate} parts, the same result")
+    if compiles:
+        # As CUDA graphs a step is a few launches: small networks take the host longer to launch than the device to do.
+        # Each pass overwrites what the one before left, so it must be the only one of its step.
+        alone = processes.world == 1 and run.accumulate == 1 and not compares_views(recipe)
+        graphs = alone and processes.device.type == "cuda"
+        run.model = torch.compile(network, mode="reduce-overhead" if graphs else None)  # type: ignore[assignment]
     return run, network, note + (", compiled" if compiles else "")
 
 

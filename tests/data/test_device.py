@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from patchloom.data import batched, policies
 from patchloom.data.augment import erase, random_crop_box, train_transform
 from patchloom.data.augment import test_transform as evaluation
-from patchloom.data.batched import OPERATIONS, Draws, augment_batch, operate
+from patchloom.data.batched import OPERATIONS, Draws, augment_batch, draw, operate
 from patchloom.data.device import DeviceLoader, Store, decode_all, fits_in_memory, make_loader
 from patchloom.data.loader import Loader
 from patchloom.data.sampler import rank_positions
@@ -49,8 +49,8 @@ def as_pixels(batch: torch.Tensor) -> np.ndarray:
     return batch.permute(0, 2, 3, 1).numpy().astype(int)
 
 
-def draws(count: int, seed: int = 0) -> Draws:
-    return Draws(count, 2, [seed], CPU)
+def draws(count: int, seed: int = 0, size: tuple[int, int] = (24, 32)) -> Draws:
+    return draw(count, AugmentPart(policy_layers=2, erasing=0.5), size, [seed], CPU)
 
 
 def by_pillow(name: str, arrays: np.ndarray, level: float, sign: int, monkeypatch) -> np.ndarray:
@@ -273,16 +273,13 @@ def test_a_whole_crop_is_the_picture():
     part = AugmentPart(crop="random_resized", crop_min_scale=1.0, flip=0.0)
     square = np.ascontiguousarray(arrays[:, :, :24])
 
-    class NoChance(Draws):
-        def several(self, count):
-            return torch.full((12, count), 0.5)
-
-    views = augment_batch(torch.from_numpy(square), torch.arange(12), part, (24, 24), NoChance(12, 2, [0], CPU))
+    no_chance = Draws(torch.full((12, 64), 0.5), torch.zeros(0))
+    views = augment_batch(torch.from_numpy(square), torch.arange(12), part, (24, 24), no_chance)
     assert (as_pixels(views) == square).all()
 
 
 def test_erasing_has_the_boxes_of_the_workers():
-    ours = batched.erase(torch.zeros(3000, 3, 32, 40), 0.4, draws(3000)).amax(1) > 0
+    ours = batched.erase(torch.zeros(3000, 3, 32, 40), 0.4, draws(3000, size=(32, 40))).amax(1) > 0
     shares = ours.float().mean((1, 2))
     erased = shares[shares > 0]
     assert len(erased) / 3000 == pytest.approx(0.4, abs=0.03)
@@ -423,9 +420,9 @@ def test_a_policy_without_batched_version_is_refused():
 @pytest.mark.parametrize("policy", ["randaugment", "three_augment"])
 def test_no_picture_runs_out_of_draws(layers, policy):
     most = dataclasses.replace(EVERYTHING, policy=policy, policy_layers=layers)
-    used = Draws(2, layers, [0], CPU)
+    used = draw(2, most, (24, 32), [0], CPU)
     augment_batch(torch.from_numpy(photos(2)), torch.arange(2), most, (24, 32), used)
-    assert used._next <= used._values.shape[1]
+    assert used._next <= used.values.shape[1]
 
 
 def test_a_broken_picture_is_not_taken_for_an_uneven_one():

@@ -1,0 +1,36 @@
+"""CUDA graphs need a CUDA device; elsewhere `DeviceLoader` augments without them, as test_device.py tests."""
+
+import pytest
+import torch
+
+from patchloom.data import device as device_module
+from patchloom.data.device import DeviceLoader, Store
+from patchloom.recipes.parts import AugmentPart
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+COLOURS = {"color_jitter": 0.4, "saturation": 0.2, "hue": 0.1, "jitter_probability": 0.8, "grey": 0.2, "solarise": 0.2}
+
+
+def batches(augment: AugmentPart, views: tuple[int, ...]) -> list[torch.Tensor]:
+    pixels = torch.randint(0, 256, (300, 32, 32, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    store = Store(pixels.cuda(), torch.arange(300).cuda() % 7)
+    loader = DeviceLoader(store, augment, 32, batch_size=128, views=views, drop_last=False)
+    return [batch.images for epoch in (0, 1) for batch in loader.epoch(epoch)]
+
+
+@pytest.mark.parametrize("views", [(0,), (0, 3)])
+@pytest.mark.parametrize("policy", ["randaugment", "three_augment", "none"])
+@pytest.mark.parametrize("crop", ["random_resized", "pad", "simple_random", "resize"])
+def test_replayed_pictures_are_the_same_to_the_bit(crop, policy, views, monkeypatch):
+    augment = AugmentPart(
+        policy=policy, crop=crop, crop_padding=4, policy_magnitude_std=0.5, blur=0.5, erasing=0.5, **COLOURS
+    )
+    before = torch.cuda.get_rng_state()
+    replayed = batches(augment, views)
+    assert torch.equal(before, torch.cuda.get_rng_state())
+    monkeypatch.setattr(device_module, "MOST_VALUES_REPLAYED", 0)
+    for ours, plain in zip(replayed, batches(augment, views), strict=True):
+        assert torch.equal(ours, plain)
+        assert ours.stride() == plain.stride()
+    assert not torch.equal(replayed[0], replayed[1])
