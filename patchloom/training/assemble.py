@@ -254,6 +254,7 @@ def measured(run: Run, unit: str = "images") -> str:
     device = run.processes.device
     batches = iter(run.loader.epoch(0))
     network = unwrap(run.model).train()
+    faster = "" if network is run.model else ", compiled it will be faster"
     seconds = []
     for _ in range(min(MEASURED_STEPS, run.loader.steps_per_epoch)):
         before = clock.perf_counter()
@@ -270,7 +271,7 @@ def measured(run: Run, unit: str = "images") -> str:
     memory = f", {torch.cuda.max_memory_allocated(device) / 2**20:,.0f} MiB" if device.type == "cuda" else ""
     return (
         f"time       about {duration(step * run.schedule.total_steps)} for {run.schedule.total_steps:,} steps "
-        f"(measured on {len(seconds)}: {speed:,.0f} {unit}/s{memory})"
+        f"(measured on {len(seconds)}: {speed:,.0f} {unit}/s{memory}{faster})"
     )
 
 
