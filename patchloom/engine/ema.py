@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from patchloom.engine.distribution import unwrap
+from patchloom.engine.state import load_weights, weights_of
 from patchloom.errors import UsageError
 
 
@@ -40,6 +41,15 @@ class Ema:
         torch._foreach_lerp_(mine, theirs, 1 - self.decay_at(step))
         for counter, value in self._copied:
             counter.copy_(value)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep."""
+        return weights_of(self.model)
+
+    def restore(self, kept: dict[str, Tensor], weights: dict[str, Tensor]) -> list[str]:
+        """Go on from what `tensors` gave; where a checkpoint has none, from the model's `weights`."""
+        load_weights(self.model, kept or weights, "the checkpoint's average")
+        return [] if kept else ["the checkpoint has no average of the weights: it starts from the weights"]
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -36,18 +36,19 @@ class EpochAverage:
             self._take({name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()})
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is kept, for a checkpoint."""
+        """What a checkpoint must keep."""
         return {f"{number}.{name}": tensor for number, kept in enumerate(self._kept) for name, tensor in kept.items()}
 
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what `tensors` gave."""
+    def restore(self, kept: dict[str, Tensor], weights: dict[str, Tensor]) -> list[str]:  # noqa: ARG002
+        """Go on from what `tensors` gave; before the end of the first epoch that is nothing."""
         found: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
+        for key, tensor in kept.items():
             number, name = key.split(".", 1)
             found.setdefault(int(number), {})[name] = tensor
         self._kept = []
-        for _, weights in sorted(found.items()):
-            self._take(weights)
+        for _, of_epoch in sorted(found.items()):
+            self._take(of_epoch)
+        return []
 
     def _take(self, weights: dict[str, Tensor]) -> None:
         self._kept = [*self._kept, weights][-self.epochs :]

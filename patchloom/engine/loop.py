@@ -169,8 +169,8 @@ class _Loop:
                 f"Memory of {run.processes.device} ran out with {len_of(batch)} examples in {run.accumulate} "
                 f"part(s). Set accumulate to {2 * run.accumulate}: the result stays the same."
             ) from error
-        if run.ema:
-            run.ema.update(step)
+        if run.average:
+            run.average.update(step)
         if self._after_update:
             self._after_update(run.model, step)
         self.meter.add(len_of(batch) * run.processes.world)

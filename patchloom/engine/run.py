@@ -9,8 +9,6 @@ from torch.optim import Optimizer
 
 from patchloom.engine.averages import Averages
 from patchloom.engine.distribution import Processes
-from patchloom.engine.ema import Ema
-from patchloom.engine.epoch_average import EpochAverage
 from patchloom.engine.optimisation import Schedule
 from patchloom.engine.records import Records
 
@@ -47,6 +45,27 @@ class Batches(Protocol):
         """The batches of `epoch` from `start_step` on."""
 
 
+class Average(Protocol):
+    """An average of the weights: evaluated beside the model, and kept where it is better."""
+
+    @property
+    def name(self) -> str:
+        """What records and checkpoints call it."""
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The network with the averaged weights; None while there is nothing to average."""
+
+    def update(self, step: int) -> None:
+        """Called after the update that followed `step` others."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep."""
+
+    def restore(self, kept: dict[str, Tensor], weights: dict[str, Tensor]) -> list[str]:
+        """Go on from what `tensors` gave, empty where a checkpoint has none, and the model's `weights`; notes."""
+
+
 class Saver(Protocol):
     """Where a run is kept; called on rank 0 only."""
 
@@ -69,7 +88,7 @@ class Run:
     processes: Processes
     records: Records = field(default_factory=Records)
     saver: Saver | None = None
-    ema: Ema | EpochAverage | None = None
+    average: Average | None = None
     accumulate: int = 1  # micro-batches an update
     clip_norm: float | None = None  # of the gradient of the whole batch
     clip_each: float | None = None  # of each tensor's
@@ -89,12 +108,12 @@ class Run:
     @property
     def averaged(self) -> nn.Module | None:
         """The average of the model: the run's own, or one that the objective keeps."""
-        return self.ema.model if self.ema else getattr(self.objective, "averaged", None)
+        return self.average.model if self.average else getattr(self.objective, "averaged", None)
 
     @property
     def averaged_name(self) -> str:
         """What records call it."""
-        return self.ema.name if self.ema else Ema.name
+        return self.average.name if self.average else "ema"
 
     @property
     def epochs(self) -> int:

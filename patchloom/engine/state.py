@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from patchloom.engine.distribution import Processes, unwrap, whole
-from patchloom.engine.epoch_average import EpochAverage
 from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, UsageError
 
@@ -57,9 +56,8 @@ def capture(run: Run, progress: Progress) -> Snapshot:
         "optimizer": optimizer_tensors,
         "averages": run.averages.over_ranks(run.processes),
     }
-    if run.ema:
-        kept = run.ema.tensors() if isinstance(run.ema, EpochAverage) else weights_of(run.ema.model)
-        tensors[run.ema.name] = kept
+    if run.average:
+        tensors[run.average.name] = run.average.tensors()
     if isinstance(run.objective, nn.Module):
         tensors["objective"] = weights_of(run.objective)
     for rank, state in enumerate(run.processes.gather(random_state(run.processes.device))):
@@ -77,15 +75,11 @@ def capture(run: Run, progress: Progress) -> Snapshot:
 
 def restore(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
     """Bring a freshly built run to where the snapshot was taken; the notes say what could not be exact."""
-    values, notes = snapshot.values, []
+    values, notes = snapshot.values, list[str]()
     load_weights(unwrap(run.model), snapshot.tensors["weights"], "the checkpoint")
-    if isinstance(run.ema, EpochAverage):
-        run.ema.restore(snapshot.tensors.get(run.ema.name, {}))
-    elif run.ema and "ema" in snapshot.tensors:
-        load_weights(run.ema.model, snapshot.tensors["ema"], "the checkpoint's average")
-    elif run.ema:
-        load_weights(run.ema.model, snapshot.tensors["weights"], "the checkpoint")
-        notes.append("the checkpoint has no average of the weights: it starts from the weights")
+    if run.average:
+        kept = snapshot.tensors.get(run.average.name, {})
+        notes += run.average.restore(kept, snapshot.tensors["weights"])
     if isinstance(run.objective, nn.Module):
         load_weights(run.objective, snapshot.tensors.get("objective", {}), "the checkpoint's objective")
     load_optimizer_state(run.optimizer, snapshot.tensors.get("optimizer", {}), values["optimizer"])

@@ -100,7 +100,7 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         loader=loader,
         processes=processes,
         saver=Folder(plan.folder),
-        ema=Ema(network, recipe.optim.ema_decay) if recipe.optim.ema_decay else None,
+        average=Ema(network, recipe.optim.ema_decay) if recipe.optim.ema_decay else None,
         clip_norm=recipe.optim.clip_norm,
         clip_each=recipe.optim.clip_each,
         eval_mode=recipe.model.eval_mode,

@@ -287,7 +287,7 @@ def make_translation_run(plan: TextPlan, corpus: Corpus, processes: Processes) -
         loader=loader,
         processes=processes,
         saver=Folder(plan.folder),
-        ema=EpochAverage(network, averaged, loader.steps_per_epoch) if averaged > 1 else None,
+        average=EpochAverage(network, averaged, loader.steps_per_epoch) if averaged > 1 else None,
         clip_norm=recipe.optim.clip_norm,
         clip_each=recipe.optim.clip_each,
         evaluators=[evaluator],

@@ -44,7 +44,7 @@ def test_it_goes_on_exactly() -> None:
         one.update(step)
         kept = {name: tensor.clone() for name, tensor in other.tensors().items()}
         other = EpochAverage(broken, 2, 1)
-        other.restore(kept)
+        other.restore(kept, {})
         other.update(step)
     assert torch.equal(one.model.weight, other.model.weight)
     assert not torch.equal(one.model.weight, whole.weight)

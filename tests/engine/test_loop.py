@@ -190,14 +190,14 @@ def test_lower_may_be_better_and_the_average_may_win(tmp_path: Path) -> None:
     run = make_run(tmp_path / "b", epochs=1, ema_decay=0.9, evaluators=[scores([5.0, 6.0])])
     assert train(run).progress.best_weights == "ema"
     saved = read_weights(tmp_path / "b" / "weights.safetensors")
-    assert all(torch.equal(saved[name], value) for name, value in run.ema.model.state_dict().items())
+    assert all(torch.equal(saved[name], value) for name, value in run.average.model.state_dict().items())
 
 
 def test_without_a_metric_the_newest_average_is_kept(tmp_path: Path) -> None:
     run = make_run(tmp_path, epochs=1, metric=None, evaluators=(), ema_decay=0.9)
     train(run)
     saved = read_weights(tmp_path / "weights.safetensors")
-    assert all(torch.equal(saved[name], value) for name, value in run.ema.model.state_dict().items())
+    assert all(torch.equal(saved[name], value) for name, value in run.average.model.state_dict().items())
 
 
 def test_an_unknown_metric_is_an_error() -> None:

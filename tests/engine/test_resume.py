@@ -99,9 +99,9 @@ def test_an_evaluation_given_up_is_made_again_and_nothing_else_changes(
 def assert_equal_runs(a: Run, b: Run) -> None:
     for name, value in a.model.state_dict().items():
         assert torch.equal(b.model.state_dict()[name], value), name
-    if a.ema:
-        for name, value in a.ema.model.state_dict().items():
-            assert torch.equal(b.ema.model.state_dict()[name], value), name
+    if a.average:
+        for name, value in a.average.model.state_dict().items():
+            assert torch.equal(b.average.model.state_dict()[name], value), name
 
 
 @pytest.mark.parametrize("optim", ["adamw", "lamb"])

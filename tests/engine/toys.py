@@ -85,7 +85,7 @@ def make_run(folder: Path | None = None, *, optim: str = "adamw", epochs: int = 
             "processes": processes,
             "records": Records([MetricsFile(folder / "metrics.jsonl")]) if saving else Records(),
             "saver": Folder(folder) if saving else None,
-            "ema": Ema(model, average) if average else None,
+            "average": Ema(model, average) if average else None,
             "evaluators": [evaluator],
             "metric": "score",
             "log_every": 2,
