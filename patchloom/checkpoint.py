@@ -7,7 +7,6 @@
     metrics.jsonl             see `engine.records`
     run.json                  how it went: see `deployment.run_record`
     predictions.safetensors   what it decided about each val image: see `evaluation.predictions`
-    predictions.safetensors   what it decided about each val image, see `evaluation.predictions`
     weights.safetensors       the best weights so far; what `load_network` reads
     checkpoints/step-00000123 what an exact resume needs; the newest two are kept
 
