@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from trainings import read
 
 from patchloom.cli import main as patchloom
 from patchloom.engine.batches import Feed
@@ -36,17 +37,13 @@ PARTS = {
 }
 
 
-class Measured(SystemExit):
-    """Enough was seen."""
-
-
 def main() -> None:
     """Put a clock around every part, then train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
     parser.add_argument("--after", type=int, default=70, help="steps before the measured ones")
     parser.add_argument("--steps", type=int, default=150)
-    given, further = parser.parse_known_args()
+    given, further = read(parser)
     seconds: Counter[str] = Counter()
     for name, (cls, method) in PARTS.items():
         setattr(cls, method, timed(getattr(cls, method), seconds, name))
@@ -63,12 +60,12 @@ def main() -> None:
         if step == given.after + given.steps:
             synchronise()
             tell(seconds, perf_counter() - started, given.steps)
-            raise Measured
+            raise SystemExit
         return whole(loop, *arguments)
 
     _Loop.update = update  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
-        sys.argv = ["patchloom", "train", given.data, "--out", f"{folder}/run", *[o for o in further if o != "--"]]
+        sys.argv = ["patchloom", "train", given.data, "--out", f"{folder}/run", *further]
         patchloom()
 
 

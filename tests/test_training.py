@@ -275,6 +275,12 @@ def test_a_dry_run_trains_nothing(tmp_path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_of_a_compiled_network_says_what_it_measured(tmp_path) -> None:
+    said: list[str] = []
+    run_training(settings(tmp_path / "run", compiled=True), dry_run=True, say=said.append)
+    assert "uncompiled steps: " in next(line for line in said if line.startswith("time       about"))
+
+
 def test_a_teacher_and_an_init_from_runs(tmp_path) -> None:
     run_training(settings(tmp_path / "teacher"), say=str)
     distilled = run_training(settings(tmp_path / "pupil", teacher=str(tmp_path / "teacher")), say=str)

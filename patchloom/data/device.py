@@ -142,7 +142,7 @@ class DeviceLoader:
         self._store = store
         self._augment = augment
         self._size = as_size(image_size)
-        self.views = views
+        self._views = views
         self._replay: Callable[..., Tensor] | None = None
         self._rows: dict[int, Tensor] = {}  # of a batch of so many pictures, sent to the device once
 
@@ -163,9 +163,9 @@ class DeviceLoader:
                 rows = self._own_rows(size)
                 index = index[rows]
             if self._augment:
-                seeds = [step_seed(self.plan.seed, epoch, step, view) for view in self.views]
+                seeds = [step_seed(self.plan.seed, epoch, step, view) for view in self._views]
                 draws = draw(size, self._augment, self._size, seeds, device, rows)
-                images = self._augmented(index.repeat(len(self.views)), draws.values, draws.field)
+                images = self._augmented(index.repeat(len(self._views)), draws.values, draws.field)
             else:
                 images = self._store.pixels[index].permute(0, 3, 1, 2)
             yield ImageBatch(images, self._store.labels[index], index)
@@ -194,7 +194,7 @@ class DeviceLoader:
 
     def _augmented(self, index: Tensor, values: Tensor, field: Tensor) -> Tensor:
         """Pictures `index` with these numbers; whole batches of small pictures in one launch."""
-        whole = len(index) == self.plan.batch_size // self.plan.world * len(self.views)
+        whole = len(index) == self.plan.batch_size // self.plan.world * len(self._views)
         small = len(index) * 3 * self._size[0] * self._size[1] <= MOST_VALUES_REPLAYED
         if not (index.is_cuda and whole and small):
             return self._augment_each(index, values, field)

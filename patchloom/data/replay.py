@@ -1,7 +1,8 @@
 """Many small operations on a CUDA device in one launch.
 
 The host takes some microseconds to launch each; with small tensors the device is done sooner and waits. The recorded
-operations are the same ones, so the results are the same to the bit.
+operations are the same ones, so the results are the same to the bit. torch.cuda.make_graphed_callables does this for
+training, and hands out memory that its next call overwrites.
 """
 
 from collections.abc import Callable

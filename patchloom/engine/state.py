@@ -75,7 +75,8 @@ def capture(run: Run, progress: Progress) -> Snapshot:
 
 def restore(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
     """Bring a freshly built run to where the snapshot was taken; the notes say what could not be exact."""
-    values, notes = snapshot.values, list[str]()
+    values = snapshot.values
+    notes: list[str] = []
     load_weights(unwrap(run.model), snapshot.tensors["weights"], "the checkpoint")
     if run.average:
         kept = snapshot.tensors.get(run.average.name, {})

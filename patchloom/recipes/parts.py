@@ -36,6 +36,15 @@ class Checked:
     def check_clashes(self) -> None:
         """Raise UsageError where two fields of the group contradict each other."""
 
+    def check_order(self, low: str, high: str) -> None:
+        """Raise UsageError where the lower end of a range is above the upper."""
+        least, most = getattr(self, low), getattr(self, high)
+        if most < least:
+            raise UsageError(
+                f"{self.group}.{high} is {most:g}, below {self.group}.{low} {least:g}. "
+                "Raise the first or lower the second."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPart(Checked):
@@ -90,11 +99,7 @@ class AugmentPart(Checked):
 
     def check_clashes(self) -> None:
         """The largest crop is not smaller than the smallest."""
-        if self.crop_max_scale < self.crop_min_scale:
-            raise UsageError(
-                f"augment.crop_max_scale is {self.crop_max_scale:g}, below augment.crop_min_scale "
-                f"{self.crop_min_scale:g}. Raise the first or lower the second."
-            )
+        self.check_order("crop_min_scale", "crop_max_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,12 +165,8 @@ class ViewsPart(Checked):
     local_blur: Probability = 0.5
 
     def check_clashes(self) -> None:
-        """A range has its ends in order."""
-        if self.local_min_scale > self.local_max_scale:
-            raise UsageError(
-                f"views.local_min_scale is {self.local_min_scale:g}, above views.local_max_scale "
-                f"{self.local_max_scale:g}. Lower it."
-            )
+        """The largest small view is not smaller than the smallest."""
+        self.check_order("local_min_scale", "local_max_scale")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,12 +114,18 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     if run.accumulate > 1:
         say(f"           batch {recipe.optim.batch_size} does not fit at once: {run.accumulate} parts, the same result")
     if compiles:
-        # As CUDA graphs a step is a few launches: small networks take the host longer to launch than the device to do.
-        # Each pass overwrites what the one before left, so it must be the only one of its step.
-        alone = processes.world == 1 and run.accumulate == 1 and not compares_views(recipe)
-        graphs = alone and processes.device.type == "cuda"
-        run.model = torch.compile(network, mode="reduce-overhead" if graphs else None)  # type: ignore[assignment]
+        mode = "reduce-overhead" if runs_as_graphs(run, recipe) else None
+        run.model = torch.compile(network, mode=mode)  # type: ignore[assignment]
     return run, network, note + (", compiled" if compiles else "")
+
+
+def runs_as_graphs(run: Run, recipe: Recipe) -> bool:
+    """Whether the compiled network may be recorded as CUDA graphs: launches are what bounds a small one.
+
+    Each pass overwrites what the one before left, so it must be the only one of its step.
+    """
+    alone = run.processes.world == 1 and run.accumulate == 1 and not compares_views(recipe)
+    return alone and run.processes.device.type == "cuda"
 
 
 def _compile_beside(network: Network, objective: Objective, local_size: int | None) -> None:
@@ -254,7 +260,7 @@ def measured(run: Run, unit: str = "images") -> str:
     device = run.processes.device
     batches = iter(run.loader.epoch(0))
     network = unwrap(run.model).train()
-    faster = "" if network is run.model else ", compiled it will be faster"
+    uncompiled = "" if network is run.model else " uncompiled steps"
     seconds = []
     for _ in range(min(MEASURED_STEPS, run.loader.steps_per_epoch)):
         before = clock.perf_counter()
@@ -271,7 +277,7 @@ def measured(run: Run, unit: str = "images") -> str:
     memory = f", {torch.cuda.max_memory_allocated(device) / 2**20:,.0f} MiB" if device.type == "cuda" else ""
     return (
         f"time       about {duration(step * run.schedule.total_steps)} for {run.schedule.total_steps:,} steps "
-        f"(measured on {len(seconds)}: {speed:,.0f} {unit}/s{memory}{faster})"
+        f"(measured on {len(seconds)}{uncompiled}: {speed:,.0f} {unit}/s{memory})"
     )
 
 

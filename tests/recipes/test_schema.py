@@ -48,6 +48,13 @@ def test_translation_refuses_what_it_does_not_read(key, value):
     assert message.startswith(f"{key} is {value}, but objective.method translation does not read it.")
 
 
+def test_the_smallest_small_view_is_not_above_the_largest():
+    message = error_of(override, get_recipe("dino"), {"views.local_min_scale": 0.5})
+    assert (
+        message == "views.local_max_scale is 0.4, below views.local_min_scale 0.5. Raise the first or lower the second."
+    )
+
+
 def test_another_method_leaves_behind_what_only_the_first_read():
     grafit = get_recipe("grafit")
     plain = override(grafit, {"objective.method": "classification"})
