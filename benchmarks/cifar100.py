@@ -30,7 +30,7 @@ SMLPNET = (
 )
 # Crops, flips, colours and mixing alone, for short runs.
 PLAIN = (
-    *("--epochs", "80", "--set", "augment.policy=none", "--set", "augment.color_jitter=0.4"),
+    *("--epochs", "60", "--set", "augment.policy=none", "--set", "augment.color_jitter=0.4"),
     *("--set", "augment.erasing=0", "--set", "model.drop_path=0", "--set", "optim.weight_decay=0.1"),
 )
 LARGE_BATCH = ("--batch", "1024", "--set", "optim.lr=0.002", "--set", "optim.weight_decay=0.1")

@@ -27,9 +27,8 @@ SMLPNET = (
     *("--model", "smlpnet_t", "--set", "model.options.patch_size=2", "--set", "model.options.depths=2,4,4"),
     *("--set", "model.options.dim=96", "--set", "model.options.global_stages=1,2,3"),
 )
-COARSE = ("--recipe", "grafit_small_images", "--level", "coarse", "--epochs", "56", *SMLPNET)
+COARSE = ("--recipe", "grafit_small_images", "--level", "coarse", "--epochs", "100", *SMLPNET)
 VIT = ("--model", "deit_ti", "--set", "model.options.depth=9")
-INSTANCES = (*COARSE, "--set", "grafit.target_decay=0.97")  # BYOL's for 40 epochs
 DINO = ("--recipe", "dino_small_images", "--epochs", "56")
 TENTH = (
     *("--recipe", "small_images", "--epochs", "150", "--batch", "256"),
@@ -45,8 +44,8 @@ RUNS: dict[str, dict[str, tuple[str, ...]]] = {
             *("--set", "grafit.clusters_of={out}/cross_entropy"),
         ),
         "snca_plus": (*COARSE, "--set", "objective.method=snca_plus", "--set", "views.number=1"),
-        "grafit_fc": (*INSTANCES, "--set", "objective.method=grafit_fc"),
-        "grafit": INSTANCES,
+        "grafit_fc": (*COARSE, "--set", "objective.method=grafit_fc"),
+        "grafit": COARSE,
     },
     "dino": {
         "dino_resmlp": DINO,

@@ -231,16 +231,20 @@ class Grafit(nn.Module):
 
     def forward(self, model: nn.Module, batch: ViewBatch, *, epoch: int, step: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Scalars of one batch: `loss`, to be minimised, and its terms."""
-        images = [normalise(view, self.pixel_mean, self.pixel_std) for view in self._used(batch.views)]
+        views = self._used(batch.views)
+        # All views in one pass, view by view: small pictures are bound by launches. Batch statistics are then those of
+        # all views together, where BYOL's code has each view's own; the thesis does not say.
+        images = normalise(torch.cat(views), self.pixel_mean, self.pixel_std)  # (T·B, 3, H, W)
         terms: dict[str, Tensor] = {}
         if self.method.labels == "cross_entropy":
-            features = [model.features(view) for view in images]  # type: ignore[operator]
-            terms["label_loss"] = cross_entropy(model.head(features[0]), self.labels[batch.index])  # type: ignore[operator]
-            vectors = [model.vectors(view) for view in features]  # type: ignore[operator]
+            features = model.features(images)  # type: ignore[operator]
+            first = features[: len(batch.index)]
+            terms["label_loss"] = cross_entropy(model.head(first), self.labels[batch.index])  # type: ignore[operator]
+            vectors = model.vectors(features)  # type: ignore[operator]
         else:
-            vectors = [model(view) for view in images]  # without a classifier that is its vector
+            vectors = model(images)  # without a classifier that is its vector
         if self.method.labels == "knn" or self.method.instance != "none":
-            embeddings = [self.projector(model.projector(view)) for view in vectors]  # type: ignore[operator]
+            embeddings = self.projector(model.projector(vectors))  # type: ignore[operator]
             terms |= self._embedding_losses(images, embeddings, batch.index)
         weights = {"label_loss": 1.0, "instance_loss": self.instance_weight}
         loss = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
@@ -253,21 +257,22 @@ class Grafit(nn.Module):
             raise UsageError(f"The instance loss compares views of an image, given {len(views)}. Give 2 or more.")
         return views
 
-    def _embedding_losses(self, images: list[Tensor], embeddings: list[Tensor], index: Tensor) -> dict[str, Tensor]:
-        """The terms that look at embeddings; in full precision, since exp(cos/σ) of 3 digits is off by tenths."""
+    def _embedding_losses(self, images: Tensor, embeddings: Tensor, index: Tensor) -> dict[str, Tensor]:
+        """The terms of embeddings (T·B, D), in full precision, since exp(cos/σ) of 3 digits is off by tenths."""
         terms: dict[str, Tensor] = {}
+        views = len(embeddings) // len(index)
         if self.method.instance == "cosine":
-            predictions = torch.stack([self.predictor(view) for view in embeddings])
-            targets = torch.stack([self.target(view) for view in images])
+            predictions, targets = self.predictor(embeddings), self.target(images)
         with torch.autocast(index.device.type, enabled=False):
             if self.method.labels == "knn":
-                self.memory.note(index, embeddings[0])
-                terms["label_loss"] = knn_loss(embeddings[0], index, self.memory.slots, self.labels, self.temperature)
+                first = embeddings[: len(index)]
+                self.memory.note(index, first)
+                terms["label_loss"] = knn_loss(first, index, self.memory.slots, self.labels, self.temperature)
             if self.method.instance == "cosine":
-                terms["instance_loss"] = instance_loss(predictions, targets)
+                by_view = (views, len(index), -1)
+                terms["instance_loss"] = instance_loss(predictions.view(by_view), targets.view(by_view))
             elif self.method.instance == "triplet":
-                identity = index.repeat(len(embeddings))
-                terms["instance_loss"] = triplet_loss(torch.cat(embeddings), identity, self.margin)
+                terms["instance_loss"] = triplet_loss(embeddings, index.repeat(views), self.margin)
         return terms
 
     def after_update(self, model: nn.Module, step: int) -> None:

@@ -89,8 +89,6 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         teacher=teacher,
     )
     learned = [objective] if isinstance(objective, nn.Module) else []
-    if compiles:
-        _compile_beside(network, objective, recipe.views.local_size if recipe.views.local else None)
     evaluator = _make_evaluator(plan, processes, workers)
     run = Run(
         model=network,
@@ -114,29 +112,29 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     if run.accumulate > 1:
         say(f"           batch {recipe.optim.batch_size} does not fit at once: {run.accumulate} parts, the same result")
     if compiles:
-        mode = "reduce-overhead" if runs_as_graphs(run, recipe) else None
-        run.model = torch.compile(network, mode=mode)  # type: ignore[assignment]
+        _compile(run, network, recipe.views.local_size if recipe.views.local else None)
     return run, network, note + (", compiled" if compiles else "")
 
 
-def runs_as_graphs(run: Run, recipe: Recipe) -> bool:
-    """Whether the compiled network may be recorded as CUDA graphs: launches are what bounds a small one.
+def runs_as_graphs(run: Run) -> bool:
+    """Whether what is compiled may be recorded as CUDA graphs: launches are what bounds a small network.
 
-    Each pass overwrites what the one before left, so it must be the only one of its step.
+    What a graph leaves lives until the next backward pass, so gradients of micro-batches cannot be added up.
     """
-    alone = run.processes.world == 1 and run.accumulate == 1 and not compares_views(recipe)
-    return alone and run.processes.device.type == "cuda"
+    return run.processes.device.type == "cuda" and run.processes.world == 1 and run.accumulate == 1
 
 
-def _compile_beside(network: Network, objective: Objective, local_size: int | None) -> None:
-    """Compile what runs beside the network's own forward pass: followers, and small views of a fixed-size network."""
-    for follower in getattr(objective, "followers", ()):
-        follower.compile()
+def _compile(run: Run, network: Network, local_size: int | None) -> None:
+    """Compile the network and what runs beside it: followers, and small views of a fixed-size network."""
+    mode = "reduce-overhead" if runs_as_graphs(run) else None
+    run.model = torch.compile(network, mode=mode)  # type: ignore[assignment]
+    for follower in getattr(run.objective, "followers", ()):
+        follower.compile(mode=mode)
     if local_size and not network.any_resolution:
         device = next(network.parameters()).device
         with torch.no_grad():  # once uncompiled: what it prepares is then there
             network.forward_resampled(torch.zeros(1, network.config.channels, local_size, local_size, device=device))
-        network.forward_resampled = torch.compile(network.forward_resampled)  # type: ignore[method-assign]
+        network.forward_resampled = torch.compile(network.forward_resampled, mode=mode)  # type: ignore[method-assign]
 
 
 def _make_loader(

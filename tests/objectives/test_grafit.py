@@ -222,15 +222,15 @@ def test_the_targets_decay_is_byols():
 
 
 def slow_grafit(objective: Grafit, model, views: ViewBatch, weight: float) -> float:
-    """Equation 2.4 image by image, from embeddings of each view."""
-    images = [normalise(view, MEAN, STD) for view in views.views]
+    """Equation 2.4 image by image, from embeddings of each view; batch statistics are those of all views."""
+    count, size = len(views.views), len(views.index)
+    images = normalise(torch.cat(views.views), MEAN, STD)
     target = objective.target
     with torch.no_grad():
-        g = [model.projector(model.pool(model.features(x))) for x in images]
-        q = [objective.predictor(z).double() for z in g]
-        xi = [target.trunk.projector(target.trunk.pool(target.trunk.features(x))).double() for x in images]
-    knn = slow_knn_loss(g[0].double(), views.index, objective.memory.slots.double(), LABELS, 0.05)
-    count = len(images)
+        g = model.projector(model.pool(model.features(images)))
+        q = objective.predictor(g).double().split(size)
+        xi = target.trunk.projector(target.trunk.pool(target.trunk.features(images))).double().split(size)
+    knn = slow_knn_loss(g[:size].double(), views.index, objective.memory.slots.double(), LABELS, 0.05)
     pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
     cosines = [cosine(q[i][b].tolist(), xi[j][b].tolist()) for b in range(len(views.index)) for i, j in pairs]
     return knn - weight * sum(cosines) / len(cosines)
