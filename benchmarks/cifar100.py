@@ -36,7 +36,8 @@ PLAIN = (
 LARGE_BATCH = ("--batch", "1024", "--set", "optim.lr=0.002", "--set", "optim.weight_decay=0.1")
 # A convnet as it is usually trained: on pictures enlarged so that its first map is 32×32, with little augmentation.
 TEACHER = (
-    *("--model", "timm:resnet18", "--size", "128", "--set", "augment.crop_padding=16", "--set", "model.drop_path=0"),
+    *("--model", "timm:resnet18", "--size", "128", "--set", "model.options.small_stem=false"),
+    *("--set", "augment.crop_padding=16", "--set", "model.drop_path=0"),
     *("--set", "augment.policy=none", "--set", "augment.erasing=0", "--set", "augment.mixup=0"),
     *("--set", "augment.mix_probability=0.5", "--set", "optim.name=sgd", "--set", "optim.nesterov=true"),
     *("--set", "optim.lr=0.2", "--set", "optim.weight_decay=0.0005", "--set", "optim.clip_norm=none"),

@@ -19,6 +19,7 @@ class PooledConvNetConfig(AttentionPoolConfig):
     """Options of a convnet with attention pooling."""
 
     backbone: str = "resnet50"  # any convnet timm can create
+    small_stem: bool = False  # a ResNet's for pictures of 32 pixels: 3×3 of stride 1, nothing pooled
 
 
 class PooledConvNet(AttentionPooled):
@@ -40,6 +41,8 @@ class PooledConvNet(AttentionPooled):
             in_chans=config.channels,
             drop_path_rate=config.drop_path,
         )
+        if config.small_stem:
+            _shrink_stem_(self.trunk, config.backbone)
         check_heads(self.feature_dim, config.pool_heads)
         self.attention_pool = AttentionPool(config, self.feature_dim) if config.pool == "attention" else None
         # With its own average it stays the convnet it is.
@@ -59,6 +62,18 @@ class PooledConvNet(AttentionPooled):
         if self.attention_pool is not None:
             positions = self.attention_pool(positions)
         return self.norm(positions)
+
+
+def _shrink_stem_(trunk: nn.Module, name: str) -> None:
+    """Keep the size of the pictures, as SNCA and most work on CIFAR do: of 32 pixels the usual stem leaves 8."""
+    stem, pool = getattr(trunk, "conv1", None), getattr(trunk, "maxpool", None)
+    first = stem[0] if isinstance(stem, nn.Sequential) else stem  # of a deep stem's three
+    if not (isinstance(first, nn.Conv2d) and isinstance(pool, nn.MaxPool2d)):
+        raise UsageError(f"small_stem is a ResNet's; timm's {name} has another stem. Leave it out.")
+    convolution = nn.Conv2d(first.in_channels, first.out_channels, kernel_size=3, padding=1, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")  # as timm's others
+    trunk.set_submodule("conv1" if first is stem else "conv1.0", convolution)
+    trunk.maxpool = nn.Identity()
 
 
 @torch.no_grad()

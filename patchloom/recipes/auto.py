@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from patchloom.errors import UsageError
 from patchloom.recipes.parts import ModelPart, OptimPart, SchedulePart
 from patchloom.recipes.schema import Recipe, override
+from patchloom.recipes.small_images import is_resnet
 
 # Families whose patch can be chosen; the others reduce the image in their own way, by up to 32.
 PATCHED = ("resmlp", "mixer", "deit", "deit3", "cait")
@@ -96,10 +97,13 @@ def _network(
     limit = f", at most {side} on {device}" if side < median else ""
     about = f"pictures are about {median} pixels{limit}"
     if name.partition("_")[0] not in PATCHED:
-        return [
-            *reasons,
-            Reason("model.image_size", max(32, _multiple(side, 32)), f"{about}; multiples of 32"),
-        ]
+        size = max(32, _multiple(side, 32))
+        reasons.append(Reason("model.image_size", size, f"{about}; multiples of 32"))
+        if is_resnet(name) and size < SMALL_PIXELS:
+            reasons.append(
+                Reason("model.options.small_stem", True, f"the usual stem leaves {size // 4} of {size} pixels")
+            )
+        return reasons
     published = _published_patch(name)
     patch = next(p for p in (published, 16, 8, 4, 2, 1) if p <= published and (side >= 7 * p or p == 1))
     size = _multiple(side, patch)

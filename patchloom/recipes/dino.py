@@ -6,6 +6,7 @@ from patchloom.recipes.deit import deit
 from patchloom.recipes.parts import AugmentPart
 from patchloom.recipes.registry import based_on, recipe
 from patchloom.recipes.schema import Recipe
+from patchloom.recipes.small_images import fit_to_32_pixels
 
 
 @recipe
@@ -33,11 +34,10 @@ def dino(model: str = "resmlp_s12") -> Recipe:
 @recipe
 def dino_small_images(model: str = "resmlp_s12") -> Recipe:
     """The same for small pictures such as CIFAR's, on one GPU in minutes."""
-    patches = {} if model.startswith("timm:") else {"patch_size": 4}  # a convnet has none
     return based_on(
         dino(model),
         source="patchloom's own: fewer outputs, BatchNorm in the head, milder views; measured in docs/results.md.",
-        model={"image_size": 32, "drop_path": 0.0, "options": patches},
+        model={"image_size": 32, "drop_path": 0.0, "options": fit_to_32_pixels(model)},
         augment={"crop_min_scale": 0.3, "blur": 0.0},
         views={"second_blur": None, "local": 4, "local_size": 16, "local_min_scale": 0.15, "local_blur": 0.0},
         dino={"outputs": 4096, "batch_norm": True, "teacher_momentum": 0.99},

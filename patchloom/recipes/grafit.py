@@ -8,6 +8,7 @@ from __future__ import annotations
 from patchloom.recipes.deit import deit
 from patchloom.recipes.registry import based_on, recipe
 from patchloom.recipes.schema import Recipe
+from patchloom.recipes.small_images import fit_to_32_pixels
 
 
 @recipe
@@ -111,7 +112,7 @@ def grafit_small_images(model: str = "timm:resnet18") -> Recipe:
     return based_on(
         grafit(model),
         source="patchloom's own, after thesis 2.5.1 and SNCA's CIFAR recipe.",
-        model={"image_size": 32},
+        model={"image_size": 32, "options": fit_to_32_pixels(model)},
         augment={"crop_min_scale": 0.2, "policy": "none", "erasing": 0.0, "color_jitter": 0.4, "grey": 0.2},
         optim={"batch_size": 512, "weight_decay": 5e-4},
         schedule={"epochs": 60},

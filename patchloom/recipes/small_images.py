@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from patchloom.recipes.deit import deit
 from patchloom.recipes.registry import based_on, recipe
 from patchloom.recipes.schema import Recipe
@@ -10,11 +13,10 @@ from patchloom.recipes.schema import Recipe
 @recipe
 def small_images(model: str = "resmlp_s12") -> Recipe:
     """CIFAR-100 from scratch, in patches of 4: ResMLP-S12 75.4 % top-1."""
-    patches = {} if model.startswith("timm:") else {"patch_size": 4}  # a convnet has none
     return based_on(
         deit(model),
         source="patchloom's own, after DeiT's augmentation; measured in docs/results.md.",
-        model={"image_size": 32, "drop_path_rule": "uniform", "options": patches},
+        model={"image_size": 32, "drop_path_rule": "uniform", "options": fit_to_32_pixels(model)},
         augment={"crop": "pad", "crop_padding": 4, "policy_layers": 1, "repeats": 1},
         optim={
             "lr": 1.5e-3,
@@ -27,3 +29,15 @@ def small_images(model: str = "resmlp_s12") -> Recipe:
         schedule={"epochs": 220, "warmup_epochs": 8, "warmup_lr": 0.0},
         test={"crop_ratio": 1.0},
     )
+
+
+def fit_to_32_pixels(model: str) -> dict[str, Any]:
+    """Options for small pictures: patches of 4, or a ResNet's stem that keeps all pixels."""
+    if not model.startswith("timm:"):
+        return {"patch_size": 4}
+    return {"small_stem": True} if is_resnet(model) else {}
+
+
+def is_resnet(model: str) -> bool:
+    """Whether `model` is one of timm's plain ResNets."""
+    return re.fullmatch(r"timm:resnet\d+(\..+)?", model) is not None

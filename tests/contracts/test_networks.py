@@ -322,6 +322,7 @@ OPTIONS = [
     ("patchconvnet_s60", {"class_tokens": "per_class"}),
     ("patchconvnet_s60", {"stem": "linear"}),
     ("resnet50_attention_pool", {"class_tokens": "per_class"}),
+    ("resnet50_attention_pool", {"small_stem": True, "pool": "average"}),
 ]  # fmt: skip
 
 

@@ -50,6 +50,8 @@ def test_an_average_of_weights_only_for_long_runs():
         ("cait_s48", 100, 96, {"patch_size": 8}),
         ("smlpnet_t", 40, 32, {}),
         ("timm:resnet18", 100, 96, {}),
+        ("timm:resnet18", 40, 32, {"small_stem": True}),
+        ("timm:regnety_002", 40, 32, {}),
     ],
 )
 def test_a_network_asked_for_is_kept(model, median, image_size, options):

@@ -448,6 +448,16 @@ def test_grafit_section_2_5():
     )
 
 
+@pytest.mark.parametrize("name", ["small_images", "dino_small_images", "grafit_small_images"])
+def test_networks_are_fitted_to_small_pictures(name):
+    def options(model):
+        return dict(get_recipe(name, model=model).model.options)
+
+    assert options("resmlp_s24") == {"patch_size": 4}
+    assert options("timm:resnet18") == options("timm:resnet50.a1_in1k") == {"small_stem": True}
+    assert options("timm:resnet50d") == options("timm:regnety_016") == {}
+
+
 def test_recipe_table_prints_as_table_6_1():
     rows = recipe_table([get_recipe(name) for name in TABLE_6_1["column"]])
     printed = {row.label: row.values for row in rows}
