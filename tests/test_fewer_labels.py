@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom.checkpoint import load_network, read_run_files
+from patchloom.deployment.look import look_at
 from patchloom.engine.records import read_metrics
 from patchloom.engine.signals import Stopped
 from patchloom.errors import CheckpointError, DataError, UsageError
@@ -110,6 +111,17 @@ def test_a_stopped_dino_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.
 
 def newest(folder: Path) -> Path:
     return max((folder / "checkpoints").iterdir())
+
+
+def test_it_is_looked_at_without_being_given_pictures(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", epochs=1)
+    page = look_at(str(run.folder), out=tmp_path / "look.html")
+    val = patchloom.open_data(DATA).val
+    assert [detail for _, detail, _ in page.looks][:1] == [val.classes.names[val.labels[0]]]
+    assert page.looks[-1][0] == val.where(len(val) - 1)
+    assert len(page.looks) == min(24, len(val)) == len({name for name, _, _ in page.looks})
+    assert all([cell.caption for cell in one.maps] == ["what its vector is made of"] for _, _, one in page.looks)
+    assert "What run saw" in page.path.read_text("utf-8")
 
 
 def test_a_collapse_is_said(tmp_path: Path) -> None:

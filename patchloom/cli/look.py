@@ -12,7 +12,8 @@ def look(
     images: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Image files or folders; the run's worst mistakes when left out. With --ranked: further runs."
+            help="Image files or folders; when left out the run's worst mistakes, or some of val where it names no "
+            "classes. With --ranked: further runs."
         ),
     ] = None,
     ranked: Annotated[

@@ -1,10 +1,11 @@
-"""What a trained network saw in given pictures, or in those it got most wrong, on one page."""
+"""What a trained network saw in given pictures, in those it got most wrong, or in some of val, on one page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from patchloom.checkpoint import Preprocessing
@@ -20,7 +21,7 @@ from patchloom.models.network import Network
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model
 
-MISTAKES, PICTURES = 24, 200  # shown at most
+OF_VAL, PICTURES = 24, 200  # shown at most of val, and of pictures that were given
 SIDE = 224  # pixels of a picture on the page
 
 
@@ -52,6 +53,7 @@ class LookPage:
 def look_at(spec: str, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5) -> LookPage:
     """Draw the pictures at `paths`; without any, the mistakes the run was surest of, from its data or `data`.
 
+    Of a run that names no classes (DINO, Grafit) pictures from all over its val split are drawn then.
     `spec` is the folder of a run, or NAME@FILE for a network with published weights.
     """
     notes: list[str] = []
@@ -60,14 +62,14 @@ def look_at(spec: str, paths: Sequence[str] = (), *, data: str | None = None, ou
         files = list(files_of(paths))
         if len(files) > PICTURES:
             notes.append(f"the first {PICTURES} of {len(files)} pictures are shown")
-        shown = _decoded(files[:PICTURES], notes)
+        shown, did = _decoded(files[:PICTURES], notes), "saw"
     else:
         parts = _run(spec)
         subject = _subject_of(parts)
-        shown = _mistakes(parts, data, notes)
+        shown, did = _of_val(parts, data, notes), "got most wrong" if parts.files.decides else "saw"
     found = look(subject.network, subject.preprocessing, [one.picture for one in shown], subject.labels, top=top)
     looks = [(one.name, one.detail, of) for one, of in zip(shown, found, strict=True)]
-    title = f"What {Path(spec).name} {'saw' if paths else 'got most wrong'}"
+    title = f"What {Path(spec).name} {did}"
     write_page(out, "look.html.j2", title=title, notes=notes, looks=[_for_page(*row) for row in looks])
     return LookPage(out, looks, notes)
 
@@ -99,25 +101,35 @@ def _decoded(paths: Sequence[str], notes: list[str]) -> list[Named]:
             shown.append(Named(path, "", decode(Path(path), path)))
         except DataError as error:
             notes.append(str(error))
+    return _any_of(shown, len(paths), notes)
+
+
+def _any_of(shown: list[Named], wanted: int, notes: list[str]) -> list[Named]:
     if not shown:
-        raise DataError(f"none of {len(paths)} pictures can be read; the first: {notes[0]}")
+        raise DataError(f"none of {wanted} pictures can be read; the first: {notes[-wanted]}")
     return shown
 
 
-def _mistakes(parts: RunParts, data: str | None, notes: list[str]) -> list[Named]:
-    val, labels = val_of(parts, data), parts.files.labels
-    if parts.predictions is None or val is None:
+def _of_val(parts: RunParts, data: str | None, notes: list[str]) -> list[Named]:
+    """The run's surest mistakes, or pictures from all over its val split where it names no classes."""
+    val = val_of(parts, data)
+    if val is None:
         raise UsageError(f"{parts.folder} kept no decisions about pictures; give the pictures to look at")
+    if parts.predictions is None:
+        rows = [int(row) for row in np.linspace(0, len(val) - 1, min(OF_VAL, len(val)))]
+        named = [(row, val.classes.names[label] if (label := val.labels[row]) >= 0 else "") for row in rows]
+    else:
+        labels, worst = parts.files.labels, parts.predictions.report.worst(OF_VAL)
+        named = [(one.index, f"{labels[one.label]}, taken for {labels[one.prediction]}") for one in worst]
+    if not named:
+        raise UsageError(f"{parts.folder} made no mistake on its val split; give pictures to look at")
     shown = []
-    for mistake in parts.predictions.report.worst(MISTAKES):
-        detail = f"{labels[mistake.label]}, taken for {labels[mistake.prediction]}"
+    for index, detail in named:
         try:
-            shown.append(Named(val.where(mistake.index), detail, val.read(mistake.index)))
+            shown.append(Named(val.where(index), detail, val.read(index)))
         except DataError as error:
             notes.append(str(error))
-    if not shown:
-        raise UsageError(f"{parts.folder} made no mistake on its val split; give pictures to look at")
-    return shown
+    return _any_of(shown, len(named), notes)
 
 
 def _for_page(name: str, detail: str, one: Look) -> dict[str, Any]:

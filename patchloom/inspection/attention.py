@@ -1,6 +1,6 @@
 """Where a network looks: attention of class tokens, rollout, and what each patch says for a class.
 
-Letters: B images, T class tokens, h×w patches. A map is (h, w) and comes from one of four places:
+Letters: B images, T class tokens, h×w patches. A map is (h, w) and comes from one of five places:
 
 class attention   the weights with which class tokens read the patches: in every layer of a ViT, in the class layers of
                   a CaiT, in the pooling of a PatchConvNet. With talking heads they may be negative.
@@ -12,6 +12,8 @@ saliency          one map an image: the first class layer of a CaiT, averaged ov
                   of a PatchConvNet, of the predicted class where there is one token a class; the rollout of a ViT.
 evidence          where the head is linear in the average of patches: each patch's own logit of a class. The mean over
                   patches is the logit, so red patches speak for the class and blue ones against it.
+share             of a network without a classifier whose vector v is the average of patches p: ⟨p, v⟩ / ⟨v, v⟩, what
+                  each patch gives to it. The mean over patches is one.
 """
 
 from typing import NamedTuple
@@ -93,11 +95,20 @@ def class_evidence(network: Network, images: Tensor) -> Tensor:
             "own. saliency shows what its class token reads."
         )
     with in_eval_mode(network):
-        features = network.features(images)  # (B, N, C) or (B, h, w, C)
-        logits = network.classifier(features).float().cpu()
-    if logits.ndim == 3:
-        logits = logits.unflatten(1, _grid(network, images, logits.shape[1]))
-    return logits.permute(0, 3, 1, 2)
+        logits = network.classifier(_patches(network, images))
+    return logits.float().cpu().permute(0, 3, 1, 2)
+
+
+@torch.no_grad()
+def vector_share(network: Network, images: Tensor) -> Tensor:
+    """(B, h, w): what each patch gives to the image's vector, its average; the mean over patches is one."""
+    if not _averages(network):
+        raise UsageError(f"the vector of {type(network).__name__} is not the average of its patches; it has other maps")
+    with in_eval_mode(network):
+        patches = _patches(network, images).float()
+    vectors = patches.mean(dim=(1, 2))
+    shares = torch.einsum("bhwc,bc->bhw", patches, vectors)
+    return (shares / vectors.square().sum(dim=1)[:, None, None]).cpu()
 
 
 def has_class_attention(network: Network) -> bool:
@@ -116,8 +127,22 @@ def has_token_per_class(network: Network) -> bool:
 
 def has_evidence(network: Network) -> bool:
     """Whether the logits are linear in the average of the patches."""
-    averages = getattr(network.config, "pool", "average") == "average"
-    return averages and not isinstance(network, CaiT) and isinstance(network.classifier, nn.Linear)
+    return _averages(network) and isinstance(network.classifier, nn.Linear)
+
+
+def has_share(network: Network) -> bool:
+    """Whether the average of the patches is all the network tells: it has no classifier."""
+    return _averages(network) and not network.config.num_classes
+
+
+def _averages(network: Network) -> bool:
+    return getattr(network.config, "pool", "average") == "average" and not isinstance(network, CaiT)
+
+
+def _patches(network: Network, images: Tensor) -> Tensor:
+    """(B, h, w, C): what is averaged."""
+    features = network.features(images)  # (B, N, C) or (B, h, w, C)
+    return features.unflatten(1, _grid(network, images, features.shape[1])) if features.ndim == 3 else features
 
 
 def _recorded(network: Network, images: Tensor) -> list[tuple[nn.Module, Tensor]]:

@@ -19,7 +19,9 @@ from patchloom.inspection.attention import (
     class_evidence,
     has_class_attention,
     has_evidence,
+    has_share,
     has_token_per_class,
+    vector_share,
 )
 from patchloom.inspection.overlays import SIDE, attention_overlay, attention_tile, evidence_overlay
 from patchloom.inspection.sheets import GAP, PAGE, Cell, Line, displayed, grid_sheet, numbers, sheet
@@ -159,6 +161,8 @@ def _maps(shown: Shown, names: Sequence[str]) -> list[list[Cell]]:
             against_others = logits - logits.mean(axis=0)
             for i in np.argsort(-shares, kind="stable")[:CLASSES_SHOWN]:
                 cells.append(Cell(evidence_overlay(picture, against_others[i]), f"for {told(names[i], shares[i])}"))
+    if has_share(network):
+        _add_attention(maps, shown, vector_share(network, shown.images), "what its vector is made of")
     return maps
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from patchloom.checkpoint import Preprocessing
 from patchloom.errors import PatchloomError, UsageError
 from patchloom.evaluation.agreement import token_cosines
-from patchloom.inspection.attention import has_class_attention, has_evidence
+from patchloom.inspection.attention import has_class_attention, has_evidence, has_share
 from patchloom.inspection.branches import branch_norm_chart, has_branches
 from patchloom.inspection.charts import Series, line_chart
 from patchloom.inspection.embeddings import LEAST, embed, embedding_chart, pca_energy_chart, tsne
@@ -137,18 +137,20 @@ def _energy(subject: Subject) -> Markup:
 def _has_maps(subject: Subject) -> bool:
     network = subject.network
     return subject.few is not None and (
-        isinstance(network, ViT) or has_class_attention(network) or has_evidence(network)
+        isinstance(network, ViT) or has_class_attention(network) or has_evidence(network) or has_share(network)
     )
 
 
 def _caption_of_maps(subject: Subject) -> str:
-    parts = ["Above each picture the classes above 10 %."]
+    parts = ["Above each picture the classes above 10 %."] if subject.network.config.num_classes else []
     if isinstance(subject.network, ViT) or has_class_attention(subject.network):
         parts.append("Yellow is what is read most, blue least, each map from its least to its largest (mean of heads).")
     if isinstance(subject.network, ViT):
         parts.append("Rollout follows attention through all layers, half of each being its residual connection.")
     if has_evidence(subject.network):
         parts.append("Patches are averaged: red ones speak for the class, blue ones against it.")
+    if has_share(subject.network):
+        parts.append("Yellow patches give most to the average that is the picture's vector, blue ones least.")
     return " ".join(parts)
 
 

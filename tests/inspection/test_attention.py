@@ -11,7 +11,9 @@ from patchloom.inspection.attention import (
     class_evidence,
     has_class_attention,
     has_evidence,
+    has_share,
     saliency,
+    vector_share,
 )
 from patchloom.layers.attention import ClassAttention, record_attention
 from tests.networks import assert_same, images, small
@@ -178,6 +180,21 @@ def test_evidence_of_a_patch_lies_where_the_patch_is():
     assert int((evidence != 0).sum()) == 1
 
 
+@pytest.mark.parametrize("name", ["resmlp_s12", "mixer_b16", "smlpnet_t", "resnet50_attention_pool"])
+def test_the_shares_of_the_patches_make_the_vector(name):
+    network = small(name, num_classes=0, **({"pool": "average"} if name.startswith("resnet") else {}))
+    batch = images(network)
+    assert has_share(network)
+    shares = vector_share(network, batch)
+    with torch.no_grad():
+        vectors, features = network(batch), network.features(batch).reshape(2, -1, network.feature_dim)
+    for share, vector, patches in zip(shares, vectors.tolist(), features.tolist(), strict=True):
+        length = sum(v * v for v in vector)
+        slow = [sum(p * v for p, v in zip(patch, vector, strict=True)) / length for patch in patches]
+        assert_same(share.flatten(), torch.tensor(slow), 1e-4)
+        assert float(share.mean()) == pytest.approx(1.0, abs=1e-4)
+
+
 def test_each_family_says_which_maps_it_has():
     with pytest.raises(UsageError, match=r"ResMLP has no class token that attends.*class_evidence"):
         class_attention(small("resmlp_s12"), torch.zeros(1, 3, 32, 32))
@@ -187,6 +204,9 @@ def test_each_family_says_which_maps_it_has():
         attention_rollout(small("cait_xxs24"), torch.zeros(1, 3, 32, 32))
     assert not has_evidence(small("resmlp_s12", pool="class_mlp"))
     assert not has_evidence(small("mixer_b16", num_classes=0))
+    assert not has_share(small("mixer_b16"))
+    with pytest.raises(UsageError, match="the vector of CaiT is not the average of its patches"):
+        vector_share(small("cait_xxs24", num_classes=0), torch.zeros(1, 3, 32, 32))
 
 
 def test_looking_leaves_the_network_as_it_was():

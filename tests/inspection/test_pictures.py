@@ -64,7 +64,7 @@ def test_a_family_has_its_pictures_and_no_others(name):
         ("patchconvnet_s60", {"pool": "average"}, "Attention by head"),
         ("deit_ti", {"pool": "average"}, "Attention by head"),
         ("resnet50_attention_pool", {}, "Residual branches"),
-        ("mixer_b16", {"num_classes": 0}, "Where it looks"),
+        ("resmlp_s12", {"num_classes": 0, "pool": "class_mlp"}, "Where it looks"),
     ],
 )
 def test_what_an_ablation_has_not_is_absent(name, options, absent):
@@ -83,6 +83,8 @@ def test_captions_speak_of_what_is_there():
     assert "red ones speak for" in caption("resmlp_s12", "Where it looks")
     assert "Rollout" in caption("deit_ti", "Where it looks")
     assert "red" not in caption("cait_xxs24", "Where it looks")
+    untold = pictures_of(small("mixer_b16", num_classes=0), photographs())
+    assert "give most to the average" in next(one.caption for one in untold if one.title == "Where it looks")
     assert "coloured by the answer" in caption("resmlp_s12", "Embeddings")
     assert "coloured by class" in caption("resmlp_s12", "Embeddings", labels=[0] * 12)
 
