@@ -23,11 +23,7 @@ from patchloom.evaluation.knn import knn
 from patchloom.inspection.charts import Series, line_chart, svg_file
 from patchloom.inspection.report import curve, steps_per_unit
 
-SMLPNET = (
-    *("--model", "smlpnet_t", "--set", "model.options.patch_size=2", "--set", "model.options.depths=2,4,4"),
-    *("--set", "model.options.dim=96", "--set", "model.options.global_stages=1,2,3"),
-)
-COARSE = ("--recipe", "grafit_small_images", "--level", "coarse", "--epochs", "100", *SMLPNET)
+COARSE = ("--recipe", "grafit_small_images", "--level", "coarse")
 VIT = ("--model", "deit_ti", "--set", "model.options.depth=9")
 DINO = ("--recipe", "dino_small_images", "--epochs", "56")
 TENTH = (

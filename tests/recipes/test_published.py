@@ -1,7 +1,9 @@
 """Recipes against the tables they come from, as printed there: the thesis' where no paper is named."""
 
 import pytest
+import torch
 
+from patchloom.models.registry import create_model
 from patchloom.recipes import difference, get_recipe, override, recipe_table
 
 # Table 6.1, column by column. None: not in use; "any": the table only says that it is in use.
@@ -454,6 +456,8 @@ def test_networks_are_fitted_to_small_pictures(name):
         return dict(get_recipe(name, model=model).model.options)
 
     assert options("resmlp_s24") == {"patch_size": 4}
+    pyramid = create_model("smlpnet_t", image_size=32, **options("smlpnet_t"))
+    assert pyramid.features(torch.zeros(1, 3, 32, 32)).shape == (1, 4, 4, 384)
     assert options("timm:resnet18") == options("timm:resnet50.a1_in1k") == {"small_stem": True}
     assert options("timm:resnet50d") == options("timm:regnety_016") == {}
 
