@@ -108,7 +108,7 @@ def clusterfit(model: str = "timm:resnet50") -> Recipe:
 
 @recipe
 def grafit_small_images(model: str = "smlpnet_t") -> Recipe:
-    """Grafit for sets of small pictures such as CIFAR; --set objective.method=… gives its baselines the same frame."""
+    """Grafit for small pictures, on one GPU in minutes; --set objective.method=… gives its baselines the same frame."""
     return based_on(
         grafit(model),
         source="patchloom's own, after thesis 2.5.1 and SNCA's CIFAR recipe; measured in docs/results.md.",
