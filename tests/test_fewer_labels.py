@@ -84,6 +84,8 @@ def test_a_folder_without_classes_is_enough(tmp_path: Path) -> None:
     assert run.metrics == {}
     assert any("no labels" in line for line in told)
     assert any(line.startswith("Next: patchloom index") for line in told)
+    looks = look_at(str(run.folder), out=tmp_path / "look.html").looks
+    assert [(Path(name).parent, detail) for name, detail, _ in looks] == [(photos, "")] * 4
     with pytest.raises(DataError, match="no class for a picture as a whole"):
         train(tmp_path / "other", data=str(photos), recipe="grafit_small_images")
 
@@ -113,13 +115,12 @@ def newest(folder: Path) -> Path:
     return max((folder / "checkpoints").iterdir())
 
 
-def test_it_is_looked_at_without_being_given_pictures(tmp_path: Path) -> None:
-    run = train(tmp_path / "run", epochs=1)
-    page = look_at(str(run.folder), out=tmp_path / "look.html")
+def test_it_is_looked_at_without_being_given_pictures(dino_run: Path, tmp_path: Path) -> None:
+    page = look_at(str(dino_run), out=tmp_path / "look.html")
     val = patchloom.open_data(DATA).val
-    assert [detail for _, detail, _ in page.looks][:1] == [val.classes.names[val.labels[0]]]
+    assert page.looks[0][1] == val.classes.names[val.labels[0]]
     assert page.looks[-1][0] == val.where(len(val) - 1)
-    assert len(page.looks) == min(24, len(val)) == len({name for name, _, _ in page.looks})
+    assert len({name for name, _, _ in page.looks}) == len(page.looks) == min(24, len(val))
     assert all([cell.caption for cell in one.maps] == ["what its vector is made of"] for _, _, one in page.looks)
     assert "What run saw" in page.path.read_text("utf-8")
 

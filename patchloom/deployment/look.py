@@ -1,7 +1,8 @@
 """What a trained network saw in given pictures, in those it got most wrong, or in some of val, on one page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,14 @@ class Subject(NamedTuple):
     labels: Sequence[str]  # none: classes are numbers
 
 
+class Wanted(NamedTuple):
+    """A picture to look at, not yet read."""
+
+    name: str
+    detail: str
+    read: Callable[[], Image.Image]
+
+
 class Named(NamedTuple):
     """A picture to look at."""
 
@@ -62,11 +71,12 @@ def look_at(spec: str, paths: Sequence[str] = (), *, data: str | None = None, ou
         files = list(files_of(paths))
         if len(files) > PICTURES:
             notes.append(f"the first {PICTURES} of {len(files)} pictures are shown")
-        shown, did = _decoded(files[:PICTURES], notes), "saw"
+        wanted, did = [Wanted(path, "", partial(decode, Path(path), path)) for path in files[:PICTURES]], "saw"
     else:
         parts = _run(spec)
         subject = _subject_of(parts)
-        shown, did = _of_val(parts, data, notes), "got most wrong" if parts.files.decides else "saw"
+        wanted, did = _of_val(parts, data), "got most wrong" if parts.files.decides else "saw"
+    shown = _readable(wanted, notes)
     found = look(subject.network, subject.preprocessing, [one.picture for one in shown], subject.labels, top=top)
     looks = [(one.name, one.detail, of) for one, of in zip(shown, found, strict=True)]
     title = f"What {Path(spec).name} {did}"
@@ -94,42 +104,34 @@ def _subject_of(parts: RunParts) -> Subject:
     return Subject(parts.network, parts.files.preprocessing, parts.files.labels)
 
 
-def _decoded(paths: Sequence[str], notes: list[str]) -> list[Named]:
-    shown = []
-    for path in paths:
-        try:
-            shown.append(Named(path, "", decode(Path(path), path)))
-        except DataError as error:
-            notes.append(str(error))
-    return _any_of(shown, len(paths), notes)
-
-
-def _any_of(shown: list[Named], wanted: int, notes: list[str]) -> list[Named]:
-    if not shown:
-        raise DataError(f"none of {wanted} pictures can be read; the first: {notes[-wanted]}")
-    return shown
-
-
-def _of_val(parts: RunParts, data: str | None, notes: list[str]) -> list[Named]:
+def _of_val(parts: RunParts, data: str | None) -> list[Wanted]:
     """The run's surest mistakes, or pictures from all over its val split where it names no classes."""
     val = val_of(parts, data)
     if val is None:
         raise UsageError(f"{parts.folder} kept no decisions about pictures; give the pictures to look at")
     if parts.predictions is None:
         rows = [int(row) for row in np.linspace(0, len(val) - 1, min(OF_VAL, len(val)))]
-        named = [(row, val.classes.names[label] if (label := val.labels[row]) >= 0 else "") for row in rows]
+        told = [(row, val.classes.names[label] if (label := val.labels[row]) >= 0 else "") for row in rows]
     else:
         labels, worst = parts.files.labels, parts.predictions.report.worst(OF_VAL)
-        named = [(one.index, f"{labels[one.label]}, taken for {labels[one.prediction]}") for one in worst]
-    if not named:
+        told = [(one.index, f"{labels[one.label]}, taken for {labels[one.prediction]}") for one in worst]
+    if not told:
         raise UsageError(f"{parts.folder} made no mistake on its val split; give pictures to look at")
-    shown = []
-    for index, detail in named:
+    return [Wanted(val.where(row), detail, partial(val.read, row)) for row, detail in told]
+
+
+def _readable(wanted: Sequence[Wanted], notes: list[str]) -> list[Named]:
+    """Those that can be read; the others are noted."""
+    shown, errors = [], []
+    for one in wanted:
         try:
-            shown.append(Named(val.where(index), detail, val.read(index)))
+            shown.append(Named(one.name, one.detail, one.read()))
         except DataError as error:
-            notes.append(str(error))
-    return _any_of(shown, len(named), notes)
+            errors.append(str(error))
+    if not shown:
+        raise DataError(f"none of {len(wanted)} pictures can be read; the first: {errors[0]}")
+    notes += errors
+    return shown
 
 
 def _for_page(name: str, detail: str, one: Look) -> dict[str, Any]:

@@ -147,7 +147,9 @@ def val_of(parts: RunParts, data: str | None) -> ImageSet | None:
         raise UsageError("where the data lie was not recorded: no pictures are shown; say it with --data")
     level, labels, taxonomy = (record.level, record.labels, record.taxonomy) if record else (None, None, None)
     try:
-        val: ImageSet = open_data(place, level=level, labels=labels, taxonomy=taxonomy).val
+        val: ImageSet = open_data(
+            place, level=level, labels=labels, taxonomy=taxonomy, labelled=parts.files.decides
+        ).val
     except PatchloomError as error:
         raise DataError(f"no pictures are shown, since the data cannot be opened: {error}") from error
     if parts.predictions and fingerprint(val) != parts.predictions.fingerprint:

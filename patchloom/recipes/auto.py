@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from patchloom.errors import UsageError
 from patchloom.recipes.parts import ModelPart, OptimPart, SchedulePart
 from patchloom.recipes.schema import Recipe, override
-from patchloom.recipes.small_images import is_resnet
+from patchloom.recipes.small_images import fit_to_32_pixels
 
 # Families whose patch can be chosen; the others reduce the image in their own way, by up to 32.
 PATCHED = ("resmlp", "mixer", "deit", "deit3", "cait")
@@ -99,10 +99,9 @@ def _network(
     if name.partition("_")[0] not in PATCHED:
         size = max(32, _multiple(side, 32))
         reasons.append(Reason("model.image_size", size, f"{about}; multiples of 32"))
-        if is_resnet(name) and size < SMALL_PIXELS:
-            reasons.append(
-                Reason("model.options.small_stem", True, f"the usual stem leaves {size // 4} of {size} pixels")
-            )
+        if size < SMALL_PIXELS:
+            why = f"so that {size} pixels are not reduced to one or two patches"
+            reasons += [Reason(f"model.options.{key}", value, why) for key, value in fit_to_32_pixels(name).items()]
         return reasons
     published = _published_patch(name)
     patch = next(p for p in (published, 16, 8, 4, 2, 1) if p <= published and (side >= 7 * p or p == 1))

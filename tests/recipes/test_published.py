@@ -456,8 +456,10 @@ def test_networks_are_fitted_to_small_pictures(name):
         return dict(get_recipe(name, model=model).model.options)
 
     assert options("resmlp_s24") == {"patch_size": 4}
-    pyramid = create_model("smlpnet_t", image_size=32, **options("smlpnet_t"))
-    assert pyramid.features(torch.zeros(1, 3, 32, 32)).shape == (1, 4, 4, 384)
+    for model, side in (("smlpnet_t", 4), ("patchconvnet_s20", 8), ("resnet50_attention_pool", 4)):
+        network = create_model(model, image_size=32, num_classes=2, **options(model)).eval()
+        patches = network.features(torch.zeros(1, 3, 32, 32)).flatten(1, -2).shape[1]
+        assert patches == side**2 + (model != "smlpnet_t"), model  # and a class token
     assert options("timm:resnet18") == options("timm:resnet50.a1_in1k") == {"small_stem": True}
     assert options("timm:resnet50d") == options("timm:regnety_016") == {}
 
