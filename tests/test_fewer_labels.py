@@ -171,7 +171,8 @@ def test_every_method_is_trained_at_a_level(tmp_path: Path, method: str) -> None
 
 
 def test_it_is_judged_at_every_level_by_its_projection(tmp_path: Path) -> None:
-    run = train(tmp_path / "run", recipe="grafit_small_images", level="coarse", epochs=1)
+    changes = {"objective.method": "grafit"}
+    run = train(tmp_path / "run", recipe="grafit_small_images", level="coarse", epochs=1, **changes)
     found = patchloom.evaluate_levels([str(run.folder)], DATA)
     values = next(iter(found.runs.values())).values
     assert {"map", "map_conditioned", "map_oracle", "map_coarse"} <= values.keys()
@@ -191,7 +192,7 @@ def test_without_instances_grafit_is_snca(tmp_path: Path) -> None:
     runs = [
         train(tmp_path / name, recipe="grafit_small_images", level="coarse", epochs=1, **changes).folder
         for name, changes in (
-            ("grafit", {"grafit.instance_weight": 0.0}),
+            ("grafit", {"objective.method": "grafit", "grafit.instance_weight": 0.0}),
             ("snca", {"objective.method": "snca_plus"}),
         )
     ]

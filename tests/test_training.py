@@ -281,6 +281,14 @@ def test_a_dry_run_of_a_compiled_network_says_what_it_measured(tmp_path) -> None
     assert "uncompiled steps: " in next(line for line in said if line.startswith("time       about"))
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_was_compiled_is_given_back(compiled, tmp_path, monkeypatch) -> None:
+    resets = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
+    run_training(settings(tmp_path / "run", compiled=compiled), dry_run=True, say=str)
+    assert len(resets) == compiled
+
+
 def test_a_teacher_and_an_init_from_runs(tmp_path) -> None:
     run_training(settings(tmp_path / "teacher"), say=str)
     distilled = run_training(settings(tmp_path / "pupil", teacher=str(tmp_path / "teacher")), say=str)

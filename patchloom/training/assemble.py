@@ -137,6 +137,15 @@ def _compile(run: Run, network: Network, local_size: int | None) -> None:
         network.forward_resampled = torch.compile(network.forward_resampled, mode=mode)  # type: ignore[method-assign]
 
 
+def release(run: Run) -> None:
+    """Give back what compiled networks keep: their weights, and the memory of graphs, which is that of a training step.
+
+    torch keeps them as long as the process lives; a second training would find only what they leave.
+    """
+    if unwrap(run.model) is not run.model:
+        torch.compiler.reset()
+
+
 def _make_loader(
     plan: Plan, images: ImageSet, processes: Processes, workers: int
 ) -> tuple[Loader | DeviceLoader | ViewLoader, str]:

@@ -24,7 +24,7 @@ from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, DataError, NumericalError, UsageError, nearest
 from patchloom.models.network import Network
-from patchloom.training.assemble import make_run, measured, preprocessing_of
+from patchloom.training.assemble import make_run, measured, preprocessing_of, release
 from patchloom.training.data_record import LEFT_OUT, write_left_out, write_record
 from patchloom.training.plan import Plan, TrainingSettings, learns_to_translate, make_plan, seconds_of
 from patchloom.training.report import final_report, keep_and_report
@@ -88,6 +88,7 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
         if not dry_run and processes.is_main:
             stack.enter_context(locked(plan.folder))
         run, network, note = make_run(plan, processes, say)
+        stack.callback(release, run)
         stack.callback(run.loader.close)  # type: ignore[attr-defined]
         say(f"machine    {machine_of(processes)}; {note}")
         if dry_run:

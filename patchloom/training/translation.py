@@ -50,7 +50,7 @@ from patchloom.inspection.report import installed_versions
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom.objectives.translation import Translation
 from patchloom.recipes.schema import Recipe, override
-from patchloom.training.assemble import EVALUATIONS, measured, parts_that_fit
+from patchloom.training.assemble import EVALUATIONS, measured, parts_that_fit, release
 from patchloom.training.data_record import LEFT_OUT, DataRecord, changes_since, write_left_out, write_record
 from patchloom.training.plan import TrainingSettings, check_numbers, folder_name, same_run
 from patchloom.training.run import Trained, heard_or_not, machine_of, silent, with_best_weights, with_files
@@ -117,6 +117,7 @@ def train_translation(
             stack.enter_context(locked(plan.folder))
         corpus = make_corpus(plan, processes)
         run = make_translation_run(plan, corpus, processes)
+        stack.callback(release, run)
         for line in _corpus_lines(plan, corpus, run, dry_run=dry_run):
             say(line)
         compiled = ", compiled" if unwrap(run.model) is not run.model else ""
