@@ -20,6 +20,7 @@ from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.objectives.dino import Dino
 from patchloom.training.plan import TrainingSettings
 from patchloom.training.run import run_training, silent
+from tests.reliability.commands import command
 
 DATA = "shapes:count=80,size=32"
 TINY = {"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_size": 4}
@@ -186,6 +187,64 @@ def test_it_is_judged_at_every_level_by_its_projection(tmp_path: Path) -> None:
     classifier.model.load_state_dict(weights)
     same = classifier.embed(patchloom.open_data(DATA).val).vectors
     assert torch.equal(same[0], same[-1])
+
+
+@pytest.fixture(scope="module")
+def grafit_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(
+        tmp_path_factory.mktemp("grafit") / "run", recipe="grafit_small_images", level="coarse", epochs=1
+    ).folder
+
+
+def test_its_trunk_is_judged_and_searched_where_asked_for(grafit_run: Path, tmp_path: Path) -> None:
+    plain = patchloom.load(grafit_run)
+    projected = plain.embed(patchloom.open_data(DATA).val).vectors
+    trunk = plain.model.drop_projector()
+    vectors = plain.embed(patchloom.open_data(DATA).val).vectors
+    assert (projected.shape[1], vectors.shape[1]) == (128, trunk.feature_dim)
+
+    bare = tmp_path / "bare"  # the same trunk as a run of its own
+    plain.save_pretrained(bare)
+    own, other = (
+        next(iter(patchloom.evaluate_levels([str(run)], DATA, trunk=leave_out).runs.values())).values
+        for run, leave_out in ((grafit_run, True), (bare, False))
+    )
+    assert own == other != next(iter(patchloom.evaluate_levels([str(grafit_run)], DATA).runs.values())).values
+
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for name in range(6):
+        patchloom.open_data(DATA).val.read(name).save(pictures / f"{name}.png")
+    found = patchloom.index(str(grafit_run), [pictures], out=tmp_path / "index", trunk=True, device="cpu").index
+    assert (found.about.trunk, found.about.dimension) == (True, trunk.feature_dim)
+    query = pictures / "2.png"
+    (answer,) = patchloom.open_index(tmp_path / "index", device="cpu").search([query], top=6)
+    (expected,) = patchloom.index(str(bare), [pictures], out=tmp_path / "other", device="cpu").index.search(
+        [query], top=6
+    )
+    assert answer.hits == expected.hits
+    with pytest.raises(UsageError, match=r"was made with --trunk; add to it with it too, or build another index"):
+        patchloom.index(str(grafit_run), [pictures], out=tmp_path / "index", device="cpu")
+    with pytest.raises(UsageError, match=r"bare has no projector: its vectors are the trunk's already"):
+        patchloom.index(str(bare), [pictures], out=tmp_path / "third", trunk=True, device="cpu")
+    assert not (tmp_path / "third").exists()
+
+
+def test_the_commands_compare_by_the_trunk(grafit_run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    def values(*options: str) -> dict[str, float]:
+        done = command(["evaluate", grafit_run, DATA, *options, "--json"], monkeypatch, capsys)
+        return json.loads(done.output)["run"]
+
+    classifier = patchloom.load(grafit_run)
+    assert values("--knn", "1,5").items() >= dict(classifier.probe(DATA, knn=[1, 5])).items()
+    classifier.model.drop_projector()
+    assert values("--knn", "1,5", "--trunk").items() >= dict(classifier.probe(DATA, knn=[1, 5])).items()
+    for arguments in (["evaluate", grafit_run, DATA, "--linear", "--trunk"], ["look", grafit_run, "--trunk"]):
+        done = command(arguments, monkeypatch, capsys)
+        assert (done.code, "--trunk says what images are compared by; give it with --" in done.errors) == (2, True)
+    page = tmp_path / "ranked.html"
+    assert command(["look", grafit_run, "--ranked", "--trunk", "--out", page], monkeypatch, capsys).code == 0
+    assert page.exists()
 
 
 def test_without_instances_grafit_is_snca(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ def evaluate(
             "--levels", help="kNN and retrieval at every level of the data's taxonomy.", rich_help_panel=MEASURED
         ),
     ] = False,
+    trunk: Annotated[
+        bool,
+        typer.Option(
+            "--trunk",
+            help="With --knn or --levels: by the vectors before the projector of a run that has one.",
+            rich_help_panel=MEASURED,
+        ),
+    ] = False,
     seeds: Annotated[
         bool,
         typer.Option(
@@ -112,7 +120,9 @@ def evaluate(
     asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
     if (given := text_of(paths, text)) is not None:
-        of_images = _said(asked | {"--size": size, "--crop-ratio": crop_ratio, "--real": real, "--v2": v2})
+        of_images = _said(
+            asked | {"--trunk": trunk, "--size": size, "--crop-ratio": crop_ratio, "--real": real, "--v2": v2}
+        )
         if of_images:
             raise UsageError(f"{of_images[0]} is about images; leave it out where text is translated")
         evaluate_text_runs(*given, split=split, device=device, as_json=as_json)
@@ -121,23 +131,26 @@ def evaluate(
     if not runs:
         raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
     _check_together(_said(asked), shown, runs, data)
+    if trunk and knn is None and not levels:
+        raise UsageError("--trunk says what images are compared by; give it with --knn or --levels")
     shown |= {"batch": batch, "workers": workers, "strict": strict}
     if levels:
         from patchloom.cli.level_tables import show_levels
         from patchloom.deployment.levels import evaluate_levels
 
         of_data = {name: value for name, value in shown.items() if name not in ("split", "real", "v2")}
-        show_levels(evaluate_levels(runs, str(data), device=device, halves=linear, **of_data), as_json=as_json)
+        found = evaluate_levels(runs, str(data), device=device, halves=linear, trunk=trunk, **of_data)
+        show_levels(found, as_json=as_json)
     elif any(value is not None for value in probes.values()):
-        _probe(runs, str(data), device, probes, shown, as_json)
+        _probe(_classifiers(runs, device, trunk=trunk), str(data), probes, shown, as_json)
     elif sweep is not None:
         _sweep(runs, str(data), device, sweep, shown, as_json)
     else:
         from patchloom.cli.evaluation_tables import show
         from patchloom.deployment.runs import evaluate_runs
 
-        found = evaluate_runs(runs, data, device=device, heads=agreement, **shown)
-        show(found, agreement=agreement, seeds=seeds, costs=costs, device=device, as_json=as_json)
+        decided = evaluate_runs(runs, data, device=device, heads=agreement, **shown)
+        show(decided, agreement=agreement, seeds=seeds, costs=costs, device=device, as_json=as_json)
 
 
 def _said(options: dict[str, Any]) -> list[str]:
@@ -168,17 +181,24 @@ def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], da
         raise UsageError(f"--seeds compares runs with each other; give at least two, given {runs[0]}")
 
 
-def _classifiers(runs: list[str], device: str) -> "Iterator[tuple[str, Classifier]]":
+def _classifiers(runs: list[str], device: str, *, trunk: bool = False) -> "Iterator[tuple[str, Classifier]]":
     """One after the other: many networks need not fit on the device together."""
     from patchloom.deployment.classifier import load
     from patchloom.deployment.runs import named
 
     for name, folder in named(runs).items():
-        yield name, load(folder, device=device)
+        classifier = load(folder, device=device)
+        if trunk:
+            classifier.model.drop_projector()
+        yield name, classifier
 
 
 def _probe(
-    runs: list[str], data: str, device: str, probes: dict[str, Any], shown: dict[str, Any], as_json: bool
+    classifiers: "Iterator[tuple[str, Classifier]]",
+    data: str,
+    probes: dict[str, Any],
+    shown: dict[str, Any],
+    as_json: bool,
 ) -> None:
     from patchloom.cli.table import print_table, whole_numbers
 
@@ -187,7 +207,7 @@ def _probe(
         name: classifier.probe(
             data, knn=neighbours, linear=bool(probes["linear"]), few_shot=probes["few_shot"], **shown
         )
-        for name, classifier in _classifiers(runs, device)
+        for name, classifier in classifiers
     }
     if as_json:
         print(json.dumps({name: {**dict(each), "notes": each.notes} for name, each in found.items()}, indent=2))

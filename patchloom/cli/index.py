@@ -15,6 +15,9 @@ def index(
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     exact: Annotated[bool, typer.Option("--exact", help="Beyond a million files too: no faiss.")] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Drop files that are gone from these folders.")] = False,
+    trunk: Annotated[
+        bool, typer.Option("--trunk", help="By the vectors before the projector, where the run has one.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done for machines.")] = False,
 ) -> None:
     """Embed images for `patchloom search`; the same command goes on after a stop, or adds what is new or changed."""
@@ -31,6 +34,7 @@ def index(
             device=device,
             exact=exact,
             prune=prune,
+            trunk=trunk,
             progress=progress,
         )
     about = built.index.about

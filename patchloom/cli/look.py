@@ -26,16 +26,22 @@ def look(
         str | None, typer.Option(help="The page; look.html or ranked.html in the run's folder when left out.")
     ] = None,
     top: Annotated[int | None, typer.Option(help="Answers an image, 5; with --ranked images a query, 10.")] = None,
+    trunk: Annotated[
+        bool, typer.Option("--trunk", help="With --ranked: by the vectors before the projector of a run that has one.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers for machines.")] = False,
 ) -> None:
     """Draw what a model made of pictures: its view, its answers, and the maps its family has."""
     folder = Path(run) if Path(run).is_dir() else Path()
     page = Path(out) if out else folder / ("ranked.html" if ranked else "look.html")
     if ranked:
-        _ranked([run, *(images or [])], data, page, 10 if top is None else top, as_json)
+        _ranked([run, *(images or [])], data, page, 10 if top is None else top, trunk, as_json)
         return
     from patchloom.deployment.look import look_at
+    from patchloom.errors import UsageError
 
+    if trunk:
+        raise UsageError("--trunk says what images are compared by; give it with --ranked")
     found = look_at(run, images or [], data=data, out=page, top=5 if top is None else top)
     if as_json:
         answers = [{"name": name, "answers": one.answers} for name, _, one in found.looks]
@@ -49,7 +55,7 @@ def look(
     print(found.path)
 
 
-def _ranked(runs: list[str], data: str | None, page: Path, top: int, as_json: bool) -> None:
+def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool, as_json: bool) -> None:
     from patchloom.build import is_run
     from patchloom.deployment.ranked import write_ranked
     from patchloom.deployment.run_record import read_run_record
@@ -61,7 +67,7 @@ def _ranked(runs: list[str], data: str | None, page: Path, top: int, as_json: bo
     record = read_run_record(Path(runs[0]))
     if not (place := data or (record.data if record else None)):
         raise UsageError(f"{runs[0]} did not record where its data lie; say it with --data")
-    found = write_ranked(runs, place, out=page, top=top)
+    found = write_ranked(runs, place, out=page, top=top, trunk=trunk)
     if as_json:
         queries = {
             query: {run: [vars(hit) for hit in hits] for run, hits in of.items()} for query, of in found.queries.items()

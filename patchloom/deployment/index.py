@@ -169,6 +169,8 @@ def open_index(folder: str | os.PathLike[str], *, model: str | None = None, devi
     if os.path.isabs(source) and not is_run(source):
         raise UsageError(f"{folder} was made by {source}, which is no longer there. Say where it is: --model RUN")
     classifier = load(source, device=device)
+    if about.trunk:
+        classifier.model.drop_projector()
     check_model(about, classifier, Path(folder), source)
     return Index(Path(folder), about, classifier)
 
@@ -183,13 +185,15 @@ def index(
     device: str = "auto",
     exact: bool = False,
     prune: bool = False,
+    trunk: bool = False,
     progress: Progress | None = None,
 ) -> Built:
     """Embed image files, and those of folders, into the index `out`, which may be there already.
 
     The name of a class folder, directly in a folder given here, is the label of its files. Beyond a million files faiss
     makes the search quick and no longer exact; `exact` refuses that. `prune` drops files of the folders given here that
-    are no longer there; others stay, since a disk that is not mounted is not one that was emptied.
+    are no longer there; others stay, since a disk that is not mounted is not one that was emptied. `trunk` leaves the
+    model's projector out and compares by what it was given.
     """
     folder, files = Path(out), collect([os.fspath(path) for path in images])
     for name, value, least in (("batch", batch, 1), ("workers", workers, 0)):
@@ -198,8 +202,12 @@ def index(
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)}: no such file or folder")
     classifier = load(model, device=device)
+    if trunk:
+        if classifier.model.config.projector == "none":
+            raise UsageError(f"{model} has no projector: its vectors are the trunk's already; leave --trunk out")
+        classifier.model.drop_projector()
     with locked(folder):
-        about = _begin(folder, classifier, model)
+        about = _begin(folder, classifier, model, trunk=trunk)
         build = _Build(folder, about)
         gone = build.drop_gone([os.path.abspath(path) for path in images if os.path.isdir(path)]) if prune else 0
         missing = build.missing(files)
@@ -261,17 +269,20 @@ def _shown(classifier: Classifier) -> dict[str, Any]:
     return values
 
 
-def _begin(folder: Path, classifier: Classifier, model: str) -> About:
+def _begin(folder: Path, classifier: Classifier, model: str, *, trunk: bool) -> About:
     """What is there already; a folder of other things is refused."""
     if (folder / FILE).exists():
         about = read_about(folder)
+        if about.trunk != trunk:
+            was, now = ("with", "with it too") if about.trunk else ("without", "without it too")
+            raise UsageError(f"{folder} was made {was} --trunk; add to it {now}, or build another index")
         check_model(about, classifier, folder, model)
         return about
     if others := sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")):
         raise UsageError(f"{folder} holds other things ({others[0]}) and no {FILE}. Give a new folder with --out.")
     source = os.path.abspath(model) if is_run(model) else model
     dimension = embed_pictures(classifier, [Image.new("RGB", classifier.preprocessing.image_size[::-1])]).shape[1]
-    about = About(source, weights_digest(dict(classifier.model.state_dict())), _shown(classifier), dimension)
+    about = About(source, weights_digest(dict(classifier.model.state_dict())), _shown(classifier), dimension, trunk)
     write_about(folder, about)
     return about
 

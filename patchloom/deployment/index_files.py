@@ -1,7 +1,8 @@
 """What an index of pictures leaves on disk.
 
-    index.json         format; the model, its weights' checksum and its preprocessing; dimension; how many files of
-                       which labels; whether a search compares with all; the parts with their checksums
+    index.json         format; the model, its weights' checksum and its preprocessing; dimension; whether the vectors
+                       are the trunk's; how many files of which labels; whether a search compares with all; the parts
+                       with their checksums
     part-00000.npy     (rows, dimension) float32, unit vectors
     part-00000.json    path, label, bytes and time of the last change of each row's file
     faiss.index        beyond a million files: lists of near vectors, made by faiss
@@ -70,6 +71,7 @@ class About:
     weights_sha256: str
     preprocessing: dict[str, Any]
     dimension: int
+    trunk: bool = False  # the model's projector is left out
     labels: dict[str, int] = field(default_factory=dict)  # how many files of each
     parts: tuple[Part, ...] = ()
     faiss_sha256: str = ""  # of faiss.index over all parts; '' where a search compares with all

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 FINEST = "fine"  # what the classes themselves are called among levels
 # Names of numbers end in these too, so that a level of the name could not be told from them.
 TAKEN = (FINEST, "all", "softmax", "oracle", "conditioned", "queries", "top1", "top5")
+BY_TRUNK = "images are compared by the vectors before the projector"
 MEASURES = {"knn_top1": "kNN top-1", "map": "mAP"}
 
 
@@ -71,14 +72,19 @@ class Leveled:
 
 
 def evaluate_levels(
-    runs: Sequence[str], data: str, *, device: str = "auto", halves: bool = False, **shown: Any
+    runs: Sequence[str], data: str, *, device: str = "auto", halves: bool = False, trunk: bool = False, **shown: Any
 ) -> LevelEvaluations:
-    """Runs on the levels of `data`; `halves` adds separability, the other options are those of `Shown`."""
+    """Runs on the levels of `data`, by their trunks' vectors where `trunk` leaves projectors out.
+
+    `halves` adds separability, the other options are those of `Shown`.
+    """
     settings, folders = Shown(**shown), named(runs)
     given = open_leveled(data, runs, strict=settings.strict)
-    found, notes = {}, list(given.notes)
+    found, notes = {}, [*given.notes, *([BY_TRUNK] if trunk else [])]
     for name, folder in folders.items():
         classifier = load(folder, device=device)
+        if trunk:
+            classifier.model.drop_projector()
         found[name] = _judge(classifier, given, settings, halves, name if len(folders) > 1 else "", notes)
     order = [None, *reversed(given.classes.levels), FINEST]
     ordered = sorted(found, key=lambda name: order.index(found[name].trained_level))

@@ -18,7 +18,7 @@ from patchloom.checkpoint import atomic_write
 from patchloom.data.sets import ClassTable, ImageSet
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Shown, embed_on
-from patchloom.deployment.levels import FINEST, open_leveled
+from patchloom.deployment.levels import BY_TRUNK, FINEST, open_leveled
 from patchloom.deployment.runs import named
 from patchloom.errors import DataError, UsageError, at_least
 from patchloom.evaluation.embeddings import Embeddings
@@ -50,18 +50,31 @@ class RankedPage:
 
 
 def write_ranked(
-    runs: Sequence[str], data: str, *, out: Path, top: int = 10, queries: int = QUERIES, device: str = "auto"
+    runs: Sequence[str],
+    data: str,
+    *,
+    out: Path,
+    top: int = 10,
+    queries: int = QUERIES,
+    device: str = "auto",
+    trunk: bool = False,
 ) -> RankedPage:
-    """Queries from all over the classes of val, and for each the `top` nearest of train by each run."""
+    """Queries from all over the classes of val, and for each the `top` nearest of train by each run.
+
+    `trunk` leaves projectors out.
+    """
     at_least("top", top, 1)
     if out.suffix.lower() == ".png":
         raise UsageError(f"{out} is the page; its picture is written beside it. Give a name that ends in .html")
     given, folders = open_leveled(data, runs, needed=False), named(runs)
+    notes = (*given.notes, *([BY_TRUNK] if trunk else []))
     train, val = given.splits.train, given.splits.val
     chosen = spread_queries(val.labels, queries)
     found: dict[int, dict[str, list[Hit]]] = {query: {} for query in chosen}
     for name, folder in folders.items():
         classifier = load(folder, device=device)
+        if trunk:
+            classifier.model.drop_projector()
         collection = embed_on(classifier, train, Shown()).labelled("train")
         asked = embed_on(classifier, val, Shown())
         for query, hits in rank(collection, asked, chosen, given.classes, top).items():
@@ -74,10 +87,10 @@ def write_ranked(
     title = f"Ranked lists of {' · '.join(folders)}"
     frames = [*zip(levels, map(_css, frame_colors(len(levels))), strict=True), ("wrong", _css(WRONG))]
     shown = [_for_page(query, by_run, train, val, levels) for query, by_run in found.items()]
-    write_page(out, "ranked.html.j2", title=title, frames=frames, notes=list(given.notes), queries=shown)
+    write_page(out, "ranked.html.j2", title=title, frames=frames, notes=list(notes), queries=shown)
     png = out.with_suffix(".png")
     atomic_write(png, _png(ranked_sheet(lists, levels)))
-    return RankedPage(out, png, found, given.notes)
+    return RankedPage(out, png, found, notes)
 
 
 def spread_queries(labels: np.ndarray, count: int) -> list[int]:

@@ -157,6 +157,12 @@ class Network(nn.Module):
         kind = self.config.projector
         return nn.Identity() if kind == "none" else Projector(kind, self.feature_dim)
 
+    def drop_projector(self) -> Self:
+        """Leave the projector out: images are then compared by the vectors it was given; in place, returns itself."""
+        self.config = dataclasses.replace(self.config, projector="none")
+        self.projector = self.make_projector()
+        return self
+
     def reset_head(self, num_classes: int) -> Self:
         """Give this network a fresh classifier for `num_classes`; in place, returns itself."""
         self.config = dataclasses.replace(self.config, num_classes=num_classes)
