@@ -19,9 +19,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from peak import peak_mib
 
 from patchloom.data.special_tokens import BOS, EOS, PAD, UNKNOWN
 from patchloom.models.beam_search import beam_search
@@ -107,12 +107,6 @@ def translate_many(name: str, count: int) -> dict[str, float]:
         written += translate(source, longest, 4)
     seconds = time.perf_counter() - start
     return {"words_s": written / seconds, "seconds": seconds, "weights_mib": weights, "peak_mem_mib": peak_mib()}
-
-
-def peak_mib() -> float:
-    """Of this process; getrusage would count what its parent had when it was started."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ python benchmarks/index.py --spread 0.5          # around 10,000 centres, as fea
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from peak import peak_mib
 
 from patchloom.deployment.index_files import About, Row, StoredVectors, read_about, write_about, write_lists, write_part
 from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest
@@ -121,7 +121,7 @@ def lists() -> dict[str, float]:
 
 if options.only:
     numbers = globals()[options.only]()
-    numbers["peak_mem_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    numbers["peak_mem_mib"] = peak_mib()
     print(json.dumps(numbers))
 else:
     with tempfile.TemporaryDirectory() as folder:

@@ -7,10 +7,10 @@ python benchmarks/knn.py --device cuda
 """
 
 import argparse
-import resource
 import time
 
 import torch
+from peak import peak_mib
 
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.knn import knn
@@ -65,4 +65,4 @@ for (clock, name), taken in seconds.items():
 if not options.only:
     for clock in clocks:
         print(f"{clock:9} ratio {min(seconds[clock, 'knn']) / min(seconds[clock, 'plain']):.2f}")
-print(f"peak   {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10:,.0f} MiB, torch included")
+print(f"peak   {peak_mib():,.0f} MiB, torch included")

@@ -10,8 +10,6 @@ import io
 import json
 import os
 import random
-import re
-import resource
 import shutil
 import signal
 import struct
@@ -26,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from peak import peak_mib
 from PIL import Image
 
 from patchloom.checkpoint import find_checkpoint, save_checkpoint
@@ -251,24 +250,20 @@ def image_bombs(folder: Path) -> tuple[int, int]:
 
     def read() -> None:
         decode(whole, "whole")
-        before = _peak_kib()
+        before = peak_mib()
         try:
             decode(bomb, "bomb")
         except DataError as error:
-            os.write(writer, f"{_peak_kib() - before} {error}".encode())
+            os.write(writer, f"{peak_mib() - before} {error}".encode())
 
     _wait(forked(read))
-    more_kib, _, said = os.read(reader, 1000).decode().partition(" ")
-    print(f"  {bomb.stat().st_size:,} bytes; {int(more_kib) / 1000:.2f} MB more than before; {said}")
-    return int(int(more_kib) < 50_000), 1
+    more_mib, _, said = os.read(reader, 1000).decode().partition(" ")
+    print(f"  {bomb.stat().st_size:,} bytes; {float(more_mib):.2f} MiB more than before; {said}")
+    return int(float(more_mib) < 48), 1
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">L", len(content)) + kind + content + struct.pack(">L", zlib.crc32(kind + content))
-
-
-def _peak_kib() -> int:
-    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def damaged_images(times: int = 20_000) -> tuple[int, int]:
@@ -328,7 +323,7 @@ def main() -> int:
             lost += of - good
             where = f" in {place}" if everywhere else ""
             print(f"{trial}{where}: {good} of {of} ({time.perf_counter() - started:.0f} s)", flush=True)
-    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB")
+    print(f"peak memory {peak_mib():,.0f} MiB")
     return int(lost > 0)
 
 

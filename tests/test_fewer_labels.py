@@ -197,14 +197,13 @@ def grafit_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_its_trunk_is_judged_and_searched_where_asked_for(grafit_run: Path, tmp_path: Path) -> None:
-    plain = patchloom.load(grafit_run)
-    projected = plain.embed(patchloom.open_data(DATA).val).vectors
-    trunk = plain.model.drop_projector()
-    vectors = plain.embed(patchloom.open_data(DATA).val).vectors
-    assert (projected.shape[1], vectors.shape[1]) == (128, trunk.feature_dim)
+    val = patchloom.open_data(DATA).val
+    projected, trunk = patchloom.load(grafit_run), patchloom.load(grafit_run, trunk=True)
+    width = trunk.model.feature_dim
+    assert (projected.embed(val).vectors.shape[1], trunk.embed(val).vectors.shape[1]) == (128, width)
 
     bare = tmp_path / "bare"  # the same trunk as a run of its own
-    plain.save_pretrained(bare)
+    trunk.save_pretrained(bare)
     own, other = (
         next(iter(patchloom.evaluate_levels([str(run)], DATA, trunk=leave_out).runs.values())).values
         for run, leave_out in ((grafit_run, True), (bare, False))
@@ -214,9 +213,9 @@ def test_its_trunk_is_judged_and_searched_where_asked_for(grafit_run: Path, tmp_
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     for name in range(6):
-        patchloom.open_data(DATA).val.read(name).save(pictures / f"{name}.png")
+        val.read(name).save(pictures / f"{name}.png")
     found = patchloom.index(str(grafit_run), [pictures], out=tmp_path / "index", trunk=True, device="cpu").index
-    assert (found.about.trunk, found.about.dimension) == (True, trunk.feature_dim)
+    assert (found.about.trunk, found.about.dimension) == (True, width)
     query = pictures / "2.png"
     (answer,) = patchloom.open_index(tmp_path / "index", device="cpu").search([query], top=6)
     (expected,) = patchloom.index(str(bare), [pictures], out=tmp_path / "other", device="cpu").index.search(
@@ -235,10 +234,9 @@ def test_the_commands_compare_by_the_trunk(grafit_run: Path, tmp_path: Path, mon
         done = command(["evaluate", grafit_run, DATA, *options, "--json"], monkeypatch, capsys)
         return json.loads(done.output)["run"]
 
-    classifier = patchloom.load(grafit_run)
-    assert values("--knn", "1,5").items() >= dict(classifier.probe(DATA, knn=[1, 5])).items()
-    classifier.model.drop_projector()
-    assert values("--knn", "1,5", "--trunk").items() >= dict(classifier.probe(DATA, knn=[1, 5])).items()
+    for options, trunk in (((), False), (("--trunk",), True)):
+        probed = patchloom.load(grafit_run, trunk=trunk).probe(DATA, knn=[1, 5])
+        assert values("--knn", "1,5", *options).items() >= dict(probed).items()
     for arguments in (["evaluate", grafit_run, DATA, "--linear", "--trunk"], ["look", grafit_run, "--trunk"]):
         done = command(arguments, monkeypatch, capsys)
         assert (done.code, "--trunk says what images are compared by; give it with --" in done.errors) == (2, True)

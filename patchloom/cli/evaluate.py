@@ -187,10 +187,7 @@ def _classifiers(runs: list[str], device: str, *, trunk: bool = False) -> "Itera
     from patchloom.deployment.runs import named
 
     for name, folder in named(runs).items():
-        classifier = load(folder, device=device)
-        if trunk:
-            classifier.model.drop_projector()
-        yield name, classifier
+        yield name, load(folder, device=device, trunk=trunk)
 
 
 def _probe(

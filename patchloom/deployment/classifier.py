@@ -163,8 +163,11 @@ class Classifier:
             return str(api.upload_folder(repo_id=repository, folder_path=folder))
 
 
-def load(source: str | os.PathLike[str], *, device: str = "auto") -> Classifier:
-    """The classifier of a run folder, or of a hub repository 'user/name'."""
+def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = False) -> Classifier:
+    """The classifier of a run folder, or of a hub repository 'user/name'.
+
+    `trunk` leaves a projector out, so that images are compared by the vectors it was given.
+    """
     folder = Path(source)
     if not is_run(str(source)):
         if folder.exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "runs/")):
@@ -173,6 +176,8 @@ def load(source: str | os.PathLike[str], *, device: str = "auto") -> Classifier:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     network, files = load_network(folder)
+    if trunk:
+        network.drop_projector()
     return Classifier(network.for_images_of(files.preprocessing.image_size).to(device), files)
 
 

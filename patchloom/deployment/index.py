@@ -168,9 +168,7 @@ def open_index(folder: str | os.PathLike[str], *, model: str | None = None, devi
     source = model or about.model
     if os.path.isabs(source) and not is_run(source):
         raise UsageError(f"{folder} was made by {source}, which is no longer there. Say where it is: --model RUN")
-    classifier = load(source, device=device)
-    if about.trunk:
-        classifier.model.drop_projector()
+    classifier = load(source, device=device, trunk=about.trunk)
     check_model(about, classifier, Path(folder), source)
     return Index(Path(folder), about, classifier)
 

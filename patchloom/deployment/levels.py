@@ -82,9 +82,7 @@ def evaluate_levels(
     given = open_leveled(data, runs, strict=settings.strict)
     found, notes = {}, [*given.notes, *([BY_TRUNK] if trunk else [])]
     for name, folder in folders.items():
-        classifier = load(folder, device=device)
-        if trunk:
-            classifier.model.drop_projector()
+        classifier = load(folder, device=device, trunk=trunk)
         found[name] = _judge(classifier, given, settings, halves, name if len(folders) > 1 else "", notes)
     order = [None, *reversed(given.classes.levels), FINEST]
     ordered = sorted(found, key=lambda name: order.index(found[name].trained_level))

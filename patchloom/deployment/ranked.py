@@ -72,9 +72,7 @@ def write_ranked(
     chosen = spread_queries(val.labels, queries)
     found: dict[int, dict[str, list[Hit]]] = {query: {} for query in chosen}
     for name, folder in folders.items():
-        classifier = load(folder, device=device)
-        if trunk:
-            classifier.model.drop_projector()
+        classifier = load(folder, device=device, trunk=trunk)
         collection = embed_on(classifier, train, Shown()).labelled("train")
         asked = embed_on(classifier, val, Shown())
         for query, hits in rank(collection, asked, chosen, given.classes, top).items():

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from patchloom.errors import UsageError
-from patchloom.evaluation.knn import nearest
 
 SPARE = 16  # candidates beyond those asked for: products in float32 may order close ones otherwise
-QUERIES_AT_ONCE = 1024
+QUERIES_AT_ONCE, VECTORS_AT_ONCE = 1024, 4096
+# Vectors of which the best is compared first; blocks a query, of 64, beyond which a topk of all is quicker.
+BLOCK, MANY_BLOCKS = 64, 4
 # Of faiss: lists looked into, of 4·√N; vectors a list that k-means learns from.
 LISTS_PROBED, LEARNED_FROM = 64, 64
 
@@ -58,16 +59,43 @@ def _exact(vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _candidates(vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Cosines in float32, falling, and positions (Q, k)."""
-    cosines, positions = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
+    cosines = queries.new_full((len(queries), k), -math.inf)
+    positions = torch.full((len(queries), k), -1)
+    products = queries.new_empty(len(queries), VECTORS_AT_ONCE)
     start = 0
-    for part in vectors:
-        found = list(nearest(part, queries, min(k, len(part))))
-        cosines = torch.cat([cosines, torch.cat([of_part for of_part, _ in found])], dim=1)
-        positions = torch.cat([positions, torch.cat([places for _, places in found]) + start], dim=1)
-        cosines, chosen = cosines.topk(min(k, cosines.shape[1]), dim=1)
-        positions = positions.gather(1, chosen)
-        start += len(part)
+    for some in (some for part in vectors for some in part.split(VECTORS_AT_ONCE)):
+        products[:, len(some) :] = -math.inf
+        torch.mm(queries, some.T, out=products[:, : len(some)])
+        better, places = _better(products, cosines[:, -1:], k)
+        if better.shape[1]:
+            cosines, chosen = torch.cat([cosines, better], dim=1).topk(k, dim=1)
+            positions = torch.cat([positions, places + start], dim=1).gather(1, chosen)
+        start += len(some)
     return cosines, positions
+
+
+def _better(products: Tensor, bar: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Products (Q, n) above each query's bar (Q, 1), or at least the k best, and their places; −∞ fills rows up.
+
+    Once the first parts have set the bar few blocks have any, so these alone are looked into: a topk of all takes half
+    as long as the products.
+    """
+    blocks = products.view(len(products), -1, BLOCK)
+    query, block = (blocks.amax(dim=2) > bar).nonzero(as_tuple=True)
+    if len(query) > MANY_BLOCKS * len(products):
+        best = products.topk(min(k, products.shape[1]), dim=1)
+        return best.values, best.indices
+    if not len(query):
+        return products[:, :0], block.view(len(products), 0)
+    inside = blocks[query, block]
+    row, column = (inside > bar[query]).nonzero(as_tuple=True)
+    query, place = query[row], block[row] * BLOCK + column
+    counts = query.bincount(minlength=len(products))
+    slot = torch.arange(len(query)) - (counts.cumsum(0) - counts)[query]
+    shape = (len(products), int(counts.max()))
+    better, places = products.new_full(shape, -math.inf), torch.zeros(shape, dtype=torch.int64)
+    better[query, slot], places[query, slot] = inside[row, column], place
+    return better, places
 
 
 def rank(vectors: Vectors, queries: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,14 @@ def test_what_comparing_with_all_gives(k: int, part: int) -> None:
     check(unit(1000), unit(30, seed=1), k, part)
 
 
+def test_among_many_most_vectors_are_passed_over() -> None:
+    """The first set a bar that few of the others are above, until the last ones, which are nearer than any before."""
+    vectors, queries = unit(12_000), unit(20, seed=1)
+    vectors[9000:] = F.normalize(vectors[9000:] + queries.mean(dim=0) * 30)
+    check(vectors, queries, 10, 5000)
+    check(vectors, queries, 10, 700)
+
+
 def test_copies_come_in_the_order_they_were_stored() -> None:
     """More copies than spare candidates, spread over parts: which ones a top-k of products finds is chance."""
     vectors = unit(500)
