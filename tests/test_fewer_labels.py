@@ -1,6 +1,7 @@
 """DINO, Grafit and its baselines through `patchloom train`, and what can be done with the result."""
 
 import json
+import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -74,7 +75,13 @@ def test_it_cannot_name_classes(dino_run: Path) -> None:
         patchloom.evaluate_runs([str(dino_run)], DATA)
 
 
-def test_a_folder_without_classes_is_enough(tmp_path: Path) -> None:
+def suggested(told: list[str]) -> list[list[str]]:
+    """Arguments of the commands in the last line of a training."""
+    assert told[-1].startswith("Next: ")
+    return [shlex.split(line)[1:] for line in told[-1].removeprefix("Next: ").split("   |   ")]
+
+
+def test_a_folder_without_classes_is_enough(tmp_path: Path, monkeypatch, capsys) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
     for number in range(20):
@@ -84,7 +91,7 @@ def test_a_folder_without_classes_is_enough(tmp_path: Path) -> None:
     run = train(tmp_path / "run", data=str(photos), batch=8, say=told.append)
     assert run.metrics == {}
     assert any("no labels" in line for line in told)
-    assert any(line.startswith("Next: patchloom index") for line in told)
+    assert command(suggested(told)[0], monkeypatch, capsys).output.endswith("20 files, vectors of 16, exact search\n")
     looks = look_at(str(run.folder), out=tmp_path / "look.html").looks
     assert [(Path(name).parent, detail) for name, detail, _ in looks] == [(photos, "")] * 4
     with pytest.raises(DataError, match="no class for a picture as a whole"):
@@ -169,6 +176,14 @@ def test_every_method_is_trained_at_a_level(tmp_path: Path, method: str) -> None
     assert len(files.labels) == (0 if method in ("instance", "triplet") else 4)
     assert files.level == "coarse"
     assert ("top1" if learns_classes else "knn20_top1") in run.metrics
+
+
+def test_what_is_suggested_at_the_end_works(tmp_path: Path, monkeypatch, capsys) -> None:
+    for name, given, count in (("dino", {}, 1), ("grafit", {"recipe": "grafit_small_images", "level": "coarse"}, 2)):
+        told: list[str] = []
+        train(tmp_path / name, epochs=1, say=told.append, **given)
+        for arguments in suggested(told)[:count]:
+            assert command(arguments, monkeypatch, capsys).code == 0, arguments
 
 
 def test_it_is_judged_at_every_level_by_its_projection(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -80,7 +81,7 @@ def _print(report: "CheckReport", data: str, seconds: float, problems: list[str]
     if page:
         print(f"Page: {page}")
     if report.classes:
-        print(f"Next: patchloom train {data}")
+        print(f"Next: patchloom train {shlex.quote(data)}")
 
 
 def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:

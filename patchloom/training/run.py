@@ -1,5 +1,6 @@
 """`patchloom.train` and the command of that name: plan it, say it, do it, report it."""
 
+import shlex
 import time as clock
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -156,12 +157,14 @@ def _told(metric: str | None, metrics: dict[str, float]) -> str:
 
 def _next(plan: Plan) -> str:
     """What a user may want to do now."""
-    folder, data = plan.folder, plan.settings.data
+    folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
     if tells_classes(plan.recipe):
         return f"Next: patchloom predict {folder} IMAGE…   |   patchloom evaluate {folder} {data}"
+    if plan.settings.level:
+        return f"Next: patchloom evaluate {folder} {data} --levels   |   patchloom look {folder} --ranked"
     if len(plan.splits.classes):
         return f"Next: patchloom evaluate {folder} {data} --knn --linear   |   patchloom train {data} --init {folder}"
-    return f"Next: patchloom index {folder} {data}   |   patchloom train LABELLED-DATA --init {folder}"
+    return f"Next: patchloom index {folder} {data} --out {folder}.index   |   patchloom train LABELLED --init {folder}"
 
 
 def with_best_weights(found: Found, folder: Path, processes: Processes) -> Found:

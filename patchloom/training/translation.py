@@ -5,6 +5,7 @@ train on, and then belongs to the run: it is never learned again.
 """
 
 import hashlib
+import shlex
 import time as clock
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -378,5 +379,6 @@ def _report(
         keep_val(folder, judged)
         write_run_record(folder, record)
         say(f"{report_translation(folder)}")
-    say(f"Next: patchloom translate {folder} < source.txt   |   patchloom evaluate {folder} --text {settings.data}")
+    run, text = shlex.quote(str(folder)), shlex.quote(settings.data)
+    say(f"Next: patchloom translate {run} < source.txt   |   patchloom evaluate {run} --text {text}")
     return metrics
