@@ -1,8 +1,8 @@
 """DINO, Grafit and its baselines through `patchloom train`, and what can be done with the result."""
 
+import html
 import json
 import shlex
-import shutil
 import signal
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 import patchloom
 from patchloom.checkpoint import load_network, read_run_files
 from patchloom.deployment.look import look_at
+from patchloom.deployment.run_record import read_run_record
 from patchloom.engine.records import read_metrics
 from patchloom.engine.signals import Stopped
 from patchloom.errors import CheckpointError, DataError, UsageError
@@ -322,14 +323,18 @@ def test_fields_of_other_methods_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_recipe_of_a_run_repeats_it(dino_run: Path, tmp_path: Path) -> None:
-    recipe = read_run_files(dino_run).recipe
+def test_the_command_in_the_report_repeats_a_run(grafit_run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    start = train(tmp_path / "start", recipe="instances", epochs=1).folder
+    first = train(tmp_path / "first", epochs=1, recipe="grafit_small_images", level="coarse", init=str(start)).folder
+    recipe, record = read_run_files(first).recipe, read_run_record(first)
     assert recipe is not None
-    assert "grafit" not in recipe.to_dict()
-    shutil.copy(dino_run / "recipe.yaml", tmp_path / "recipe.yaml")
-    settings = TrainingSettings(
-        data=DATA, recipe=str(tmp_path / "recipe.yaml"), out=str(tmp_path / "again"), workers=0, device="cpu"
-    )
-    again = run_training(settings, say=silent).folder
-    ours, theirs = (load_file(run / "weights.safetensors") for run in (dino_run, again))
+    assert record is not None
+    assert "dino" not in recipe.to_dict()
+    told = record.command(first)
+    assert html.escape(told) in (first / "report.html").read_text("utf-8")
+    again = tmp_path / "again"
+    arguments = shlex.split(told.replace("NEW-FOLDER", str(again)))[1:]
+    assert command([*arguments, "--workers", "0", "--device", "cpu"], monkeypatch, capsys).code == 0
+    ours, theirs, without = (load_file(run / "weights.safetensors") for run in (first, again, grafit_run))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert not torch.equal(ours["stem.weight"], without["stem.weight"])

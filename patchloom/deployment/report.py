@@ -1,5 +1,6 @@
 """`report.html` of a run, from what its folder holds. What is missing or damaged is a note, and the rest is shown."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,8 +133,8 @@ def _summary(
         weights="ema" if record and record.best_weights == "ema" else "model",
         epochs=record.epochs if record else None,
         seconds=record.seconds if record else None,
-        command=f"patchloom train {record.data} --recipe {folder / 'recipe.yaml'} --out NEW-FOLDER" if record else "",
-        next_command=f"patchloom look {folder} IMAGE",
+        command=record.command(folder) if record else "",
+        next_command=f"patchloom look {shlex.quote(str(folder))} IMAGE",
     )
 
 

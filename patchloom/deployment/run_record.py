@@ -1,6 +1,7 @@
 """`run.json` of a run's folder: how it went, for whoever reports on it later."""
 
 import json
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ class RunRecord:
     level: str | None = None
     labels: str | None = None  # file of labels
     taxonomy: str | None = None  # file of levels
+    init: str | None = None  # what it started from
     ended: str = ""  # "finished", "no better", "time limit"
     epochs: int = 0
     seconds: float = 0.0
@@ -28,6 +30,13 @@ class RunRecord:
     versions: dict[str, str] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)  # recipe field → why it has its value
     notes: list[str] = field(default_factory=list)
+
+    def command(self, folder: Path) -> str:
+        """What trains such a run again."""
+        given = {"level": self.level, "labels": self.labels, "taxonomy": self.taxonomy, "init": self.init}
+        options = [f"--{name} {shlex.quote(value)}" for name, value in given.items() if value]
+        what = f"{shlex.quote(self.data)} --recipe {shlex.quote(str(folder / 'recipe.yaml'))}"
+        return " ".join(["patchloom train", what, *options, "--out NEW-FOLDER"])
 
 
 def write_run_record(folder: Path, record: RunRecord) -> None:

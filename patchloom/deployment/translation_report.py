@@ -1,6 +1,7 @@
 """`report.html` of a translation run, from what its folder holds."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,8 @@ def report_translation(folder: Path, *, out: Path | None = None) -> Path:
             data=record.data_name if record else "not recorded",
             epochs=record.epochs if record else None,
             seconds=record.seconds if record else None,
-            command=f"patchloom train {record.data} --recipe {folder / 'recipe.yaml'} --out NEW-FOLDER"
-            if record
-            else "",
-            next_command=f"patchloom translate {folder} < source.txt",
+            command=record.command(folder) if record else "",
+            next_command=f"patchloom translate {shlex.quote(str(folder))} < source.txt",
         ),
         curves=read_metrics(folder / "metrics.jsonl"),
         pictures=_pictures(network, files, val.get("samples", [])),

@@ -37,6 +37,7 @@ def keep_and_report(plan: Plan, report: Report | None, outcome: Outcome, *, seco
         level=settings.level,
         labels=settings.labels,
         taxonomy=settings.taxonomy,
+        init=settings.init,
         ended=outcome.ended,
         epochs=outcome.progress.epoch,
         seconds=seconds,

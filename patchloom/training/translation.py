@@ -366,6 +366,7 @@ def _report(
     record = RunRecord(
         data=settings.data,
         data_name=f"{plan.text.name}, {plan.text.source} → {plan.text.target}",
+        init=settings.init,
         ended=outcome.ended,
         epochs=best.epoch,
         seconds=seconds,
