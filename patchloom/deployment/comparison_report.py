@@ -28,6 +28,8 @@ from patchloom.recipes.schema import flatten
 CLASSES_SHOWN = 20
 # Of a recipe's fields, those that name it rather than change what is trained.
 _NAMES = ("name", "source")
+# Of run.json, what changes what is trained and is no field of a recipe.
+_GIVEN = ("data", "level", "labels", "taxonomy", "init")
 
 
 def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path) -> Path:
@@ -108,8 +110,12 @@ def _energy(runs: Sequence[str], data: str, notes: list[str]) -> Markup | None:
 
 
 def _settings(parts: dict[str, RunParts]) -> list[list[str]]:
-    """Recipe fields that are not the same in all runs: the field, then its value in each."""
-    fields = {name: flatten(each.files.recipe) if each.files.recipe else {} for name, each in parts.items()}
+    """What was given and is not the same in all runs: its name, then its value in each."""
+    fields = {
+        name: {key: getattr(each.record, key) or "–" for key in _GIVEN if each.record}
+        | (flatten(each.files.recipe) if each.files.recipe else {})
+        for name, each in parts.items()
+    }
     keys = dict.fromkeys(key for values in fields.values() for key in values if key not in _NAMES)
     rows = [[key, *(shown_value(fields[name].get(key, "–")) for name in parts)] for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]

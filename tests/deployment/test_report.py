@@ -127,6 +127,17 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
     assert text.count("<tr><td>a</td><td>b</td>") == 1
 
 
+def test_where_runs_started_and_on_what_is_told_where_it_differs(run, tmp_path: Path) -> None:
+    folders = [run("a"), run("b")]
+    record = json.loads((folders[1] / "run.json").read_text("utf-8"))
+    (folders[1] / "run.json").write_text(json.dumps(record | {"init": "runs/dino", "level": "coarse"}), "utf-8")
+    page = report_runs([str(folder) for folder in folders], out=tmp_path / "page.html")
+    settings = page.read_text("utf-8").partition('id="settings"')[2].partition("</section>")[0]
+    for name, value in (("init", "runs/dino"), ("level", "coarse")):
+        assert re.search(rf"<td>{name}</td>\s*<td[^>]*>–</td>\s*<td[^>]*>{value}</td>", settings)
+    assert "<td>data</td>" not in settings
+
+
 def test_runs_on_data_are_placed_by_both_sets(trained: Path, tmp_path: Path) -> None:
     names = ("a", "b", "vit")
     page = report_runs([str(trained / name) for name in names], data=str(trained / "data"), out=tmp_path / "page.html")
