@@ -39,7 +39,13 @@ def embed_files(
         start += len(seen)
         read = {path: pixels for path, pixels in zip(given, seen, strict=True) if not isinstance(pixels, str)}
         unreadable = {path: fault for path, fault in zip(given, seen, strict=True) if isinstance(fault, str)}
-        yield EmbeddedFiles(list(read), _vectors(classifier, list(read.values())), unreadable)
+        vectors = _vectors(classifier, list(read.values()))
+        # One that is not finite is like nothing, and would hide others from a search.
+        finite = vectors.isfinite().all(dim=1)
+        for path, good in zip(read, finite.tolist(), strict=True):
+            if not good:
+                unreadable[path] = f"{printable(path)}: the model's vector of it is not finite"
+        yield EmbeddedFiles([path for path in read if path not in unreadable], vectors[finite], unreadable)
 
 
 def embed_pictures(classifier: Classifier, pictures: Sequence[Image.Image]) -> Tensor:

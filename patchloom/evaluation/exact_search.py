@@ -80,7 +80,7 @@ def _better(products: Tensor, bar: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Once the first parts have set the bar few blocks have any, so these alone are looked into: a topk of all takes half
     as long as the products.
     """
-    blocks = products.view(len(products), -1, BLOCK)
+    blocks = products.view(len(products), products.shape[1] // BLOCK, BLOCK)
     query, block = (blocks.amax(dim=2) > bar).nonzero(as_tuple=True)
     if len(query) > MANY_BLOCKS * len(products):
         best = products.topk(min(k, products.shape[1]), dim=1)

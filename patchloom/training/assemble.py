@@ -140,7 +140,8 @@ def _compile(run: Run, network: Network, local_size: int | None) -> None:
 def release(run: Run) -> None:
     """Give back what compiled networks keep: their weights, and the memory of graphs, which is that of a training step.
 
-    torch keeps them as long as the process lives; a second training would find only what they leave.
+    torch keeps them as long as the process lives. It forgets all that is compiled; what a caller compiled before is
+    compiled again when it is next used.
     """
     if unwrap(run.model) is not run.model:
         torch.compiler.reset()

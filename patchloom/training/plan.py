@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,7 +84,9 @@ class Plan:
     def lines(self, *, dry_run: bool = False) -> list[str]:
         """The plan for a person, with the reason of each automatic choice."""
         r, s = self.recipe, self.splits
-        listed = f"all: patchloom check {self.settings.data}" if dry_run else f"all in {self.folder / LEFT_OUT}"
+        listed = (
+            f"all: patchloom check {shlex.quote(self.settings.data)}" if dry_run else f"all in {self.folder / LEFT_OUT}"
+        )
         lines = [
             f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, "
             + (f"{len(s.classes)} classes" if len(s.classes) else "no labels"),
@@ -112,7 +115,7 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     labelled = _reads_labels(settings)
     if labelled and len(source.train) and np.all(source.train.labels == UNLABELLED):
         raise DataError(f"{source.name}: no class for a picture as a whole; expected a folder or label for each class")
-    seen = None
+    seen, look = None, f"patchloom check {shlex.quote(settings.data)}"
     chosen: dict[str, Any] = {"strict": settings.strict, "level": settings.level, "labelled": labelled}
     if not is_made_in_memory(source):
         # A wrong name or option is said at once, not after all pictures have been looked at.
@@ -121,13 +124,13 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
             seen = survey(source, progress=progress)
         if settings.strict and seen.unreadable:
             raise DataError(
-                f"{name_unreadable(seen.unreadable)}; repair or remove them (all: patchloom check {settings.data}), "
+                f"{name_unreadable(seen.unreadable)}; repair or remove them (all: {look}), "
                 "or leave them out by training without --strict"
             )
         source = seen.readable()
         if leaks := seen.leaks():
             said = f"val has {leaks:,} of train's pictures, so its score is too good"
-            source = replace(source, notes=(*source.notes, f"{said}; see patchloom check {settings.data}"))
+            source = replace(source, notes=(*source.notes, f"{said}; see {look}"))
     copies = seen.copies() if seen and source.val is None else ()
     splits = make_splits(source, copies=copies, **chosen)
     recipe, choices, network = _resolve(splits, settings, device)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import torch
 from PIL import Image
 
 import patchloom
+from patchloom.deployment import file_embeddings
 from patchloom.deployment import index as indexing
+from patchloom.deployment.evaluations import embed_batches
 from patchloom.deployment.index import Built, index, open_index
 from patchloom.deployment.search_page import write_search_page
 from patchloom.errors import CheckpointError, DataError, UsageError
@@ -177,6 +180,24 @@ def test_unreadable_files_are_named_and_left_out(trained: Path, tmp_path: Path) 
     (tmp_path / "good.png").unlink()
     with pytest.raises(DataError, match=r"none of 30 pictures can be read; the first: .*00\.png: empty file"):
         index(str(trained / "a"), [tmp_path], out=tmp_path / "other", device="cpu")
+
+
+def test_a_vector_that_is_not_finite_is_left_out_by_name(trained: Path, tmp_path: Path, monkeypatch) -> None:
+    def overflowing(*given: Any, **options: Any) -> Any:
+        found = embed_batches(*given, **options)
+        found.vectors[1:2, 0] = torch.inf
+        return found
+
+    build = partial(index, str(trained / "a"), [trained / "data" / "red"], device="cpu", batch=1000)
+    whole = build(out=tmp_path / "whole").index
+    monkeypatch.setattr(file_embeddings, "embed_batches", overflowing)
+    built = build(out=tmp_path / "index")
+    (lost,) = built.unreadable
+    assert built.unreadable[lost] == f"{lost}: the model's vector of it is not finite"
+    monkeypatch.undo()
+    query = trained / "data" / "red" / "0.png"
+    (all_hits,), (hits,) = (opened.search([query], top=30) for opened in (whole, built.index))
+    assert hits.hits == [hit for hit in all_hits.hits if hit.path != lost]
 
 
 def test_labels_and_frames_on_the_page(built: Built, trained: Path, tmp_path: Path) -> None:
