@@ -3,6 +3,7 @@
 import html
 import json
 import shlex
+import shutil
 import signal
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom.checkpoint import load_network, read_run_files
+from patchloom.deployment.comparison_report import report_runs
 from patchloom.deployment.look import look_at
 from patchloom.deployment.run_record import read_run_record
 from patchloom.engine.records import read_metrics
@@ -259,6 +261,18 @@ def test_the_commands_compare_by_the_trunk(grafit_run: Path, tmp_path: Path, mon
     page = tmp_path / "ranked.html"
     assert command(["look", grafit_run, "--ranked", "--trunk", "--out", page], monkeypatch, capsys).code == 0
     assert page.exists()
+
+
+def test_runs_that_name_no_classes_are_compared_by_neighbours(dino_run: Path, grafit_run: Path, tmp_path: Path) -> None:
+    copies = [str(shutil.copytree(run, tmp_path / name)) for run, name in ((dino_run, "dino"), (grafit_run, "grafit"))]
+    page = report_runs(copies, out=tmp_path / "page.html").read_text("utf-8")
+    numbers = page.partition('id="numbers"')[2].partition("</section>")[0]
+    assert '<th class="number">top-1 of the 20 nearest, %</th>' in numbers
+    for run in (dino_run, grafit_run):
+        judged = [r["values"] for r in read_metrics(run / "metrics.jsonl") if r["kind"] == "evaluation"]
+        assert f"{max(values['knn20_top1'] for values in judged):.2f}" in numbers
+    assert "Top-1 of the 20 nearest, %" in page.partition('id="curves"')[2]
+    assert "names no classes, so it kept no decisions. Measure its features: patchloom evaluate" in page
 
 
 def test_without_instances_grafit_is_snca(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from patchloom.data.sets import PictureSet
 from patchloom.data.source import open_data
 from patchloom.deployment.classifier import load
 from patchloom.deployment.levels import MEASURES, LevelEvaluations, evaluate_levels
-from patchloom.deployment.report import LOOKED_AT, RunParts, count_cost, read_run
+from patchloom.deployment.report import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run
 from patchloom.deployment.runs import RunEvaluations, evaluate_runs, named
 from patchloom.engine.display import duration
 from patchloom.engine.records import read_metrics
@@ -22,7 +22,7 @@ from patchloom.inspection.charts import LINE_COLORS, Point, Series, line_chart, 
 from patchloom.inspection.cost import human
 from patchloom.inspection.embeddings import pca_energy_chart
 from patchloom.inspection.page import write_page
-from patchloom.inspection.report import curve, shown_value, steps_per_unit
+from patchloom.inspection.report import curve, neighbours_of, shown_value, steps_per_unit
 from patchloom.recipes.schema import flatten
 
 CLASSES_SHOWN = 20
@@ -128,6 +128,11 @@ def _numbers(
     measures = {"top-1, %": ("top1", max), "top-5, %": ("top5", max), "loss": ("loss", min)}
     measures |= {"calibration error, %": ("calibration_error", min)}
     values = {name: dict(report) for name, report in judged.items()}
+    for name, each in parts.items():
+        if by_neighbours := neighbour_score(each, read_metrics(each.folder / "metrics.jsonl")):
+            neighbours, score = by_neighbours
+            measures[f"top-1 of the {neighbours} nearest, %"] = (f"knn{neighbours}_top1", max)
+            values[name] = {f"knn{neighbours}_top1": score}
     present = {title: of for title, of in measures.items() if any(of[0] in row for row in values.values())}
     rows = []
     for name, each in parts.items():
@@ -152,17 +157,21 @@ def _numbers(
 
 
 def _curves(parts: dict[str, RunParts]) -> list[tuple[str, Markup]]:
-    """Validation top-1 and training loss of all runs; where a run averages its weights, the average's top-1."""
-    top1, loss = [], []
+    """Validation top-1, by neighbours too, and training loss; where a run averages its weights, the average's top-1."""
+    charts: dict[str, list[Series]] = {}
     for i, (name, each) in enumerate(parts.items()):
         records = read_metrics(each.folder / "metrics.jsonl")
         steps = steps_per_unit(records)[1]
-        averaged = curve(records, steps, "evaluation", "ema", "top1")
-        top1.append(Series(name, averaged or curve(records, steps, "evaluation", "model", "top1"), i % LINE_COLORS))
-        loss.append(Series(name, curve(records, steps, "train", "model", "loss"), i % LINE_COLORS))
-    charts = {"Validation top-1, %": top1, "Training loss": loss}
-    drawn = {title: [line for line in lines if line.points] for title, lines in charts.items()}
-    return [(title, line_chart(lines, x_label="epoch")) for title, lines in drawn.items() if lines]
+        neighbours = neighbours_of(records)
+        judged = {"Validation top-1, %": "top1", f"Top-1 of the {neighbours} nearest, %": f"knn{neighbours}_top1"}
+        of_run = {
+            title: curve(records, steps, "evaluation", "ema", key) or curve(records, steps, "evaluation", "model", key)
+            for title, key in judged.items()
+        }
+        of_run["Training loss"] = curve(records, steps, "train", "model", "loss")
+        for title, points in of_run.items():
+            charts.setdefault(title, []).extend([Series(name, points, i % LINE_COLORS)] if points else [])
+    return [(title, line_chart(lines, x_label="epoch")) for title, lines in charts.items() if lines]
 
 
 def _classes(judged: dict[str, ClassificationReport]) -> list[list[str]]:

@@ -121,9 +121,9 @@ def _summary(
 ) -> Summary:
     record, folder = parts.record, parts.folder
     top1, measure = judged.top(1) if judged else None, "top-1"
-    if neighbours := 0 if parts.files.decides else neighbours_of(metrics):
-        key, measure = f"knn{neighbours}_top1", f"top-1 of the {neighbours} nearest"
-        top1 = max(r["values"][key] for r in metrics if key in r.get("values", {}))
+    if by_neighbours := neighbour_score(parts, metrics):
+        neighbours, top1 = by_neighbours
+        measure = f"top-1 of the {neighbours} nearest"
     return Summary(
         model=name,
         data=record.data_name if record else "not recorded",
@@ -136,6 +136,13 @@ def _summary(
         command=record.command(folder) if record else "",
         next_command=f"patchloom look {shlex.quote(str(folder))} IMAGE",
     )
+
+
+def neighbour_score(parts: RunParts, metrics: Sequence[Mapping[str, Any]]) -> tuple[int, float] | None:
+    """How many neighbours judged a run that names no classes, and its best top-1; None where none did."""
+    neighbours = 0 if parts.files.decides else neighbours_of(metrics)
+    key = f"knn{neighbours}_top1"
+    return (neighbours, max(r["values"][key] for r in metrics if key in r.get("values", {}))) if neighbours else None
 
 
 def val_of(parts: RunParts, data: str | None) -> ImageSet | None:

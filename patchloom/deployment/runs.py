@@ -1,5 +1,6 @@
 """Several runs on the same images: the numbers of each, and what they say together."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from patchloom.deployment.run_record import data_files
 from patchloom.errors import UsageError
 from patchloom.evaluation.agreement import DisagreementTable, disagreement
 from patchloom.evaluation.comparison import Comparison, compare
-from patchloom.evaluation.predictions import FILE, load_predictions
+from patchloom.evaluation.predictions import FILE, Predictions, load_predictions
 from patchloom.evaluation.seeds import Cloud, Spread, cloud, final_values, spread_by_epoch, spreads
 from patchloom.inspection.cost import Tradeoff, tradeoffs
 from patchloom.recipes.schema import difference
@@ -93,13 +94,22 @@ def evaluate_runs(
     if data is None:
         if strange := [folder for folder in folders.values() if not is_run(str(folder))]:
             raise UsageError(f"{strange[0]} is not the folder of a run: it has no config.json")
-        kept = {name: load_predictions(folder) for name, folder in folders.items()}
+        kept = {name: _kept(folder) for name, folder in folders.items()}
         found = {name: Evaluation(each.report, None, (), each.fingerprint) for name, each in kept.items()}
     else:
         settings = Shown(**shown)
         found = {name: _evaluate_run(folder, data, settings, device, heads) for name, folder in folders.items()}
     _check_same(found)
     return RunEvaluations(folders, found)
+
+
+def _kept(folder: Path) -> Predictions:
+    if not read_run_files(folder).decides:
+        raise UsageError(
+            f"{folder} names no classes, so it kept no decisions. Measure its features: "
+            f"patchloom evaluate {shlex.quote(str(folder))} DATA --knn"
+        )
+    return load_predictions(folder)
 
 
 def _evaluate_run(folder: Path, data: str, shown: Shown, device: str, heads: bool) -> Evaluation:
