@@ -195,13 +195,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set as it was found: `val` is None where it has no such split; `faults` are those of its lists."""
+    """A data set as it was found: `val` or `test` is None where it has no such split; `faults` are those of its lists."""
 
     name: str
     train: Listing
     val: Listing | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
+    test: Listing | None = None
 
 
 @dataclass(frozen=True)
