@@ -14,6 +14,7 @@ How other modes become 8-bit RGB:
 """
 
 import ctypes
+import errno
 import io
 import logging
 import os
@@ -40,11 +41,13 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
-from patchloom.errors import DataError
+from patchloom.errors import DataError, ResourceError
 
 MAX_PIXELS = 25_000_000
 MIN_SIDE_PIXELS = 4  # nothing smaller holds one patch
 MAX_FILE_BYTES = 1 << 28  # 256 MiB: 25 MP of 16-bit RGBA fit
+_LARGEST_BYTES = 2 * 4 * MAX_PIXELS  # RGBA as it is decoded and as it is converted
+_SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # of this machine at this moment, whatever the file
 
 
 class _Jpeg(JpegImagePlugin.JpegImageFile):
@@ -160,8 +163,20 @@ def read_file(path: Path, where: str) -> bytes:
     except FileNotFoundError:
         reason = "a link to a file that does not exist" if path.is_symlink() else "no such file"
         raise DataError(f"{where}: {reason}") from None
+    except MemoryError as error:
+        raise short_of_memory(where) from error
     except OSError as error:
-        raise DataError(f"{where}: cannot be read ({error.strerror or error})") from error
+        reason = error.strerror or error
+        if error.errno in _SHORTAGES:
+            raise ResourceError(
+                f"{where}: cannot be read now ({reason}); free some and run the command again"
+            ) from error
+        raise DataError(f"{where}: cannot be read ({reason})") from error
+
+
+def short_of_memory(where: str) -> ResourceError:
+    """A lack of memory is no fact about a file: it ends the command, and nothing is remembered of the file."""
+    return ResourceError(f"{where}: not enough memory to decode it; free some, or use fewer workers")
 
 
 def _open(data: bytes, where: str) -> tuple[str, ImageFile]:
@@ -200,7 +215,18 @@ def _reading(name: str, data: bytes, where: str) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:  # damaged files make Pillow raise nearly anything
+        if isinstance(error, MemoryError) or not _memory_is_left():
+            raise short_of_memory(where) from error
         raise DataError(f"{where}: {_what_broke(name, data, error)}") from error
+
+
+def _memory_is_left() -> bool:
+    """Whether the largest picture there may be would fit: decoders written in C call a lack of memory a damaged file."""
+    try:
+        np.empty(_LARGEST_BYTES, np.uint8)
+    except MemoryError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=1)

@@ -162,7 +162,7 @@ class Loader:
             with workers_started() if self._pool._iterator is None else nullcontext(), no_word_about_cores():
                 parts = watched(iter(self._pool))
             for slot, replaced in parts:
-                if isinstance(replaced, DataError):
+                if isinstance(replaced, DataError | ResourceError):
                     raise replaced
                 yield slot, replaced
         except GeneratorExit:
@@ -218,7 +218,7 @@ class _Pictures(Dataset):
     shared: Tensor  # (slots, pictures of a part, H, W, 3)
     skip_broken: bool
 
-    def __getitem__(self, task: _Task) -> tuple[int, dict[int, tuple[int, str]] | DataError]:
+    def __getitem__(self, task: _Task) -> tuple[int, dict[int, tuple[int, str]] | DataError | ResourceError]:
         views = self.plan.views(task.epoch, task.step)
         rows = _split(len(views.index), self.parts)[task.part]
         out = self.shared[task.slot].numpy()
@@ -229,7 +229,7 @@ class _Pictures(Dataset):
                 out[row] = self.transform(image, random.Random(int(seed)))
                 if message:
                     replaced[row] = (used, message)
-        except DataError as error:
+        except (DataError, ResourceError) as error:
             return task.slot, error
         return task.slot, replaced
 

@@ -1,6 +1,6 @@
 """Every picture of a data set decoded once, in several processes; what was seen is kept (`seen`).
 
-A picture is decoded again when the size or time of its file differs. A scan that was interrupted goes on where it
+A picture is decoded again when its file has changed (`sets.file_state`). A scan that was interrupted goes on where it
 stopped.
 """
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from patchloom.data.sets import Stamp
 
-_LAYOUT = 2  # of the cached rows, and of what they were computed by
+_LAYOUT = 3  # of the cached rows, and of what they were computed by
 _ASKED_EVERY_S = 0.3  # while another process looks
 
 
@@ -74,7 +74,7 @@ class Seen:
             with closing(sqlite3.connect(self.path)) as database, database:
                 # Nothing is lost when this process dies; after a power cut the file may be begun anew.
                 database.execute("PRAGMA synchronous = OFF")
-                key = "path BLOB PRIMARY KEY, bytes INTEGER, changed_ns INTEGER"
+                key = "path BLOB PRIMARY KEY, bytes INTEGER, state INTEGER"
                 database.execute(f"CREATE TABLE IF NOT EXISTS sights ({key}, {columns})")
                 rows = [stamp + sight for stamp, sight in sights]
                 database.executemany(f"INSERT OR REPLACE INTO sights VALUES ({places})", rows)

@@ -5,6 +5,7 @@ A source (a folder, a parquet file, torchvision's sets, shards …) lists its `P
 one `ClassTable`. Nothing here decodes, augments or batches.
 """
 
+import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 UNLABELLED = -1  # the label of a picture that has none
-Stamp = tuple[bytes, int, int]  # a picture's name below its home; bytes and ns of the last change of the file it is in
+Stamp = tuple[bytes, int, int]  # a picture's name below its home; `file_state` of the file it is in
 
 
 @dataclass(frozen=True)
@@ -141,12 +142,16 @@ def name_some(names: Sequence[str], counts: Sequence[int] | None = None, limit: 
 
 
 def file_state(path: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """Bytes and ns of the last change; None for what has gone."""
+    """Bytes, and a number that is another once the file has changed or was replaced; None for what has gone.
+
+    Anybody can set a file's modification time; the time of its last change of any kind and its inode are the system's.
+    """
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return status.st_size, status.st_mtime_ns
+    known = b"%d %d %d" % (status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    return status.st_size, int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 
 
 def common_folder(files: Sequence[os.PathLike[str]]) -> str:

@@ -103,12 +103,15 @@ class _WatchedQueue:
         self._queue, self._processes = queue, processes
 
     def get(self, timeout: float) -> Any:
-        until = monotonic() + timeout
+        waited = 0.0
         while True:
+            before = monotonic()
             try:
-                return self._queue.get(timeout=max(0.0, min(LOOKED_EVERY_S, until - monotonic())))
+                return self._queue.get(timeout=max(0.0, min(LOOKED_EVERY_S, timeout - waited)))
             except Empty:
-                if monotonic() >= until or not all(process.is_alive() for process in self._processes):
+                # A wait much longer than asked for: this process itself was stopped, and its workers with it.
+                waited += min(monotonic() - before, 2 * LOOKED_EVERY_S)
+                if waited >= timeout or not all(process.is_alive() for process in self._processes):
                     raise
 
 

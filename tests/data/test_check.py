@@ -1,9 +1,12 @@
 """`check` on folders with planted faults: each is found, with its path and reason, and nothing else."""
 
+import errno
 import json
 import multiprocessing
 import os
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,10 +18,11 @@ from PIL import Image
 
 from patchloom.data import scan
 from patchloom.data.check import check
+from patchloom.data.decode import read_file
 from patchloom.data.duplicates import MAX_BITS, linked, near_pairs
 from patchloom.data.seen import Seen, Sight, taking_turns
 from patchloom.data.source import open_data
-from patchloom.errors import DataError, UsageError
+from patchloom.errors import DataError, ResourceError, UsageError
 from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
 from tests.data.test_sources import shard
 
@@ -322,6 +326,51 @@ def test_a_file_repaired_at_the_same_size_is_noticed(tmp_path, decoded):
     file.write_bytes(whole)
     os.utime(file, ns=(0, 12345))
     assert check(root).unreadable == ()
+
+
+def test_a_file_replaced_by_one_of_the_same_size_and_time_is_looked_at_again(tmp_path):
+    root = make_clean(tmp_path / "data")
+    file = root / "train/ant/0.jpg"
+    status, whole = file.stat(), file.read_bytes()
+    assert check(root).unreadable == ()
+    (tmp_path / "other").write_bytes(b"x" * len(whole))
+    os.replace(tmp_path / "other", file)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert len(check(root).unreadable) == 1
+
+
+MEMORY_IS_SHORT = """
+import resource, sys
+from pathlib import Path
+from patchloom.data.check import check
+from patchloom.data.decode import read_file
+check(sys.argv[1], workers=1, cache=False)  # everything that is needed is loaded
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 30 * 2**20,) * 2)
+check(sys.argv[1], workers=1)
+"""
+
+
+@pytest.mark.parametrize("extension", ["png", "jpg", "webp", "tif", "gif"])
+def test_a_lack_of_memory_is_no_fault_of_a_picture_and_is_not_remembered(tmp_path, extension):
+    root = make_clean(tmp_path / "data")
+    (root / "train/ant/0.jpg").unlink()
+    large = Image.new("RGB", (4900, 4900), "red")  # 72 MB decoded
+    large.save(root / f"train/ant/large.{extension}")
+    done = subprocess.run([sys.executable, "-c", MEMORY_IS_SHORT, str(root)], capture_output=True, text=True)
+    assert f"ResourceError: {root}/train/ant/large.{extension}: not enough memory to decode it" in done.stderr
+    assert check(root).unreadable == ()
+
+
+def test_too_many_open_files_are_no_fault_of_a_picture(tmp_path, monkeypatch):
+    file = make_clean(tmp_path / "data") / "train/ant/0.jpg"
+
+    def refuse(*arguments, **options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(ResourceError, match=r"0\.jpg: cannot be read now \(Too many open files\)"):
+        read_file(file, str(file))
 
 
 @pytest.mark.parametrize("damage", [b"no database", b""])

@@ -3,6 +3,7 @@ import random
 import signal
 import time
 from dataclasses import dataclass
+from queue import Empty
 
 import numpy as np
 import pytest
@@ -193,6 +194,28 @@ def test_a_stopped_worker_is_the_one_that_is_named_and_does_not_stay(stopped):
     with pytest.raises(ResourceError, match=rf"Worker {processes[stopped].pid}, .* gave nothing for 4 s"):
         list(batches)
     assert not any(process.is_alive() for process in processes)
+
+
+class StoppedForAnHour:
+    """A queue whose first wait takes an hour, as when the process itself is stopped, and whose second has an answer."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock, self.asked = clock, 0
+
+    def get(self, timeout: float) -> str:
+        self.asked += 1
+        if self.asked == 1:
+            self.clock[0] += 3600
+            raise Empty
+        return "a batch"
+
+
+def test_a_process_that_was_stopped_itself_does_not_blame_its_workers(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(workers, "monotonic", lambda: clock[0])
+    queue = StoppedForAnHour(clock)
+    assert workers._WatchedQueue(queue, []).get(timeout=120) == "a batch"
+    assert queue.asked == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
