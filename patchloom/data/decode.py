@@ -221,7 +221,7 @@ def _reading(name: str, data: bytes, where: str) -> Iterator[None]:
 
 
 def _memory_is_left() -> bool:
-    """Whether the largest picture there may be would fit: decoders written in C call a lack of memory a damaged file."""
+    """Whether the largest picture would fit: decoders written in C call a lack of memory a damaged file."""
     try:
         np.empty(_LARGEST_BYTES, np.uint8)
     except MemoryError:
