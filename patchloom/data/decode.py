@@ -41,6 +41,7 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
+from patchloom.data.decode_limits import slow_header, slow_pixels
 from patchloom.errors import DataError, ResourceError
 
 MAX_PIXELS = 25_000_000
@@ -166,7 +167,7 @@ def read_file(path: Path, where: str) -> bytes:
     except MemoryError as error:
         raise short_of_memory(where) from error
     except OSError as error:
-        reason = error.strerror or error
+        reason = error.strerror or str(error)
         if error.errno in _SHORTAGES:
             raise ResourceError(
                 f"{where}: cannot be read now ({reason}); free some and run the command again"
@@ -184,6 +185,7 @@ def _open(data: bytes, where: str) -> tuple[str, ImageFile]:
     name = _format_of(data)
     if name is None:
         raise DataError(f"{where}: {_what_instead(data)}")
+    _refuse(slow_header(name, data), where)
     with _reading(name, data, where):
         image = FORMATS[name][0](io.BytesIO(data))
     width, height = image.size
@@ -191,7 +193,13 @@ def _open(data: bytes, where: str) -> tuple[str, ImageFile]:
         raise DataError(f"{where}: {width}×{height} pixels, more than the limit of {MAX_PIXELS:,}; shrink the image")
     if min(width, height) < MIN_SIDE_PIXELS:
         raise DataError(f"{where}: {width}×{height} pixels, less than {MIN_SIDE_PIXELS} on a side")
+    _refuse(slow_pixels(name, image, data), where)
     return name, image
+
+
+def _refuse(slow: str, where: str) -> None:
+    if slow:
+        raise DataError(f"{where}: {slow}, which takes too long or too much memory; save it again as PNG or JPEG")
 
 
 def _format_of(data: bytes) -> str | None:

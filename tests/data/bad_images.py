@@ -108,6 +108,36 @@ def tiff_that_loops() -> bytes:
     return b"II*\0" + struct.pack("<L", 8) + struct.pack("<H", 0) + struct.pack("<L", 8)
 
 
+def tiff_of_one_tile(side: int) -> bytes:
+    """8×8 pixels in a tile of side × side, all 0; only its header is ever looked at."""
+    entries = [
+        (256, 8),
+        (257, 8),
+        (258, 8),
+        (259, 8),
+        (262, 1),
+        (277, 1),
+        (322, side),
+        (323, side),
+        (324, 134),
+        (325, 99),
+    ]
+    fields = b"".join(struct.pack("<HHLL", tag, 4, 1, value) for tag, value in entries)
+    return b"II*\0" + struct.pack("<LH", 8, len(entries)) + fields + struct.pack("<L", 0) + bytes(99)
+
+
+def gif_of_comments(number: int) -> bytes:
+    frame = GIF.index(b"\x2c")
+    return GIF[:frame] + (b"\x21\xfe\xff" + b"a" * 255 + b"\0") * number + GIF[frame:]
+
+
+def jpeg_of_scans(number: int) -> bytes:
+    """A progressive JPEG of 24 megapixels whose last pass is repeated."""
+    whole = encoded(Image.new("L", (4900, 4900)), "JPEG", progressive=True)
+    last = whole.rindex(b"\xff\xda")
+    return whole[:last] + whole[last:-2] * number + whole[-2:]
+
+
 def bmp_of(width: int, height: int) -> bytes:
     return changed(encoded(PICTURE, "BMP"), 18, struct.pack("<ll", width, height))
 
@@ -256,6 +286,22 @@ REFUSED = {
     "3,600 megapixels": Kind("bomb2.png", data(png(60_000, 60_000)), refused="more than the limit"),
     "BMP of many pixels": Kind("bomb.bmp", data(bmp_of(60_000, 60_000)), refused="more than the limit"),
     "text-chunk bomb": Kind("textbomb.png", data(text_bomb()), refused="text blocks that unpack to more"),
+    "TIFF with a tile of 2,025 megapixels": Kind(
+        "tile.tif", data(tiff_of_one_tile(45_000)), refused="in tiles of 45000"
+    ),
+    "GIF of comments": Kind("comments.gif", data(gif_of_comments(5_000)), refused="bytes of comments before its first"),
+    "JPEG of 300 passes": Kind(
+        "passes.jpg", lambda path: path.write_bytes(jpeg_of_scans(300)), refused="passes over 4900×4900 pixels"
+    ),
+    "PPM of comments": Kind(
+        "comments.ppm", data(b"P6\n#" + b"a" * 99_999 + b"\n8 8 255\n"), refused="header is longer"
+    ),
+    "text PPM with comments": Kind(
+        "between.ppm",
+        data(b"P3 99 99 255\n" + b"1 " * 40_000 + b"# a comment\n1"),
+        refused="comments between its pixels",
+    ),
+    "text PPM of 27 million numbers": Kind("text.ppm", data(b"P3 3000 3000 255\n1 2 3"), refused="numbers as text"),
     "more than 256 MiB": Kind("huge.jpg", huge, refused="bytes, more than the limit"),
     "1×1": Kind("one.png", data(encoded(Image.new("RGB", (1, 1)), "PNG")), refused="1×1 pixels, less than 4"),
     "1×8000": Kind("line.png", data(encoded(Image.new("RGB", (1, 8000)), "PNG")), refused="1×8000 pixels, less"),
