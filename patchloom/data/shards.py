@@ -8,8 +8,10 @@ a file `classes.txt` beside the shards, a name a line, names the numbers. Nothin
 import json
 import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -119,10 +121,35 @@ def _index(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]
                     label = _label(content.read() if content else b"", extension, where)
                     if label is not None:
                         labels[key] = label
+            refuse_early_end(shard, archive.offset)
     except tarfile.ReadError as error:
         hint = "compressed or not a tar file; expected plain .tar" if not images else f"damaged tar ({error})"
         raise DataError(f"{shard}: {hint}") from error
     return images, labels
+
+
+def refuse_early_end(shard: Path, end: int) -> None:
+    """An error unless the tar's two blocks of zeros stand at `end`: `tarfile` takes a damaged header for the end."""
+    with open(shard, "rb") as file:
+        file.seek(end)
+        found = file.read(2 * tarfile.BLOCKSIZE)
+        if found == bytes(2 * tarfile.BLOCKSIZE):
+            return
+        if not any(found):
+            raise DataError(
+                f"{shard}: ends after {end + len(found):,} bytes without a tar's last blocks; it was cut short"
+            )
+        behind = list(_members_behind(file, end + tarfile.BLOCKSIZE))
+    lost = f"; {len(behind):,} members behind it are lost, the first is {behind[0]}" if behind else ""
+    raise DataError(f"{shard}: the header at byte {end:,} is damaged{lost}. Copy or pack the shard again")
+
+
+def _members_behind(file: BinaryIO, start: int) -> Iterator[str]:
+    """Names in the headers from `start` on, wherever one is whole: content never passes for one, by its checksum."""
+    file.seek(start)
+    while len(block := file.read(tarfile.BLOCKSIZE)) == tarfile.BLOCKSIZE:
+        with suppress(tarfile.HeaderError):
+            yield tarfile.TarInfo.frombuf(block, "utf-8", "backslashreplace").name
 
 
 def _label(content: bytes, extension: str, where: str) -> str | None:

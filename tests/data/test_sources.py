@@ -96,6 +96,44 @@ def test_shards_that_are_refused(tmp_path, members, fault):
         open_data(shard(tmp_path / "bad.tar", members))
 
 
+def pictures_and_labels(tmp_path):
+    """A shard of ten pictures with labels, its whole bytes, and where its headers are."""
+    members = [pair for i in range(10) for pair in ((f"{i}.png", image_bytes(i)), (f"{i}.cls", str(i % 2).encode()))]
+    path = shard(tmp_path / "a.tar", members)
+    with tarfile.open(path) as archive:
+        headers = [member.offset for member in archive]
+    return path, path.read_bytes(), headers
+
+
+def test_a_damaged_header_is_not_taken_for_the_end_of_a_shard(tmp_path):
+    path, whole, headers = pictures_and_labels(tmp_path)
+    rng = np.random.default_rng(0)
+    for header in headers:
+        for at in (header, header + 150, header + int(rng.integers(512))):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << int(rng.integers(8))
+            path.write_bytes(damaged)
+            with pytest.raises(DataError, match=r"a\.tar"):
+                open_data(path)
+    damaged = bytearray(whole)
+    damaged[headers[4]] ^= 1
+    path.write_bytes(damaged)
+    said = rf"a\.tar: the header at byte {headers[4]:,} is damaged; 15 members behind it are lost, the first is 2\.cls"
+    with pytest.raises(DataError, match=said):
+        open_data(path)
+
+
+def test_a_shard_that_was_cut_is_noticed_wherever_the_cut_is(tmp_path):
+    path, whole, headers = pictures_and_labels(tmp_path)
+    end = len(whole.rstrip(b"\0")) // 512 * 512 + 512  # of the last member
+    for cut in [*headers[1:], *(header + 512 for header in headers), end, end + 512, *range(77, end, 997)]:
+        path.write_bytes(whole[:cut])
+        with pytest.raises(DataError, match=r"a\.tar"):
+            open_data(path)
+    path.write_bytes(whole[: end + 1024])
+    assert len(open_data(path).train) + len(open_data(path).val) == 10
+
+
 def test_unfinished_and_compressed_shards(tmp_path):
     path = shard(tmp_path / "a.tar", [("x.png", image_bytes(3, size=300) * 20)])
     path.write_bytes(path.read_bytes()[:3000])
