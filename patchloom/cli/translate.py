@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from patchloom.deployment.translator import Translated
     from patchloom.errors import DataError
 
+MAX_LINE_BYTES = 1 << 20
+
 
 def translate(
     run: Annotated[str, typer.Argument(help="Folder of a translation run.")],
@@ -104,12 +106,22 @@ def _groups(file: str | None) -> Iterator[list[bytes]]:
         return
     try:
         with (gzip.open if file.endswith(".gz") else open)(file, "rb") as opened:
-            while group := [line.rstrip(b"\r\n") for line in islice(opened, WINDOW)]:
+            lines = enumerate(iter(lambda: opened.readline(MAX_LINE_BYTES + 1), b""), 1)
+            while group := [_whole(line, number, file) for number, line in islice(lines, WINDOW)]:
                 yield group
     except FileNotFoundError:
         raise UsageError(f"{file}: no such file") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _whole(line: bytes, number: int, where: str) -> bytes:
+    """The line without its end; one that is far longer than a sentence is an error, before it fills the memory."""
+    from patchloom.errors import DataError
+
+    if len(line) > MAX_LINE_BYTES:
+        raise DataError(f"{where}, line {number}: longer than {MAX_LINE_BYTES:,} bytes; expected one sentence per line")
+    return line.rstrip(b"\r\n")
 
 
 def _arriving(stream: BinaryIO, most: int) -> Iterator[list[bytes]]:
@@ -122,9 +134,13 @@ def _arriving(stream: BinaryIO, most: int) -> Iterator[list[bytes]]:
 
     lines: list[bytes] = []
     begun: list[bytes] = []  # of a line whose end is not there yet
+    ended = 0
     while data := os.read(stream.fileno(), 1 << 16):
         first, *others = data.split(b"\n")
         begun.append(first)
+        if len(begun) * (1 << 16) > MAX_LINE_BYTES:
+            _whole(b"".join(begun), ended + 1, "standard input")
+        ended += len(others)
         if others:
             lines += [b"".join(begun), *others[:-1]]
             begun = [others[-1]]

@@ -25,6 +25,10 @@ from patchloom.errors import DataError, UsageError
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "fine_label")
+MAX_CLASSES = 1_000_000
+# Images are compressed already: a file that unpacks to more than both is no data set.
+HARMLESS_BYTES, MAX_EXPANSION = 1 << 30, 64
+BYTES_PER_NUMBER, PAGE_HEADERS_BYTES = 4, 1024  # of a row of such a column; of a few pages
 
 
 class ParquetPictures(Pictures):
@@ -162,6 +166,11 @@ def _numbered(pictures: ParquetPictures, column: str, names_key: str) -> tuple[n
         names = tuple(sorted(set(given)))
         number = {name: i for i, name in enumerate(names)}
         return np.array([UNLABELLED if v is None else number[v] for v in values], dtype=np.int64), names
+    if strange := [value for value in given if type(value) is not int or value >= MAX_CLASSES]:
+        raise DataError(
+            f"{pictures.files[0]}: column {column!r} has {strange[0]!r}, expected names, or numbers from 0 to "
+            f"{MAX_CLASSES - 1:,}"
+        )
     names = tuple(pictures.info.get(names_key, ())) or tuple(str(i) for i in range(max(given, default=-1) + 1))
     labels = np.array([UNLABELLED if value is None else value for value in values], dtype=np.int64)
     outside = np.flatnonzero((labels < UNLABELLED) | (labels >= len(names)))
@@ -189,6 +198,25 @@ def _read(file: Path) -> Any:
     except ImportError:
         raise UsageError(f"{file}: reading parquet needs pyarrow; pip install 'patchloom[parquet]'") from None
     try:
-        return pyarrow.parquet.read_table(file)
+        about = pyarrow.parquet.read_metadata(file)
+        groups = [about.row_group(i) for i in range(about.num_row_groups)]
+        size, unpacked = file.stat().st_size, sum(group.total_byte_size for group in groups)
+        if unpacked > max(HARMLESS_BYTES, MAX_EXPANSION * size):
+            raise DataError(f"{file}: {size:,} bytes that unpack to {unpacked:,}; no data set of images does. Refused")
+        return pyarrow.parquet.read_table(file, read_dictionary=_stored_once(groups))
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: cannot be read as parquet ({str(error).splitlines()[0]})") from error
+
+
+def _stored_once(groups: Sequence[Any]) -> list[str]:
+    """Columns whose equal values are stored once: kept so, or a few kilobytes would unpack to gigabytes."""
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    return sorted({chunk.path_in_schema for chunk in chunks if _holds_numbers_of_values(chunk)})
+
+
+def _holds_numbers_of_values(chunk: Any) -> bool:
+    """Whether the rows of a chunk take so few bytes that they can only be numbers of values in its dictionary."""
+    if chunk.physical_type != "BYTE_ARRAY" or not chunk.has_dictionary_page or not chunk.num_values:
+        return False
+    rows = chunk.total_compressed_size - (chunk.data_page_offset - chunk.dictionary_page_offset)
+    return rows <= BYTES_PER_NUMBER * chunk.num_values + PAGE_HEADERS_BYTES

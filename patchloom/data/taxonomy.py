@@ -20,8 +20,10 @@ import numpy as np
 
 from patchloom.data.sets import UNLABELLED, name_some
 from patchloom.errors import DataError, UsageError, nearest
+from patchloom.recipes.plain_yaml import load_yaml
 
 Taxonomy = Mapping[str, Mapping[str, str]]  # level name → {class: coarse class}
+MAX_BYTES = 64 << 20  # a million classes
 FILES = tuple(f"taxonomy.{end}" for end in ("csv", "tsv", "json", "yaml", "yml"))
 
 
@@ -50,17 +52,14 @@ def read_taxonomy(path: Path) -> Taxonomy:
 
 def _records(path: Path) -> list[tuple[str, str, str]]:
     """(level, class, coarse class) of each entry; '' where a table has an empty cell."""
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"it has {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}")
     text = path.read_text(encoding="utf-8-sig")
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
         header, *rows = csv.reader(text.splitlines(), delimiter="\t" if suffix == ".tsv" else ",")
         return [entry for line, row in enumerate(rows, start=2) if row for entry in _of_row(header, row, line)]
-    if suffix in (".yaml", ".yml"):
-        import yaml
-
-        content = yaml.safe_load(text)
-    else:
-        content = json.loads(text, object_pairs_hook=_each_once)
+    content = load_yaml(text) if suffix in (".yaml", ".yml") else json.loads(text, object_pairs_hook=_each_once)
     if isinstance(content, list):
         return [
             entry

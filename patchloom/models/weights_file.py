@@ -4,7 +4,7 @@ import argparse
 import pickletools
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,11 @@ def read_weights_file(path: Path) -> Mapping[str, Any]:
         # The authors' training checkpoints hold their command line as an argparse.Namespace, which runs no code.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles of other versions
-            return torch.load(path, map_location="cpu", weights_only=True)
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes safetensors, numpy and torch raise nearly anything
         raise _unreadable(path, error) from error
+    _refuse_expansion(path, sum(map(_bytes_in, _tensors(loaded))))
+    return loaded
 
 
 def check_weights_file(path: Path) -> None:
@@ -56,11 +58,32 @@ def _check_size(path: Path) -> None:
             unpacked = sum(member.file_size for member in archive.infolist())
     except Exception as error:  # damaged: zipfile has several kinds for it
         raise _unreadable(path, error) from error
+    _refuse_expansion(path, unpacked)
+
+
+def _refuse_expansion(path: Path, unpacked: int) -> None:
     size = path.stat().st_size
     if unpacked > max(HARMLESS_BYTES, MAX_EXPANSION * size):
         raise CheckpointError(
             f"{path} has {size:,} bytes that unpack to {unpacked:,}: no network's weights do. Refused."
         )
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested mappings and lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner)
+
+
+def _bytes_in(tensor: torch.Tensor) -> int:
+    """Of all its values: a tensor of stride 0 stores one for millions, until it is copied."""
+    return tensor.numel() * tensor.element_size()
 
 
 def _check_globals(path: Path) -> None:

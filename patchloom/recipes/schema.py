@@ -33,6 +33,7 @@ from patchloom.recipes.parts import (
     fields_of,
     keys_of,
 )
+from patchloom.recipes.plain_yaml import load_yaml
 from patchloom.recipes.values import CountOrZero, Options
 
 
@@ -117,9 +118,9 @@ class Recipe(Checked):
     def from_yaml(cls, text: str) -> Recipe:
         """The recipe that `to_yaml` wrote or a person edited."""
         try:
-            values = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: a wrong date, deep nesting
-            raise UsageError(f"The recipe is not YAML: {' '.join(str(error).split())}. Correct that line.") from error
+            values = load_yaml(text)
+        except ValueError as error:
+            raise UsageError(f"The recipe is not YAML: {error}. Correct that line.") from error
         if not isinstance(values, Mapping):
             raise UsageError("The recipe is not a list of `key: value` lines. Start from one written by to_yaml.")
         return cls.from_dict(values)

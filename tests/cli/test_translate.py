@@ -85,6 +85,13 @@ def test_a_long_sentence_is_told_once(run, type_in) -> None:
     assert "line 2 " in done.errors
 
 
+def test_an_endless_line_is_an_error_before_it_fills_the_memory(run, type_in, tmp_path) -> None:
+    endless = b"two\n" + b"a" * (3 << 20)
+    assert "standard input, line 2: longer than 1,048,576 bytes" in type_in(endless, run).errors
+    (tmp_path / "endless.txt").write_bytes(endless)
+    assert "endless.txt, line 2: longer than 1,048,576 bytes" in type_in(b"", run, tmp_path / "endless.txt").errors
+
+
 def test_mistakes_are_one_line(run, type_in, tmp_path) -> None:
     assert "not the folder of a run" in type_in(b"", tmp_path).errors
     assert "nowhere.txt: no such file" in type_in(b"", run, "nowhere.txt").errors

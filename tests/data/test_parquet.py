@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchloom.data import parquet
+from patchloom.data.parquet import open_parquet
 from patchloom.data.source import open_data, open_for
 from patchloom.errors import DataError
 
@@ -140,6 +142,35 @@ def test_faults_are_located(tmp_path):
     write(tmp_path / "c.parquet", INFO, image=[png(1)] * 2, label=[0, 0], coarse_label=[0, 1])
     with pytest.raises(DataError, match=r"row 1: 'cat' is both 'animal' and 'plant'"):
         open_data(tmp_path / "c.parquet")
+
+
+def test_equal_images_are_not_unpacked(tmp_path):
+    """A million rows of one image: 340 kB that would be 3 GB."""
+    rows = 1_000_000
+    numbers = pa.array(np.zeros(rows, np.int32))
+    images = pa.DictionaryArray.from_arrays(numbers, pa.array([png(7, size=(200, 200))]))
+    file = write(tmp_path / "a.parquet", image=images, label=pa.array(np.arange(rows) % 2, pa.int8()))
+    pictures = open_parquet([file], "a").train.pictures
+    assert sum(table.nbytes for table in pictures._tables) < 20 * rows
+    assert pictures.read(rows - 1).getpixel((0, 0)) == (7, 0, 0)
+
+
+def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch):
+    file = write(tmp_path / "a.parquet", image=[bytes(4_000_000 + i) for i in range(20)], label=[0, 1] * 10)
+    monkeypatch.setattr(parquet, "HARMLESS_BYTES", 1 << 20)
+    with pytest.raises(
+        DataError, match=r"a\.parquet: [\d,]+ bytes that unpack to 80,0[\d,]+; no data set of images does"
+    ):
+        open_data(file)
+
+
+@pytest.mark.parametrize(("labels", "given"), [([0, 10**9], "1000000000"), ([0.5, 1.5], "0.5"), ([True, None], "True")])
+def test_labels_that_are_no_class_numbers(tmp_path, labels, given):
+    file = write(tmp_path / "a.parquet", image=[png(1), png(2)], label=labels)
+    with pytest.raises(
+        DataError, match=rf"a\.parquet: column 'label' has {given}, expected names, or numbers from 0 to"
+    ):
+        open_data(file)
 
 
 def test_files_that_do_not_belong_together(files):

@@ -152,6 +152,14 @@ def test_files_that_are_refused(tmp_path, text, error, said):
     assert "\n" not in str(found.value)
 
 
+def test_aliases_are_refused_before_they_grow(tmp_path):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]  # 10¹⁰ values
+    (tmp_path / "taxonomy.yaml").write_text("\n".join(lines))
+    with pytest.raises(UsageError, match=r"taxonomy\.yaml cannot be read \(found the alias \*a0"):
+        read_taxonomy(tmp_path / "taxonomy.yaml")
+
+
 def test_an_empty_cell_is_a_class_without_an_entry(tmp_path):
     for name in ("cat", "dog"):
         draw(tmp_path / name)

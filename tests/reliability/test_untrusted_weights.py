@@ -72,6 +72,11 @@ CASES: dict[str, Case] = {
     "14 objects in npz": ("w.npz", "allow_pickle=False", lambda p: np.savez(p, a=np.array([Attack()], dtype=object))),
     "15 renamed": ("w.safetensors", "header too large", lambda p: torch.save({"a": Attack()}, p)),
     "16 compression bomb": ("w.pth", "that unpack to 80,00", compressed),
+    "16 one value for millions": (
+        "w.pth",
+        "that unpack to 80,000,000",
+        lambda p: torch.save({"model": {"a": torch.zeros(1).expand(20_000_000)}}, p),
+    ),
     "16 compressed arrays": (
         "w.npz",
         "that unpack to 80,00",
