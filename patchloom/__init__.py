@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from patchloom.data.check import check as check
+    from patchloom.data.reading import Reading as Reading
     from patchloom.data.source import open_data as open_data
     from patchloom.deployment.classifier import Classifier as Classifier
     from patchloom.deployment.classifier import load as load
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Classifier": "patchloom.deployment.classifier",
+    "Reading": "patchloom.data.reading",
     "Translator": "patchloom.deployment.translator",
     "absorb": "patchloom.models.absorb",
     "check": "patchloom.data.check",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from patchloom.data.check import CheckReport
+    from patchloom.data.reading import Reading
     from patchloom.data.survey import Place
 
 SHOWN = 5  # files, groups or classes named in the terminal; the page and --json have all
@@ -27,7 +28,14 @@ def check(
         bool, typer.Option("--strict", help="Near-duplicates across splits and labels are problems too.")
     ] = False,
     labels: Annotated[str | None, typer.Option(help="A labels file (path,label) for the folder.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="The column of that file that holds the classes.")] = None,
+    label_pattern: Annotated[
+        str | None, typer.Option(help="The class as a part of the file's name: '{label}_*.jpg'.")
+    ] = None,
     taxonomy: Annotated[str | None, typer.Option(help="A file of class → coarse class.")] = None,
+    classes: Annotated[
+        str | None, typer.Option(metavar="innermost|outermost", help="Which of nested folders are the classes.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that read; one for each core.")] = None,
     cache: Annotated[bool, typer.Option(help="Look only at files that changed since the last check.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="For machines; a page only with --page.")] = False,
@@ -37,14 +45,22 @@ def check(
     from pathlib import Path
 
     from patchloom.data.check import check as look_through
+    from patchloom.data.reading import Reading
     from patchloom.data.scan_bar import scan_bar
 
     target = Path(page) if page else None
     if target:
         _refuse_inside(target, data)
+    reading = Reading(
+        labels=labels,
+        label_column=label_column,
+        label_pattern=label_pattern,
+        taxonomy=taxonomy,
+        classes=classes,  # type: ignore[arg-type]
+    )
     started = time.perf_counter()
     with scan_bar() as progress:
-        report = look_through(data, labels=labels, taxonomy=taxonomy, workers=workers, cache=cache, progress=progress)
+        report = look_through(data, reading=reading, workers=workers, cache=cache, progress=progress)
     seconds = time.perf_counter() - started
     problems = report.problems(strict=strict)
     if not target and problems and not as_json:
@@ -56,12 +72,14 @@ def check(
     if as_json:
         print(json.dumps(report.to_dict(strict=strict) | {"seconds": round(seconds, 3)}, indent=2))
     else:
-        _print(report, data, seconds, problems, target)
+        _print(report, data, reading, seconds, problems, target)
     if problems:
         raise typer.Exit(3)
 
 
-def _print(report: "CheckReport", data: str, seconds: float, problems: list[str], page: "Path | None") -> None:
+def _print(
+    report: "CheckReport", data: str, reading: "Reading", seconds: float, problems: list[str], page: "Path | None"
+) -> None:
     splits = " + ".join(f"{count:,} {split}" for split, count in report.splits.items())
     counted = splits if len(report.splits) > 1 else f"{report.pictures:,} {report.unit}s, no val split"
     classes = f"{len(report.classes)} classes, " if report.classes else ""
@@ -81,7 +99,7 @@ def _print(report: "CheckReport", data: str, seconds: float, problems: list[str]
     if page:
         print(f"Page: {page}")
     if report.classes:
-        print(f"Next: patchloom train {shlex.quote(data)}")
+        print(f"Next: patchloom train {shlex.quote(data)}{reading.options()}")
 
 
 def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:

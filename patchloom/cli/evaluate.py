@@ -90,6 +90,31 @@ def evaluate(
             help="train, val or all; val where the data have one. Of text: any, by name.", rich_help_panel=IMAGES
         ),
     ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="CSV with path,label for a folder of images.", rich_help_panel=IMAGES)
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="The column of that file that holds the classes.", rich_help_panel=IMAGES)
+    ] = None,
+    label_pattern: Annotated[
+        str | None,
+        typer.Option(help="The class as a part of the file's name: '{label}_*.jpg'.", rich_help_panel=IMAGES),
+    ] = None,
+    taxonomy: Annotated[
+        str | None, typer.Option(help="File of levels above the classes: class,coarse …", rich_help_panel=IMAGES)
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="innermost|outermost", help="Which of nested folders are the classes.", rich_help_panel=IMAGES
+        ),
+    ] = None,
+    level: Annotated[
+        str | None,
+        typer.Option(
+            help="Label level to compare with; that of the model's classes by default.", rich_help_panel=IMAGES
+        ),
+    ] = None,
     size: Annotated[int | None, typer.Option(help="Test at another image size.", rich_help_panel=IMAGES)] = None,
     crop_ratio: Annotated[
         float | None, typer.Option(help="Share of the short side that is kept.", rich_help_panel=IMAGES)
@@ -113,16 +138,24 @@ def evaluate(
     """Top-1 with its interval, top-5, loss, calibration, classes; several runs are compared image by image."""
     from patchloom.build import is_run
     from patchloom.cli.text_tables import evaluate_text_runs, text_of
+    from patchloom.data.reading import Reading
     from patchloom.errors import UsageError
 
+    reading = Reading(
+        labels=labels,
+        label_column=label_column,
+        label_pattern=label_pattern,
+        taxonomy=taxonomy,
+        classes=classes,  # type: ignore[arg-type]
+    )
     probes = {"knn": knn, "linear": linear or None, "few_shot": few_shot}
     asked = {"--knn": knn, "--linear": linear, "--few-shot": few_shot, "--sweep": sweep}
     asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
+    shown |= {"level": level} | reading.given()
     if (given := text_of(paths, text)) is not None:
-        of_images = _said(
-            asked | {"--trunk": trunk, "--size": size, "--crop-ratio": crop_ratio, "--real": real, "--v2": v2}
-        )
+        of_images = _said(asked | {"--trunk": trunk} | {_option(name): value for name, value in shown.items()})
+        of_images = [name for name in of_images if name != "--split"]
         if of_images:
             raise UsageError(f"{of_images[0]} is about images; leave it out where text is translated")
         evaluate_text_runs(*given, split=split, device=device, as_json=as_json)
@@ -133,12 +166,13 @@ def evaluate(
     _check_together(_said(asked), shown, runs, data)
     if trunk and knn is None and not levels:
         raise UsageError("--trunk says what images are compared by; give it with --knn or --levels")
-    shown |= {"batch": batch, "workers": workers, "strict": strict}
+    shown = {name: value for name, value in shown.items() if name not in reading.given()}
+    shown |= {"reading": reading, "batch": batch, "workers": workers, "strict": strict}
     if levels:
         from patchloom.cli.level_tables import show_levels
         from patchloom.deployment.levels import evaluate_levels
 
-        of_data = {name: value for name, value in shown.items() if name not in ("split", "real", "v2")}
+        of_data = {name: value for name, value in shown.items() if name not in ("split", "real", "v2", "level")}
         found = evaluate_levels(runs, str(data), device=device, halves=linear, trunk=trunk, **of_data)
         show_levels(found, as_json=as_json)
     elif any(value is not None for value in probes.values()):
@@ -158,6 +192,11 @@ def _said(options: dict[str, Any]) -> list[str]:
     return [name for name, value in options.items() if value is not None and value is not False]
 
 
+def _option(name: str) -> str:
+    """crop_ratio → --crop-ratio."""
+    return f"--{name.replace('_', '-')}"
+
+
 def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], data: str | None) -> None:
     """One line for options that do not go together, rather than one of them left unread."""
     from patchloom.errors import UsageError
@@ -169,7 +208,7 @@ def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], da
     probes += [name for name in asked if name in ("--knn", "--linear", "--few-shot")]
     alone = [*probes[: 2 if leveled else 1], *(["--sweep"] if "--sweep" in asked else [])]
     others = [name for name in asked if name not in (*probes, "--sweep")]
-    given = [f"--{name.replace('_', '-')}" for name in _said(shown)]
+    given = [_option(name) for name in _said(shown)]
     if len(alone) > 1 or (alone and others):
         raise UsageError(f"{alone[0]} does not go with {(alone[1:] + others)[0]}: ask for them one after the other")
     if data is None and (alone or given):
@@ -177,6 +216,8 @@ def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], da
     unread = [name for name in given if name in ("--split", "--real", "--v2")] if probes else []
     if unread:
         raise UsageError(f"{unread[0]} does not go with {probes[0]}: probes learn from train and are judged on val")
+    if leveled and "--level" in given:
+        raise UsageError("--level does not go with --levels, which judges at every level")
     if len(runs) < 2 and "--seeds" in asked:
         raise UsageError(f"--seeds compares runs with each other; give at least two, given {runs[0]}")
 

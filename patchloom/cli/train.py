@@ -65,9 +65,22 @@ def train(
     labels: Annotated[
         str | None, typer.Option(help="CSV with path,label for a folder of images.", rich_help_panel=DATA)
     ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="The column of that file that holds the classes.", rich_help_panel=DATA)
+    ] = None,
+    label_pattern: Annotated[
+        str | None,
+        typer.Option(help="The class as a part of the file's name: '{label}_*.jpg'.", rich_help_panel=DATA),
+    ] = None,
     taxonomy: Annotated[
         str | None,
         typer.Option(help="File of levels above the classes: class,coarse … (csv, json, yaml).", rich_help_panel=DATA),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="innermost|outermost", help="Which of nested folders are the classes.", rich_help_panel=DATA
+        ),
     ] = None,
     strict: Annotated[
         bool, typer.Option(help="Unreadable images and stray classes are errors.", rich_help_panel=DATA)
@@ -93,7 +106,9 @@ def train(
         data=data, model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,
         batch=batch, time=time, patience=patience, pictures=pictures, changes=pairs(changes or []), device=device,
         workers=workers, worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels,
-        taxonomy=taxonomy, strict=strict,
+        label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy,
+        classes=classes,  # type: ignore[arg-type]
+        strict=strict,
         trackers=tuple(log or ()),
     )  # fmt: skip
     result = run_training(settings, dry_run=dry_run, say=silent if as_json else print)

@@ -15,6 +15,7 @@ import numpy as np
 
 from patchloom.data.folder import printable
 from patchloom.data.odd import oddities
+from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress
 from patchloom.data.seen import Sight
 from patchloom.data.sentences import SentenceSplit, check_sentences, find_sentences, is_train
@@ -131,8 +132,7 @@ class CheckReport:
 def check(
     spec: Spec,
     *,
-    labels: Spec | None = None,
-    taxonomy: Spec | None = None,
+    reading: Reading = AS_IT_IS,
     workers: int | None = None,
     cache: bool = True,
     progress: Progress | None = None,
@@ -142,10 +142,10 @@ def check(
     `workers` are processes (default: one for each core); `cache` keeps what was seen of each file, outside the data,
     until its size or time changes; `progress` is called with the pictures done and their number.
     """
-    sentences = find_sentences(Path(spec).expanduser()) if labels is None else []
+    sentences = find_sentences(Path(spec).expanduser()) if reading.labels is None else []
     if sentences:
         return _sentence_report(printable(Path(spec).expanduser().resolve().name), sentences)
-    source = find_source(spec, labels=labels, taxonomy=taxonomy)
+    source = find_source(spec, reading=reading)
     seen = survey(source, workers=workers, cache=cache, progress=progress)
     listings = seen.listings
     readable = [i for i, sight in enumerate(seen.sights) if not sight.error]

@@ -3,8 +3,11 @@ and `report` share, and that a run remembers.
 """
 
 import os
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, fields
 from typing import Literal
+
+from patchloom.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,3 +19,23 @@ class Reading:
     label_pattern: str | None = None  # the class as a part of the file's name: '{label}_*.jpg'
     taxonomy: str | os.PathLike[str] | None = None  # a file of class → coarser classes
     classes: Literal["innermost", "outermost"] | None = None  # which of nested folders are the classes
+
+    def __post_init__(self) -> None:
+        if self.classes not in (None, "innermost", "outermost"):
+            raise UsageError(f"classes is {self.classes!r}, expected innermost or outermost (of nested folders)")
+
+    def given(self) -> dict[str, str]:
+        """Name → value of what is not left out."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: os.fspath(value) for name, value in values.items() if value is not None}
+
+    def options(self) -> str:
+        """As the command line takes them, each with a space before it; '' where nothing is given."""
+        return "".join(f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in self.given().items())
+
+    def filled_from(self, other: "Reading") -> "Reading":
+        """What is given here, and of the rest what is given there."""
+        return Reading(**(other.given() | self.given()))  # type: ignore[arg-type]
+
+
+AS_IT_IS = Reading()

@@ -200,7 +200,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set as it was found; `val` and `test` are None where it has no such split, `faults` are of its lists."""
+    """A data set as it was found; `val` and `test` are None where it has no such split, `faults` those of its lists."""
 
     name: str
     train: Listing

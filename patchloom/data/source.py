@@ -3,7 +3,7 @@
 flowers/                     class folders, with train and val folders or not; a saved Hugging Face data set;
                              a folder of parquet files or of tar shards; pictures with masks, COCO's boxes
                              taxonomy.csv, .json or .yaml beside them: levels above the classes (see `taxonomy`)
-photos/labels.csv            path,label[,coarse …][,split]; also photos/ with labels=
+photos/labels.csv            path,label[,coarse …][,split]; also photos/ with Reading(labels=…)
 cifar-*.parquet  a-{000..003}.tar
 digits  shapes:count=2000,size=64
 torchvision:cifar10@/data    or cifar10 with root=
@@ -22,6 +22,7 @@ from patchloom.data.builtin import open_digits, open_shapes
 from patchloom.data.folder import open_folder, open_labels_file, printable
 from patchloom.data.huggingface import is_saved_dataset, open_huggingface
 from patchloom.data.parquet import open_parquet
+from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits
 from patchloom.data.shards import open_shards
 from patchloom.data.splits import coarsen, level_of, make_splits, match, usable_classes
@@ -42,22 +43,21 @@ def open_data(
     seed: int = 0,
     root: Spec | None = None,
     level: str | None = None,
-    labels: Spec | None = None,
-    taxonomy: Spec | None = None,
+    reading: Reading = AS_IT_IS,
     labelled: bool = True,
     download: bool = False,
 ) -> Splits:
     """Train and val of a data set, over one class table.
 
     `strict` makes classes of val unknown to train, and classes without pictures, errors instead of notes.
-    `level` trains on a coarser level; `labels` is a labels file for the folder `spec`; `taxonomy` a file of
-    class → coarse class; `labelled=False` accepts pictures without labels; `root` is where torchvision's sets
-    lie, and only `download=True` fetches one.
+    `level` trains on a coarser level; `reading` says how the data are read: by a labels file, a taxonomy …;
+    `labelled=False` accepts pictures without labels; `root` is where torchvision's sets lie, and only `download=True`
+    fetches one.
 
     Where val has to be made, every picture is looked at once (and remembered, see `scan`): those that cannot be read
     are left out, and copies of one picture stay on one side.
     """
-    source = find_source(spec, root=root, labels=labels, taxonomy=taxonomy, strict=strict, download=download)
+    source = find_source(spec, reading=reading, root=root, strict=strict, download=download)
     usable_classes(source, strict=strict, level=level, labelled=labelled)  # before any picture is looked at
     source, copies = _fit_to_split(source)
     return make_splits(
@@ -81,8 +81,7 @@ def open_for(
     seed: int = 0,
     root: Spec | None = None,
     level: str | None = None,
-    labels: Spec | None = None,
-    taxonomy: Spec | None = None,
+    reading: Reading = AS_IT_IS,
     download: bool = False,
 ) -> PictureSet:
     """A data set to evaluate a model on: its labels are matched to the model's `classes` by name.
@@ -93,7 +92,7 @@ def open_for(
     """
     if split not in (None, "train", "val", "all"):
         raise UsageError(f"split is {split!r}, expected train, val or all")
-    source = find_source(spec, root=root, labels=labels, taxonomy=taxonomy, strict=False, download=download)
+    source = find_source(spec, reading=reading, root=root, download=download)
     names = {"": source.train.names} | {level: of.values() for level, of in source.train.levels.items()}
     level = level or level_of(classes.names, names) or None
     if source.val is None and split in ("train", "val"):
@@ -125,19 +124,18 @@ def _fit_to_split(source: Source) -> tuple[Source, list[list[int]]]:
 def find_source(
     spec: Spec,
     *,
+    reading: Reading = AS_IT_IS,
     root: Spec | None = None,
-    labels: Spec | None = None,
-    taxonomy: Spec | None = None,
     strict: bool = False,
     download: bool = False,
 ) -> Source:
     """Decide what `spec` is and list it; classes are not matched yet."""
     given = os.fspath(spec)
     path = Path(given).expanduser()
-    own = Path(taxonomy) if taxonomy is not None else find_taxonomy(path)
+    own = Path(reading.taxonomy) if reading.taxonomy is not None else find_taxonomy(path)
     levels = read_taxonomy(own) if own is not None else {}
-    if labels is not None:
-        return open_labels_file(Path(labels), path, levels, strict)
+    if reading.labels is not None:
+        return open_labels_file(Path(reading.labels), path, levels, strict)
     if path.is_dir():
         source = _open_directory(path, levels)
     elif path.is_file():

@@ -45,8 +45,9 @@ class Answer:
 class Classifier:
     """A network in eval mode, the names of its classes, and the way pictures are shown to it."""
 
-    def __init__(self, model: Network, files: RunFiles) -> None:
+    def __init__(self, model: Network, files: RunFiles, folder: Path | None = None) -> None:
         self.model = model
+        self.folder = folder  # of its run, which remembers its data
         self.labels = files.labels
         self.level = files.level  # of the taxonomy it was trained with
         self.preprocessing = files.preprocessing
@@ -110,7 +111,7 @@ class Classifier:
         """Numbers on any data with the model's classes, matched by name; the options are those of `Shown`."""
         settings = Shown(**shown)
         self.check_decides()
-        return evaluate_on(self, settings.open(data, self.labels), settings)
+        return evaluate_on(self, settings.open(data, self), settings)
 
     def probe(
         self,
@@ -178,7 +179,7 @@ def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = 
     network, files = load_network(folder)
     if trunk:
         network.drop_projector()
-    return Classifier(network.for_images_of(files.preprocessing.image_size).to(device), files)
+    return Classifier(network.for_images_of(files.preprocessing.image_size).to(device), files, folder)
 
 
 def _from_hub(repository: str) -> Path:

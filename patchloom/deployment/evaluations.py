@@ -8,7 +8,7 @@ top1_low, top1_high  Wilson's 95 % interval of top-1, in percent
 real                 top-1 by ImageNet-ReaL's labels, where they are given
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,8 +18,10 @@ import torch
 from patchloom.build import make_evaluation_loader
 from patchloom.data.device import DeviceLoader
 from patchloom.data.loader import ImageBatch, Loader
+from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ClassTable, ImageSet, PictureSet
 from patchloom.data.source import open_data, open_for
+from patchloom.deployment.run_record import data_files
 from patchloom.errors import UsageError, at_least
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
@@ -51,6 +53,8 @@ class Shown:
     batch: int = 64
     workers: int = 0
     strict: bool = False
+    reading: Reading = AS_IT_IS  # how the data are read
+    level: str | None = None  # of the labels compared with; that of the model's classes where None
 
     def __post_init__(self) -> None:
         for name, least in (("size", 1), ("batch", 1), ("workers", 0)):
@@ -59,13 +63,18 @@ class Shown:
         if self.crop_ratio is not None and not 0 < self.crop_ratio <= 1:
             raise UsageError(f"crop_ratio is {self.crop_ratio}, expected a share above 0 and up to 1")
 
-    def open(self, data: str, labels: tuple[str, ...], files: Mapping[str, str] | None = None) -> PictureSet:
-        """The pictures with the classes `labels`, matched by name; `files` hold the data's labels and levels."""
-        table, own = ClassTable(labels), files or {}
+    def open(self, data: str, classifier: "Classifier") -> PictureSet:
+        """The pictures with the model's classes, matched by name."""
+        table = ClassTable(classifier.labels)
         if self.v2:
             return open_v2(data, table)
-        labels_file, taxonomy = own.get("labels"), own.get("taxonomy")
-        return open_for(data, table, split=self.split, strict=self.strict, labels=labels_file, taxonomy=taxonomy)
+        reading = self.reading_of(data, classifier)
+        return open_for(data, table, split=self.split, strict=self.strict, reading=reading, level=self.level)
+
+    def reading_of(self, data: str, classifier: "Classifier") -> Reading:
+        """As is said here; what is not, as in the training of the model where these were its data."""
+        remembered = data_files(classifier.folder, data) if classifier.folder else AS_IT_IS
+        return self.reading.filled_from(remembered)
 
     def loader(self, classifier: "Classifier", pictures: ImageSet) -> Loader | DeviceLoader:
         """Every picture once, cropped as the model expects it or as is said here."""
@@ -145,7 +154,7 @@ def probe_on(
     """Probes that learn from the train split of `data` and are judged on its val; the classes are those of the data."""
     if not neighbours and not linear and few_shot is None:
         raise UsageError("No probe was asked for: give knn, linear or few_shot")
-    splits = open_data(data, strict=shown.strict)
+    splits = open_data(data, strict=shown.strict, reading=shown.reading_of(data, classifier), level=shown.level)
     names = splits.classes.names
     # Before the features are computed, which may take long.
     if neighbours:
@@ -207,7 +216,7 @@ def sweep_on(
     """The same model and pictures at several crop ratios (thesis figure 6.6) or image sizes (figure 5.4)."""
     if over not in ("crop", "size"):
         raise UsageError(f"A sweep goes over crop or size, given {over!r}")
-    pictures = shown.open(data, classifier.labels)
+    pictures = shown.open(data, classifier)
     chosen = list(values) if values is not None else list(CROP_RATIOS) if over == "crop" else sizes_around(classifier)
     changes: list[dict[str, Any]] = [
         {"crop_ratio": value} if over == "crop" else {"size": round(value)} for value in chosen

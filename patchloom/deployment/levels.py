@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ClassTable, ImageSet, Splits, name_some
 from patchloom.data.source import open_data
 from patchloom.data.splits import level_of
@@ -79,7 +80,7 @@ def evaluate_levels(
     `halves` adds separability, the other options are those of `Shown`.
     """
     settings, folders = Shown(**shown), named(runs)
-    given = open_leveled(data, runs, strict=settings.strict)
+    given = open_leveled(data, runs, strict=settings.strict, reading=settings.reading)
     found, notes = {}, [*given.notes, *([BY_TRUNK] if trunk else [])]
     for name, folder in folders.items():
         classifier = load(folder, device=device, trunk=trunk)
@@ -91,10 +92,13 @@ def evaluate_levels(
     return LevelEvaluations(levels, {name: found[name] for name in ordered}, tuple(dict.fromkeys(notes)))
 
 
-def open_leveled(data: str, runs: Sequence[str], *, strict: bool = False, needed: bool = True) -> Leveled:
+def open_leveled(
+    data: str, runs: Sequence[str], *, strict: bool = False, needed: bool = True, reading: Reading = AS_IT_IS
+) -> Leveled:
     """Data with levels of their own, or of the file one of the runs had on them; without any an error, if `needed`."""
-    files = next((given for folder in named(runs).values() if (given := data_files(folder, data))), {})
-    splits = open_data(data, strict=strict, labels=files.get("labels"), taxonomy=files.get("taxonomy"))
+    remembered = (data_files(folder, data) for folder in named(runs).values())
+    own = next((each for each in remembered if each.given()), AS_IT_IS)
+    splits = open_data(data, strict=strict, reading=reading.filled_from(own))
     if needed and not splits.classes.levels:
         raise UsageError(
             f"{data} has no levels above its {len(splits.classes)} classes; put a taxonomy.csv (class,coarse …) "

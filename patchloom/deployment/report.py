@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from patchloom.checkpoint import RunFiles, load_network, read_run_files
+from patchloom.data.reading import AS_IT_IS
 from patchloom.data.sets import ImageSet
 from patchloom.data.source import open_data
 from patchloom.deployment.run_record import RunRecord, read_run_record
@@ -153,11 +154,9 @@ def val_of(parts: RunParts, data: str | None) -> ImageSet | None:
     place = data or (record.data if record else None)
     if place is None:
         raise UsageError("where the data lie was not recorded: no pictures are shown; say it with --data")
-    level, labels, taxonomy = (record.level, record.labels, record.taxonomy) if record else (None, None, None)
+    level, reading = (record.level, record.reading) if record else (None, AS_IT_IS)
     try:
-        val: ImageSet = open_data(
-            place, level=level, labels=labels, taxonomy=taxonomy, labelled=parts.files.decides
-        ).val
+        val: ImageSet = open_data(place, level=level, reading=reading, labelled=parts.files.decides).val
     except PatchloomError as error:
         raise DataError(f"no pictures are shown, since the data cannot be opened: {error}") from error
     if parts.predictions and fingerprint(val) != parts.predictions.fingerprint:

@@ -4,9 +4,10 @@ import json
 import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from patchloom.checkpoint import atomic_write
+from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.errors import CheckpointError
 
 FILE = "run.json"
@@ -19,8 +20,11 @@ class RunRecord:
     data: str  # as it was given
     data_name: str
     level: str | None = None
-    labels: str | None = None  # file of labels
-    taxonomy: str | None = None  # file of levels
+    labels: str | None = None  # these five: how the data were read, see `Reading`
+    label_column: str | None = None
+    label_pattern: str | None = None
+    taxonomy: str | None = None
+    classes: Literal["innermost", "outermost"] | None = None
     init: str | None = None  # what it started from
     ended: str = ""  # "finished", "no better", "time limit"
     epochs: int = 0
@@ -31,12 +35,23 @@ class RunRecord:
     choices: dict[str, str] = field(default_factory=dict)  # recipe field → why it has its value
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def reading(self) -> Reading:
+        """How the data were read."""
+        return Reading(
+            labels=self.labels,
+            label_column=self.label_column,
+            label_pattern=self.label_pattern,
+            taxonomy=self.taxonomy,
+            classes=self.classes,
+        )
+
     def command(self, folder: Path) -> str:
         """What trains such a run again."""
-        given = {"level": self.level, "labels": self.labels, "taxonomy": self.taxonomy, "init": self.init}
-        options = [f"--{name} {shlex.quote(value)}" for name, value in given.items() if value]
+        given = {"level": self.level, "init": self.init}
+        options = [f" --{name} {shlex.quote(value)}" for name, value in given.items() if value]
         what = f"{shlex.quote(self.data)} --recipe {shlex.quote(str(folder / 'recipe.yaml'))}"
-        return " ".join(["patchloom train", what, *options, "--out NEW-FOLDER"])
+        return "".join(["patchloom train ", what, self.reading.options(), *options, " --out NEW-FOLDER"])
 
 
 def write_run_record(folder: Path, record: RunRecord) -> None:
@@ -45,16 +60,13 @@ def write_run_record(folder: Path, record: RunRecord) -> None:
     atomic_write(folder / FILE, text.encode("utf-8", "surrogateescape"))
 
 
-def data_files(folder: Path, data: str) -> dict[str, str]:
-    """The files of labels and levels a run was trained with, where it was on these data."""
+def data_files(folder: Path, data: str) -> Reading:
+    """How a run read its data, where it was trained on these; else nothing is said about them."""
     try:
         record = read_run_record(folder)
     except CheckpointError:
         record = None
-    if record is None or record.data != data:
-        return {}
-    given = {"labels": record.labels, "taxonomy": record.taxonomy}
-    return {name: path for name, path in given.items() if path}
+    return AS_IT_IS if record is None or record.data != data else record.reading
 
 
 def read_run_record(folder: Path) -> RunRecord | None:

@@ -10,7 +10,6 @@ from patchloom.build import is_run
 from patchloom.checkpoint import read_run_files
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Evaluation, Shown, evaluate_on
-from patchloom.deployment.run_record import data_files
 from patchloom.errors import UsageError
 from patchloom.evaluation.agreement import DisagreementTable, disagreement
 from patchloom.evaluation.comparison import Comparison, compare
@@ -115,8 +114,7 @@ def _kept(folder: Path) -> Predictions:
 def _evaluate_run(folder: Path, data: str, shown: Shown, device: str, heads: bool) -> Evaluation:
     classifier = load(folder, device=device)
     classifier.check_decides()
-    pictures = shown.open(data, classifier.labels, data_files(folder, data))
-    return evaluate_on(classifier, pictures, shown, heads=heads)
+    return evaluate_on(classifier, shown.open(data, classifier), shown, heads=heads)
 
 
 def named(runs: Sequence[str]) -> dict[str, Path]:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from patchloom.build import Choice, base_recipe, is_run, make_network, reads_lab
 from patchloom.checkpoint import read_recipe
 from patchloom.data.loader import WORKER_TIMEOUT_S
 from patchloom.data.pairs import holds_pairs
+from patchloom.data.reading import Reading
 from patchloom.data.scan_bar import scan_bar
 from patchloom.data.sets import UNLABELLED, Splits
 from patchloom.data.source import find_source
@@ -53,10 +54,24 @@ class TrainingSettings:
     compiled: bool | None = None
     shard: bool = False
     level: str | None = None
-    labels: str | None = None
+    labels: str | None = None  # these five: how the data are read, see `Reading`
+    label_column: str | None = None
+    label_pattern: str | None = None
     taxonomy: str | None = None
+    classes: Literal["innermost", "outermost"] | None = None
     strict: bool = False
     trackers: tuple[str, ...] = ()
+
+    @property
+    def reading(self) -> Reading:
+        """How the data are read."""
+        return Reading(
+            labels=self.labels,
+            label_column=self.label_column,
+            label_pattern=self.label_pattern,
+            taxonomy=self.taxonomy,
+            classes=self.classes,
+        )
 
     def recipe_changes(self) -> dict[str, Any]:
         """The options that are recipe fields, under their dotted keys."""
@@ -105,7 +120,7 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     """Everything that can be wrong is found here, before any work."""
     check_numbers(settings)
     try:
-        source = find_source(settings.data, strict=settings.strict, labels=settings.labels, taxonomy=settings.taxonomy)
+        source = find_source(settings.data, reading=settings.reading, strict=settings.strict)
     except (DataError, UsageError):
         if not holds_pairs(settings.data):
             raise

@@ -35,8 +35,7 @@ def keep_and_report(plan: Plan, report: Report | None, outcome: Outcome, *, seco
         data=settings.data,
         data_name=splits.name,
         level=settings.level,
-        labels=settings.labels,
-        taxonomy=settings.taxonomy,
+        **settings.reading.given(),  # type: ignore[arg-type]
         init=settings.init,
         ended=outcome.ended,
         epochs=outcome.progress.epoch,

@@ -20,6 +20,7 @@ from patchloom.data import scan
 from patchloom.data.check import check
 from patchloom.data.decode import read_file
 from patchloom.data.duplicates import MAX_BITS, linked, near_pairs
+from patchloom.data.reading import Reading
 from patchloom.data.seen import Seen, Sight, taking_turns
 from patchloom.data.source import open_data
 from patchloom.errors import DataError, ResourceError, UsageError
@@ -445,7 +446,10 @@ def test_a_labels_file_and_unlabelled_pictures(tmp_path):
         picture(i).save(tmp_path / f"{i}.png")
     assert check(tmp_path).classes == {}
     (tmp_path / "labels.csv").write_text("path,label\n0.png,a\n1.png,b\n2.png,a\n3.png,b\n")
-    assert check(tmp_path, labels=tmp_path / "labels.csv").classes == {"a": {"train": 2}, "b": {"train": 2}}
+    assert check(tmp_path, reading=Reading(labels=tmp_path / "labels.csv")).classes == {
+        "a": {"train": 2},
+        "b": {"train": 2},
+    }
     (tmp_path / "labels.csv").write_text("path,label\n0.png,a\n1.png,a\n")
     assert check(tmp_path / "labels.csv").problems() == ["one class ('a'); classification needs two"]
 

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from patchloom.data.folder import open_folder, open_labels_file
+from patchloom.data.reading import Reading
 from patchloom.data.source import open_data, open_for
 from patchloom.errors import DataError, UsageError
 
@@ -193,7 +194,7 @@ def test_labels_file_with_levels_and_splits(tmp_path):
                 draw(tmp_path / f"{split}{label}{i}.png")
                 lines.append(f"{split}{label}{i}.png,{label},{kind},{split}")
     (tmp_path / "labels.csv").write_text("\n".join(lines))
-    data = open_data(tmp_path, labels=tmp_path / "labels.csv")
+    data = open_data(tmp_path, reading=Reading(labels=tmp_path / "labels.csv"))
     assert data.classes.names == ("elm", "oak", "rose")
     assert data.classes.levels == {"kind": (("flower", "tree"), (1, 1, 0))}
     assert names_of(data.val) == {"testrose0.png": "rose", "testoak0.png": "oak", "testelm0.png": "elm"}
@@ -202,7 +203,7 @@ def test_labels_file_with_levels_and_splits(tmp_path):
 
 def test_labels_file_faults(tmp_path):
     with pytest.raises(UsageError, match=r"labels file .*none\.csv does not exist"):
-        open_data(tmp_path, labels=tmp_path / "none.csv")
+        open_data(tmp_path, reading=Reading(labels=tmp_path / "none.csv"))
     draw(tmp_path / "a.png")
     file = tmp_path / "labels.tsv"
     file.write_text("name\tlabel\na.png\tx\n")
@@ -234,19 +235,22 @@ def test_taxonomy_file_makes_levels_and_finds_nested_classes(tmp_path, name, tex
         for i in range(3):
             draw(data / folder / f"{i}.png")
     (tmp_path / name).write_text(text)
-    opened = open_data(data, taxonomy=tmp_path / name)
+    opened = open_data(data, reading=Reading(taxonomy=tmp_path / name))
     assert opened.classes.names == ("cat", "dog", "oak")
     assert opened.classes.levels == {"coarse": (("animal", "plant"), (0, 0, 1))}
-    assert open_data(data, taxonomy=tmp_path / name, level="coarse").classes.names == ("animal", "plant")
+    assert open_data(data, reading=Reading(taxonomy=tmp_path / name), level="coarse").classes.names == (
+        "animal",
+        "plant",
+    )
     with pytest.raises(UsageError, match=r"no label level 'corse'; it has coarse\. Did you mean coarse\?"):
-        open_data(data, taxonomy=tmp_path / name, level="corse")
+        open_data(data, reading=Reading(taxonomy=tmp_path / name), level="corse")
 
 
 def test_a_stranger_to_the_taxonomy_is_named_at_evaluation(clean, tmp_path):
     (tmp_path / "t.json").write_text('{"ant": "small", "cat": "large", "dog": "large"}')
-    model = open_data(clean, taxonomy=tmp_path / "t.json", level="coarse").classes
+    model = open_data(clean, reading=Reading(taxonomy=tmp_path / "t.json"), level="coarse").classes
     draw(clean / "val" / "bee" / "0.png")
-    found = open_for(clean, model, taxonomy=tmp_path / "t.json", level="coarse")
+    found = open_for(clean, model, reading=Reading(taxonomy=tmp_path / "t.json"), level="coarse")
     assert names_of(found)["val/ant/0.png"] == "small"
     assert len(found) == 6
     assert "'bee' (1 picture)" in found.notes[0]
@@ -255,7 +259,7 @@ def test_a_stranger_to_the_taxonomy_is_named_at_evaluation(clean, tmp_path):
 def test_taxonomy_that_misses_a_class(clean, tmp_path):
     (tmp_path / "t.json").write_text('{"cat": "animal"}')
     with pytest.raises(DataError, match="label level 'coarse' says nothing about 'ant', 'dog'"):
-        open_data(clean, taxonomy=tmp_path / "t.json")
+        open_data(clean, reading=Reading(taxonomy=tmp_path / "t.json"))
     (tmp_path / "t.json").write_text("[1, 2]")
     with pytest.raises(UsageError, match="cannot be read"):
-        open_data(clean, taxonomy=tmp_path / "t.json")
+        open_data(clean, reading=Reading(taxonomy=tmp_path / "t.json"))

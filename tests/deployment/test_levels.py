@@ -11,6 +11,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.checkpoint import Preprocessing, read_run_files, save_weights, write_run_files
+from patchloom.data.reading import Reading
 from patchloom.data.source import open_data
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.comparison_report import report_runs
@@ -48,7 +49,7 @@ def colors(root: Path, train: int = 8, val: int = 3) -> Path:
 
 def make_run(folder: Path, data: Path, level: str | None, *, seed: int = 0, taxonomy: str | None = None) -> str:
     """A run at a level, with a network that was never trained."""
-    names = open_data(data, level=level, taxonomy=taxonomy).classes.names
+    names = open_data(data, level=level, reading=Reading(taxonomy=taxonomy)).classes.names
     network = small("resmlp_s12", seed=seed, num_classes=len(names), image_size=16)
     shown = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
     write_run_files(folder, network, shown, None, names, level)
