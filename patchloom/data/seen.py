@@ -8,16 +8,19 @@ import fcntl
 import hashlib
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from patchloom.data.sets import Stamp
+from patchloom.data.workers import is_stopped
 
 _LAYOUT = 3  # of the cached rows, and of what they were computed by
 _ASKED_EVERY_S = 0.3  # while another process looks
+_SAID_AFTER = 10  # times asked
 
 
 class Sight(NamedTuple):
@@ -94,13 +97,31 @@ def taking_turns(kept: Sequence[Seen], waiting: Callable[[int], None]) -> Iterat
         for one in sorted(kept, key=lambda one: one.path):
             try:
                 one.path.parent.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(open(one.path.with_suffix(".lock"), "w"))
+                file = stack.enter_context(open(one.path.with_suffix(".lock"), "a+"))
+                asked = 0
                 while not _locked(file.fileno()):
                     waiting(sum(other.count() for other in kept))
                     time.sleep(_ASKED_EVERY_S)
+                    asked += 1
+                    if asked == _SAID_AFTER:
+                        _say_who(file)
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
             except OSError:
                 continue  # a cache that cannot be written, or a file system without locks
         yield
+
+
+def _say_who(file: TextIO) -> None:
+    """Who holds the lock, on stderr: a wait for a process that is stopped would never end."""
+    file.seek(0)
+    holder = file.read().strip()
+    if holder.isdecimal() and is_stopped(int(holder)):
+        advice = f"it is stopped; let it go on with kill -CONT {holder}, or end it"
+    else:
+        advice = "its looks are shared"
+    print(f"waiting for process {holder or '?'}, which looks through the same pictures: {advice}", file=sys.stderr)
 
 
 def _locked(descriptor: int) -> bool:

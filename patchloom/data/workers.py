@@ -84,7 +84,7 @@ class Workers:
         for process in self._processes:
             if not process.is_alive():
                 return _in_words(process.pid, process.exitcode)
-        if stopped := [process.pid for process in self._processes if _is_stopped(process.pid)]:
+        if stopped := [process.pid for process in self._processes if is_stopped(process.pid)]:
             who, why = f"Worker {stopped[0]}", "It is stopped, as by SIGSTOP"
         elif task := self._iterator._task_info.get(self._iterator._rcvd_idx):
             who, why = f"Worker {self._processes[task[0]].pid}", "A disk that does not answer may be why"
@@ -123,7 +123,8 @@ def watched(iterator: Any) -> Any:
     return iterator
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as by SIGSTOP; False where that cannot be told."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:  # not Linux

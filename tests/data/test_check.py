@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from patchloom.data import scan
+from patchloom.data import seen as module_of_seen
 from patchloom.data.check import check
 from patchloom.data.decode import read_file
 from patchloom.data.duplicates import MAX_BITS, linked, near_pairs
@@ -231,6 +233,28 @@ def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
     check(str(tmp_path / "*" / "0.parquet"))
     again = check(str(tmp_path / "*" / "0.parquet"))
     assert (again.decoded, again.leaks()) == (0, [])
+
+
+def test_a_wait_for_a_stopped_process_is_said(tmp_path, monkeypatch, capsys):
+    seen = Seen(str(tmp_path))
+    held = "import sys, time; from patchloom.data.seen import Seen, taking_turns\n"
+    held += "with taking_turns([Seen(sys.argv[1])], print): print('held', flush=True); time.sleep(60)"
+    holder = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    holder.send_signal(signal.SIGSTOP)
+    asked = []
+
+    def waiting(number):
+        asked.append(number)
+        if len(asked) > 10:
+            holder.kill()
+
+    monkeypatch.setattr(module_of_seen, "_ASKED_EVERY_S", 0.01)
+    with taking_turns([seen], waiting):
+        pass
+    holder.communicate()
+    said = f"waiting for process {holder.pid}, which looks through the same pictures: it is stopped; let it go on with"
+    assert said in capsys.readouterr().err
 
 
 def test_of_two_processes_one_looks_and_the_other_waits(tmp_path):
