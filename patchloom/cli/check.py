@@ -121,16 +121,16 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
         told = [f"{count} {kind}{f' ({read_as})' if read_as else ''}" for (kind, read_as), count in kinds.items()]
         named = [f"; the first: {short(odd.place)}, {odd.read_as}" for odd in report.odd if odd.kind in OF_ITS_OWN]
         yield "odd", f"{len(report.odd):,}", ", ".join(told) + "".join(named[:1])
-    leaks, conflicts = report.leaks(near=True), report.conflicts(near=True)
-    across = f"; {len(leaks)} across train and val, {len(conflicts)} across labels" if leaks or conflicts else ""
+    leaks, conflicts = report.leaks_between(near=True), report.conflicts(near=True)
+    counted = [f"{len(groups)} across {splits}" for splits, groups in leaks.items()] or ["0 across splits"]
+    across = f"; {', '.join(counted)}, {len(conflicts)} across labels" if leaks or conflicts else ""
     if report.duplicates:
         yield "duplicates", f"{len(report.duplicates):,}", " = ".join(map(short, report.duplicates[0][:SHOWN]))
     if report.near_duplicates:
         first = " ≈ ".join(map(short, report.near_duplicates[0][:SHOWN]))
         yield "near-duplicates", f"{len(report.near_duplicates):,}", first + across
-    yield from _listed(
-        f"in train and {report.other_splits}", [" = ".join(map(short, group[:SHOWN])) for group in report.leaks()]
-    )
+    for splits, groups in report.leaks_between().items():
+        yield from _listed(f"in {splits}", [" = ".join(map(short, group[:SHOWN])) for group in groups])
     yield from _listed(
         "two labels", [" = ".join(f"{short(p)} ({p.label})" for p in group[:SHOWN]) for group in report.conflicts()]
     )
@@ -138,7 +138,8 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
         same = [fault for fault in report.faults if fault.kind == kind]
         yield from _listed(kind, [f"{fault.where.removeprefix(folder)}: {fault.detail}" for fault in same])
     yield from _listed("empty classes", list(report.empty_classes))
-    yield from _listed("only in val", [f"{name} ({count})" for name, count in report.stray_classes.items()])
+    for splits, names in report.strays().items():
+        yield from _listed(f"only in {splits}", [f"{name} ({count})" for name, count in names.items()])
     if report.balance:
         low, high = report.balance
         yield (

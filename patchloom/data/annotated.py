@@ -75,7 +75,7 @@ def _open_masks(root: Path, images: str, masks: str) -> Source:
     if not both:
         raise DataError(f"{printable(root)}: no picture of {images} has a mask of the same name in {masks}")
     splits = {stem: os.path.dirname(stem) for stem in both}
-    train, val, unused = group_by_split(sorted(set(splits.values())))
+    said = group_by_split(sorted(set(splits.values())))
 
     def listing(chosen: Sequence[str]) -> Listing:
         stems = [stem for stem in both if splits[stem] in chosen]
@@ -83,9 +83,11 @@ def _open_masks(root: Path, images: str, masks: str) -> Source:
         files = MaskedFiles(root, paths, [os.path.join(masks, labels[stem]) for stem in stems], names)
         return Listing(files, np.arange(len(stems)), np.full(len(stems), UNLABELLED), names)
 
-    notes = (f"beside train and val, not used: {', '.join(map(printable, unused))}",) if unused else ()
+    unused = ", ".join(map(printable, said.unused))
+    notes = (f"beside train, val and test, not used: {unused}",) if unused else ()
+    val, test = (listing(chosen) if chosen else None for chosen in (said.val, said.test))
     title = f"{printable(root.name)} (pictures and masks)"
-    return Source(title, listing(train), listing(val) if val else None, notes, tuple(faults))
+    return Source(title, listing(said.train), val, notes, tuple(faults), test)
 
 
 def _images_by_stem(folder: Path) -> dict[str, str]:
@@ -135,12 +137,16 @@ class CocoPictures(FilePictures):
 def _open_coco(root: Path, files: Sequence[Path]) -> Source:
     by_split = {file.stem.removeprefix("instances_"): file for file in files}
     words = {"".join(letter for letter in split if not letter.isdigit()): split for split in by_split}
-    train, val, unused = group_by_split(sorted(words))
+    said = group_by_split(sorted(words))
     faults: list[Fault] = []
-    listings = [_coco_listing(root, by_split[words[group[0]]], faults) for group in (train, val) if group]
-    notes = (f"annotations not used: {', '.join(words[word] for word in unused)}",) if unused else ()
+    train, val, test = (
+        _coco_listing(root, by_split[words[group[0]]], faults) if group else None
+        for group in (said.train, said.val, said.test)
+    )
+    assert train is not None
+    notes = (f"annotations not used: {', '.join(words[word] for word in said.unused)}",) if said.unused else ()
     title = f"{printable(root.name)} (COCO boxes)"
-    return Source(title, listings[0], listings[1] if val else None, notes, tuple(faults))
+    return Source(title, train, val, notes, tuple(faults), test)
 
 
 def _coco_listing(root: Path, file: Path, faults: list[Fault]) -> Listing:

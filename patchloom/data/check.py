@@ -60,10 +60,11 @@ class CheckReport:
         """In all splits, readable or not."""
         return sum(self.splits.values())
 
-    @property
-    def other_splits(self) -> str:
-        """What is not train, in a message."""
-        return "val" if set(self.splits) <= {"train", "val"} else "val or test"
+    def _side(self, split: str) -> str:
+        """Splits whose pictures must differ; of text, all that is not train is one."""
+        if self.unit == "picture":
+            return split
+        return "train" if is_train(split) else "val" if set(self.splits) <= {"train", "val"} else "val or test"
 
     @property
     def empty_classes(self) -> tuple[str, ...]:
@@ -72,10 +73,17 @@ class CheckReport:
 
     @property
     def stray_classes(self) -> dict[str, int]:
-        """Classes that only val has → pictures."""
-        return {
-            name: counts["val"] for name, counts in self.classes.items() if not counts["train"] and any(counts.values())
-        }
+        """Classes that only val or test has → pictures."""
+        counts = {name: sum(counts.values()) for name, counts in self.classes.items() if not counts["train"]}
+        return {name: count for name, count in counts.items() if count}
+
+    def strays(self) -> dict[str, dict[str, int]]:
+        """val, test or 'val and test' → the classes that only they have → pictures."""
+        found: dict[str, dict[str, int]] = {}
+        for name, count in self.stray_classes.items():
+            where = " and ".join(split for split, pictures in self.classes[name].items() if pictures)
+            found.setdefault(where, {})[name] = count
+        return found
 
     @property
     def balance(self) -> tuple[int, int] | None:
@@ -84,10 +92,18 @@ class CheckReport:
         return (min(counts), max(counts)) if counts else None
 
     def leaks(self, *, near: bool = False) -> list[Group]:
-        """The same picture in train and another split; `near` for nearly the same."""
-        groups = self.near_duplicates if near else self.duplicates
-        sides = [{is_train(place.split) for place in group} for group in groups]
-        return [group for group, side in zip(groups, sides, strict=True) if len(side) > 1]
+        """The same picture in two splits; `near` for nearly the same."""
+        return [group for groups in self.leaks_between(near=near).values() for group in groups]
+
+    def leaks_between(self, *, near: bool = False) -> dict[str, list[Group]]:
+        """'train and val', 'train and test' … → the same picture in both."""
+        found: dict[str, list[Group]] = {}
+        order = list(dict.fromkeys(map(self._side, self.splits)))
+        for group in self.near_duplicates if near else self.duplicates:
+            sides = sorted({self._side(place.split) for place in group}, key=order.index)
+            if len(sides) > 1:
+                found.setdefault(" and ".join(sides), []).append(group)
+        return found
 
     def conflicts(self, *, near: bool = False) -> list[Group]:
         """The same picture under two labels; `near` for nearly the same."""
@@ -101,16 +117,16 @@ class CheckReport:
             found.append(f"{_count(len(self.unreadable), 'file')} cannot be read")
         if self.empty_classes:
             found.append(f"no pictures for {', '.join(map(repr, self.empty_classes))}")
-        if self.stray_classes:
-            found.append(f"only val has {', '.join(map(repr, self.stray_classes))}")
+        for where, names in self.strays().items():
+            found.append(f"only {where} {'have' if ' and ' in where else 'has'} {', '.join(map(repr, names))}")
         for kind, count in Counter(fault.kind for fault in self.faults).items():
             found.append(f"{kind}, {_count(count, 'time')}")
         if len(self.classes) == 1:
             found.append(f"one class ({next(iter(self.classes))!r}); classification needs two")
         for near in (False, True)[: 1 + strict]:
             same = f"{'nearly ' * near}the same {self.unit}"
-            if leaks := self.leaks(near=near):
-                found.append(f"{same} in train and {self.other_splits}, {_count(len(leaks), 'time')}")
+            for splits, leaks in self.leaks_between(near=near).items():
+                found.append(f"{same} in {splits}, {_count(len(leaks), 'time')}")
             if conflicts := self.conflicts(near=near):
                 found.append(f"{same} under two labels, {_count(len(conflicts), 'time')}")
         return found

@@ -1,7 +1,7 @@
 """Image files on disk: class folders, train/val folders of them, or any folder with a labels file.
 
     flowers/rose/*.jpg                      classes are the folders; val is held out from them
-    flowers/train/rose/*.jpg, flowers/val/  the same with its own val
+    flowers/train/rose/*.jpg, flowers/val/  the same with its own val, and test/ where it has one
     plants/train/flower/rose/*.jpg          classes in folders of coarser classes (see `nesting`)
     photos/**/*.jpg + labels.csv            path,label[,coarse level …][,split]
 
@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -23,12 +24,13 @@ from PIL import Image
 from patchloom.data.decode import EXTENSIONS, decode, read_file
 from patchloom.data.nesting import Chain, Nesting, find_nesting
 from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source, Stamp, file_state
-from patchloom.data.splits import TRAIN_NAMES, VAL_NAMES, listings_by_split
+from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES, listings_by_split
 from patchloom.data.taxonomy import FILES as TAXONOMY_FILES
 from patchloom.data.taxonomy import Taxonomy
 from patchloom.errors import DataError, UsageError
 
 SPECIAL_SHOWN = 10
+Choice = Literal["innermost", "outermost"] | None
 
 
 class FilePictures(Pictures):
@@ -99,30 +101,46 @@ def printable(path: str | os.PathLike[str]) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def open_folder(root: Path, taxonomy: Taxonomy | None = None) -> Source:
-    """A folder of class folders, with train and val folders above them or not."""
+def open_folder(root: Path, taxonomy: Taxonomy | None = None, classes: Choice = None) -> Source:
+    """A folder of class folders, with train, val and test folders above them or not.
+
+    `classes` says which of nested folders are the classes.
+    """
     name = f"{printable(root.name or root)} (class folders)"
     taxonomy = taxonomy or {}
-    folders = _folders_in(root)
-    train = next((folders[split] for split in TRAIN_NAMES if split in folders), None)
-    # A folder 'train' of images alone is a class: a picture of a train.
-    if train is None or not _folders_in(root / train):
-        scan = _scan(root, _fine_names(taxonomy))
-        nesting, said = find_nesting(scan.folders) if not taxonomy else (None, "")
-        listing, notes = _listing(root, "", scan, taxonomy, nesting)
-        return Source(name, listing, None, notes + ((said,) if said else ()))
-    val = next((folders[split] for split in VAL_NAMES if split in folders), None)
-    scans = {split: _scan(root / split, _fine_names(taxonomy)) for split in (train, val) if split is not None}
-    nesting, said = find_nesting(*(scan.folders for scan in scans.values())) if not taxonomy else (None, "")
-    listing, notes = _listing(root, train, scans[train], taxonomy, nesting)
-    unused = sorted(printable(folder) for folder in folders.values() if folder not in (train, val))
-    if unused:
-        notes += (f"beside train and val, not used: {', '.join(unused)}",)
+    splits = split_folders(root)
+    scans = {split: _scan(root / folder, _fine_names(taxonomy)) for split, folder in splits.items()}
+    nesting, said = None, ""
+    if classes or not taxonomy:
+        held_out = {split: scan.folders for split, scan in scans.items() if split != "train"}
+        first = "val" if "val" in held_out else "test"  # test stands for val where there is none
+        nesting, said = find_nesting(
+            scans["train"].folders, held_out.pop(first, ()), held_out.get("test", ()), choice=classes
+        )
+    listings: dict[str, Listing] = {}
+    notes: tuple[str, ...] = ()
+    for split, folder in splits.items():
+        if split == "test" and not scans[split].paths:
+            notes += (f"{printable(folder)}: no images found; left out",)
+            continue
+        listings[split], more = _listing(root, folder, scans[split], taxonomy, nesting)
+        notes += more
+    unused = sorted(printable(one) for one in _folders_in(root).values() if one not in splits.values())
+    if splits["train"] and unused:
+        notes += (f"beside train, val and test, not used: {', '.join(unused)}",)
     notes += (said,) if said else ()
-    if val is None:
-        return Source(name, listing, None, notes)
-    val_listing, val_notes = _listing(root, val, scans[val], taxonomy, nesting)
-    return Source(name, listing, val_listing, notes + val_notes)
+    return Source(name, listings["train"], listings.get("val"), notes, test=listings.get("test"))
+
+
+def split_folders(root: Path) -> dict[str, str]:
+    """The folders of train, val and test, as far as they are there; train's is '' where `root` has no splits."""
+    folders = _folders_in(root)
+    names = {"train": TRAIN_NAMES, "val": VAL_NAMES, "test": TEST_NAMES}
+    found = {split: next((folders[name] for name in known if name in folders), "") for split, known in names.items()}
+    # A folder 'train' of images alone is a class: a picture of a train.
+    if not found["train"] or not _folders_in(root / found["train"]):
+        return {"train": ""}
+    return {split: folder for split, folder in found.items() if folder}
 
 
 def open_labels_file(
@@ -156,8 +174,8 @@ def open_labels_file(
     name = f"{printable(file.name)} (labels file)"
     if "split" not in header:
         return Source(name, whole, None, notes)
-    train, val, unused = listings_by_split(whole, [row[header.index("split")] for row in rows])
-    return Source(name, train, val, notes + unused)
+    train, val, test, unused = listings_by_split(whole, [row[header.index("split")] for row in rows])
+    return Source(name, train, val, notes + unused, test=test)
 
 
 def _folders_in(root: Path) -> dict[str, str]:
@@ -196,9 +214,10 @@ def _listing(
     root: Path, split: str, scan: _Scan, taxonomy: Taxonomy, nesting: Nesting | None
 ) -> tuple[Listing, tuple[str, ...]]:
     if nesting:
-        scan.classes = [_innermost(path) if name else "" for path, name in zip(scan.paths, scan.classes, strict=True)]
-        scan.empty = {chain[-1] for chain in scan.bare if len(chain) == nesting.depth} - {*scan.classes}
-        taxonomy = nesting.levels()
+        names_of = {folder: nesting.class_of(_chain(folder)) for folder in {os.path.dirname(p) for p in scan.paths}}
+        scan.classes = [names_of[os.path.dirname(path)] for path in scan.paths]
+        scan.empty = _empty_classes(scan.bare, nesting) - {*scan.classes}
+        taxonomy = taxonomy or nesting.levels()
     labelled = {*scan.classes} - {""}
     # Pictures beside nothing but empty folders have no classes; beside class folders they are strays.
     names = tuple(sorted(labelled | scan.empty)) if labelled or not scan.paths else ()
@@ -224,21 +243,9 @@ def _listing(
     return Listing(pictures, rows, labels, names, taxonomy), tuple(notes)
 
 
-def list_images(root: Path) -> list[tuple[str, str]]:
-    """Path and class folder ('' for none) of every image below `root`, for a collection that need not be a data set.
-
-    Nothing is left out but what is no image; below a train folder of class folders, every folder of `root` is a split.
-    """
-    folders = _folders_in(root)
-    train = next((folders[split] for split in TRAIN_NAMES if split in folders), None)
-    splits = sorted(folders.values()) if train is not None and _folders_in(root / train) else [""]
-    found = []
-    for split in splits:
-        scan = _scan(root / split, frozenset())
-        found += [(os.path.join(root, split, path), name) for path, name in zip(scan.paths, scan.classes, strict=True)]
-    if not found:
-        raise DataError(f"{printable(root)}: no images found")
-    return found
+def list_images(root: Path) -> list[str]:
+    """The path of every image below `root`, for a collection that need not be a data set."""
+    return [os.path.join(root, path) for path in _scan(root, frozenset()).paths]
 
 
 def _scan(root: Path, fine_names: frozenset[str]) -> _Scan:
@@ -272,8 +279,7 @@ def _scan(root: Path, fine_names: frozenset[str]) -> _Scan:
             elif relative or entry.name not in TAXONOMY_FILES:
                 found.ignored[extension or "no extension"] += 1
         if relative and (directly or not count):
-            chain = tuple(map(_class_name, relative.rstrip(os.sep).split(os.sep)))
-            (found.folders if directly else found.bare).append(chain)
+            (found.folders if directly else found.bare).append(_chain(relative.rstrip(os.sep)))
         return count + directly
 
     walk(os.fspath(root), "", "", ())
@@ -284,9 +290,18 @@ def _class_name(folder: str) -> str:
     return unicodedata.normalize("NFC", printable(folder))
 
 
-def _innermost(path: str) -> str:
-    """The class of a file in nested folders."""
-    return _class_name(os.path.basename(os.path.dirname(path)))
+def _chain(folder: str) -> Chain:
+    return tuple(map(_class_name, folder.split(os.sep))) if folder else ()
+
+
+def _empty_classes(bare: Sequence[Chain], nesting: Nesting) -> set[str]:
+    """Of folders without any image inside: the innermost, where they lie in no class."""
+    above = {folder[:n] for folder in bare for n in range(1, len(folder))}
+    return {
+        nesting.classes.get(folder, folder[-1])
+        for folder in bare
+        if folder not in above and nesting.class_of(folder[:-1]) == ""
+    }
 
 
 def _ignored(counts: Counter[str]) -> str:

@@ -82,12 +82,14 @@ def open_huggingface(name: str) -> Source:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"hf:{name} cannot be opened ({cause}); expected user/name or a saved folder") from error
     splits = dict(found) if isinstance(found, dict) else {"train": found}
-    train, val, unused = group_by_split(sorted(splits))
-    notes: tuple[str, ...] = (f"splits not used: {', '.join(unused)}",) if unused else ()
-    found_in = [_listing(splits[group[0]], f"hf:{name}, {group[0]}") for group in (train, val) if group]
-    notes += tuple(note for _, more in found_in for note in more)
+    said = group_by_split(sorted(splits))
+    notes: tuple[str, ...] = (f"splits not used: {', '.join(said.unused)}",) if said.unused else ()
+    chosen = {"train": said.train, "val": said.val, "test": said.test}
+    found_in = {split: _listing(splits[of[0]], f"hf:{name}, {of[0]}") for split, of in chosen.items() if of}
+    notes += tuple(note for _, more in found_in.values() for note in more)
+    listings = {split: listing for split, (listing, _) in found_in.items()}
     title = f"{folder.name if folder.exists() else name} (Hugging Face)"
-    return Source(title, found_in[0][0], found_in[1][0] if val else None, notes)
+    return Source(title, listings["train"], listings.get("val"), notes, test=listings.get("test"))
 
 
 def _listing(rows: Any, name: str) -> tuple[Listing, tuple[str, ...]]:

@@ -128,18 +128,20 @@ class ParquetPictures(Pictures):
 def open_parquet(files: Sequence[Path], name: str) -> Source:
     """The data set in `files`, its splits told by a column `split` or by the file names."""
     by_name = name_files(files)
-    in_train, in_val, unused = group_by_split(list(by_name))
-    train = ParquetPictures([by_name[file] for file in in_train])
+    said = group_by_split(list(by_name))
+    train = ParquetPictures([by_name[file] for file in said.train])
     listing, notes = _listing(train)
     if "split" in train.columns:
-        own, held_out, others = listings_by_split(listing, [str(split) for split in train.column("split")])
-        return Source(name, own, held_out, notes + others)
-    if unused:
-        notes += (f"not used: {', '.join(unused)}",)
-    if not in_val:
-        return Source(name, listing, None, notes)
-    val, val_notes = _listing(ParquetPictures([by_name[file] for file in in_val]))
-    return Source(name, listing, val, notes + val_notes)
+        own, val, test, others = listings_by_split(listing, [str(split) for split in train.column("split")])
+        return Source(name, own, val, notes + others, test=test)
+    if said.unused:
+        notes += (f"not used: {', '.join(said.unused)}",)
+    held_out: list[Listing | None] = []
+    for files_of_split in (said.val, said.test):
+        found = _listing(ParquetPictures([by_name[file] for file in files_of_split])) if files_of_split else (None, ())
+        held_out.append(found[0])
+        notes += found[1]
+    return Source(name, listing, held_out[0], notes, test=held_out[1])
 
 
 def _listing(pictures: ParquetPictures) -> tuple[Listing, tuple[str, ...]]:

@@ -209,6 +209,12 @@ class Source:
     faults: tuple[Fault, ...] = ()
     test: Listing | None = None
 
+    @property
+    def listings(self) -> dict[str, Listing]:
+        """Split → its pictures; test only once where it stands for val."""
+        splits = {"train": self.train, "val": self.val, "test": None if self.test is self.val else self.test}
+        return {split: listing for split, listing in splits.items() if listing is not None}
+
 
 @dataclass(frozen=True)
 class PictureSet:
@@ -250,14 +256,15 @@ class PictureSet:
 
 @dataclass(frozen=True)
 class Splits:
-    """A data set as `train` uses it: two sets over one class table, and what was noticed while opening it."""
+    """A data set as `train` uses it: sets over one class table, and what was noticed while opening it."""
 
     name: str
     train: ImageSet
     val: ImageSet
     notes: Sequence[str] = ()
+    test: ImageSet | None = None  # never looked at while training
 
     @property
     def classes(self) -> ClassTable:
-        """The table both splits are numbered by."""
+        """The table all splits are numbered by."""
         return self.train.classes

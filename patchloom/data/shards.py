@@ -66,10 +66,10 @@ class ShardPictures(Pictures):
 def open_shards(shards: Sequence[Path], name: str) -> Source:
     """The data set in `shards`, its splits told by the file names (…train…, …val… or …test…)."""
     by_name = name_files(shards)
-    train, val, unused = group_by_split(list(by_name))
-    notes = (f"not used: {', '.join(unused)}",) if unused else ()
-    val_listing = _listing([by_name[shard] for shard in val]) if val else None
-    return Source(name, _listing([by_name[shard] for shard in train]), val_listing, notes)
+    said = group_by_split(list(by_name))
+    notes = (f"not used: {', '.join(said.unused)}",) if said.unused else ()
+    val, test = (_listing([by_name[shard] for shard in of]) if of else None for of in (said.val, said.test))
+    return Source(name, _listing([by_name[shard] for shard in said.train]), val, notes, test=test)
 
 
 def _listing(shards: Sequence[Path]) -> Listing:

@@ -13,24 +13,36 @@ hf:user/name
 import glob
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
+
 from patchloom.data.annotated import open_annotated
 from patchloom.data.builtin import open_digits, open_shapes
-from patchloom.data.folder import open_folder, open_labels_file, printable
+from patchloom.data.folder import FilePictures, list_images, open_folder, open_labels_file, printable, split_folders
 from patchloom.data.huggingface import is_saved_dataset, open_huggingface
 from patchloom.data.parquet import open_parquet
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits
+from patchloom.data.sets import UNLABELLED, ClassTable, Listing, PictureSet, Source, Splits
 from patchloom.data.shards import open_shards
-from patchloom.data.splits import coarsen, level_of, make_splits, match, usable_classes
+from patchloom.data.splits import (
+    TEST_NAMES,
+    VAL_NAMES,
+    coarsen,
+    level_of,
+    make_splits,
+    match,
+    usable_classes,
+    with_test_as_val,
+)
 from patchloom.data.survey import name_unreadable, survey
 from patchloom.data.taxonomy import Taxonomy, find_taxonomy, read_taxonomy
 from patchloom.data.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.torchvision_sets import open_torchvision
-from patchloom.errors import UsageError, nearest
+from patchloom.errors import DataError, UsageError, nearest
 
 Spec = str | os.PathLike[str]
 
@@ -86,13 +98,15 @@ def open_for(
 ) -> PictureSet:
     """A data set to evaluate a model on: its labels are matched to the model's `classes` by name.
 
-    `split` is 'train', 'val' (held out as `open_data` would, where there is none) or 'all'. By default the
+    `split` is 'train', 'val' (held out as `open_data` would, where there is none), 'test' or 'all'. By default the
     val split where the data have one, else everything. Where no `level` is given, it is the one that the model's
     classes are of. Classes the model does not know are left out and named in `.notes`, or are an error where `strict`.
     """
-    if split not in (None, "train", "val", "all"):
-        raise UsageError(f"split is {split!r}, expected train, val or all")
+    if split not in (None, "train", "val", "test", "all"):
+        raise UsageError(f"split is {split!r}, expected train, val, test or all")
     source = find_source(spec, reading=reading, root=root, download=download)
+    if split == "test" and source.test is None:
+        raise UsageError(f"{source.name} has no test split; it has {' and '.join(source.listings)}")
     names = {"": source.train.names} | {level: of.values() for level, of in source.train.levels.items()}
     level = level or level_of(classes.names, names) or None
     if source.val is None and split in ("train", "val"):
@@ -101,10 +115,11 @@ def open_for(
         chosen = made.train if split == "train" else made.val
         assert isinstance(chosen, PictureSet)
         listing = Listing(chosen.pictures, chosen.rows, chosen.labels, chosen.classes.names)
-    elif split == "all" and source.val is not None:
-        raise UsageError(f"{source.name} has train and val; choose one of them")
+    elif split == "all" and len(source.listings) > 1:
+        raise UsageError(f"{source.name} has {' and '.join(source.listings)}; choose one of them")
     else:
-        listing = source.train if split == "train" or source.val is None else source.val
+        chosen_split = split if split in ("train", "test") else "val"
+        listing = {"train": source.train, "test": source.test, "val": source.val}[chosen_split] or source.train
         listing = coarsen(listing, level) if level else listing
     matched = match(listing, classes, strict=strict, what=source.name, known_by="the model")
     everything = "no val split, so every picture counts; those a run on these data held out are split val"
@@ -132,24 +147,72 @@ def find_source(
     """Decide what `spec` is and list it; classes are not matched yet."""
     given = os.fspath(spec)
     path = Path(given).expanduser()
+    within = _split_of_a_set(path, reading, strict)
+    if within is not None:
+        return within
     own = Path(reading.taxonomy) if reading.taxonomy is not None else find_taxonomy(path)
     levels = read_taxonomy(own) if own is not None else {}
     if reading.labels is not None:
-        return open_labels_file(Path(reading.labels), path, levels, strict)
+        return with_test_as_val(open_labels_file(Path(reading.labels), path, levels, strict))
     if path.is_dir():
-        source = _open_directory(path, levels)
+        source = _open_directory(path, levels, reading)
     elif path.is_file():
         source = _open_file(path, levels, strict)
     else:
         source = _open_named(given, Path(root) if root is not None else None, download)
-    if not levels:
-        return source
-    train = replace(source.train, levels={**source.train.levels, **levels})
-    val = source.val and replace(source.val, levels={**source.val.levels, **levels})
-    return replace(source, train=train, val=val)
+
+    def leveled(listing: Listing | None) -> Listing | None:
+        return listing and replace(listing, levels={**listing.levels, **levels})
+
+    train = leveled(source.train)
+    assert train is not None
+    return with_test_as_val(replace(source, train=train, val=leveled(source.val), test=leveled(source.test)))
 
 
-def _open_directory(path: Path, levels: Taxonomy) -> Source:
+def _split_of_a_set(path: Path, reading: Reading, strict: bool) -> Source | None:
+    """photos/test, where photos/train is beside it: what is said about photos says its classes; else None."""
+    beside = path.is_dir() and path.name.lower() in (*VAL_NAMES, *TEST_NAMES) and split_folders(path.parent)
+    if not beside or not beside["train"]:
+        return None
+    whole = find_source(path.parent, reading=reading, strict=strict)
+    for listing in whole.listings.values():
+        inside = np.array([listing.pictures.key(row).startswith(f"{path.name}/") for row in listing.rows.tolist()])
+        if np.any(inside):
+            own = replace(listing, rows=listing.rows[inside], labels=listing.labels[inside])
+            said = f"{printable(path.name)} of {whole.name}, whose folders and levels say the classes"
+            return Source(f"{printable(path.name)} of {whole.name}", own, None, (said,))
+    return None
+
+
+def list_labelled(
+    root: Path, classes: Sequence[str], *, reading: Reading = AS_IT_IS, level: str | None = None
+) -> list[tuple[str, str]]:
+    """Every image file below `root` with its class, '' for none, as training would read it.
+
+    The class is that of `level`, or else of the level that has most of a model's `classes`.
+    """
+    files = list_images(root)
+    if not files:
+        raise DataError(f"{printable(root)}: no images found")
+    try:
+        source = find_source(root, reading=reading)
+    except DataError:
+        if reading != AS_IT_IS or level:
+            raise
+        return [(file, "") for file in files]  # a collection need not be a data set
+    names = {"": source.train.names} | {name: of.values() for name, of in source.train.levels.items()}
+    level = level or level_of(classes, names)
+    known: dict[str, str] = {}
+    for listing in source.listings.values():
+        if isinstance(listing.pictures, FilePictures):
+            at = coarsen(listing, level) if level else listing
+            rows = zip(at.rows.tolist(), at.labels.tolist(), strict=True)
+            home = listing.pictures.root
+            known |= {os.path.join(home, at.pictures.key(row)): at.names[n] for row, n in rows if n != UNLABELLED}
+    return [(file, known.get(file, "")) for file in files]
+
+
+def _open_directory(path: Path, levels: Taxonomy, reading: Reading) -> Source:
     name = printable(path.resolve().name)
     if is_saved_dataset(path):
         return open_huggingface(os.fspath(path))
@@ -157,7 +220,7 @@ def _open_directory(path: Path, levels: Taxonomy) -> Source:
         files = sorted(path.glob(f"*{suffix}"))
         if files:
             return opener(files, f"{name} ({kind})")
-    return open_annotated(path) or open_folder(path, levels)
+    return open_annotated(path) or open_folder(path, levels, reading.classes)
 
 
 def _open_file(path: Path, levels: Taxonomy, strict: bool) -> Source:

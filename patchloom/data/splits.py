@@ -1,4 +1,4 @@
-"""Listings → train and val over one class table.
+"""Listings → train, val and test over one class table.
 
 Classes are numbered once, by name, from the training split. A class of val that train does not have never
 shifts a number: it is named and left out, or is an error where `strict`. A missing val is made as a list of
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from patchloom.data.taxonomy import check_level, numbered_levels
 from patchloom.errors import DataError, UsageError
 
 TRAIN_NAMES = ("train", "training")
-VAL_NAMES = ("val", "valid", "validation", "test", "testing")  # the first that a source has is used
+VAL_NAMES = ("val", "valid", "validation")  # of these and the next, the first that a source has is used
+TEST_NAMES = ("test", "testing")
 _STRANGER = -2  # the number of a class that the table does not have
 
 
@@ -33,7 +35,7 @@ def make_splits(
     labelled: bool = True,
     copies: Sequence[Sequence[int]] = (),
 ) -> Splits:
-    """Train and val of `source`, numbered by one table. Without `labelled`, one class or none will do.
+    """Train, val and test of `source`, numbered by one table. Without `labelled`, one class or none will do.
 
     `copies` are groups of positions in train that a split made here keeps on one side.
     """
@@ -46,13 +48,29 @@ def make_splits(
         notes.append(f"no val split: {len(val)} of {len(kept) + len(val)} pictures held out (seed {seed}{together})")
     else:
         val = match(source.val, table, strict=strict)
+    test, of_test = _matched_test(source, table, strict=strict)
     if level is not None:
-        train, val = at_level(train, level), at_level(val, level)
+        train, val, test = at_level(train, level), at_level(val, level), test and at_level(test, level)
     if not len(train) or not len(val):
         empty = "train" if not len(train) else "val"
         why = "; copies of one picture are kept together" if copies and source.val is None else ""
         raise DataError(f"{source.name}: no picture is left for {empty} ({len(train)} train, {len(val)} val{why})")
-    return Splits(source.name, train, val, (*source.notes, *notes, *val.notes))
+    return Splits(source.name, train, val, (*source.notes, *notes, *val.notes, *of_test), test)
+
+
+def _matched_test(source: Source, table: ClassTable, *, strict: bool) -> tuple[PictureSet | None, tuple[str, ...]]:
+    """The test pictures a run can be tested on later; None where val has them, or none has a class of train."""
+    if source.test is None or source.test is source.val:
+        return None, ()
+    try:
+        test = match(source.test, table, strict=strict, what="test")
+    except DataError as error:
+        if strict:
+            raise
+        return None, (f"{error}; test is not used",)
+    if len(table) and np.all(test.labels == UNLABELLED):
+        return None, (f"the {len(test):,} pictures of test have no labels: they can be predicted, not tested on",)
+    return test, test.notes
 
 
 def usable_classes(
@@ -186,32 +204,60 @@ def name_files(files: Sequence[Path]) -> dict[str, Path]:
     return {file.name if unique else f"{file.parent.name}/{file.name}": file for file in sorted(files)}
 
 
-def group_by_split(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """The names (of files, or of rows' splits) that say train, those that say val, and those not used.
+class SplitNames(NamedTuple):
+    """Names of files, or of rows' splits, by the split they say."""
 
-    A name says it as a word: cifar-train-0of3.parquet, Validation. Where none says train, all are train.
+    train: list[str]
+    val: list[str]
+    test: list[str]
+    unused: list[str]
+
+
+def group_by_split(names: Sequence[str]) -> SplitNames:
+    """Each name under the split it says, as a word: cifar-train-0of3.parquet, Validation; all train where none says so.
+
+    Of several names of val or of test the first is used.
     """
     words = {name: set(re.split(r"[^a-z]+", name.lower())) for name in names}
     train = [name for name in names if words[name] & set(TRAIN_NAMES)]
     if not train:
-        return list(names), [], []
+        return SplitNames(list(names), [], [], [])
     rest = [name for name in names if name not in train]
-    chosen = next((split for split in VAL_NAMES if any(split in words[name] for name in rest)), "")
-    val = [name for name in rest if chosen in words[name] and chosen]
-    return train, val, [name for name in rest if name not in val]
+
+    def saying(known: Sequence[str]) -> list[str]:
+        chosen = next((split for split in known if any(split in words[name] for name in rest)), "")
+        return [name for name in rest if chosen and chosen in words[name]]
+
+    val = saying(VAL_NAMES)
+    test = [name for name in saying(TEST_NAMES) if name not in val]
+    return SplitNames(train, val, test, [name for name in rest if name not in (*val, *test)])
 
 
-def listings_by_split(whole: Listing, splits: Sequence[str]) -> tuple[Listing, Listing | None, tuple[str, ...]]:
-    """`whole` divided by the split each row names: train, val or None, and a note on the others."""
-    train, val, unused = group_by_split(sorted(set(splits)))
+def listings_by_split(
+    whole: Listing, splits: Sequence[str]
+) -> tuple[Listing, Listing | None, Listing | None, tuple[str, ...]]:
+    """`whole` divided by the split each row names: train, val or None, test or None, and a note on the others."""
+    names = group_by_split(sorted(set(splits)))
     said = np.array(splits)
 
-    def pick(names: list[str]) -> Listing:
-        chosen = np.flatnonzero(np.isin(said, names))
-        return replace(whole, rows=whole.rows[chosen], labels=whole.labels[chosen])
+    def pick(chosen: list[str]) -> Listing:
+        rows = np.flatnonzero(np.isin(said, chosen))
+        return replace(whole, rows=whole.rows[rows], labels=whole.labels[rows])
 
-    notes = (f"rows of other splits, not used: {', '.join(unused)}",) if unused else ()
-    return pick(train), pick(val) if val else None, notes
+    notes = (f"rows of other splits, not used: {', '.join(names.unused)}",) if names.unused else ()
+    val, test = (pick(chosen) if chosen else None for chosen in (names.val, names.test))
+    return pick(names.train), val, test, notes
+
+
+def with_test_as_val(source: Source) -> Source:
+    """A source without val is validated on its test pictures, which a note says."""
+    if source.val is not None or source.test is None:
+        return source
+    said = (
+        f"no val split: the {len(source.test):,} pictures of test take its place, so the best epoch is chosen by what "
+        "it is then tested on; a val folder or split of its own keeps test unseen"
+    )
+    return replace(source, val=source.test, notes=(*source.notes, said))
 
 
 def at_level(pictures: PictureSet, level: str) -> PictureSet:

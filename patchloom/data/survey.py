@@ -6,6 +6,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -71,12 +72,25 @@ class Survey:
             kept = np.array([(split, row) not in bad for row in listing.rows.tolist()], dtype=bool)
             return replace(listing, rows=listing.rows[kept], labels=listing.labels[kept])
 
-        return replace(self.source, train=good("train"), val=good("val") if "val" in self.listings else None)
+        val = good("val") if "val" in self.listings else None
+        test = good("test") if "test" in self.listings else None
+        if self.source.test is not None and self.source.test is self.source.val:
+            test = val
+        return replace(self.source, train=good("train"), val=val, test=test)
 
-    def leaks(self) -> int:
-        """Pictures of val whose very file train has too."""
-        train = {sight.digest for sight in self.sights[: len(self.source.train)]} - {b""}
-        return sum(sight.digest in train for sight in self.sights[len(self.source.train) :])
+    def digests(self, split: str) -> list[bytes]:
+        """Of the files of a split, in their order; b'' for what is no file."""
+        pairs = zip(self.places, self.sights, strict=True)
+        return [sight.digest for place, sight in pairs if place.split == split]
+
+    def leaks(self) -> dict[tuple[str, str], int]:
+        """(split, later split) → pictures of the later whose very file the other has too, where there are any."""
+        found = {}
+        for first, second in combinations(self.listings, 2):
+            known = set(self.digests(first)) - {b""}
+            if count := sum(digest in known for digest in self.digests(second)):
+                found[first, second] = count
+        return found
 
     def copies(self) -> list[list[int]]:
         """Groups of equal and nearly equal pictures: positions in the readable pictures of train."""
@@ -89,7 +103,7 @@ def survey(
     source: Source, *, workers: int | None = None, cache: bool = True, progress: Progress | None = None
 ) -> Survey:
     """Look at every picture; `workers` are processes (default: one for each core)."""
-    listings = {"train": source.train} | ({"val": source.val} if source.val is not None else {})
+    listings = source.listings
     for listing in listings.values():
         class_table(replace(listing, levels={}))  # refuses labels outside the names
     places = [place for split, listing in listings.items() for place in _places(split, listing)]
@@ -102,7 +116,7 @@ def survey(
 
 def is_made_in_memory(source: Source) -> bool:
     """Whether no file of it can be damaged."""
-    return all(listing.pictures.always_readable for listing in (source.train, source.val) if listing is not None)
+    return all(listing.pictures.always_readable for listing in source.listings.values())
 
 
 def name_unreadable(found: Sequence[Unreadable]) -> str:

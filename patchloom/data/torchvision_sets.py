@@ -16,7 +16,7 @@ from patchloom.data.folder import FilePictures, list_classes
 from patchloom.data.sets import ArrayPictures, Listing, Source
 from patchloom.errors import DataError, UsageError, nearest
 
-# name → (class in torchvision.datasets, its train splits, its val split)
+# name → (class in torchvision.datasets, its train splits, its test split)
 _BY_PATH: dict[str, tuple[str, tuple[str, ...], str]] = {
     # 2,040 and 6,149 pictures, as DeiT and ResMLP transfer to it.
     "flowers102": ("Flowers102", ("train", "val"), "test"),
@@ -42,9 +42,10 @@ def open_torchvision(name: str, root: Path | None, *, download: bool = False) ->
     if name in _FOLDERS:
         return Source(title, *_folder_splits(name, root))
     if name in _CIFAR:
-        return Source(title, _cifar(name, root, True, download), _cifar(name, root, False, download))
-    _, train_splits, val_split = _BY_PATH[name]
-    return Source(title, _by_path(name, root, train_splits, download), _by_path(name, root, (val_split,), download))
+        return Source(title, _cifar(name, root, True, download), test=_cifar(name, root, False, download))
+    _, train_splits, test_split = _BY_PATH[name]
+    test = _by_path(name, root, (test_split,), download)
+    return Source(title, _by_path(name, root, train_splits, download), test=test)
 
 
 def _construct(name: str, class_name: str, root: Path, download: bool, **options: Any) -> Any:

@@ -15,6 +15,7 @@ from patchloom.checkpoint import RunFiles, atomic_write, load_network, save_weig
 from patchloom.data.augment import test_transform
 from patchloom.data.decode import EXTENSIONS, decode
 from patchloom.data.loader import normalise
+from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.evaluations import (
     Evaluation,
@@ -26,6 +27,7 @@ from patchloom.deployment.evaluations import (
     probe_on,
     sweep_on,
 )
+from patchloom.deployment.run_record import data_files
 from patchloom.errors import DataError, UsageError, at_least
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.models.network import Network
@@ -59,6 +61,10 @@ class Classifier:
     def device(self) -> torch.device:
         """Where the network is."""
         return next(self.model.parameters()).device
+
+    def reading_of(self, data: str, given: Reading = AS_IT_IS) -> Reading:
+        """How `data` are read: as is `given`, and for the rest as in training, where the model was trained on them."""
+        return given.filled_from(data_files(self.folder, data)) if self.folder else given
 
     def check_decides(self) -> None:
         """A UsageError where the network has features but no classifier for named classes, as one trained by DINO."""

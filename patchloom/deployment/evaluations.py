@@ -21,7 +21,6 @@ from patchloom.data.loader import ImageBatch, Loader
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ClassTable, ImageSet, PictureSet
 from patchloom.data.source import open_data, open_for
-from patchloom.deployment.run_record import data_files
 from patchloom.errors import UsageError, at_least
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
@@ -68,13 +67,8 @@ class Shown:
         table = ClassTable(classifier.labels)
         if self.v2:
             return open_v2(data, table)
-        reading = self.reading_of(data, classifier)
+        reading = classifier.reading_of(data, self.reading)
         return open_for(data, table, split=self.split, strict=self.strict, reading=reading, level=self.level)
-
-    def reading_of(self, data: str, classifier: "Classifier") -> Reading:
-        """As is said here; what is not, as in the training of the model where these were its data."""
-        remembered = data_files(classifier.folder, data) if classifier.folder else AS_IT_IS
-        return self.reading.filled_from(remembered)
 
     def loader(self, classifier: "Classifier", pictures: ImageSet) -> Loader | DeviceLoader:
         """Every picture once, cropped as the model expects it or as is said here."""
@@ -154,7 +148,7 @@ def probe_on(
     """Probes that learn from the train split of `data` and are judged on its val; the classes are those of the data."""
     if not neighbours and not linear and few_shot is None:
         raise UsageError("No probe was asked for: give knn, linear or few_shot")
-    splits = open_data(data, strict=shown.strict, reading=shown.reading_of(data, classifier), level=shown.level)
+    splits = open_data(data, strict=shown.strict, reading=classifier.reading_of(data, shown.reading), level=shown.level)
     names = splits.classes.names
     # Before the features are computed, which may take long.
     if neighbours:

@@ -22,9 +22,11 @@ from torch import Tensor
 
 from patchloom.build import is_run
 from patchloom.checkpoint import locked, weights_digest
-from patchloom.data.folder import list_images, printable
+from patchloom.data.folder import printable
+from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress
 from patchloom.data.sets import file_state
+from patchloom.data.source import list_labelled
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.file_embeddings import EmbeddedFiles, embed_files, embed_pictures
 from patchloom.deployment.index_files import (
@@ -124,7 +126,7 @@ class Index:
         return found
 
     def _of_files(self, paths: Sequence[Any], **options: Any) -> list[Found]:
-        files = collect(map(os.fspath, paths))
+        files = collect(map(os.fspath, paths), self.classifier)
         embedded = list(embed_files(self.classifier, [file.path for file in files]))
         readable = [path for some in embedded for path in some.paths]
         vectors = [some.vectors for some in embedded if some.paths]
@@ -184,22 +186,25 @@ def index(
     exact: bool = False,
     prune: bool = False,
     trunk: bool = False,
+    reading: Reading = AS_IT_IS,
+    level: str | None = None,
     progress: Progress | None = None,
 ) -> Built:
     """Embed image files, and those of folders, into the index `out`, which may be there already.
 
-    The name of a class folder, directly in a folder given here, is the label of its files. Beyond a million files faiss
-    makes the search quick and no longer exact; `exact` refuses that. `prune` drops files of the folders given here that
-    are no longer there; others stay, since a disk that is not mounted is not one that was emptied. `trunk` leaves the
-    model's projector out and compares by what it was given.
+    Files in folders get the labels that training would read, as `reading` says; those of `level`, or of the level the
+    model was trained at. Beyond a million files faiss makes the search quick and no longer exact; `exact` refuses that.
+    `prune` drops files of the folders given here that are no longer there; others stay, since a disk that is not
+    mounted is not one that was emptied. `trunk` leaves the model's projector out and compares by what it was given.
     """
-    folder, files = Path(out), collect([os.fspath(path) for path in images])
+    folder = Path(out)
     for name, value, least in (("batch", batch, 1), ("workers", workers, 0)):
         at_least(name, value, least)
     for path in images:
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)}: no such file or folder")
     classifier = load(model, device=device)
+    files = collect([os.fspath(path) for path in images], classifier, reading=reading, level=level)
     if trunk:
         if classifier.model.config.projector == "none":
             raise UsageError(f"{model} has no projector: its vectors are the trunk's already; leave --trunk out")
@@ -234,11 +239,16 @@ def index(
     return Built(built, len(missing) - len(unreadable), len(files) - len(missing), gone, unreadable)
 
 
-def collect(paths: Iterable[str]) -> list[Listed]:
-    """Image files, and those inside folders with their class folders, each once."""
+def collect(
+    paths: Iterable[str], classifier: Classifier, *, reading: Reading = AS_IT_IS, level: str | None = None
+) -> list[Listed]:
+    """Image files, and those inside folders with their classes as the model's training would read them, each once."""
     found: dict[str, str] = {}
     for path in paths:
-        inside = list_images(Path(path)) if os.path.isdir(path) else [(path, "")]
+        inside = [(path, "")]
+        if os.path.isdir(path):
+            as_trained = classifier.reading_of(path, reading)
+            inside = list_labelled(Path(path), classifier.labels, reading=as_trained, level=level)
         for file, label in inside:
             own = os.path.abspath(file)
             found[own] = found.get(own) or label

@@ -1,6 +1,7 @@
 """`run.json` of a run's folder: how it went, for whoever reports on it later."""
 
 import json
+import os
 import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Literal
 
 from patchloom.checkpoint import atomic_write
 from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.splits import TEST_NAMES, VAL_NAMES
 from patchloom.errors import CheckpointError
 
 FILE = "run.json"
@@ -66,7 +68,16 @@ def data_files(folder: Path, data: str) -> Reading:
         record = read_run_record(folder)
     except CheckpointError:
         record = None
-    return AS_IT_IS if record is None or record.data != data else record.reading
+    return record.reading if record and is_place_of(data, record.data) else AS_IT_IS
+
+
+def is_place_of(data: str, trained_on: str) -> bool:
+    """Whether both are the same data, or the first a val or test folder of the second."""
+    if data == trained_on:
+        return True
+    one, other = (os.path.abspath(os.path.expanduser(place)) for place in (data, trained_on))
+    folder, name = os.path.split(one)
+    return os.path.exists(one) and (one == other or (folder == other and name.lower() in (*VAL_NAMES, *TEST_NAMES)))
 
 
 def read_run_record(folder: Path) -> RunRecord | None:

@@ -54,11 +54,14 @@ def _facts(report: CheckReport) -> list[tuple[str, str]]:
 def _groups(report: CheckReport) -> list[tuple[str, str, str, int, list[dict[str, Any]]]]:
     """(anchor, title, explanation, number of groups, groups shown with pictures), worst kinds first."""
     kinds = [
-        (
-            "leaks",
-            f"In train and {report.other_splits}",
-            f"The same {report.unit} in both: the score is too good.",
-            report.leaks(),
+        *(
+            (
+                f"leaks-{number}" if number else "leaks",
+                f"In {splits}",
+                f"The same {report.unit} in both: the score is too good.",
+                groups,
+            )
+            for number, (splits, groups) in enumerate(report.leaks_between().items())
         ),
         ("labels", "Under two labels", "The same pixels, of which one label is wrong.", report.conflicts()),
         ("dups", "Duplicates", f"The same {report.unit}.", report.duplicates),

@@ -1,42 +1,16 @@
 """The pictures of a run in `data.json`, so that going on with others is noticed; those left out in `left_out.tsv`."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from patchloom.checkpoint import atomic_write
-from patchloom.data.sets import PictureSet, Splits
-from patchloom.data.survey import Survey
-from patchloom.errors import DataError
+from patchloom.deployment.data_record import RECORD, DataRecord, read_record
+from patchloom.errors import CheckpointError, DataError
 
-RECORD, LEFT_OUT = "data.json", "left_out.tsv"
+LEFT_OUT = "left_out.tsv"
 CLASSES_SHOWN = 3
-
-
-@dataclass(frozen=True)
-class DataRecord:
-    """Which pictures a run trains and validates on."""
-
-    classes: tuple[str, ...]
-    train: int  # pictures
-    val: int
-    rows: str  # digest of their names and classes, in order
-    contents: str  # digest of their files; '' where there are none
-
-
-def record_of(splits: Splits, seen: Survey | None) -> DataRecord:
-    """The record of a run on `splits`, of which `seen` is the scan."""
-    rows = hashlib.sha256()
-    for pictures in (splits.train, splits.val):
-        assert isinstance(pictures, PictureSet)
-        for i, label in enumerate(pictures.labels.tolist()):
-            line = f"{pictures.key(i)}\0{'' if label < 0 else pictures.classes.names[label]}\n"
-            rows.update(line.encode("utf-8", "surrogateescape"))
-        rows.update(b"\0")
-    contents = hashlib.sha256(b"".join(sight.digest for sight in seen.sights)).hexdigest() if seen else ""
-    return DataRecord(tuple(splits.classes.names), len(splits.train), len(splits.val), rows.hexdigest(), contents)
 
 
 def changes_since(folder: Path, record: DataRecord) -> list[str]:
@@ -45,14 +19,12 @@ def changes_since(folder: Path, record: DataRecord) -> list[str]:
     Other classes are a DataError, since the outputs would mix them up. Other pictures are not: a file that is lost or
     went bad must not end a run.
     """
-    file = folder / RECORD
-    if not file.is_file():
-        return []
     try:
-        values = json.loads(file.read_bytes())
-        before = DataRecord(**(values | {"classes": tuple(values["classes"])}))
-    except (OSError, ValueError, TypeError, KeyError):
-        return [f"{file}, which says what the run began with, cannot be read: not compared with the data"]
+        before = read_record(folder)
+    except CheckpointError:
+        return [f"{folder / RECORD}, which says what the run began with, cannot be read: not compared with the data"]
+    if before is None:
+        return []
     if before.classes != record.classes:
         raise DataError(
             f"{folder} was trained on {_some(before.classes)}, the data now have {_some(record.classes)}; "

@@ -21,6 +21,7 @@ from patchloom.data.sets import UNLABELLED, Splits
 from patchloom.data.source import find_source
 from patchloom.data.splits import make_splits
 from patchloom.data.survey import Unreadable, is_made_in_memory, name_unreadable, survey
+from patchloom.deployment.data_record import DataRecord, record_of
 from patchloom.engine.rendezvous import place_from
 from patchloom.errors import DataError, UsageError, at_least
 from patchloom.inspection.cost import Cost, cost, human
@@ -28,7 +29,7 @@ from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
 from patchloom.recipes.parts import GrafitPart
 from patchloom.recipes.schema import Recipe, difference
-from patchloom.training.data_record import LEFT_OUT, DataRecord, changes_since, record_of
+from patchloom.training.data_record import LEFT_OUT, changes_since
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +100,13 @@ class Plan:
     def lines(self, *, dry_run: bool = False) -> list[str]:
         """The plan for a person, with the reason of each automatic choice."""
         r, s = self.recipe, self.splits
-        listed = (
-            f"all: patchloom check {shlex.quote(self.settings.data)}" if dry_run else f"all in {self.folder / LEFT_OUT}"
-        )
+        given = shlex.quote(self.settings.data) + self.settings.reading.options()
+        tested = f"patchloom evaluate {shlex.quote(str(self.folder))} {shlex.quote(self.settings.data)} --split test"
+        listed = f"all: patchloom check {given}" if dry_run else f"all in {self.folder / LEFT_OUT}"
         lines = [
             f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, "
             + (f"{len(s.classes)} classes" if len(s.classes) else "no labels"),
+            *([f"           {len(s.test):,} to test later: {tested}"] if s.test is not None and len(s.classes) else []),
             *([f"left out   {name_unreadable(self.left_out)}; {listed}"] if self.left_out else []),
             *(f"           note: {note}" for note in s.notes),
             f"model      {r.model.name} at {r.model.image_size} px: {human(self.cost.parameters)} parameters, "
@@ -130,7 +132,7 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     labelled = _reads_labels(settings)
     if labelled and len(source.train) and np.all(source.train.labels == UNLABELLED):
         raise DataError(f"{source.name}: no class for a picture as a whole; expected a folder or label for each class")
-    seen, look = None, f"patchloom check {shlex.quote(settings.data)}"
+    seen, look = None, f"patchloom check {shlex.quote(settings.data)}{settings.reading.options()}"
     chosen: dict[str, Any] = {"strict": settings.strict, "level": settings.level, "labelled": labelled}
     if not is_made_in_memory(source):
         # A wrong name or option is said at once, not after all pictures have been looked at.
@@ -143,9 +145,11 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
                 "or leave them out by training without --strict"
             )
         source = seen.readable()
-        if leaks := seen.leaks():
-            said = f"val has {leaks:,} of train's pictures, so its score is too good"
-            source = replace(source, notes=(*source.notes, f"{said}; see {look}"))
+        leaks = [
+            f"{later} has {count:,} of {first}'s pictures, so its score is too good; see {look}"
+            for (first, later), count in seen.leaks().items()
+        ]
+        source = replace(source, notes=(*source.notes, *leaks))
     copies = seen.copies() if seen and source.val is None else ()
     splits = make_splits(source, copies=copies, **chosen)
     recipe, choices, network = _resolve(splits, settings, device)

@@ -53,11 +53,12 @@ def test_other_names_of_the_splits(clean, train, val):
     assert (len(data.train), len(data.val)) == (9, 6)
 
 
-def test_test_folder_is_left_alone_where_there_is_a_val(clean):
+def test_other_folders_beside_the_splits_are_named(clean):
     draw(clean / "test" / "ant" / "0.png")
+    draw(clean / "extra" / "ant" / "0.png")
     data = open_data(clean)
-    assert len(data.val) == 6
-    assert data.notes == ("beside train and val, not used: test",)
+    assert (len(data.val), len(data.test)) == (6, 1)
+    assert data.notes == ("beside train, val and test, not used: extra",)
 
 
 def test_a_class_called_train_is_a_class(tmp_path):

@@ -386,7 +386,7 @@ def test_choice_of_split(tmp_path):
     assert len(open_for(tmp_path / "two", trained.classes, split="train")) == 6
     with pytest.raises(UsageError, match="has train and val; choose one of them"):
         open_for(tmp_path / "two", trained.classes, split="all")
-    with pytest.raises(UsageError, match="split is 'tset', expected train, val or all"):
+    with pytest.raises(UsageError, match="split is 'tset', expected train, val, test or all"):
         open_for(tmp_path / "two", trained.classes, split="tset")
 
 

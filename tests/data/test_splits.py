@@ -175,6 +175,6 @@ def test_many_strangers_are_counted():
 
 def test_names_that_say_their_split():
     files = ["c-train-0.tar", "c-train-1.tar", "c-test.tar", "c-val.tar", "trainer.tar"]
-    assert group_by_split(files) == (files[:2], ["c-val.tar"], ["c-test.tar", "trainer.tar"])
-    assert group_by_split(["c-test.tar"]) == (["c-test.tar"], [], [])
-    assert group_by_split(["train", "validation"]) == (["train"], ["validation"], [])
+    assert group_by_split(files) == (files[:2], ["c-val.tar"], ["c-test.tar"], ["trainer.tar"])
+    assert group_by_split(["c-test.tar"]) == (["c-test.tar"], [], [], [])
+    assert group_by_split(["train", "validation"]) == (["train"], ["validation"], [], [])

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from patchloom.data.nesting import find_nesting
 from patchloom.data.source import open_data, open_for
 from patchloom.data.taxonomy import from_fine_to_coarse, read_taxonomy
 from patchloom.errors import DataError, UsageError
@@ -39,7 +38,7 @@ def test_nested_folders_are_classes_in_coarser_ones(tmp_path, splits):
     assert list(data.classes.levels) == ["coarse1", "coarse2"]
     assert data.classes.levels["coarse1"] == (("canid", "felid", "fish"), (2, 1, 0, 1))
     assert data.classes.levels["coarse2"] == (("fish", "mammal"), (0, 1, 1, 1))
-    assert "4 classes in the innermost, above them levels 'coarse1' (3), 'coarse2' (2)" in " ".join(data.notes)
+    assert "nested folders: 4 classes (innermost folders), levels coarse1 (3), coarse2 (2); " in " ".join(data.notes)
     assert open_data(tmp_path, level="coarse2").classes.names == ("fish", "mammal")
 
 
@@ -53,24 +52,6 @@ def test_one_level_above_is_called_coarse(tmp_path):
     assert data.classes.names == ("cat", "dog", "oak")
     assert data.classes.levels == {"coarse": (("animal", "plant"), (0, 0, 1))}
     assert "1 images beside the class folders; left out" in data.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("train", "val", "note"),
-    [
-        (["a/2023", "a/2024", "b/2023", "b/2024"], [], ""),  # days
-        (["a/x", "b/y"], [], ""),  # one folder in each
-        (["a/s1", "a/s2", "b/s3"], ["a/s4", "b/s5"], ""),  # sessions: val has others
-        (["a", "b"], ["a", "b"], ""),
-        (["a/x", "a/y", "b"], [], "images lie in 'b' and in 'a/x', not equally deep"),
-        (["a/bat", "a/cat", "b/bat", "b/ball", "b/net"], [], "folder 'bat' is in both 'a' and 'b'"),
-    ],
-)
-def test_folders_that_are_no_classes(train, val, note):
-    nesting, said = find_nesting(*([tuple(path.split("/")) for path in split] for split in (train, val)))
-    assert nesting is None
-    assert said.startswith(note)
-    assert bool(said) == bool(note)
 
 
 def test_a_coarse_model_meets_data_that_are_nested(tmp_path):

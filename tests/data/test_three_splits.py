@@ -1,0 +1,204 @@
+"""train, val and test: found in every kind of source, looked through together, and told from one another."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from patchloom.data.check import check
+from patchloom.data.reading import Reading
+from patchloom.data.source import find_source, open_data, open_for
+from patchloom.data.survey import survey
+from patchloom.errors import DataError, UsageError
+
+COUNTS = {"train": 4, "val": 2, "test": 3}
+
+
+def draw(path: Path, seed: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.effect_noise((16, 16), 40 + 3 * seed).convert("RGB").save(path)
+    return path
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for split, count in COUNTS.items():
+        for name in ("ant", "bee"):
+            for i in range(count):
+                draw(tmp_path / "set" / split / name / f"{i}.png", i)
+    return tmp_path / "set"
+
+
+def labels_file(folders: Path) -> Path:
+    lines = ["path,label,split"]
+    for path in sorted(folders.rglob("*.png")):
+        split, name, _ = path.relative_to(folders).parts
+        lines.append(f"{path.relative_to(folders)},{name},{split}")
+    (folders / "labels.csv").write_text("\n".join(lines))
+    return folders / "labels.csv"
+
+
+def parquet(folders: Path) -> Path:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for split in COUNTS:
+        paths = sorted((folders / split).rglob("*.png"))
+        columns = {"image": [p.read_bytes() for p in paths], "label": [p.parent.name for p in paths]}
+        pq.write_table(pa.table(columns), folders.parent / f"a-{split}.parquet")
+    return folders.parent / "a-*.parquet"
+
+
+def parquet_column(folders: Path) -> Path:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    paths = sorted(folders.rglob("*.png"))
+    columns = {
+        "image": [p.read_bytes() for p in paths],
+        "label": [p.parent.name for p in paths],
+        "split": [p.parent.parent.name for p in paths],
+    }
+    pq.write_table(pa.table(columns), folders.parent / "all.parquet")
+    return folders.parent / "all.parquet"
+
+
+def shards(folders: Path) -> Path:
+    import io
+    import tarfile
+
+    for split in COUNTS:
+        with tarfile.open(folders.parent / f"b-{split}.tar", "w") as archive:
+            for number, path in enumerate(sorted((folders / split).rglob("*.png"))):
+                for end, content in (("png", path.read_bytes()), ("cls", path.parent.name.encode())):
+                    member = tarfile.TarInfo(f"{number:04d}.{end}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    return folders.parent / "b-*.tar"
+
+
+@pytest.mark.parametrize("made", [Path, labels_file, parquet, parquet_column, shards])
+def test_every_source_has_three_splits(folders, made):
+    data = open_data(made(folders))
+    assert data.test is not None
+    assert {split: len(getattr(data, split)) for split in COUNTS} == {"train": 8, "val": 4, "test": 6}
+    assert data.test.classes == data.train.classes
+    found = open_for(made(folders), data.classes, split="test")
+    assert len(found) == 6
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_hugging_face_data_have_three_splits(folders):
+    datasets = pytest.importorskip("datasets")
+    rows = {}
+    for split in COUNTS:
+        paths = sorted((folders / split).rglob("*.png"))
+        columns = {"image": [str(p) for p in paths], "label": [p.parent.name for p in paths]}
+        rows[split] = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+    datasets.DatasetDict(rows).save_to_disk(folders.parent / "saved")
+    source = find_source(folders.parent / "saved")
+    assert {split: len(listing) for split, listing in source.listings.items()} == {"train": 8, "val": 4, "test": 6}
+
+
+def test_test_takes_the_place_of_val_where_there_is_none(folders):
+    shutil.rmtree(folders / "val")
+    data = open_data(folders)
+    assert (len(data.val), data.test) == (6, None)
+    assert data.notes == (
+        "no val split: the 6 pictures of test take its place, so the best epoch is chosen by what it is then tested "
+        "on; a val folder or split of its own keeps test unseen",
+    )
+    test, val = (open_for(folders, data.classes, split=split) for split in ("test", "val"))
+    assert [test.key(i) for i in range(6)] == [val.key(i) for i in range(6)] == [data.val.key(i) for i in range(6)]
+    assert list(survey(find_source(folders)).readable().listings) == ["train", "val"]
+    assert check(folders).splits == {"train": 8, "val": 6}
+
+
+def test_a_split_that_is_not_there_is_refused(folders):
+    classes = open_data(folders).classes
+    shutil.rmtree(folders / "test")
+    with pytest.raises(UsageError, match="has no test split; it has train and val"):
+        open_for(folders, classes, split="test")
+    with pytest.raises(UsageError, match="has train and val; choose one of them"):
+        open_for(folders, classes, split="all")
+
+
+def test_check_looks_at_test_too(folders):
+    shutil.copy(folders / "train" / "ant" / "0.png", folders / "test" / "ant" / "copy.png")
+    shutil.copy(folders / "val" / "bee" / "0.png", folders / "test" / "bee" / "copy.png")
+    (folders / "test" / "bee" / "broken.png").write_bytes(b"no picture")
+    draw(folders / "test" / "wasp" / "0.png", 9)
+    report = check(folders)
+    assert report.splits == {"train": 8, "val": 4, "test": 10}
+    assert [bad.place.split for bad in report.unreadable] == ["test"]
+    assert report.stray_classes == {"wasp": 1}
+    assert report.problems() == [
+        "1 file cannot be read",
+        "only test has 'wasp'",
+        "the same picture in train and test, 1 time",
+        "the same picture in val and test, 1 time",
+    ]
+    draw(folders / "val" / "wasp" / "1.png", 10)
+    assert "only val and test have 'wasp'" in check(folders).problems()
+
+
+def test_a_class_only_in_test_is_named_and_left_out(folders):
+    draw(folders / "test" / "wasp" / "0.png", 9)
+    data = open_data(folders)
+    assert data.notes == ("test has a class that train has not: 'wasp' (1 picture); left out",)
+    assert len(data.test) == 6
+    with pytest.raises(DataError, match="test has a class that train has not: 'wasp'"):
+        open_data(folders, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("inside", "said"),
+    [
+        ("", "the 3 pictures of test have no labels: they can be predicted, not tested on"),
+        (
+            "unknown",
+            "test has a class that train has not: 'unknown' (3 pictures), and no other; train has 'ant', 'bee'",
+        ),
+    ],
+)
+def test_test_pictures_without_labels_do_not_stop_training(folders, inside, said):
+    shutil.rmtree(folders / "test")
+    for i in range(3):
+        draw(folders / "test" / inside / f"{i}.png", i)
+    data = open_data(folders)
+    assert data.test is None
+    (note,) = data.notes
+    assert note.startswith(said)
+
+
+def test_an_empty_test_folder_is_a_note(folders):
+    shutil.rmtree(folders / "test")
+    (folders / "test").mkdir()
+    data = open_data(folders)
+    assert data.test is None
+    assert data.notes == ("test: no images found; left out",)
+
+
+def test_a_folder_that_is_a_split_of_a_larger_set_is_read_as_there(tmp_path):
+    nested = ("fruit/apple/golden", "fruit/apple/green", "fruit/pear", "milk")
+    for split in ("train", "val", "test"):
+        for seed, folder in enumerate(nested):
+            draw(tmp_path / split / folder / "0.png", seed)
+    shutil.rmtree(tmp_path / "test" / "fruit" / "apple" / "green")
+    shutil.rmtree(tmp_path / "test" / "fruit" / "pear")
+    model = open_data(tmp_path).classes
+    found = open_for(tmp_path / "test", model)
+    assert {found.key(i): model.names[found.labels[i]] for i in range(len(found))} == {
+        "test/fruit/apple/golden/0.png": "golden",
+        "test/milk/0.png": "milk",
+    }
+    assert "test of" in found.notes[0]
+    outer = open_data(tmp_path, level="coarse2").classes
+    assert outer.names == ("fruit", "milk")
+    assert len(open_for(tmp_path / "test", outer)) == 2
+
+
+def test_a_taxonomy_beside_the_splits_counts_for_one_of_them(folders):
+    (folders / "taxonomy.csv").write_text("class,size\nant,small\nbee,large\n")
+    model = open_data(folders, level="size").classes
+    assert sorted(set(open_for(folders / "test", model).labels.tolist())) == [0, 1]
+    (folders / "taxonomy.csv").rename(folders.parent / "t.csv")
+    given = open_for(folders / "test", model, reading=Reading(taxonomy=folders.parent / "t.csv"))
+    assert len(given) == 6
