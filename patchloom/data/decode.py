@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import PIL
@@ -97,6 +98,15 @@ class ImageFacts:
     animated: bool
 
 
+class Frame(NamedTuple):
+    """One of several pictures in a file."""
+
+    number: int
+    total: int  # in the file
+    seconds: float | None  # when it is shown; None for pages
+    picture: Image.Image
+
+
 def decode(data: bytes | Path, where: str) -> Image.Image:
     """The picture in `data` (a file's bytes or its path), RGB and upright. `where` names it in errors."""
     if isinstance(data, Path):
@@ -120,6 +130,28 @@ def _decoded(name: str, image: ImageFile, data: bytes, where: str) -> Image.Imag
             picture = picture.transpose(_UPRIGHT[orientation])
     picture.info.clear()  # what was true of the file (orientation, transparency) is not of the picture
     return picture
+
+
+def decode_frames(data: bytes, where: str, every: int = 1) -> Iterator[Frame]:
+    """Every `every`-th frame of an animation or page of a file, the first first."""
+    name, image = _open(data, where)
+    with _reading(name, data, where):
+        count = int(getattr(image, "n_frames", 1))
+    seconds = 0.0
+    for number in range(count):
+        with _reading(name, data, where):
+            image.seek(number)
+            if image.width * image.height > MAX_PIXELS:
+                raise DataError(f"{where}, frame {number}: {image.width}×{image.height} pixels, more than the limit")
+            image.load()
+        if number % every == 0:
+            with _reading(name, data, where):
+                picture = _to_rgb(image.copy(), where)  # type: ignore[arg-type]
+                orientation = _orientation(image)
+                picture = picture.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else picture
+            picture.info.clear()
+            yield Frame(number, count, None if name == "TIFF" else seconds, picture)
+        seconds += float(image.info.get("duration") or 0) / 1000
 
 
 def decode_ids(data: bytes, where: str) -> np.ndarray:

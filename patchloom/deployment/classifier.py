@@ -13,10 +13,11 @@ from torch import Tensor
 from patchloom.build import is_run
 from patchloom.checkpoint import RunFiles, atomic_write, load_network, save_weights, write_run_files
 from patchloom.data.augment import test_transform
-from patchloom.data.decode import EXTENSIONS, decode
+from patchloom.data.decode import EXTENSIONS
 from patchloom.data.loader import normalise
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ImageSet
+from patchloom.data.video import frames_or_error
 from patchloom.deployment.evaluations import (
     Evaluation,
     Probes,
@@ -28,7 +29,7 @@ from patchloom.deployment.evaluations import (
     sweep_on,
 )
 from patchloom.deployment.run_record import data_files
-from patchloom.errors import DataError, UsageError, at_least
+from patchloom.errors import UsageError, at_least
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.models.network import Network
 
@@ -90,18 +91,19 @@ class Classifier:
         rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
         return [[(self.labels[i], share) for i, share in zip(*row, strict=True)] for row in rows]
 
-    def predict_files(self, paths: Sequence[str], *, top: int = 3) -> Iterator[Answer]:
-        """One answer a file, in order; folders are searched; a file that cannot be read is an answer with `error`."""
+    def predict_files(self, paths: Sequence[str], *, top: int = 3, every: int | None = None) -> Iterator[Answer]:
+        """One answer per file, in order; folders are searched; a file that cannot be read is an answer with `error`.
+
+        Videos, animations and files of several pages have an answer for every `every`-th frame (see `data.video`).
+        """
         self.check_decides()
         waiting: list[tuple[str, Image.Image | str]] = []
         for path in files_of(paths):
-            try:
-                waiting.append((path, decode(Path(path), path)))
-            except DataError as error:
-                waiting.append((path, str(error)))
-            if len(waiting) == PREDICTED_AT_ONCE:
-                yield from self._answers(waiting, top)
-                waiting = []
+            for named in frames_or_error(path, every):
+                waiting.append(named)
+                if len(waiting) == PREDICTED_AT_ONCE:
+                    yield from self._answers(waiting, top)
+                    waiting = []
         yield from self._answers(waiting, top)
 
     def _answers(self, waiting: list[tuple[str, Image.Image | str]], top: int) -> Iterator[Answer]:
