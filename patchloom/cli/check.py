@@ -22,7 +22,9 @@ UNEVEN = 10  # times as many pictures in the largest class as in the smallest
 
 
 def check(
-    data: Annotated[str, typer.Argument(help="A folder or any other data that `train` takes.")],
+    given: Annotated[
+        list[str], typer.Argument(metavar="DATA...", help="A folder or any other data that `train` takes.")
+    ],
     page: Annotated[str | None, typer.Option(help="Where the page goes; runs/check-NAME/check.html.")] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Near-duplicates across splits and labels are problems too.")
@@ -47,7 +49,9 @@ def check(
     from patchloom.data.check import check as look_through
     from patchloom.data.reading import Reading
     from patchloom.data.scan_bar import scan_bar
+    from patchloom.data.source import in_one
 
+    data = in_one(given)
     target = Path(page) if page else None
     if target:
         _refuse_inside(target, data)
@@ -176,8 +180,10 @@ def _usual_page(data: str) -> "Path | None":
 def _refuse_inside(target: "Path", data: str) -> None:
     from pathlib import Path
 
+    from patchloom.data.source import parts_of
     from patchloom.errors import UsageError
 
-    folder = Path(data).expanduser()
-    if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
-        raise UsageError(f"the page {target} would lie in the data; choose a path outside {data}")
+    for part in parts_of(data):
+        folder = Path(part).expanduser()
+        if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
+            raise UsageError(f"the page {target} would lie in the data; choose a path outside {part}")

@@ -9,7 +9,8 @@ LEARNED, DATA, RUN, MACHINE = "What is learned", "The data", "The run", "The mac
 
 def train(
     data: Annotated[
-        str, typer.Argument(help="Folder of class folders, parquet, tar shards, 'digits', 'hf:user/name' …")
+        list[str],
+        typer.Argument(help="Folders of class folders, zip, tar, parquet, a labels file, 'digits', 'hf:user/name' …"),
     ],
     model: Annotated[
         str | None,
@@ -99,11 +100,12 @@ def train(
     ] = False,
 ) -> None:
     """Train a classifier, or a translator (--recipe translation-small); the same command again resumes."""
+    from patchloom.data.source import in_one
     from patchloom.training.plan import TrainingSettings
     from patchloom.training.run import run_training, silent
 
     settings = TrainingSettings(
-        data=data, model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,
+        data=in_one(data), model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,
         batch=batch, time=time, patience=patience, pictures=pictures, changes=pairs(changes or []), device=device,
         workers=workers, worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels,
         label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.data.folder import printable
+from patchloom.data.files import printable
 from patchloom.data.odd import oddities
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress

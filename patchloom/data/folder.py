@@ -1,86 +1,35 @@
-"""Image files on disk: class folders, train/val folders of them, or any folder with a labels file.
+"""Image files in class folders, with train/val folders of them or not, on disk or in an archive.
 
     flowers/rose/*.jpg                      classes are the folders; val is held out from them
     flowers/train/rose/*.jpg, flowers/val/  the same with its own val, and test/ where it has one
     plants/train/flower/rose/*.jpg          classes in folders of coarser classes (see `nesting`)
-    photos/**/*.jpg + labels.csv            path,label[,coarse level …][,split]
 
 What is left out (other extensions, pipes, broken links) is counted in the notes. Order follows names, not the
 file system.
 """
 
-import csv
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image
 
-from patchloom.data.decode import EXTENSIONS, decode, read_file
+from patchloom.data.decode import EXTENSIONS
+from patchloom.data.files import FolderTree, printable
 from patchloom.data.nesting import Chain, Nesting, find_nesting
-from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source, Stamp, file_state
-from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES, listings_by_split
+from patchloom.data.sets import UNLABELLED, Listing, Source
+from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
 from patchloom.data.taxonomy import FILES as TAXONOMY_FILES
 from patchloom.data.taxonomy import Taxonomy
-from patchloom.errors import DataError, UsageError
+from patchloom.data.tree import Tree
+from patchloom.errors import DataError
 
 SPECIAL_SHOWN = 10
 Choice = Literal["innermost", "outermost"] | None
-
-
-class FilePictures(Pictures):
-    """Image files under one root.
-
-    Paths are kept as one block of bytes: a list of millions of strings would be copied into every worker
-    process as their reference counts change.
-    """
-
-    def __init__(self, root: str | os.PathLike[str], paths: Iterable[str]) -> None:
-        encoded = [os.fsencode(path) for path in paths]
-        self.home = self.root = os.fspath(root)
-        self._block = b"".join(encoded)
-        self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def _relative(self, index: int) -> str:
-        return os.fsdecode(self._block[self._ends[index] : self._ends[index + 1]])
-
-    def _path(self, index: int) -> Path:
-        return Path(self.root, self._relative(index))
-
-    def read(self, index: int) -> Image.Image:
-        """The picture: decoded, upright, mode RGB."""
-        path = self._path(index)
-        return decode(path, printable(path))
-
-    def encoded(self, index: int) -> bytes:
-        """The file's bytes."""
-        path = self._path(index)
-        return read_file(path, printable(path))
-
-    def where(self, index: int) -> str:
-        """The file's path."""
-        return printable(self._path(index))
-
-    def key(self, index: int) -> str:
-        """The path below the root, with forward slashes."""
-        return self._relative(index).replace(os.sep, "/")
-
-    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """Path, size and time of each file."""
-        found = []
-        for row in rows:
-            path = self._relative(row)
-            state = file_state(os.path.join(self.root, path))
-            found.append((os.fsencode(path), *state) if state else None)
-        return found
 
 
 @dataclass
@@ -96,20 +45,16 @@ class _Scan:
     special: list[str] = field(default_factory=list)  # pipes, devices, broken links, empty folders named as pictures
 
 
-def printable(path: str | os.PathLike[str]) -> str:
-    """The path for a message: bytes that are not UTF-8 are escaped."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
-def open_folder(root: Path, taxonomy: Taxonomy | None = None, classes: Choice = None) -> Source:
+def open_folder(root: Path | Tree, taxonomy: Taxonomy | None = None, classes: Choice = None) -> Source:
     """A folder of class folders, with train, val and test folders above them or not.
 
     `classes` says which of nested folders are the classes.
     """
-    name = f"{printable(root.name or root)} (class folders)"
+    tree = root if isinstance(root, Tree) else FolderTree(root)
+    name = f"{tree.name} (class folders)"
     taxonomy = taxonomy or {}
-    splits = split_folders(root)
-    scans = {split: _scan(root / folder, _fine_names(taxonomy)) for split, folder in splits.items()}
+    splits = split_folders(tree)
+    scans = {split: _scan(tree, folder, _fine_names(taxonomy)) for split, folder in splits.items()}
     nesting, said = None, ""
     if classes or not taxonomy:
         held_out = {split: scan.folders for split, scan in scans.items() if split != "train"}
@@ -123,87 +68,35 @@ def open_folder(root: Path, taxonomy: Taxonomy | None = None, classes: Choice = 
         if split == "test" and not scans[split].paths:
             notes += (f"{printable(folder)}: no images found; left out",)
             continue
-        listings[split], more = _listing(root, folder, scans[split], taxonomy, nesting)
+        listings[split], more = _listing(tree, folder, scans[split], taxonomy, nesting)
         notes += more
-    unused = sorted(printable(one) for one in _folders_in(root).values() if one not in splits.values())
+    unused = sorted(printable(one) for one in _folders_in(tree).values() if one not in splits.values())
     if splits["train"] and unused:
         notes += (f"beside train, val and test, not used: {', '.join(unused)}",)
     notes += (said,) if said else ()
     return Source(name, listings["train"], listings.get("val"), notes, test=listings.get("test"))
 
 
-def split_folders(root: Path) -> dict[str, str]:
-    """The folders of train, val and test, as far as they are there; train's is '' where `root` has no splits."""
-    folders = _folders_in(root)
+def split_folders(tree: Tree) -> dict[str, str]:
+    """The folders of train, val and test, as far as they are there; train's is '' where there are no splits."""
+    folders = _folders_in(tree)
     names = {"train": TRAIN_NAMES, "val": VAL_NAMES, "test": TEST_NAMES}
     found = {split: next((folders[name] for name in known if name in folders), "") for split, known in names.items()}
     # A folder 'train' of images alone is a class: a picture of a train.
-    if not found["train"] or not _folders_in(root / found["train"]):
+    if not found["train"] or not _folders_in(tree, found["train"]):
         return {"train": ""}
     return {split: folder for split, folder in found.items() if folder}
 
 
-def open_labels_file(
-    file: Path, root: Path | None = None, taxonomy: Taxonomy | None = None, strict: bool = False
-) -> Source:
-    """A csv or tsv with a header: path, label, then coarser levels and `split` if wanted."""
-    root = root or file.parent
-    if not file.is_file():
-        raise UsageError(f"labels file {printable(file)} does not exist; expected a csv or tsv of path,label")
-    rows, header = _read_table(file)
-    levels = {column: i for i, column in enumerate(header) if i > 1 and column != "split"}
-    present = [row for row in rows if (root / row[0]).is_file()]
-    notes: tuple[str, ...] = ()
-    if len(present) < len(rows):
-        first = next(row[0] for row in rows if not (root / row[0]).is_file())
-        count = f"{len(rows) - len(present)} of {len(rows)}"
-        said = f"{file}: {count} files are not in {root}, the first is {printable(first)}"
-        if strict or not present:
-            raise DataError(said)
-        notes = (f"{said}; left out",)
-        rows = present
-    pictures = FilePictures(root, [row[0] for row in rows])
-    names = tuple(sorted({row[1] for row in rows} - {""}))
-    number = {name: i for i, name in enumerate(names)}
-    labels = np.array([number.get(row[1], UNLABELLED) for row in rows], dtype=np.int64)
-    mappings: dict[str, Mapping[str, str]] = {
-        level: _one_coarse_each(file, level, rows, column) for level, column in levels.items()
-    }
-    mappings.update(taxonomy or {})
-    whole = Listing(pictures, np.arange(len(rows)), labels, names, mappings)
-    name = f"{printable(file.name)} (labels file)"
-    if "split" not in header:
-        return Source(name, whole, None, notes)
-    train, val, test, unused = listings_by_split(whole, [row[header.index("split")] for row in rows])
-    return Source(name, train, val, notes + unused, test=test)
-
-
-def _folders_in(root: Path) -> dict[str, str]:
+def _folders_in(tree: Tree, folder: str = "") -> dict[str, str]:
     """Lower-case name → name of each folder that is not hidden."""
-    return {entry.name.lower(): entry.name for entry in _entries(root) if _is(entry.is_dir)}
-
-
-def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
-    """What is in a folder and not hidden, ordered by name."""
-    try:
-        with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"{printable(folder)}: cannot be listed ({error.strerror})") from error
-    return sorted(visible, key=lambda entry: os.fsencode(entry.name))
-
-
-def _is(kind: Callable[[], bool]) -> bool:
-    """What `DirEntry.is_dir` or `is_file` says; a link that leads to itself is neither."""
-    try:
-        return kind()
-    except OSError:
-        return False
+    return {entry.name.lower(): entry.name for entry in tree.entries(folder) if entry.kind == "folder"}
 
 
 def list_classes(root: Path, split: str, taxonomy: Taxonomy) -> tuple[Listing, tuple[str, ...]]:
     """The class folders in `root/split`, and notes on what is left out; folders in them are no classes."""
-    return _listing(root, split, _scan(root / split, _fine_names(taxonomy)), taxonomy, None)
+    tree = FolderTree(root)
+    return _listing(tree, split, _scan(tree, split, _fine_names(taxonomy)), taxonomy, None)
 
 
 def _fine_names(taxonomy: Taxonomy) -> frozenset[str]:
@@ -211,7 +104,7 @@ def _fine_names(taxonomy: Taxonomy) -> frozenset[str]:
 
 
 def _listing(
-    root: Path, split: str, scan: _Scan, taxonomy: Taxonomy, nesting: Nesting | None
+    tree: Tree, split: str, scan: _Scan, taxonomy: Taxonomy, nesting: Nesting | None
 ) -> tuple[Listing, tuple[str, ...]]:
     if nesting:
         names_of = {folder: nesting.class_of(_chain(folder)) for folder in {os.path.dirname(p) for p in scan.paths}}
@@ -223,11 +116,12 @@ def _listing(
     names = tuple(sorted(labelled | scan.empty)) if labelled or not scan.paths else ()
     if not names and not scan.paths:
         found = f"no images found{_ignored(scan.ignored)}"
-        raise DataError(f"{printable(root / split)}: {found}; expected class folders of images")
+        place = os.path.join(tree.where, printable(split)) if split else tree.where
+        raise DataError(f"{place}: {found}; expected class folders of images")
     number = {name: i for i, name in enumerate(names)} | {"": UNLABELLED}
     labels = np.array([number[name] for name in scan.classes], dtype=np.int64)
     rows = np.arange(len(labels))
-    label = split or printable(root.name)
+    label = split or tree.name
     notes = []
     loose = int(np.sum(labels == UNLABELLED))
     if names and loose:
@@ -239,38 +133,39 @@ def _listing(
         shown = ", ".join(printable(path) for path in scan.special[:SPECIAL_SHOWN])
         shown += ", …" if len(scan.special) > SPECIAL_SHOWN else ""
         notes.append(f"{label}: {len(scan.special)} pipes, devices, empty folders or broken links ({shown}); left out")
-    pictures = FilePictures(root, [os.path.join(split, path) for path in scan.paths])
+    pictures = tree.pictures([os.path.join(split, path) for path in scan.paths])
     return Listing(pictures, rows, labels, names, taxonomy), tuple(notes)
 
 
 def list_images(root: Path) -> list[str]:
     """The path of every image below `root`, for a collection that need not be a data set."""
-    return [os.path.join(root, path) for path in _scan(root, frozenset()).paths]
+    return [os.path.join(root, path) for path in _scan(FolderTree(root), "", frozenset()).paths]
 
 
-def _scan(root: Path, fine_names: frozenset[str]) -> _Scan:
-    """Walk `root` by name; a class is a folder directly in it, or one whose name is in `fine_names`."""
+def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _Scan:
+    """Walk the folder `start` by name; a class is a folder directly in it, or one whose name is in `fine_names`."""
     found = _Scan()
 
-    def walk(folder: str, relative: str, class_name: str, above: tuple[str, ...]) -> int:
-        real = os.path.realpath(folder)
+    def walk(relative: str, class_name: str, above: tuple[str, ...]) -> int:
+        folder = os.path.join(start, relative)
+        real = tree.identity(folder)
         if real in above:  # a link to a folder it lies in
             found.special.append(relative.rstrip(os.sep))
             return 0
         count = directly = 0
-        for entry in _entries(folder):
+        for entry in tree.entries(folder):
             path = relative + entry.name
             extension = os.path.splitext(entry.name)[1].lower()
-            if _is(entry.is_dir):
+            if entry.kind == "folder":
                 own = _class_name(entry.name)
                 is_class = not relative or own in fine_names
-                inside = walk(entry.path, path + os.sep, own if is_class else class_name, (*above, real))
+                inside = walk(path + os.sep, own if is_class else class_name, (*above, real))
                 if is_class and not inside and own not in found.classes:
                     found.empty.add(own)
                 elif not inside and extension in EXTENSIONS:
                     found.special.append(path)
                 count += inside
-            elif not _is(entry.is_file):
+            elif entry.kind == "other":
                 found.special.append(path)
             elif extension in EXTENSIONS:
                 found.paths.append(path)
@@ -282,7 +177,7 @@ def _scan(root: Path, fine_names: frozenset[str]) -> _Scan:
             (found.folders if directly else found.bare).append(_chain(relative.rstrip(os.sep)))
         return count + directly
 
-    walk(os.fspath(root), "", "", ())
+    walk("", "", ())
     return found
 
 
@@ -308,33 +203,3 @@ def _ignored(counts: Counter[str]) -> str:
     if not counts:
         return ""
     return " (" + ", ".join(f"{count} {extension}" for extension, count in sorted(counts.items())) + ")"
-
-
-def _read_table(file: Path) -> tuple[list[list[str]], list[str]]:
-    """Rows and the lower-case header, which must start with path,label."""
-    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
-    try:
-        with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
-            rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
-    except (csv.Error, OSError) as error:
-        raise DataError(f"{file}: is no table of labels ({error}); expected lines of path,label") from error
-    header = [column.strip().lower() for column in rows[0]] if rows else []
-    if len(header) < 2 or header[0] not in ("path", "file", "filename", "image") or header[1] not in ("label", "class"):
-        raise UsageError(f"{file}: the first line is {','.join(header)!r}, expected 'path,label' (then coarser levels)")
-    for line, row in enumerate(rows[1:], start=2):
-        if len(row) != len(header):
-            raise DataError(f"{file}, line {line}: {len(row)} fields, expected {len(header)} ({','.join(header)})")
-    return rows[1:], header
-
-
-def _one_coarse_each(file: Path, level: str, rows: Sequence[Sequence[str]], column: int) -> dict[str, str]:
-    mapping: dict[str, str] = {}
-    for row in rows:
-        fine, coarse = row[1], row[column]
-        if not fine or not coarse:
-            continue
-        if mapping.setdefault(fine, coarse) != coarse:
-            raise DataError(
-                f"{file}: {fine!r} is both {mapping[fine]!r} and {coarse!r} at level {level!r}; expected one"
-            )
-    return mapping

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.folder import printable
+from patchloom.data.files import printable
 from patchloom.data.numbers import find_numbers
 from patchloom.data.sentences import SentenceSplit, clean, find_sentences, is_train, not_utf8
 from patchloom.data.sets import file_state

@@ -4,7 +4,9 @@ flowers/                     class folders, with train and val folders or not; a
                              a folder of parquet files or of tar shards; pictures with masks, COCO's boxes
                              taxonomy.csv, .json or .yaml beside them: levels above the classes (see `taxonomy`)
 photos/labels.csv            path,label[,coarse …][,split]; also photos/ with Reading(labels=…)
+flowers.zip  flowers.tar.gz  the same as a folder, read in place (see `archive`)
 cifar-*.parquet  a-{000..003}.tar
+cats/ dogs/  train/ val/     several, as a list or in one string (see `several`)
 digits  shapes:count=2000,size=64
 torchvision:cifar10@/data    or cifar10 with root=
 hf:user/name
@@ -13,6 +15,7 @@ hf:user/name
 import glob
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -21,12 +24,19 @@ from pathlib import Path
 import numpy as np
 
 from patchloom.data.annotated import open_annotated
+from patchloom.data.archive import archive_stem, holds_folders
+from patchloom.data.archives import ARCHIVES, is_archive, open_archive
 from patchloom.data.builtin import open_digits, open_shapes
-from patchloom.data.folder import FilePictures, list_images, open_folder, open_labels_file, printable, split_folders
+from patchloom.data.files import FilePictures, FolderTree, printable
+from patchloom.data.folder import list_images, open_folder, split_folders
 from patchloom.data.huggingface import is_saved_dataset, open_huggingface
+from patchloom.data.labels_file import SUFFIXES as LABELS_FILES
+from patchloom.data.labels_file import open_labels_file
+from patchloom.data.named_files import open_by_pattern
 from patchloom.data.parquet import open_parquet
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import UNLABELLED, ClassTable, Listing, PictureSet, Source, Splits
+from patchloom.data.several import join_sources
 from patchloom.data.shards import open_shards
 from patchloom.data.splits import (
     TEST_NAMES,
@@ -48,7 +58,7 @@ Spec = str | os.PathLike[str]
 
 
 def open_data(
-    spec: Spec,
+    spec: Spec | Sequence[Spec],
     *,
     val_fraction: float = 0.2,
     strict: bool = False,
@@ -84,7 +94,7 @@ def open_data(
 
 
 def open_for(
-    spec: Spec,
+    spec: Spec | Sequence[Spec],
     classes: ClassTable,
     *,
     split: str | None = None,
@@ -137,27 +147,35 @@ def _fit_to_split(source: Source) -> tuple[Source, list[list[int]]]:
 
 
 def find_source(
-    spec: Spec,
+    spec: Spec | Sequence[Spec],
     *,
     reading: Reading = AS_IT_IS,
     root: Spec | None = None,
     strict: bool = False,
     download: bool = False,
 ) -> Source:
-    """Decide what `spec` is and list it; classes are not matched yet."""
-    given = os.fspath(spec)
+    """Decide what `spec` is, one or several, and list it; classes are not matched yet."""
+    several = parts_of(spec)
+    if len(several) > 1:
+        return _find_several(several, reading, root, strict, download)
+    given = several[0]
     path = Path(given).expanduser()
     within = _split_of_a_set(path, reading, strict)
     if within is not None:
         return within
     own = Path(reading.taxonomy) if reading.taxonomy is not None else find_taxonomy(path)
     levels = read_taxonomy(own) if own is not None else {}
-    if reading.labels is not None:
-        return with_test_as_val(open_labels_file(Path(reading.labels), path, levels, strict))
-    if path.is_dir():
+    _check_reading(reading, path)
+    if reading.labels is not None and not is_archive(path):
+        return with_test_as_val(open_labels_file(Path(reading.labels), path, levels, strict, reading.label_column))
+    if reading.label_pattern is not None and path.is_dir():
+        source = open_by_pattern(FolderTree(path), reading.label_pattern, strict)
+    elif path.is_dir():
         source = _open_directory(path, levels, reading)
     elif path.is_file():
-        source = _open_file(path, levels, strict)
+        source = _open_file(path, levels, reading, strict)
+    elif files := _matching(given):
+        return _find_several(files, reading, root, strict, download, printable(path.name))
     else:
         source = _open_named(given, Path(root) if root is not None else None, download)
 
@@ -169,9 +187,60 @@ def find_source(
     return with_test_as_val(replace(source, train=train, val=leveled(source.val), test=leveled(source.test)))
 
 
+def parts_of(spec: Spec | Sequence[Spec]) -> list[str]:
+    """The files and folders that were given, as a list or, quoted as a shell would, in one string: 'cats/ dogs/'.
+
+    A path that exists, or a name, is one; a string of several is split only where all of its parts exist.
+    """
+    if not isinstance(spec, str | os.PathLike):
+        given = [os.fspath(one) for one in spec]
+        if not given:
+            raise UsageError("no data were given; expected a folder, a file or a name")
+        return given
+    whole = os.fspath(spec)
+    if " " not in whole or os.path.exists(os.path.expanduser(whole)):
+        return [whole]
+    try:
+        parts = shlex.split(whole)
+    except ValueError:
+        return [whole]
+    return parts if all(os.path.exists(os.path.expanduser(part)) for part in parts) else [whole]
+
+
+def in_one(specs: Sequence[Spec]) -> str:
+    """Several files and folders as the string that `parts_of` takes apart; one alone stays as it is."""
+    given = [os.fspath(spec) for spec in specs]
+    return shlex.join(given) if len(given) > 1 else given[0]
+
+
+def _find_several(
+    specs: Sequence[str], reading: Reading, root: Spec | None, strict: bool, download: bool, name: str = ""
+) -> Source:
+    if reading.labels is not None:
+        raise UsageError(f"--labels goes with one folder or archive; {len(specs)} were given")
+    paths = [Path(spec).expanduser() for spec in specs]
+    ends = {path.suffix.lower() for path in paths}
+    if ends == {".parquet"} or (ends == {".tar"} and all(map(Path.is_file, paths)) and not holds_folders(paths[0])):
+        shown = ", ".join(printable(path.name) for path in paths[:3]) + (" …" if len(paths) > 3 else "")
+        return with_test_as_val(_open_files(paths, name or shown))
+    sources = [find_source(spec, reading=reading, root=root, strict=strict, download=download) for spec in specs]
+    return with_test_as_val(join_sources([printable(archive_stem(path.resolve())) for path in paths], sources))
+
+
+def _check_reading(reading: Reading, path: Path) -> None:
+    """Options that nobody would read are refused."""
+    if reading.labels is not None and reading.label_pattern is not None:
+        raise UsageError("--labels and --label-pattern both say the classes; give one of them")
+    table = reading.labels is not None or path.suffix.lower() in LABELS_FILES or is_archive(path)
+    if reading.label_column is not None and not table:
+        raise UsageError("--label-column chooses a column of a labels file; give one with --labels")
+    if reading.label_pattern is not None and not (path.is_dir() or is_archive(path)):
+        raise UsageError(f"--label-pattern reads the names of files in a folder or archive; given {printable(path)}")
+
+
 def _split_of_a_set(path: Path, reading: Reading, strict: bool) -> Source | None:
     """photos/test, where photos/train is beside it: what is said about photos says its classes; else None."""
-    beside = path.is_dir() and path.name.lower() in (*VAL_NAMES, *TEST_NAMES) and split_folders(path.parent)
+    beside = path.is_dir() and path.name.lower() in (*VAL_NAMES, *TEST_NAMES) and split_folders(FolderTree(path.parent))
     if not beside or not beside["train"]:
         return None
     whole = find_source(path.parent, reading=reading, strict=strict)
@@ -223,9 +292,11 @@ def _open_directory(path: Path, levels: Taxonomy, reading: Reading) -> Source:
     return open_annotated(path) or open_folder(path, levels, reading.classes)
 
 
-def _open_file(path: Path, levels: Taxonomy, strict: bool) -> Source:
-    if path.suffix.lower() in (".csv", ".tsv"):
-        return open_labels_file(path, None, levels, strict)
+def _open_file(path: Path, levels: Taxonomy, reading: Reading, strict: bool) -> Source:
+    if path.suffix.lower() in LABELS_FILES:
+        return open_labels_file(path, None, levels, strict, reading.label_column)
+    if is_archive(path):
+        return open_archive(path, levels, reading, strict)
     return _open_files([path], printable(path.name))
 
 
@@ -235,7 +306,8 @@ def _open_files(files: list[Path], name: str) -> Source:
         return open_parquet(files, f"{name} (parquet)")
     if suffix == ".tar":
         return open_shards(files, f"{name} (tar shards)")
-    raise UsageError(f"{printable(files[0])} is a {suffix or 'plain'} file; expected .parquet, .tar, .csv or .tsv")
+    known = ", ".join((".parquet", *ARCHIVES, *LABELS_FILES))
+    raise UsageError(f"{printable(files[0])} is a {suffix or 'plain'} file; expected one of {known}, or a folder")
 
 
 def _open_named(given: str, root: Path | None, download: bool) -> Source:
@@ -249,11 +321,14 @@ def _open_named(given: str, root: Path | None, download: bool) -> Source:
         return open_digits()
     if kind == "shapes":
         return open_shapes(rest)
-    if any(letter in given for letter in "*?[{"):
-        files = [Path(found) for pattern in _expand_braces(given) for found in sorted(glob.glob(pattern))]
-        if files:
-            return _open_files(files, printable(Path(given).name))
     raise UsageError(f"{printable(given)} is neither a path nor a known data set.{_nearest_path(given)}")
+
+
+def _matching(given: str) -> list[str]:
+    """The files and folders that a pattern names."""
+    if not any(letter in given for letter in "*?[{"):
+        return []
+    return [found for pattern in _expand_braces(given) for found in sorted(glob.glob(pattern))]
 
 
 def _expand_braces(pattern: str) -> list[str]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from patchloom.data.sets import UNLABELLED, ClassTable, Listing, PictureSet, Source, Splits, name_some
 from patchloom.data.taxonomy import check_level, numbered_levels
+from patchloom.data.unlabelled import missing_labels
 from patchloom.errors import DataError, UsageError
 
 TRAIN_NAMES = ("train", "training")
@@ -80,13 +81,7 @@ def usable_classes(
     pictures = source.train.pictures
     classify = labelled and not (pictures.mask_names or pictures.object_names)
     if classify and np.any(source.train.labels == UNLABELLED):
-        bare = np.flatnonzero(source.train.labels == UNLABELLED)
-        first = f", the first is {pictures.where(int(source.train.rows[bare[0]]))}"
-        raise DataError(
-            f"{source.name}: {len(bare)} of {len(source.train)} pictures have no label"
-            f"{first if len(bare) < len(source.train) else ''}; "
-            "expected a folder for each class, or a labels file (path,label)"
-        )
+        raise DataError(f"{source.name}: {missing_labels(source.train)}")
     table, notes = class_table(source.train, strict=strict, where=source.name)
     if level is not None:
         check_level(level, table.levels)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.data.folder import FilePictures, list_classes
+from patchloom.data.files import FilePictures
+from patchloom.data.folder import list_classes
 from patchloom.data.sets import ArrayPictures, Listing, Source
 from patchloom.errors import DataError, UsageError, nearest
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.augment import EvaluationTransform, test_transform
 from patchloom.data.decode import decode
-from patchloom.data.folder import printable
+from patchloom.data.files import printable
 from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch
 from patchloom.data.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
 from patchloom.deployment.classifier import Classifier

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from patchloom.build import is_run
 from patchloom.checkpoint import locked, weights_digest
-from patchloom.data.folder import printable
+from patchloom.data.files import printable
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress
 from patchloom.data.sets import file_state

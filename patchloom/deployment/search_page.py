@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from patchloom.data.decode import decode
-from patchloom.data.folder import printable
+from patchloom.data.files import printable
 from patchloom.deployment.index import Found, Hit, Index
 from patchloom.errors import DataError
 from patchloom.inspection.page import data_uri, write_page

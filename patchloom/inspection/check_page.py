@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from patchloom.data.check import CheckReport
-from patchloom.data.folder import printable
+from patchloom.data.files import printable
 from patchloom.data.sets import UNLABELLED
 from patchloom.data.survey import Place
 from patchloom.errors import DataError

@@ -13,14 +13,18 @@ import torch
 
 from patchloom.build import Choice, base_recipe, is_run, make_network, reads_labels, resolve_recipe
 from patchloom.checkpoint import read_recipe
+from patchloom.data.archive import archive_stem
+from patchloom.data.archives import is_archive
+from patchloom.data.labels_file import split_of
 from patchloom.data.loader import WORKER_TIMEOUT_S
 from patchloom.data.pairs import holds_pairs
 from patchloom.data.reading import Reading
 from patchloom.data.scan_bar import scan_bar
 from patchloom.data.sets import UNLABELLED, Splits
-from patchloom.data.source import find_source
+from patchloom.data.source import find_source, parts_of
 from patchloom.data.splits import make_splits
 from patchloom.data.survey import Unreadable, is_made_in_memory, name_unreadable, survey
+from patchloom.data.unlabelled import missing_labels
 from patchloom.deployment.data_record import DataRecord, record_of
 from patchloom.engine.rendezvous import place_from
 from patchloom.errors import DataError, UsageError, at_least
@@ -131,7 +135,7 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     folder = Path(settings.out) if settings.out else Path("runs") / folder_name(settings.data)
     labelled = _reads_labels(settings)
     if labelled and len(source.train) and np.all(source.train.labels == UNLABELLED):
-        raise DataError(f"{source.name}: no class for a picture as a whole; expected a folder or label for each class")
+        raise DataError(f"{source.name}: {missing_labels(source.train)}")
     seen, look = None, f"patchloom check {shlex.quote(settings.data)}{settings.reading.options()}"
     chosen: dict[str, Any] = {"strict": settings.strict, "level": settings.level, "labelled": labelled}
     if not is_made_in_memory(source):
@@ -244,8 +248,13 @@ def same_run(folder: Path, recipe: Recipe) -> None:
 
 
 def folder_name(data: str) -> str:
-    """Where a run on `data` goes, below runs/."""
-    stem = Path(data).stem if Path(data).exists() else data
+    """Where a run on `data` goes, below runs/; splits given one by one are named by the folder they lie in."""
+    parts = [Path(part).expanduser() for part in parts_of(data)]
+    stems = [Path(part.name).stem if not is_archive(part) else archive_stem(part) for part in parts]
+    if len(parts) > 1 and all(map(split_of, stems)):
+        stems = [parts[0].resolve().parent.name]
+    more = f"-and-{len(stems) - 3}-more" if len(stems) > 3 else ""
+    stem = "-".join(stems[:3]) + more if parts[0].exists() else data
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
 
 

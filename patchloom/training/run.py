@@ -2,7 +2,7 @@
 
 import shlex
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from patchloom.build import reads_labels, tells_classes
 from patchloom.checkpoint import Found, find_checkpoint, locked, read_weights, save_weights, write_run_files
 from patchloom.data.pairs import Pairs
 from patchloom.data.sets import ImageSet
+from patchloom.data.source import in_one, parts_of
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.translator import Translator, load_translator
 from patchloom.engine.disk import disk_errors
@@ -58,13 +59,13 @@ class Trained:
         return {"folder": str(self.folder), "ended": ended, "left_out": self.left_out, **self.metrics}
 
 
-def train(data: str, **settings: Any) -> Trained:
+def train(data: str | Sequence[str], **settings: Any) -> Trained:
     """Train a classifier or a translator on `data`; the options are those of `patchloom train` (`TrainingSettings`)."""
     known = set(TrainingSettings.__dataclass_fields__)
     for name in settings:
         if name not in known:
             raise UsageError(f"train has no option {name!r}.{nearest(name, sorted(known))}")
-    return run_training(TrainingSettings(data=data, **settings))
+    return run_training(TrainingSettings(data=in_one(parts_of(data)), **settings))
 
 
 def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Callable[[str], None] = print) -> Trained:

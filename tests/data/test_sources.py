@@ -141,7 +141,7 @@ def test_unfinished_and_compressed_shards(tmp_path):
         open_data(path)
     with tarfile.open(tmp_path / "b.tar", "w:gz"):
         pass
-    with pytest.raises(DataError, match=r"b\.tar: compressed or not a tar file; expected plain \.tar"):
+    with pytest.raises(DataError, match="no images inside; expected members like"):
         open_data(tmp_path / "b.tar")
 
 
@@ -325,9 +325,9 @@ def test_wrong_path_names_its_neighbours(tmp_path):
         open_data("digit")
     with pytest.raises(UsageError, match="neither a path nor a known data set"):
         open_data(tmp_path / "*.parquet")
-    (tmp_path / "a.zip").write_bytes(b"x")
-    with pytest.raises(UsageError, match=r"a\.zip is a \.zip file; expected \.parquet, \.tar, \.csv or \.tsv"):
-        open_data(tmp_path / "a.zip")
+    (tmp_path / "a.rar").write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"a\.rar is a \.rar file; expected one of \.parquet, \.zip, \.tar, .*, or a"):
+        open_data(tmp_path / "a.rar")
 
 
 def test_missing_library_names_the_extra(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from patchloom.checkpoint import read_run_files
-from patchloom.data.folder import open_labels_file
+from patchloom.data.labels_file import open_labels_file
 from patchloom.data.sampler import Plan
 from patchloom.data.taxonomy import read_taxonomy
 from patchloom.engine.records import MetricsFile, read_metrics

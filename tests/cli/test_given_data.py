@@ -1,0 +1,92 @@
+"""Several folders, archives and patterns on the command line: what is said, and where the run goes."""
+
+import io
+import json
+import zipfile
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from patchloom.cli import app
+from patchloom.errors import PatchloomError
+from patchloom.training.plan import folder_name
+
+
+def draw(root, *paths):
+    for i, path in enumerate(paths):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (i * 9 % 256, 40 * i % 256, 3)).save(root / path)
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    draw(tmp_path, *(f"{name}/{i}.png" for name in ("cats", "dogs") for i in range(6)))
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_check_takes_several_folders():
+    said = run("check", "cats", "dogs", "--json")
+    found = json.loads(said.stdout)
+    assert found["name"] == "cats, dogs (class folders)"
+    assert set(found["classes"]) == {"cats", "dogs"}
+    printed = run("check", "cats", "dogs").stdout
+    assert "Next: patchloom train 'cats dogs'" in printed
+    with pytest.raises(PatchloomError, match=r"would lie in the data; choose a path outside dogs"):
+        run("check", "cats", "dogs", "--page", "dogs/check.html")
+
+
+def test_train_takes_several_folders_and_names_the_run_by_them():
+    printed = run("train", "cats", "dogs", "--dry-run", "--device", "cpu", "--size", "16", "--batch", "4").stdout
+    assert "cats, dogs (class folders)" in printed
+    assert "runs/cats-dogs" in printed
+
+
+def test_masks_and_flat_folders_are_told_before_work(tmp_path):
+    with pytest.raises(PatchloomError, match=r"6 of 6 pictures have no label; .* --recipe dino, which learns"):
+        run("train", "cats")
+    draw(tmp_path / "seg", "images/0.png", "images/1.png")
+    (tmp_path / "seg" / "masks").mkdir()
+    for i in range(2):
+        Image.new("L", (16, 16)).save(tmp_path / "seg" / "masks" / f"{i}.png")
+    with pytest.raises(PatchloomError, match="these are pictures with masks, for segmentation, which patchloom cannot"):
+        run("train", "seg")
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("cats dogs", "cats-dogs"),
+        ("cats", "cats"),
+        ("flowers.tar.gz", "flowers"),
+        ("flowers.zip", "flowers"),
+        ("set/train set/val", "set"),
+        ("hf:user/name", "hf-user-name"),
+    ],
+)
+def test_the_folder_of_a_run(tmp_path, data, name):
+    for archive in ("flowers.tar.gz", "flowers.zip"):
+        (tmp_path / archive).write_bytes(b"x")
+    for split in ("train", "val"):
+        (tmp_path / "set" / split).mkdir(parents=True)
+    assert folder_name(data) == name
+
+
+def test_a_zip_is_checked_in_place(tmp_path):
+    with zipfile.ZipFile("pets.zip", "w") as archive:
+        for path in sorted(tmp_path.glob("*s/*.png")):
+            archive.write(path, str(path.relative_to(tmp_path)))
+        archive.writestr("cats/broken.png", io.BytesIO(b"nothing").read())
+    said = run("check", "pets.zip", "--json")
+    found = json.loads(said.stdout)
+    assert found["splits"] == {"train": 13}
+    [bad] = found["unreadable"]
+    assert bad["place"]["where"] == "pets.zip, cats/broken.png"

@@ -1,0 +1,227 @@
+"""Zip and tar files as data: class folders, splits, a labels file inside; and what is refused."""
+
+import io
+import os
+import pickle
+import stat
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.data import unpacked
+from patchloom.data.decode import MAX_FILE_BYTES
+from patchloom.data.reading import Reading
+from patchloom.data.source import find_source, open_data
+from patchloom.data.survey import survey
+from patchloom.errors import DataError, ResourceError
+
+
+def picture(value=0, size=16):
+    buffer = io.BytesIO()
+    Image.new("RGB", (size, size), (value, value // 2, 7)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def members(prefix="", splits=("",), classes=("cat", "dog"), count=4):
+    names = [f"{prefix}{split}{name}/{i}.png" for split in splits for name in classes for i in range(count)]
+    return {name: picture(7 * i) for i, name in enumerate(names)}
+
+
+def zipped(path, files, method=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def tarred(path, files, mode="w"):
+    with tarfile.open(path, mode) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def packed(path, files):
+    mode = {".gz": "w:gz", ".tgz": "w:gz", ".bz2": "w:bz2", ".xz": "w:xz"}.get(path.suffix, "w")
+    return zipped(path, files) if path.suffix == ".zip" else tarred(path, files, mode)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def labels_of(listing):
+    return {
+        listing.pictures.key(int(row)): listing.names[label]
+        for row, label in zip(listing.rows, listing.labels, strict=True)
+    }
+
+
+KINDS = ["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("prefix", ["", "a/", "./top/data/"])
+def test_class_folders_of_every_kind(tmp_path, name, prefix):
+    files = members(prefix)
+    found = find_source(packed(tmp_path / name, files))
+    assert found.name == "a (class folders)"
+    assert labels_of(found.train) == {f"{name}/{i}.png": name for name in ("cat", "dog") for i in range(4)}
+    pictures = pickle.loads(pickle.dumps(found.train.pictures))
+    for row, content in zip(range(8), files.values(), strict=True):
+        assert pictures.encoded(row) == content
+        assert np.array_equal(pictures.read(row), Image.open(io.BytesIO(content)))
+    assert pictures.where(0).startswith(f"{tmp_path / name}, ")
+
+
+def test_splits_and_nothing_is_written_beside(tmp_path):
+    path = zipped(tmp_path / "a.zip", members("flowers/", ("train/", "val/", "test/")))
+    data = open_data(path)
+    assert (len(data.train), len(data.val), len(data.test)) == (8, 8, 8)
+    assert sorted(os.listdir(tmp_path)) == ["a.zip"]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_BZIP2])
+def test_other_ways_to_pack(tmp_path, method):
+    assert open_data(zipped(tmp_path / "a.zip", members(), method)).train.read(0).size == (16, 16)
+
+
+def test_a_labels_file_inside_or_outside(tmp_path):
+    table = "file,species\n" + "\n".join(f"{i}.png,{'cat' if i % 2 else 'dog'}" for i in range(4))
+    pictures = {f"photos/{i}.png": picture(i) for i in range(4)}
+    inside = zipped(tmp_path / "in.zip", pictures | {"photos/labels.csv": table.encode()})
+    wanted = {f"{i}.png": "cat" if i % 2 else "dog" for i in range(4)}
+    assert labels_of(find_source(inside).train) == wanted
+    assert labels_of(find_source(inside, reading=Reading(labels="labels.csv")).train) == wanted
+    (tmp_path / "l.csv").write_text(table)
+    outside = tarred(tmp_path / "out.tar", pictures)
+    assert labels_of(find_source(outside, reading=Reading(labels=tmp_path / "l.csv")).train) == wanted
+
+
+def test_a_pattern_for_names_inside(tmp_path):
+    path = zipped(tmp_path / "a.zip", {f"{name}_{i}.png": picture(i) for name in ("cat", "dog") for i in range(2)})
+    assert find_source(path, reading=Reading(label_pattern="{label}_*")).train.names == ("cat", "dog")
+
+
+def test_dirt_of_archives_is_passed_over(tmp_path):
+    files = members("top/") | {"__MACOSX/top/cat/._0.png": b"x", "top/.DS_Store": b"x", "top/cat/Thumbs.db": b"x"}
+    found = find_source(zipped(tmp_path / "a.zip", files))
+    assert len(found.train) == 8
+    assert found.notes == ("a: not images by their extension (1 .db); left out",)
+    windows = {name.replace("/", "\\"): content for name, content in members().items()}
+    assert len(find_source(zipped(tmp_path / "b.zip", windows)).train) == 8
+
+
+def test_a_scan_of_an_archive_is_remembered(tmp_path):
+    source = find_source(zipped(tmp_path / "a.zip", members()))
+    assert survey(source).decoded == 8
+    assert survey(source).decoded == 0
+
+
+@pytest.mark.parametrize("name", ["../x.png", "/etc/x.png", "a/../../x.png", "C:/x.png"])
+@pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
+def test_paths_that_leave_the_archive(tmp_path, name, kind):
+    with pytest.raises(DataError, match="a path that leaves the archive; refused"):
+        find_source(packed(tmp_path / kind, members() | {name: picture()}))
+
+
+def test_links_are_not_followed(tmp_path):
+    path = tmp_path / "a.zip"
+    zipped(path, members())
+    with zipfile.ZipFile(path, "a") as archive:
+        info = zipfile.ZipInfo("cat/link.png")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(info, "/etc/passwd")
+    found = find_source(path)
+    assert len(found.train) == 8
+    assert "broken links (cat/link.png)" in found.notes[0]
+
+
+def test_encrypted_members_are_named(tmp_path):
+    path = zipped(tmp_path / "a.zip", members())
+    data = bytearray(path.read_bytes())
+    at = data.index(b"PK\x01\x02")
+    data[at + 8] |= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"1 of 8 members are encrypted, the first is cat/0\.png; unpack it with"):
+        find_source(path)
+
+
+def test_a_member_never_unpacks_to_more_than_it_says(tmp_path):
+    path = zipped(tmp_path / "a.zip", members() | {"cat/bomb.png": bytes(10_000_000)})
+    data = bytearray(path.read_bytes())
+    at = data.index(b"cat/bomb.png", data.index(b"PK\x01\x02")) - 46
+    data[at + 24 : at + 28] = (1000).to_bytes(4, "little")
+    path.write_bytes(bytes(data))
+    source = find_source(path)
+    row = [source.train.pictures.key(i) for i in range(9)].index("cat/bomb.png")
+    with pytest.raises(DataError, match=r"cat/bomb\.png: damaged archive"):
+        source.train.pictures.read(row)
+    data[at + 24 : at + 28] = (MAX_FILE_BYTES + 1).to_bytes(4, "little")
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"cat/bomb\.png: 268,435,457 bytes, more than the limit"):
+        find_source(path).train.pictures.read(row)
+    assert len(survey(find_source(path)).unreadable) == 1
+
+
+def test_damaged_archives(tmp_path):
+    path = zipped(tmp_path / "a.zip", members())
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
+    with pytest.raises(DataError, match=r"a\.zip: damaged"):
+        find_source(path)
+    (tmp_path / "b.tar").write_bytes(b"nothing" * 999)
+    with pytest.raises(DataError, match=r"b\.tar: compressed or not a tar file"):
+        find_source(tmp_path / "b.tar")
+    gz = packed(tmp_path / "c.tar.gz", members())
+    gz.write_bytes(gz.read_bytes()[:-60])
+    with pytest.raises(DataError, match=r"c\.tar\.gz: damaged archive"):
+        find_source(gz)
+
+
+def test_an_archive_without_images(tmp_path):
+    with pytest.raises(DataError, match=r"no images found \(1 \.txt\)"):
+        find_source(zipped(tmp_path / "a.zip", {"x/readme.txt": b"x"}))
+
+
+# Compressed tars ------------------------------------------------------------------------------------------------------
+
+
+def test_a_compressed_tar_is_unpacked_once(tmp_path, monkeypatch):
+    path = packed(tmp_path / "a.tar.gz", members())
+    note = find_source(path).notes[0]
+    assert note.startswith("a.tar.gz: a compressed tar cannot be read in any order, so a plain copy is kept (0.0 MB): ")
+    [copy] = (tmp_path / "cache" / "patchloom" / "archives").glob("*.tar")
+    assert str(copy) in note
+    before = copy.stat().st_mtime_ns
+    find_source(path)
+    assert copy.stat().st_mtime_ns == before
+    packed(path, members(classes=("cat", "dog", "owl")))
+    assert find_source(path).train.names == ("cat", "dog", "owl")
+    assert len(list(copy.parent.glob("*.tar"))) == 1
+
+
+def test_compressed_tars_that_are_bombs_or_do_not_fit(tmp_path, monkeypatch):
+    path = packed(tmp_path / "a.tar.gz", {"cat/0.png": bytes(4_000_000)})
+    monkeypatch.setattr(unpacked, "_SMALL", 1_000_000)
+    with pytest.raises(DataError, match=r"a\.tar\.gz: 0\.0 MB unpack to more than 1\.0 MB; refused as a bomb"):
+        find_source(path)
+    monkeypatch.setattr(unpacked, "_SMALL", 1 << 30)
+    monkeypatch.setattr(unpacked, "_KEPT_FREE", 1 << 60)
+    with pytest.raises(ResourceError, match="no room to unpack it"):
+        find_source(path)
+    assert not list((tmp_path / "cache" / "patchloom" / "archives").glob("*-*"))
+
+
+def test_web_dataset_stays_what_it_was(tmp_path):
+    files = {}
+    for i in range(4):
+        files |= {f"shard/{i:03d}.png": picture(i), f"shard/{i:03d}.cls": str(i % 2).encode()}
+    for name in ("a.tar", "a.tar.gz"):
+        assert find_source(packed(tmp_path / name, files)).train.labels.tolist() == [0, 1, 0, 1]

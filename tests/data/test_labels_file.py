@@ -1,0 +1,242 @@
+"""Labels files as people have them; what was understood is said."""
+
+import pytest
+from PIL import Image
+
+from patchloom.data.labels_file import open_labels_file
+from patchloom.errors import DataError, UsageError
+
+PATHS = {"a.png": "cat", "b.png": "dog", "c.png": "cat", "d.png": "dog"}
+
+
+def draw(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8)).save(path)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    root = tmp_path / "photos"
+    for path in PATHS:
+        draw(root / path)
+    return root
+
+
+def labels_of(listing):
+    return {
+        listing.pictures.key(int(row)): listing.names[label] if label >= 0 else ""
+        for row, label in zip(listing.rows, listing.labels, strict=True)
+    }
+
+
+def open_text(photos, text, name="labels.csv", **options):
+    content = text if isinstance(text, bytes) else text.encode()
+    (photos / name).write_bytes(content)
+    return open_labels_file(photos / name, **options)
+
+
+def rows(separator=",", header="path,label", prefix="", suffix=""):
+    lines = [header.replace(",", separator)] if header else []
+    return "\n".join([*lines, *(f"{prefix}{path}{suffix}{separator}{label}" for path, label in PATHS.items())])
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "labels.tsv", "labels.txt"])
+@pytest.mark.parametrize("header", ["", "path,label", "Image,Species", "file_name,category", "ID,Target", "x,y z"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_headers_and_separators(photos, name, header, separator):
+    assert labels_of(open_text(photos, rows(separator, header), name).train) == PATHS
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf" + rows().encode(),
+        rows().replace("\n", "\r\n").encode() + b"\r\n\r\n",
+        "\ufeff".encode("utf-16-le") + rows("\t").encode("utf-16-le"),
+        rows().replace("cat", '"cat"').encode(),
+        rows(", ").encode(),
+        rows(" ", "").encode(),
+        ("# a comment\n" + rows()).encode(),
+        b"path,label\n./a.png,cat\n.\\b.png,dog\nc.png,cat\nd.png,dog",
+        rows(prefix="photos/").encode(),
+        rows(prefix="photos\\").encode(),
+        rows(prefix="C:\\Users\\me\\photos\\").encode(),
+        rows(prefix="/elsewhere/photos/").encode(),
+        b"id,label\na,cat\nb,dog\nc,cat\nd,dog\n",
+        b"label,path\ncat,a.png\ndog,b.png\ncat,c.png\ndog,d.png\n",
+    ],
+)
+def test_bytes_and_paths(photos, content):
+    assert labels_of(open_text(photos, content).train) == PATHS
+
+
+def test_what_was_understood_is_said(photos):
+    found = open_text(photos, "image;species;set\na.png;cat;train\nb.png;dog;train\nc.png;cat;val\nd.png;dog;val\n")
+    assert found.notes == (
+        "labels.csv: paths from column 'image', classes from column 'species' (2), splits from column 'set', "
+        "separator ;",
+    )
+    assert labels_of(found.val) == {"c.png": "cat", "d.png": "dog"}
+    found = open_text(photos, rows(" ", ""), "list.txt")
+    assert found.notes == ("list.txt: paths from column 1, classes from column 2 (2), no header, separator spaces",)
+
+
+def test_absolute_paths_and_a_file_elsewhere(photos, tmp_path):
+    assert labels_of(open_text(photos, rows(prefix=f"{photos}/")).train) == PATHS
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "l.csv").write_text(rows(prefix="../photos/"))
+    found = open_labels_file(tmp_path / "lists" / "l.csv", photos)
+    assert labels_of(found.train) == PATHS
+    (tmp_path / "lists" / "l.csv").write_text("path,label\na.png,cat\nb.png,dog\n")
+    found = open_labels_file(tmp_path / "lists" / "l.csv", photos)
+    assert found.notes[-1] == "2 pictures are in photos but in no list; left out"
+
+
+def test_a_name_without_extension_must_fit_one_file(photos):
+    Image.new("RGB", (8, 8)).save(photos / "a.jpg")
+    found = open_text(photos, "id,label\na,cat\nb,dog\nc,cat\nd,dog\n")
+    assert "1 of 4 files are not in" in found.notes[-1]
+    assert "the first is a; left out" in found.notes[-1]
+
+
+def test_a_name_alone_is_found_in_the_folder_of_its_split(photos):
+    for split in ("train", "test"):
+        draw(photos / split / "0001.png")
+        draw(photos / split / "0002.png")
+    (photos / "test.csv").write_text("id\n0001\n0002\n")
+    found = open_text(photos, "id,breed\n0001,cat\n0002,dog\n", "train.csv")
+    assert labels_of(found.train) == {"train/0001.png": "cat", "train/0002.png": "dog"}
+    assert any(note.startswith("test.csv beside it is not used") for note in found.notes)
+
+
+def test_the_label_column_can_be_chosen(photos):
+    text = "image,genus,colour\na.png,felis,red\nb.png,canis,red\nc.png,felis,blue\nd.png,canis,blue\n"
+    with pytest.raises(UsageError, match=r"the classes could be in any of genus, colour; choose with --label-column"):
+        open_text(photos, text)
+    assert labels_of(open_text(photos, text, label_column="Colour").train)["a.png"] == "red"
+    with pytest.raises(UsageError, match=r"no column 'genu' for --label-column; it has image.* Did you mean genus"):
+        open_text(photos, text, label_column="genu")
+    assert labels_of(open_text(photos, rows(header=""), label_column="2").train) == PATHS
+    with pytest.raises(UsageError, match="no column 'genus' for --label-column; it has 1 to 2, no header"):
+        open_text(photos, rows(header=""), label_column="genus")
+
+
+def test_words_are_preferred_to_numbers_and_other_columns_are_levels_or_left_out(photos):
+    text = (
+        "filename,label,class_name,family,photographer,width\n"
+        "a.png,0,lion,felid,ann,1\nb.png,1,wolf,canid,bob,2\nc.png,2,lynx,felid,ann,3\nd.png,0,lion,felid,bob,4\n"
+    )
+    found = open_text(photos, text)
+    assert found.train.names == ("lion", "lynx", "wolf")
+    assert found.train.levels == {"family": {"lion": "felid", "wolf": "canid", "lynx": "felid"}}
+    assert "labels.csv: columns not used: label, width" in found.notes
+    said = "column 'photographer' is no level above the classes ('lion' is both 'ann' and 'bob'); left out"
+    assert f"labels.csv: {said}" in found.notes
+
+
+def test_number_codes_are_ordered_as_numbers(photos):
+    found = open_text(photos, "path,label\na.png,10\nb.png,2\nc.png,2\nd.png,1\n")
+    assert found.train.names == ("1", "2", "10")
+
+
+@pytest.mark.parametrize("cell", ["cat|dog", "cat;dog", '"cat, dog"', "\"['cat', 'dog']\""])
+def test_of_several_labels_the_first_counts(photos, cell):
+    text = f"path,label\na.png,{cell}\nb.png,dog\nc.png,cat\nd.png,dog\n"
+    found = open_text(photos, text)
+    assert labels_of(found.train) == PATHS
+    assert "labels.csv: 1 of 4 rows have several labels; the first counts" in found.notes
+    with pytest.raises(DataError, match="1 of 4 rows have several labels; expected one per picture"):
+        open_text(photos, text, strict=True)
+
+
+def test_commas_in_names_are_no_lists(photos):
+    found = open_text(photos, 'path,label\na.png,"tench, Tinca tinca"\nb.png,"goldfish, Carassius"\nc.png,ray\n')
+    assert found.train.names == ("goldfish, Carassius", "ray", "tench, Tinca tinca")
+
+
+def test_a_column_for_each_class(photos):
+    text = "image,cat,dog,cow\na.png,1.0,0.0,0.0\nb.png,0,1,0\nc.png,1,0,0\nd.png,0,1,1\n"
+    found = open_text(photos, text)
+    assert labels_of(found.train) == PATHS
+    assert "classes from 3 columns of 0 and 1 (2)" in found.notes[0]
+    assert "1 of 4 rows have several labels" in found.notes[1]
+    assert labels_of(open_text(photos, text, label_column="dog").train)["b.png"] == "1"
+
+
+def test_rows_twice(photos):
+    found = open_text(photos, rows() + "\na.png,cat")
+    assert labels_of(found.train) == PATHS
+    assert "1 row repeated with the same label; merged" in found.notes[-1]
+    with pytest.raises(DataError, match=r"a\.png is listed twice, as 'cat' and 'dog'; expected one label"):
+        open_text(photos, rows() + "\na.png,dog")
+
+
+def test_latin_1_is_read_and_said(photos):
+    found = open_text(photos, "path,label\na.png,pâté\nb.png,café\n".encode("latin-1"))
+    assert found.train.names == ("café", "pâté")
+    assert "read as latin-1" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty; expected lines of path,label"),
+        ("hello", "the first line is 'hello'; expected a path and a label, such as path,label"),
+        ("path,label\n", "the first line is 'path,label' and no other"),
+        ("path,label\nnone.png,cat\n", r"1 of 1 files are not in .*, the first is none.png; the first line is"),
+        ("path,note\na.png,\nb.png,\n", "the first line is 'path,note'; expected a column of labels beside the paths"),
+    ],
+)
+def test_what_cannot_be_understood_is_one_line(photos, text, said):
+    with pytest.raises((DataError, UsageError), match=said) as error:
+        open_text(photos, text)
+    assert "\n" not in str(error.value)
+
+
+# Lists by split -------------------------------------------------------------------------------------------------------
+
+
+def grocery(root):
+    """As the Grocery Store data set has them: lists by split, numbers named by classes.csv."""
+    classes = [("Golden", 0, "Apple", 0), ("Royal", 1, "Apple", 0), ("Banana", 2, "Banana", 1)]
+    lines = ["Class Name (str),Class ID (int),Coarse Class Name (str),Coarse Class ID (int),Iconic Image Path (str)"]
+    lines += [f"{name},{i},{coarse},{j},/icons/{name}.jpg" for name, i, coarse, j in classes]
+    (root / "classes.csv").write_text("\n".join(lines))
+    for split in ("train", "val", "test"):
+        rows = []
+        for name, i, coarse, j in classes:
+            draw(root / split / "Fruit" / coarse / f"{name}_1.jpg")
+            rows.append(f"{split}/Fruit/{coarse}/{name}_1.jpg, {i}, {j}")
+        (root / f"{split}.txt").write_text("\n".join(rows))
+
+
+def test_lists_of_all_splits_with_named_numbers(tmp_path):
+    grocery(tmp_path)
+    found = open_labels_file(tmp_path / "val.txt", tmp_path)
+    assert found.train.names == ("Banana", "Golden", "Royal")
+    assert found.train.levels == {"coarse": {"Golden": "Apple", "Royal": "Apple", "Banana": "Banana"}}
+    assert set(labels_of(found.train)) == {
+        "train/Fruit/Apple/Golden_1.jpg", "train/Fruit/Apple/Royal_1.jpg", "train/Fruit/Banana/Banana_1.jpg",
+    }  # fmt: skip
+    assert len(found.val) == 3
+    assert found.notes[0] == (
+        "val.txt: paths from column 1, classes from column 2 named by classes.csv (3), no header, separator ,"
+    )
+
+
+def test_one_list_alone_says_what_is_missing(tmp_path):
+    grocery(tmp_path)
+    (tmp_path / "val.txt").unlink()
+    (tmp_path / "test.txt").unlink()
+    found = open_labels_file(tmp_path / "train.txt", tmp_path)
+    assert "beside train.txt there is no list for val or test" in found.notes
+    assert found.val is None
+    assert "6 pictures are in " in found.notes[-1]
+
+
+def test_names_by_line_for_numbers(photos):
+    (photos / "classes.txt").write_text("great dane\nlynx\n")
+    found = open_text(photos, "a.png 0\nb.png 1\nc.png 0\nd.png 1\n", "train.txt")
+    assert found.train.names == ("great dane", "lynx")
+    (photos / "classes.txt").write_text("1 great dane\n2 lynx\n")
+    assert open_text(photos, "a.png 1\nb.png 2\n", "train.txt").train.names == ("great dane", "lynx")

@@ -1,0 +1,144 @@
+"""Several files and folders as one data set, and what is said of pictures without labels."""
+
+import zipfile
+
+import pytest
+from PIL import Image
+
+from patchloom.data.reading import Reading
+from patchloom.data.source import find_source, in_one, open_data, parts_of
+from patchloom.data.survey import survey
+from patchloom.data.unlabelled import missing_labels
+from patchloom.errors import DataError, UsageError
+
+
+def draw(root, *paths):
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (sum(path.encode()) % 256, len(path), 3)).save(root / path)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def labels_of(listing):
+    return {
+        listing.pictures.key(int(row)): listing.names[label]
+        for row, label in zip(listing.rows, listing.labels, strict=True)
+    }
+
+
+def test_one_string_or_a_list(tmp_path):
+    draw(tmp_path, "cats/0.png", "my dogs/0.png")
+    given = in_one(["cats", "my dogs"])
+    assert given == "cats 'my dogs'"
+    assert parts_of(given) == parts_of(["cats", "my dogs"]) == ["cats", "my dogs"]
+    assert parts_of("my dogs") == ["my dogs"]
+    assert parts_of("cats none") == ["cats none"]
+    assert in_one(["my dogs"]) == "my dogs"
+    with pytest.raises(UsageError, match="no data were given"):
+        parts_of([])
+
+
+def test_folders_of_pictures_are_classes(tmp_path):
+    draw(tmp_path, "cats/0.png", "cats/1.png", "dogs/0.png", "dogs/1.png")
+    found = find_source("cats dogs")
+    assert found.name == "cats, dogs (class folders)"
+    assert labels_of(found.train) == {
+        "cats/0.png": "cats", "cats/1.png": "cats", "dogs/0.png": "dogs", "dogs/1.png": "dogs",
+    }  # fmt: skip
+    assert found.notes == ("each folder given is a class: 2 classes",)
+    assert found.train.pictures.where(2) == "dogs/0.png"
+    assert survey(found).decoded == 4
+    assert survey(found).decoded == 0
+
+
+def test_folders_called_like_splits_are_splits(tmp_path):
+    for split, count in (("train", 3), ("val", 2), ("test", 1)):
+        draw(tmp_path / "a", *(f"{split}/{name}/{i}.png" for name in ("cat", "dog") for i in range(count)))
+    data = open_data(["a/train", "a/val"])
+    assert (data.name, len(data.train), len(data.val), data.test) == ("train, val (given splits)", 6, 4, None)
+    data = open_data(["a/test", "a/val", "a/train"])
+    assert (len(data.train), len(data.val), len(data.test)) == (6, 4, 2)
+
+
+def test_data_sets_are_merged_by_class_name(tmp_path):
+    draw(tmp_path / "2023", "cat/0.png", "cat/1.png", "dog/0.png")
+    draw(tmp_path / "b", "dog/0.png", "owl/0.png")
+    with zipfile.ZipFile("2024.zip", "w") as archive:
+        for name in ("dog/0.png", "owl/0.png"):
+            archive.write(f"b/{name}", name)
+    found = find_source(["2023", "2024.zip"])
+    assert labels_of(found.train) == {
+        "2023/cat/0.png": "cat", "2023/cat/1.png": "cat", "2023/dog/0.png": "dog",
+        "2024/dog/0.png": "dog", "2024/owl/0.png": "owl",
+    }  # fmt: skip
+    assert found.notes == ("2 data sets merged by class name",)
+    assert [found.train.pictures.read(i).size for i in range(5)] == [(8, 8)] * 5
+
+
+def test_mixtures_are_refused(tmp_path):
+    draw(tmp_path, "a/cat/0.png", "a/dog/0.png", "b/0.png", "c/train/cat/0.png", "c/train/dog/0.png", "c/val/cat/1.png")
+    with pytest.raises(UsageError, match="b holds pictures alone and a holds classes"):
+        find_source(["a", "b"])
+    with pytest.raises(DataError, match="c has a val split and a has none"):
+        find_source(["a", "c"])
+    with pytest.raises(UsageError, match="--labels goes with one folder or archive; 2 were given"):
+        find_source(["a", "b"], reading=Reading(labels="l.csv"))
+    with pytest.raises(UsageError, match="none is neither a path nor a known data set"):
+        find_source(["a", "none"])
+
+
+def test_several_parquet_files_are_one_set(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    draw(tmp_path, "0.png", "1.png")
+    for name in ("train", "test"):
+        images = [(tmp_path / f"{i}.png").read_bytes() for i in range(2)]
+        pq.write_table(pa.table({"image": images, "label": ["a", "b"]}), f"x-{name}.parquet")
+    found = find_source(["x-train.parquet", "x-test.parquet"])
+    assert found.name == "x-train.parquet, x-test.parquet (parquet)"
+    assert (len(found.train), len(found.test)) == (2, 2)
+
+
+# Pictures without labels ----------------------------------------------------------------------------------------------
+
+
+def test_a_flat_folder_is_told_the_ways_on(tmp_path):
+    draw(tmp_path / "photos", "cat_1.png", "cat_2.png", "dog_1.png", "dog_2.png")
+    with pytest.raises(DataError) as error:
+        open_data("photos")
+    assert str(error.value) == (
+        "photos (class folders): 4 of 4 pictures have no label; expected a folder for each class, or --labels FILE "
+        "(lines of path,label), or --label-pattern '{label}_*' (their names give 2 classes: 'cat', 'dog'), or --recipe "
+        "dino, which learns without labels"
+    )
+    draw(tmp_path / "plain", "IMG_1.png", "IMG_2.png")
+    with pytest.raises(DataError, match=r"--label-pattern '\{label\}_\*' \(the class in the file's name\), or"):
+        open_data("plain")
+
+
+@pytest.mark.parametrize(
+    ("reading", "said"),
+    [
+        (Reading(labels="l.csv", label_pattern="{label}_*"), "--labels and --label-pattern both say the classes"),
+        (Reading(label_column="x"), "--label-column chooses a column of a labels file; give one with --labels"),
+        (Reading(label_pattern="{label}_*"), "--label-pattern reads the names of files in a folder or archive; given"),
+    ],
+)
+def test_options_that_nobody_would_read(tmp_path, reading, said):
+    draw(tmp_path, "a/cat/0.png")
+    with pytest.raises(UsageError, match=said):
+        find_source("a" if reading.label_pattern is None else "digits", reading=reading)
+
+
+def test_a_folder_with_masks_says_what_it_is_for(tmp_path):
+    draw(tmp_path / "seg", "images/0.png", "images/1.png")
+    for i in range(2):
+        (tmp_path / "seg" / "masks").mkdir(exist_ok=True)
+        Image.new("L", (8, 8)).save(tmp_path / "seg" / "masks" / f"{i}.png")
+    said = "these are pictures with masks, for segmentation, which patchloom cannot train yet; classification needs"
+    assert missing_labels(find_source("seg").train).startswith(said)
