@@ -23,6 +23,7 @@ from PIL import Image
 from patchloom.data.decode import EXTENSIONS, MAX_FILE_BYTES, decode
 from patchloom.data.files import printable
 from patchloom.data.sets import Pictures, Stamp, stamps_inside
+from patchloom.data.shards import refuse_early_end
 from patchloom.data.tree import Entry, Tree
 from patchloom.errors import DataError
 
@@ -252,6 +253,8 @@ def _tar_members(file: Path, shown: str, limit: int | None = None) -> Iterator[t
                 if limit is not None and number >= limit:
                     return
                 yield member
+            if limit is None:
+                refuse_early_end(file, archive.offset)
     except (tarfile.TarError, OSError, ValueError) as error:
         raise DataError(f"{shown}: damaged or not a tar file ({error})") from error
 

@@ -143,6 +143,7 @@ def decode_frames(data: bytes, where: str, every: int = 1) -> Iterator[Frame]:
             image.seek(number)
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{where}, frame {number}: {image.width}×{image.height} pixels, more than the limit")
+            _refuse(slow_pixels(name, image, data), where)
             image.load()
         if number % every == 0:
             with _reading(name, data, where):

@@ -7,7 +7,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from patchloom.data.decode import EXTENSIONS
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
@@ -68,11 +68,16 @@ def parse_table(content: bytes, title: str, finds: Finds) -> Table:
     if not lines:
         raise DataError(f"{title}: is empty; expected lines of path,label")
     first_line = shortened(lines[0][1])
-    readings = [_reading(lines, separator, title, finds) for separator in _SEPARATORS]
+    readings = [
+        _reading(lines if separator == SPACES else lines[:_LOOKED_AT], separator, title, finds)
+        for separator in _SEPARATORS
+    ]
     usable = [reading for reading in readings if reading is not None]
     if not usable:
         raise UsageError(f"{title}: the first line is {first_line!r}; expected a path and a label, such as path,label")
     best = max(usable, key=lambda reading: (reading.found, reading.named, reading.even))  # the first of equals
+    if best.separator != SPACES:
+        best = replace(best, rows=list(_cells(lines, best.separator, title)))
     return _table(best, title, first_line, encoding, finds)
 
 
@@ -142,7 +147,8 @@ def _reading(lines: Sequence[tuple[int, str]], separator: str, title: str, finds
     whole = [row for row in seen[named:] if len(row) == width]
     hits = [sum(finds(row[i]) for row in whole) for i in range(width)]
     called = [len(names) == width and names[i] in PATH_NAMES for i in range(width)]
-    paths = max(range(width), key=lambda i: (bool(hits[i]) and called[i], hits[i], called[i], -i))
+    alike = [sum(names_image(row[i]) for row in whole) for i in range(width)]
+    paths = max(range(width), key=lambda i: (bool(hits[i]) and called[i], hits[i], alike[i], called[i], -i))
     return _Reading(separator, rows, width, paths, hits[paths] / max(len(whole), 1), named, times / len(seen))
 
 
@@ -193,5 +199,9 @@ def _is_header(reading: _Reading, finds: Finds) -> bool:
 def looks_like_a_file(cell: str) -> bool:
     """Whether a cell is the path or address of a file rather than a word."""
     below = "/" in cell or "\\" in cell
-    ending = re.search(r"\.\w{2,5}$", cell)
-    return "://" in cell or (ending is not None and (below or ending[0].lower() in EXTENSIONS))
+    return "://" in cell or names_image(cell) or (below and re.search(r"\.\w{2,5}$", cell) is not None)
+
+
+def names_image(cell: str) -> bool:
+    """Whether a cell ends as the name of an image file does."""
+    return cell.strip().lower().endswith(tuple(EXTENSIONS))

@@ -16,11 +16,12 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import numpy as np
 
+from patchloom.data.label_table import PATH_NAMES, names_image, plain
 from patchloom.data.sets import Fault
 from patchloom.data.splits import TRAIN_NAMES
 from patchloom.errors import DataError
@@ -250,6 +251,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def _is_labels_file(file: Path) -> bool:
-    """Whether it names pictures: its first line is path, label …"""
-    first = next(_lines(file), b"").lower().split(b"\t")
-    return first[0].strip(b"\xef\xbb\xbf ") in (b"path", b"file", b"filename", b"image")
+    """Whether it names pictures: image files in its first lines, or a first column that is called like their paths."""
+    first = [line.removeprefix(b"\xef\xbb\xbf").decode("latin-1").split("\t") for line in islice(_lines(file), 2)]
+    called = plain(first[0][0]) if first else ""
+    return (called in PATH_NAMES and called != "id") or any(names_image(cell) for line in first for cell in line)

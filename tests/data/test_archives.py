@@ -179,6 +179,12 @@ def test_damaged_archives(tmp_path):
     (tmp_path / "b.tar").write_bytes(b"nothing" * 999)
     with pytest.raises(DataError, match=r"b\.tar: compressed or not a tar file"):
         find_source(tmp_path / "b.tar")
+    tar = tarred(tmp_path / "d.tar", members())
+    data = bytearray(tar.read_bytes())
+    data[3072 : 3072 + 20] = b"\xff" * 20  # a header in the middle
+    tar.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"d\.tar: the header at byte 3,072 is damaged; .* members behind it are lost"):
+        find_source(tar)
     gz = packed(tmp_path / "c.tar.gz", members())
     gz.write_bytes(gz.read_bytes()[:-60])
     with pytest.raises(DataError, match=r"c\.tar\.gz: damaged archive"):

@@ -111,8 +111,9 @@ def test_a_damaged_archive_is_named(tmp_path):
     assert detail.startswith("cannot be read after line")
 
 
-def test_a_labels_file_is_no_pair_of_sentences(tmp_path):
-    (tmp_path / "labels.tsv").write_text("path\tlabel\na.png\tcat\n")
+@pytest.mark.parametrize("header", ["path\tlabel\n", "", "Image Name\tSpecies\n"])
+def test_a_labels_file_is_no_pair_of_sentences(tmp_path, header):
+    (tmp_path / "labels.tsv").write_text(f"{header}a.png\tcat\n")
     with pytest.raises(DataError, match="files are not in"):
         check(tmp_path / "labels.tsv")
 
