@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, reading_from
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -29,15 +31,11 @@ def check(
     strict: Annotated[
         bool, typer.Option("--strict", help="Near-duplicates across splits and labels are problems too.")
     ] = False,
-    labels: Annotated[str | None, typer.Option(help="A labels file (path,label) for the folder.")] = None,
-    label_column: Annotated[str | None, typer.Option(help="The column of that file that holds the classes.")] = None,
-    label_pattern: Annotated[
-        str | None, typer.Option(help="The class as a part of the file's name: '{label}_*.jpg'.")
-    ] = None,
-    taxonomy: Annotated[str | None, typer.Option(help="A file of class → coarse class.")] = None,
-    classes: Annotated[
-        str | None, typer.Option(metavar="innermost|outermost", help="Which of nested folders are the classes.")
-    ] = None,
+    labels: Labels = None,
+    label_column: LabelColumn = None,
+    label_pattern: LabelPattern = None,
+    taxonomy: Taxonomy = None,
+    classes: Classes = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that read; one for each core.")] = None,
     cache: Annotated[bool, typer.Option(help="Look only at files that changed since the last check.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="For machines; a page only with --page.")] = False,
@@ -47,7 +45,6 @@ def check(
     from pathlib import Path
 
     from patchloom.data.check import check as look_through
-    from patchloom.data.reading import Reading
     from patchloom.data.scan_bar import scan_bar
     from patchloom.data.source import in_one
 
@@ -55,12 +52,8 @@ def check(
     target = Path(page) if page else None
     if target:
         _refuse_inside(target, data)
-    reading = Reading(
-        labels=labels,
-        label_column=label_column,
-        label_pattern=label_pattern,
-        taxonomy=taxonomy,
-        classes=classes,  # type: ignore[arg-type]
+    reading = reading_from(
+        labels=labels, label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy, classes=classes
     )
     started = time.perf_counter()
     with scan_bar() as progress:

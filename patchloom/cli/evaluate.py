@@ -87,7 +87,8 @@ def evaluate(
     split: Annotated[
         str | None,
         typer.Option(
-            help="train, val or all; val where the data have one. Of text: any, by name.", rich_help_panel=IMAGES
+            help="train, val, test or all; by default val, or what the run held out. Of text: any, by name.",
+            rich_help_panel=IMAGES,
         ),
     ] = None,
     labels: Annotated[
@@ -181,9 +182,11 @@ def evaluate(
         _sweep(runs, str(data), device, sweep, shown, as_json)
     else:
         from patchloom.cli.evaluation_tables import show
+        from patchloom.data.scan_bar import scan_bar
         from patchloom.deployment.runs import evaluate_runs
 
-        decided = evaluate_runs(runs, data, device=device, heads=agreement, **shown)
+        with scan_bar(what="evaluating") as progress:
+            decided = evaluate_runs(runs, data, device=device, heads=agreement, progress=progress, **shown)
         show(decided, agreement=agreement, seeds=seeds, costs=costs, device=device, as_json=as_json)
 
 

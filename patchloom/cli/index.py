@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, reading_from
+
 
 def index(
     run: Annotated[str, typer.Argument(help="Folder of a run, or a repository of the hub.")],
-    images: Annotated[list[str], typer.Argument(help="Image files or folders; class folders give labels.")],
+    images: Annotated[list[str], typer.Argument(help="Image files or folders, labelled as `train` reads them.")],
     out: Annotated[str, typer.Option(help="Folder of the index; one that is there already grows.")],
     batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
     workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
@@ -18,12 +20,23 @@ def index(
     trunk: Annotated[
         bool, typer.Option("--trunk", help="By the vectors before the projector, where the run has one.")
     ] = False,
+    labels: Labels = None,
+    label_column: LabelColumn = None,
+    label_pattern: LabelPattern = None,
+    taxonomy: Taxonomy = None,
+    classes: Classes = None,
+    level: Annotated[
+        str | None, typer.Option(help="Level of the labels that are stored; that of the run by default.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done for machines.")] = False,
 ) -> None:
     """Embed images for `patchloom search`; the same command goes on after a stop, or adds what is new or changed."""
     from patchloom.data.scan_bar import scan_bar
     from patchloom.deployment.index import index as build
 
+    reading = reading_from(
+        labels=labels, label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy, classes=classes
+    )
     with scan_bar(what="embedding", shown=not as_json) as progress:
         built = build(
             run,
@@ -35,6 +48,8 @@ def index(
             exact=exact,
             prune=prune,
             trunk=trunk,
+            reading=reading,
+            level=level,
             progress=progress,
         )
     about = built.index.about

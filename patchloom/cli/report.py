@@ -1,22 +1,46 @@
 """`patchloom report RUN…`: one page on a run, or on several side by side."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, reading_from
 
 
 def report(
     runs: Annotated[list[str], typer.Argument(help="Folders of runs; two or more are compared.")],
     data: Annotated[str | None, typer.Option(help="Where the data lie now; several runs are evaluated on it.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="train|val|test|all", help="Evaluate this split of the data now and report on it."),
+    ] = None,
+    labels: Labels = None,
+    label_column: LabelColumn = None,
+    label_pattern: LabelPattern = None,
+    taxonomy: Taxonomy = None,
+    classes: Classes = None,
+    level: Annotated[
+        str | None, typer.Option(help="Label level to compare with; that of the model's classes by default.")
+    ] = None,
     out: Annotated[
-        str | None, typer.Option(help="The page; RUN/report.html, or comparison.html here when left out.")
+        str | None,
+        typer.Option(help="The page; RUN/report.html, RUN/report-SPLIT.html, or comparison.html here when left out."),
     ] = None,
 ) -> None:
     """Write one HTML file that needs nothing else: numbers, curves, confusion, mistakes, pictures, recipe, cost."""
     from pathlib import Path
 
     from patchloom.deployment.translation_files import translates_text
+    from patchloom.errors import UsageError
 
+    reading = reading_from(
+        labels=labels, label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy, classes=classes
+    )
+    shown: dict[str, Any] = {"split": split, "reading": reading, "level": level}
+    if len(runs) > 1 and data is None and (split or level or reading.given()):
+        raise UsageError("--split, --level and how data are read need data: several runs are evaluated on --data DATA")
+    if len(runs) == 1 and level and split is None:
+        raise UsageError("--level says what labels a split is compared with; give --split too")
     if len(runs) == 1 and translates_text(Path(runs[0])):
         from patchloom.deployment.translation_report import report_translation
 
@@ -25,8 +49,8 @@ def report(
     if len(runs) == 1:
         from patchloom.deployment.report import report_run
 
-        print(report_run(Path(runs[0]), data=data, out=Path(out) if out else None))
+        print(report_run(Path(runs[0]), data=data, out=Path(out) if out else None, **shown))
         return
     from patchloom.deployment.comparison_report import report_runs
 
-    print(report_runs(runs, data=data, out=Path(out or "comparison.html")))
+    print(report_runs(runs, data=data, out=Path(out or "comparison.html"), **shown))

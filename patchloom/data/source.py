@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -80,17 +81,15 @@ def open_data(
     are left out, and copies of one picture stay on one side.
     """
     source = find_source(spec, reading=reading, root=root, strict=strict, download=download)
+    return split_source(source, val_fraction=val_fraction, strict=strict, seed=seed, level=level, labelled=labelled)
+
+
+def split_source(source: Source, *, strict: bool = False, level: str | None = None, **splitting: Any) -> Splits:
+    """What `open_data` makes of a source; the other options are those of `make_splits`."""
+    labelled = splitting.get("labelled", True)
     usable_classes(source, strict=strict, level=level, labelled=labelled)  # before any picture is looked at
     source, copies = _fit_to_split(source)
-    return make_splits(
-        source,
-        val_fraction=val_fraction,
-        strict=strict,
-        seed=seed,
-        level=level,
-        labelled=labelled,
-        copies=copies,
-    )
+    return make_splits(source, strict=strict, level=level, copies=copies, **splitting)
 
 
 def open_for(

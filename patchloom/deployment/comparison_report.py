@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -32,15 +33,18 @@ _NAMES = ("name", "source")
 _GIVEN = ("data", "level", "labels", "label_column", "label_pattern", "taxonomy", "classes", "init")
 
 
-def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path) -> Path:
-    """Write the page of two or more runs, on `data` or on what each decided about its val split; return its path."""
+def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path, **shown: Any) -> Path:
+    """Write the page of two or more runs, on `data` or on what each decided about its val split; return its path.
+
+    The other options, such as `split`, are those of `Shown`.
+    """
     parts = {name: read_run(folder) for name, folder in named(runs).items()}
     if len(parts) < 2:
         raise UsageError("Give two or more runs to compare; for one there is its own report")
     notes = [f"{name}: {note}" for name, each in parts.items() for note in each.notes]
     together: RunEvaluations | None = None
     try:
-        together = evaluate_runs(runs, data)
+        together = evaluate_runs(runs, data, **shown)
         judged = {name: evaluation.report for name, evaluation in together.evaluations.items()}
     except PatchloomError as error:
         notes.append(f"not compared image by image: {error}")

@@ -9,7 +9,8 @@ real                 top-1 by ImageNet-ReaL's labels, where they are given
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,8 +20,11 @@ from patchloom.build import make_evaluation_loader
 from patchloom.data.device import DeviceLoader
 from patchloom.data.loader import ImageBatch, Loader
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import ClassTable, ImageSet, PictureSet
+from patchloom.data.scan import Progress
+from patchloom.data.sets import ClassTable, ImageSet, Listing, PictureSet
 from patchloom.data.source import open_data, open_for
+from patchloom.data.splits import match
+from patchloom.deployment.data_record import held_out_of
 from patchloom.errors import UsageError, at_least
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
@@ -44,7 +48,7 @@ SIZE_FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 class Shown:
     """Which pictures a model is shown, and how."""
 
-    split: str | None = None  # train, val or all; val where the data have one
+    split: str | None = None  # train, val, test or all; by default val, or what the run held out, or else all
     size: int | None = None  # in pixels; the model's own where None
     crop_ratio: float | None = None
     real: str | None = None  # path of ImageNet-ReaL's labels
@@ -54,6 +58,7 @@ class Shown:
     strict: bool = False
     reading: Reading = AS_IT_IS  # how the data are read
     level: str | None = None  # of the labels compared with; that of the model's classes where None
+    progress: Progress | None = None  # called with the pictures done and their number
 
     def __post_init__(self) -> None:
         for name, least in (("size", 1), ("batch", 1), ("workers", 0)):
@@ -62,11 +67,21 @@ class Shown:
         if self.crop_ratio is not None and not 0 < self.crop_ratio <= 1:
             raise UsageError(f"crop_ratio is {self.crop_ratio}, expected a share above 0 and up to 1")
 
-    def open(self, data: str, classifier: "Classifier") -> PictureSet:
-        """The pictures with the model's classes, matched by name."""
+    def held_out(self, folder: Path | None, data: str) -> PictureSet | None:
+        """What the run in `folder` held out of its own data, unless something else is asked for."""
+        if folder is None or self.split is not None or self.level is not None or self.v2:
+            return None
+        return held_out_of(folder, data, self.reading)
+
+    def open(self, data: str, classifier: "Classifier", held_out: PictureSet | None = None) -> PictureSet:
+        """The pictures with the model's classes, matched by name; those `held_out` of the data, where that is given."""
         table = ClassTable(classifier.labels)
         if self.v2:
             return open_v2(data, table)
+        if own := held_out or self.held_out(classifier.folder, data):
+            listing = Listing(own.pictures, own.rows, own.labels, own.classes.names)
+            matched = match(listing, table, strict=self.strict, what=data, known_by="the model")
+            return replace(matched, notes=(*own.notes, *matched.notes))
         reading = classifier.reading_of(data, self.reading)
         return open_for(data, table, split=self.split, strict=self.strict, reading=reading, level=self.level)
 
@@ -109,7 +124,7 @@ def evaluate_on(classifier: "Classifier", pictures: PictureSet, shown: Shown, *,
     own, loader = classifier.preprocessing, shown.loader(classifier, pictures)
     report = evaluate(
         model,
-        loader.epoch(0),
+        _counted(loader.epoch(0), len(pictures), shown.progress),
         classes=classifier.labels,
         pixel_mean=own.mean,
         pixel_std=own.std,
@@ -126,6 +141,16 @@ def evaluate_on(classifier: "Classifier", pictures: PictureSet, shown: Shown, *,
         first = next(iter(loader.broken.values()))
         notes.append(f"{len(loader.broken)} pictures cannot be read and do not count; the first: {first}")
     return Evaluation(report, right, tuple(notes), fingerprint(pictures), dict(of_heads))
+
+
+def _counted(batches: Iterable[ImageBatch], total: int, progress: Progress | None) -> Iterator[ImageBatch]:
+    """The batches; `progress` hears of each when the next is asked for."""
+    done = 0
+    for batch in batches:
+        yield batch
+        done += len(batch.index)
+        if progress:
+            progress(min(done, total), total)
 
 
 @dataclass(frozen=True)

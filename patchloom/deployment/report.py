@@ -10,9 +10,11 @@ import torch
 from PIL import Image
 
 from patchloom.checkpoint import RunFiles, load_network, read_run_files
-from patchloom.data.reading import AS_IT_IS
+from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ImageSet
 from patchloom.data.source import open_data
+from patchloom.deployment.classifier import load
+from patchloom.deployment.evaluations import Shown, evaluate_on
 from patchloom.deployment.run_record import RunRecord, read_run_record
 from patchloom.engine.records import read_metrics
 from patchloom.errors import DataError, PatchloomError, UsageError
@@ -64,17 +66,29 @@ def read_run(folder: Path) -> RunParts:
     return parts
 
 
-def report_run(folder: Path, *, data: str | None = None, val: ImageSet | None = None, out: Path | None = None) -> Path:
+def report_run(
+    folder: Path,
+    *,
+    data: str | None = None,
+    val: ImageSet | None = None,
+    out: Path | None = None,
+    split: str | None = None,
+    reading: Reading = AS_IT_IS,
+    level: str | None = None,
+) -> Path:
     """Write the report of a run and return its path.
 
     `val` are the pictures its predictions are about, where the caller has them; otherwise they are looked for where
-    the run was trained, or in `data`.
+    the run was trained, or in `data`. With a `split` such as test the page is about those pictures of the data,
+    evaluated now; `reading` and `level` say how they are read.
     """
     parts = read_run(folder)
-    if val is None:
-        val = parts.attempt(lambda: val_of(parts, data))
+    if split is not None:
+        val = _evaluate_split(parts, data, Shown(split=split, reading=reading, level=level))
+    elif val is None:
+        val = parts.attempt(lambda: val_of(parts, data, reading))
     record, judged = parts.record, parts.predictions.report if parts.predictions else None
-    page = out or folder / "report.html"
+    page = out or folder / (f"report-{split}.html" if split else "report.html")
     looked = parts.attempt(lambda: _pictures(parts, val)) or []
     mistakes = _mistakes(parts, val, judged)
     metrics = read_metrics(folder / "metrics.jsonl")
@@ -84,7 +98,8 @@ def report_run(folder: Path, *, data: str | None = None, val: ImageSet | None = 
     name = recipe.model.name if recipe else parts.files.network
     write_report(
         page,
-        title=f"{name} on {record.data_name}" if record else f"{name}, {folder.name}",
+        title=(f"{name} on {record.data_name}" if record else f"{name}, {folder.name}")
+        + (f": {split} of {data or 'its data'}" if split else ""),
         summary=_summary(parts, name, judged, metrics),
         curves=metrics,
         confusion=judged.confusion if judged else None,
@@ -95,13 +110,27 @@ def report_run(folder: Path, *, data: str | None = None, val: ImageSet | None = 
         recipe=_recipe_rows(parts),
         cost=count_cost(parts),
         notes=[*(record.notes if record else []), *parts.notes],
-        numbers=number_rows(judged) if judged else [],
+        numbers=number_rows(judged, split or "val") if judged else [],
         environment=_environment(record),
     )
     return page
 
 
-def number_rows(report: ClassificationReport) -> list[tuple[str, str, str]]:
+def _evaluate_split(parts: RunParts, data: str | None, shown: Shown) -> ImageSet:
+    """The pictures of a split; what the run decides about them now takes the place of what it decided about val."""
+    place = data or (parts.record.data if parts.record else None)
+    if place is None:
+        raise UsageError("where the data lie was not recorded; say it with --data")
+    classifier = load(parts.folder)
+    classifier.check_decides()
+    pictures = shown.open(place, classifier)
+    found = evaluate_on(classifier, pictures, shown)
+    parts.predictions = Predictions(found.report, found.fingerprint)
+    parts.notes += found.notes
+    return pictures
+
+
+def number_rows(report: ClassificationReport, split: str = "val") -> list[tuple[str, str, str]]:
     """(name, value, what it is) of each number."""
     low, high = report.top_interval()
     values = dict(report)
@@ -113,7 +142,7 @@ def number_rows(report: ClassificationReport) -> list[tuple[str, str, str]]:
         ("mean class accuracy", f"{values['mean_class_accuracy']:.2f} %", "every class counts the same"),
         ("loss", f"{values['loss']:.4f}", "cross-entropy, in nats"),
         ("calibration error", f"{values['calibration_error']:.2f} %", "confidence and accuracy apart, 15 bins"),
-        ("images", f"{len(report.index):,}", "of the val split"),
+        ("images", f"{len(report.index):,}", f"of the {split} split"),
     ]
 
 
@@ -146,7 +175,7 @@ def neighbour_score(parts: RunParts, metrics: Sequence[Mapping[str, Any]]) -> tu
     return (neighbours, max(r["values"][key] for r in metrics if key in r.get("values", {}))) if neighbours else None
 
 
-def val_of(parts: RunParts, data: str | None) -> ImageSet | None:
+def val_of(parts: RunParts, data: str | None, given: Reading = AS_IT_IS) -> ImageSet | None:
     """The pictures the run was validated on, from where it was trained or from `data`."""
     if parts.predictions is None and parts.files.decides:
         return None
@@ -154,7 +183,7 @@ def val_of(parts: RunParts, data: str | None) -> ImageSet | None:
     place = data or (record.data if record else None)
     if place is None:
         raise UsageError("where the data lie was not recorded: no pictures are shown; say it with --data")
-    level, reading = (record.level, record.reading) if record else (None, AS_IT_IS)
+    level, reading = (record.level, given.filled_from(record.reading)) if record else (None, given)
     try:
         val: ImageSet = open_data(place, level=level, reading=reading, labelled=parts.files.decides).val
     except PatchloomError as error:

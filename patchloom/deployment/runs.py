@@ -8,6 +8,7 @@ from typing import Any
 
 from patchloom.build import is_run
 from patchloom.checkpoint import read_run_files
+from patchloom.data.sets import PictureSet
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Evaluation, Shown, evaluate_on
 from patchloom.errors import UsageError
@@ -97,7 +98,12 @@ def evaluate_runs(
         found = {name: Evaluation(each.report, None, (), each.fingerprint) for name, each in kept.items()}
     else:
         settings = Shown(**shown)
-        found = {name: _evaluate_run(folder, data, settings, device, heads) for name, folder in folders.items()}
+        # All runs are shown the same: what the first run on these data held out, where one is.
+        kept_apart = (settings.held_out(folder, data) for folder in folders.values())
+        held_out = next((pictures for pictures in kept_apart if pictures is not None), None)
+        found = {
+            name: _evaluate_run(folder, data, settings, held_out, device, heads) for name, folder in folders.items()
+        }
     _check_same(found)
     return RunEvaluations(folders, found)
 
@@ -111,10 +117,12 @@ def _kept(folder: Path) -> Predictions:
     return load_predictions(folder)
 
 
-def _evaluate_run(folder: Path, data: str, shown: Shown, device: str, heads: bool) -> Evaluation:
+def _evaluate_run(
+    folder: Path, data: str, shown: Shown, held_out: PictureSet | None, device: str, heads: bool
+) -> Evaluation:
     classifier = load(folder, device=device)
     classifier.check_decides()
-    return evaluate_on(classifier, shown.open(data, classifier), shown, heads=heads)
+    return evaluate_on(classifier, shown.open(data, classifier, held_out), shown, heads=heads)
 
 
 def named(runs: Sequence[str]) -> dict[str, Path]:

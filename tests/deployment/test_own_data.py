@@ -1,0 +1,169 @@
+"""Which pictures of data a run is judged on, and by which labels: those it held out, those of a split, other data."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import patchloom
+from patchloom.data.reading import Reading
+from patchloom.deployment.index import index
+from patchloom.deployment.report import report_run
+from patchloom.deployment.run_record import RunRecord, data_files, read_run_record, write_run_record
+from patchloom.deployment.runs import evaluate_runs
+from patchloom.evaluation.predictions import load_predictions
+from patchloom.training.plan import TrainingSettings, make_plan
+from patchloom.training.run import run_training
+from tests.deployment.conftest import CHANGES
+from tests.reliability.commands import class_folders, command
+
+HELD_OUT = "these are the data of the run: its 12 held-out pictures are evaluated; --split all for every picture"
+TINY = {"model": "resmlp_s12", "size": 16, "epochs": 1, "batch": 8, "workers": 0, "device": "cpu", "changes": CHANGES}
+
+
+def test_the_data_of_the_run_are_judged_by_what_it_held_out(trained: Path) -> None:
+    kept = load_predictions(trained / "a")
+    (found,) = evaluate_runs([str(trained / "a")], str(trained / "data")).evaluations.values()
+    assert found.fingerprint == kept.fingerprint
+    assert found.report.predictions.tolist() == kept.report.predictions.tolist()
+    assert HELD_OUT in found.notes
+    python = patchloom.load(trained / "a", device="cpu").evaluate(str(trained / "data"))
+    assert python.fingerprint == kept.fingerprint
+    everything = patchloom.load(trained / "a", device="cpu").evaluate(str(trained / "data"), split="all")
+    assert len(everything.report.index) == 60
+
+
+def test_data_that_moved_are_still_those_of_the_run(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "data", tmp_path / "moved")
+    found = patchloom.load(trained / "a", device="cpu").evaluate(str(tmp_path / "moved"))
+    assert (len(found.report.index), HELD_OUT in found.notes) == (12, True)
+
+
+def test_other_data_count_as_a_whole(trained: Path, tmp_path: Path) -> None:
+    class_folders(tmp_path / "other", pictures=31)
+    found = patchloom.load(trained / "a", device="cpu").evaluate(str(tmp_path / "other"))
+    assert len(found.report.index) == 62
+    assert any("every picture counts" in note for note in found.notes)
+    damaged = Path(shutil.copytree(trained / "a", tmp_path / "a"))
+    (damaged / "data.json").write_text("{")
+    assert len(patchloom.load(damaged, device="cpu").evaluate(str(trained / "data")).report.index) == 60
+
+
+def test_runs_side_by_side_are_shown_the_same_pictures(trained: Path, tmp_path: Path) -> None:
+    stranger = Path(shutil.copytree(trained / "b", tmp_path / "stranger"))
+    (stranger / "data.json").unlink()
+    for runs in (("a", stranger), (stranger, "a")):
+        found = evaluate_runs([str(trained / run) for run in runs], str(trained / "data"))
+        assert {len(each.report.index) for each in found.evaluations.values()} == {12}
+
+
+def test_a_split_is_reported_on_a_page_of_its_own(trained: Path, tmp_path: Path) -> None:
+    data = tmp_path / "set"
+    for split, count in (("train", 3), ("val", 2), ("test", 5)):
+        class_folders(data / split, pictures=count)
+    run = Path(shutil.copytree(trained / "a", tmp_path / "a"))
+    page = report_run(run, data=str(data), split="test")
+    assert page == run / "report-test.html"
+    text = page.read_text("utf-8")
+    assert f": test of {data}" in text
+    assert "of the test split" in text
+    assert "no pictures are shown" not in text
+    assert (run / "report.html").read_bytes() == (trained / "a" / "report.html").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/ with train, val and test of uneven depth and a run on its outermost folders."""
+    root = tmp_path_factory.mktemp("nested")
+    for split, count in (("train", 6), ("val", 2), ("test", 3)):
+        class_folders(root / "data" / split / "warm", ("red", "blue"), pictures=count)
+        class_folders(root / "data" / split, ("green", "grey"), pictures=count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        settings = TrainingSettings(data=str(root / "data"), out=str(root / "run"), classes="outermost", **TINY)
+        run_training(settings, say=str)
+    return root
+
+
+def test_the_plan_counts_the_pictures_to_test_later(nested: Path, tmp_path: Path) -> None:
+    plan = make_plan(TrainingSettings(data=str(nested / "data"), out=str(tmp_path / "new"), **TINY), "cpu")
+    told = f"12 to test later: patchloom evaluate {tmp_path / 'new'} {nested / 'data'} --split test"
+    assert any(line.endswith(told) for line in plan.lines())
+    assert len(plan.splits.classes) == 4
+    assert "--classes outermost reads them as 3 classes" in " ".join(plan.splits.notes)
+
+
+def test_a_run_remembers_how_its_data_were_read(nested: Path, monkeypatch) -> None:
+    record = read_run_record(nested / "run")
+    assert record is not None
+    assert record.reading == Reading(classes="outermost")
+    assert " --classes outermost " in record.command(nested / "run")
+    monkeypatch.chdir(nested)
+    for place in (nested / "data", f"{nested / 'data'}{os.sep}", "data", nested / "data" / "test"):
+        assert data_files(nested / "run", str(place)) == record.reading
+    assert data_files(nested / "run", str(nested)) == Reading()
+
+
+def test_a_test_split_and_a_test_folder_are_the_same(nested: Path) -> None:
+    classifier = patchloom.load(nested / "run", device="cpu")
+    assert classifier.labels == ("green", "grey", "warm")
+    split = classifier.evaluate(str(nested / "data"), split="test")
+    folder = classifier.evaluate(str(nested / "data" / "test"))
+    assert split.fingerprint == folder.fingerprint
+    assert len(split.report.index) == 12
+    assert classifier.evaluate(str(nested / "data")).values()["images"] == 8
+
+
+def test_an_index_is_labelled_as_the_run_reads(nested: Path, tmp_path: Path) -> None:
+    run, data = str(nested / "run"), nested / "data"
+    outermost = {"green": 11, "grey": 11, "warm": 22}
+    assert index(run, [data], out=tmp_path / "one", device="cpu").index.about.labels == outermost
+    moved = shutil.copytree(data, tmp_path / "moved")
+    assert index(run, [moved], out=tmp_path / "two", device="cpu").index.about.labels == outermost
+    fine = patchloom.Reading(classes="innermost")
+    built = index(run, [data], out=tmp_path / "three", device="cpu", reading=fine, level="coarse")
+    assert built.index.about.labels == outermost
+    inside = index(run, [moved / "test" / "warm"], out=tmp_path / "four", device="cpu")
+    assert inside.index.about.labels == {"blue": 3, "red": 3}
+
+
+def test_the_commands_take_the_reading(nested: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(nested / "cache"))
+    run, data = str(nested / "run"), str(nested / "data")
+    asked = ("evaluate", run, data, "--split", "test", "--classes", "innermost", "--level", "coarse")
+    done = command((*asked, "--device", "cpu", "--json"), monkeypatch, capsys)
+    assert json.loads(done.output)["images"] == 12
+    refused = command(("evaluate", run, "--classes", "innermost"), monkeypatch, capsys)
+    assert "--classes needs images" in refused.errors
+    done = command(
+        ("report", run, "--data", data, "--split", "test", "--out", tmp_path / "t.html"), monkeypatch, capsys
+    )
+    assert (done.code, (tmp_path / "t.html").is_file()) == (0, True)
+    refused = command(("report", run, run, "--split", "test"), monkeypatch, capsys)
+    assert "several runs are evaluated on --data DATA" in refused.errors
+    done = command(
+        ("index", run, data, "--out", tmp_path / "i", "--level", "none", "--device", "cpu"), monkeypatch, capsys
+    )
+    assert "no label level 'none'" in done.errors
+
+
+def test_check_suggests_the_command_with_the_options_it_was_given(nested: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(nested / "cache"))
+    data, file = nested / "data", nested / "my taxonomy.csv"
+    file.write_text("class,kind\ngreen,cold\ngrey,cold\nwarm,warm\n")
+    given = ("--taxonomy", file, "--classes", "outermost")
+    done = command(("check", data, "--no-cache", *given), monkeypatch, capsys)
+    last = f"Next: patchloom train {data} --taxonomy '{file}' --classes outermost"
+    assert done.output.splitlines()[-1] == last
+    assert "3 classes, 24 train + 8 val + 12 test" in done.output
+
+
+def test_an_old_record_is_read(tmp_path: Path) -> None:
+    write_run_record(tmp_path, RunRecord(data="d", data_name="d", labels="l.csv"))
+    values = json.loads((tmp_path / "run.json").read_text())
+    for name in ("label_column", "label_pattern", "classes"):
+        del values[name]
+    (tmp_path / "run.json").write_text(json.dumps(values))
+    assert data_files(tmp_path, "d") == Reading(labels="l.csv")
