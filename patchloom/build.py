@@ -136,7 +136,7 @@ def median_side(dataset: ImageSet) -> int:
 
 
 def make_network(recipe: Recipe, classes: int) -> Network:
-    """The recipe's network for data of so many `classes`, with random weights; 'timm:NAME' is timm's convnet."""
+    """The recipe's network for data of so many `classes`, with random weights; 'timm:NAME' is timm's network."""
     part = recipe.model
     name, options = part.name, dict(part.options)
     if name.startswith("timm:"):

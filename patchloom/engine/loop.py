@@ -38,9 +38,14 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
     if progress.ended and not (progress.ended == "finished" and progress.epoch < run.epochs):
         return Outcome(progress.ended, progress)
     progress.ended = ""
+    if beyond := progress.epoch >= run.epochs:
+        notes = [*notes, f"{progress.epoch} epochs are trained and {run.epochs} were asked for: none is added"]
     run.records.begin(progress.records, notes)
     loop = _Loop(run, forward, progress)
     with caught_signals() as caught, closing(run.records):
+        if beyond:
+            loop.evaluate(progress.epoch, caught)
+            progress.ended = "finished"
         while not progress.ended:
             loop.set_mode()
             done = progress.step - progress.epoch * run.loader.steps_per_epoch
@@ -57,11 +62,11 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
                 if asked.save:
                     loop.save()
             epoch = progress.epoch + 1
-            if epoch == run.epochs or epoch % run.evaluate_every == 0:
+            if epoch >= run.epochs or epoch % run.evaluate_every == 0:
                 loop.evaluate(epoch, caught)
             progress.epoch = epoch
             loop.after_epoch()
-            if progress.epoch == run.epochs:
+            if progress.epoch >= run.epochs:
                 progress.ended = "finished"
             elif run.patience is not None and progress.not_better >= run.patience:
                 progress.ended = "no better"

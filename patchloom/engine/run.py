@@ -98,6 +98,7 @@ class Run:
     after_epoch: Callable[[nn.Module, int], None] | None = None  # with the model and the epochs done; all ranks call it
     metric: str | None = None  # of the evaluators' names: what "best" means
     lower_is_better: bool = False
+    tie_breaker: str | None = None  # of the evaluators' names: of equal metrics, the one with less of it is kept
     patience: int | None = None  # evaluations without a better metric before the run ends
     time_limit_s: float | None = None  # of this call
     save_every_s: float = 300.0

@@ -69,11 +69,17 @@ class Selection:
             return True
         if run.metric not in values:
             raise UsageError(f"No evaluator measures {run.metric!r}; they measure {', '.join(values)}.")
-        value = values[run.metric]
+        value, tie = values[run.metric], values.get(run.tie_breaker or "")
         sign = -1 if run.lower_is_better else 1
-        if math.isnan(value) or (progress.best is not None and sign * value <= sign * progress.best):
+        better = not math.isnan(value) and (progress.best is None or sign * value > sign * progress.best)
+        if not better and not (value == progress.best and _less(tie, progress.best_tie)):
             return False
-        progress.best, progress.best_weights, progress.best_step = value, which, progress.step
+        progress.best, progress.best_tie, progress.best_weights = value, tie, which
+        progress.best_step = progress.step
         weights = weights_of(model)
         self._unsaved = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
-        return True
+        return better  # a tie that is broken is nothing to be patient for
+
+
+def _less(tie: float | None, best: float | None) -> bool:
+    return tie is not None and best is not None and tie < best

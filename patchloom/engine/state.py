@@ -28,6 +28,7 @@ class Progress:
     step: int = 0  # updates done
     epoch: int = 0  # epochs done, their evaluation included
     best: float | None = None  # of the run's metric
+    best_tie: float | None = None  # of its tie-breaker, where the best weights were judged by one
     best_weights: str = ""  # "model", "ema" or "average"
     best_step: int = 0
     not_better: int = 0  # evaluations since the best

@@ -27,6 +27,7 @@ from patchloom.layers.attention import Attention, ClassAttention, record_attenti
 from patchloom.models.cait import CaiT
 from patchloom.models.network import Network
 from patchloom.models.patchconvnet import AttentionPooled
+from patchloom.models.pooled_convnet import PooledConvNet
 from patchloom.models.vit import ViT
 
 
@@ -136,6 +137,8 @@ def has_share(network: Network) -> bool:
 
 
 def _averages(network: Network) -> bool:
+    if isinstance(network, PooledConvNet):
+        return network.averages
     return getattr(network.config, "pool", "average") == "average" and not isinstance(network, CaiT)
 
 

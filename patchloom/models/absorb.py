@@ -4,7 +4,7 @@ import copy
 
 from patchloom.errors import UsageError
 from patchloom.models.network import Network
-from patchloom.models.pooled_convnet import PooledConvNet, absorb_batch_norms_
+from patchloom.models.pooled_convnet import PooledConvNet
 
 
 def absorb(model: Network) -> Network:
@@ -21,7 +21,7 @@ def absorb(model: Network) -> Network:
         if fold is not None:
             fold()
     if isinstance(lean, PooledConvNet):
-        absorb_batch_norms_(lean.trunk)
+        lean.absorb_trunk_()
     lean.requires_grad_(False)
     lean.absorbed = True
     return lean

@@ -89,7 +89,8 @@ class Network(nn.Module):
     """Base of all families."""
 
     Config: ClassVar[type[NetworkConfig]]
-    any_resolution: ClassVar[bool] = False  # True where nothing in the network depends on the image size
+    any_resolution: bool = False  # True where nothing in the network depends on the image size
+    notes: tuple[str, ...] = ()  # what was asked for and could not be had
     pixel_mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)
     pixel_std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
 
@@ -220,6 +221,11 @@ class Network(nn.Module):
             own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
             weights |= {prefix + key: getattr(old, key) for key, _ in own}
         return weights
+
+    @property
+    def resamples(self) -> bool:
+        """Whether `forward_resampled` takes images of another size."""
+        return True
 
     def vectors(self, features: Tensor) -> Tensor:
         """Features → what is compared between images, (B, C); of one token a class, their mean."""

@@ -1,5 +1,7 @@
-"""Attention pooling on a convnet of timm's, in place of its average (thesis 5.3.4: ResNet-50, 4.1 → 4.6 G)."""
+"""timm's networks as networks of patchloom: each with its own pooling, or a convnet with attention pooling in its place
+(thesis 5.3.4: ResNet-50, 4.1 → 4.6 G). What a trunk gives is found in `timm_trunk`."""
 
+import copy
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -8,42 +10,46 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from patchloom.errors import UsageError, nearest
+from patchloom.errors import UsageError
 from patchloom.layers.norms import make_norm
+from patchloom.models.network import Network
 from patchloom.models.patchconvnet import AttentionPool, AttentionPoolConfig, AttentionPooled
+from patchloom.models.timm_trunk import make_trunk, trunk_of
 from patchloom.models.vit import check_heads
 
 
 @dataclass(frozen=True, kw_only=True)
 class PooledConvNetConfig(AttentionPoolConfig):
-    """Options of a convnet with attention pooling."""
+    """Options of timm's networks; `pool` average is the network's own pooling, whatever it is."""
 
-    backbone: str = "resnet50"  # any convnet timm can create
+    backbone: str = "resnet50"  # any network timm can create that gives features
     small_stem: bool = False  # a ResNet's for pictures of 32 pixels: 3×3 of stride 1, nothing pooled
 
 
 class PooledConvNet(AttentionPooled):
-    """timm's convnet up to its last map, attention pooling, LayerNorm, linear classifier."""
+    """timm's network up to its last features, its own pooling or attention pooling and LayerNorm, linear classifier."""
 
     Config = PooledConvNetConfig
     config: PooledConvNetConfig
 
     def __init__(self, config: PooledConvNetConfig) -> None:
         super().__init__(config)
-        import timm
-
-        if not timm.is_model(config.backbone):
-            raise UsageError(f"timm has no network {config.backbone!r}.{nearest(config.backbone, timm.list_models())}")
-        self.trunk = timm.create_model(
-            config.backbone,
-            num_classes=0,
-            global_pool="",
-            in_chans=config.channels,
-            drop_path_rate=config.drop_path,
-        )
+        found = trunk_of(config.backbone, config.image_size, config.channels)
+        if config.pool == "attention" and found.gives != "map":
+            raise UsageError(
+                f"attention pooling reads the last map of a convnet, which timm's {config.backbone} does not give; "
+                "use its own pooling: --set model.options.pool=average"
+            )
+        self._gives, self._dim, self.any_resolution = found.gives, found.dim, found.any_size
+        if config.drop_path and not found.drops_paths:
+            self.notes = (
+                f"timm's {config.backbone} has no stochastic depth: drop_path {config.drop_path:g} is not used",
+            )
+        self.trunk = make_trunk(config.backbone, found, channels=config.channels, drop_path=config.drop_path)
         if config.small_stem:
             _shrink_stem_(self.trunk, config.backbone)
-        check_heads(self.feature_dim, config.pool_heads)
+        if config.pool == "attention":
+            check_heads(self.feature_dim, config.pool_heads)
         self.attention_pool = AttentionPool(config, self.feature_dim) if config.pool == "attention" else None
         # With its own average it stays the convnet it is.
         self.norm = make_norm("layer", self.feature_dim) if self.attention_pool else nn.Identity()
@@ -52,16 +58,98 @@ class PooledConvNet(AttentionPooled):
 
     @property
     def feature_dim(self) -> int:
-        """Channels of the convnet's last map."""
-        return int(self.trunk.num_features)  # type: ignore[arg-type]
+        """Channels of the last map, or of what the network's own head gives to a classifier."""
+        return self._dim
+
+    @property
+    def averages(self) -> bool:
+        """Whether the vector of an image is the average of its positions."""
+        return self._gives == "map" and self.config.pool == "average"
+
+    @property
+    def resamples(self) -> bool:
+        """Only where no weight belongs to a position: timm's cannot be resampled with gradients."""
+        return self.any_resolution
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) → (B, T+N, C), class tokens first."""
+        """(B, 3, H, W) → (B, T+N, C), class tokens first; maps with the network's own head (B, H, W, C)."""
         self.check_images(images)
-        positions = self.run(self.trunk, images).flatten(2).transpose(1, 2)  # (B, N, C)
-        if self.attention_pool is not None:
-            positions = self.attention_pool(positions)
-        return self.norm(positions)
+        trunk: Any = self.trunk
+        if self._gives == "map":
+            positions = self.run(trunk, images).flatten(2).transpose(1, 2)  # (B, N, C)
+            if self.attention_pool is not None:
+                positions = self.attention_pool(positions)
+            return self.norm(positions)
+        found = self.run(trunk.forward_features, images)
+        if self._gives == "vector":
+            return trunk.forward_head(found, pre_logits=True)[:, None]
+        return found.permute(0, 2, 3, 1) if self._gives == "nchw" else found
+
+    def pool(self, features: Tensor) -> Tensor:
+        """What `features` gave → (B, C), by attention, an average, or timm's own head."""
+        if self._gives == "map":
+            return super().pool(features)
+        if self._gives == "vector":
+            return features[:, 0]
+        trunk: Any = self.trunk
+        given = features.permute(0, 3, 1, 2) if self._gives == "nchw" else features
+        return trunk.forward_head(given, pre_logits=True)
+
+    def forward_resampled(self, images: Tensor) -> Tensor:
+        """As every network's, where the trunk takes any size."""
+        size = (images.shape[2], images.shape[3])
+        if not self.any_resolution and size != self.config.image_size:
+            raise UsageError(
+                f"timm's {self.config.backbone} was made for {self.config.image_size[0]}×{self.config.image_size[1]} "
+                f"images and cannot be shown {size[0]}×{size[1]}; resize them"
+            )
+        return super().forward_resampled(images)
+
+    def _weights_for(self, new: Network) -> dict[str, Tensor]:
+        """As every network's; a trunk of a fixed size is resampled by timm, where timm can."""
+        if self._gives == "map":
+            return super()._weights_for(new)
+        wanted = dict(new.named_parameters())
+        source: Network = self
+        if any(tensor.shape != wanted[name].shape for name, tensor in self.named_parameters()):
+            source = self._resized(new.config.image_size)
+        mine = {**dict(source.named_parameters()), **dict(source.named_buffers())}
+        for name, tensor in wanted.items():
+            if mine[name].shape != tensor.shape:
+                raise self._fixed(new.config.image_size, name)
+        buffers = {  # tables of positions are computed anew
+            name: mine[name] if name in mine and mine[name].shape == tensor.shape else tensor
+            for name, tensor in new.named_buffers()
+        }
+        return {name: mine[name] for name in wanted} | buffers
+
+    def _resized(self, size: tuple[int, int]) -> "PooledConvNet":
+        copied = copy.deepcopy(self)
+        resize: Any = getattr(copied.trunk, "set_input_size", None)
+        if resize is None:
+            raise self._fixed(size, "some weight")
+        resize(img_size=size)
+        return copied
+
+    def _fixed(self, size: tuple[int, int], name: str) -> UsageError:
+        (height, width), backbone = self.config.image_size, self.config.backbone
+        return UsageError(
+            f"timm's {backbone} cannot go from {height}×{width} to {size[0]}×{size[1]} images: {name} has one value "
+            "per position, and timm has no way to resample it; keep the size"
+        )
+
+    @torch.no_grad()
+    def absorb_trunk_(self) -> None:
+        """Fold the trunk's BatchNorms, where what it gives stays the same: not every network runs them as it lists them."""
+        weight = next(self.parameters())
+        shape = (2, self.config.channels, *self.config.image_size)
+        images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(weight)
+        whole, before = self.trunk, self.features(images)
+        self.trunk = copy.deepcopy(whole)
+        absorb_batch_norms_(self.trunk)
+        after = self.features(images)
+        if not torch.allclose(after, before, rtol=1e-3, atol=1e-4 * float(before.abs().max())):
+            self.trunk = whole
 
 
 def _shrink_stem_(trunk: nn.Module, name: str) -> None:
@@ -82,7 +170,7 @@ def absorb_batch_norms_(trunk: nn.Module) -> None:
     for module in trunk.modules():
         children = list(module.named_children())
         for (conv_name, conv), (norm_name, norm) in itertools.pairwise(children):
-            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None:
                 setattr(module, conv_name, fuse_conv_bn_eval(conv, norm))
                 setattr(module, norm_name, getattr(norm, "act", nn.Identity()))
 

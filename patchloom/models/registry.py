@@ -47,7 +47,7 @@ def family_of(name: str) -> type[Network]:
             return family
     raise UsageError(
         f"no network is called {name!r}.{nearest(name, list_models())} `patchloom models` lists all of them; "
-        "`patchloom train --model timm:NAME` trains timm's convnets"
+        "`patchloom train --model timm:NAME` trains timm's networks"
     )
 
 

@@ -105,6 +105,7 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         evaluators=[evaluator] if evaluator else [],
         evaluate_every=max(1, recipe.schedule.epochs // EVALUATIONS),
         metric=evaluator.metric if evaluator else None,
+        tie_breaker=evaluator.tie_breaker if evaluator else None,
         patience=settings.patience,
         after_epoch=_AfterEpoch(_epoch_pictures(plan, network, processes), objective, say),
     )

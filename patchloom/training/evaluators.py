@@ -22,6 +22,7 @@ class Evaluator(ABC):
     """Every rank does all of it, so that none waits for another's; a split is decoded once."""
 
     metric: str
+    tie_breaker: str | None = None  # what decides between equal values of the metric, the less the better
 
     def __init__(self, plan: Plan, processes: Processes, workers: int) -> None:
         self._plan, self._processes, self._workers = plan, processes, workers
@@ -64,6 +65,7 @@ class ClassEvaluator(Evaluator):
     """Top-1 and the rest on the val split."""
 
     metric = "top1"
+    tie_breaker = "loss"
 
     def report(self, model: nn.Module) -> ClassificationReport:
         """Its decisions."""

@@ -184,7 +184,7 @@ def with_best_weights(found: Found, folder: Path, processes: Processes) -> Found
     reason = processes.from_main(reason)
     if not reason:
         return found
-    forgotten = progress | {"best": None, "best_weights": "model", "best_step": found.snapshot.step}
+    forgotten = progress | {"best": None, "best_tie": None, "best_weights": "model", "best_step": found.snapshot.step}
     snapshot = replace(found.snapshot, values=found.snapshot.values | {"progress": forgotten})
     return replace(found, snapshot=snapshot, notes=[*found.notes, f"{reason} The newest weights take their place."])
 

@@ -167,6 +167,59 @@ def test_patience_ends_a_run_and_the_best_weights_stay(tmp_path: Path) -> None:
     assert train(make_run(tmp_path, epochs=9), found.snapshot).ended == "no better"
 
 
+def judged(values: list[tuple[float, float]]) -> Any:
+    numbers = iter(values)
+
+    def evaluator(model: nn.Module) -> Iterator[tuple[str, float]]:
+        score, loss = next(numbers)
+        yield "score", score
+        yield "loss", loss
+
+    return evaluator
+
+
+def test_of_equal_metrics_the_lower_tie_breaker_is_kept(tmp_path: Path) -> None:
+    values = [(3.0, 0.9), (3.0, 0.5), (3.0, math.nan), (3.0, 0.7), (2.0, 0.1)]
+    plain = train(make_run(tmp_path / "plain", epochs=5, evaluators=[judged(values)])).progress
+    assert (plain.best_step, plain.best_tie) == (1 * STEPS, None)
+    run = make_run(tmp_path / "tie", epochs=5, evaluators=[judged(values)], tie_breaker="loss")
+    progress = train(run).progress
+    assert (progress.best, progress.best_tie, progress.best_step) == (3.0, 0.5, 2 * STEPS)
+    assert progress.not_better == 4  # nothing was better than the first
+
+
+def test_a_tie_is_broken_after_a_resume_as_without_one(tmp_path: Path) -> None:
+    values = [(3.0, 0.5), (3.0, 0.7), (3.0, 0.6), (3.0, 0.4)]
+    train(make_run(tmp_path, epochs=2, evaluators=[judged(values[:2])], tie_breaker="loss"))
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    again = make_run(tmp_path, epochs=4, evaluators=[judged(values[2:])], tie_breaker="loss")
+    assert train(again, found.snapshot).progress.best_step == 4 * STEPS
+    del found.snapshot.values["progress"]["best_tie"]  # as older versions saved it: what cannot be compared stays
+    again = make_run(tmp_path / "old", epochs=4, evaluators=[judged(values[2:])], tie_breaker="loss")
+    assert train(again, found.snapshot).progress.best_step == STEPS
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_fewer_epochs_than_are_trained_end_and_say_so(tmp_path: Path, steps: int) -> None:
+    def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        if (epoch, step) == (3, steps):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return classify(model, batch, epoch=epoch, step=step)
+
+    with pytest.raises(Stopped):
+        train(make_run(tmp_path, epochs=9, objective=objective))
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    said: list[str] = []
+    run = make_run(epochs=2)
+    run.records.begin = lambda kept, notes: said.extend(notes)  # type: ignore[method-assign]
+    outcome = train(run, found.snapshot)
+    assert (outcome.ended, outcome.progress.epoch) == ("finished", 3)
+    assert outcome.progress.step == found.snapshot.step
+    assert said == ["3 epochs are trained and 2 were asked for: none is added"]
+
+
 def test_what_is_done_after_an_epoch_leaves_no_trace(tmp_path: Path) -> None:
     seen = []
 

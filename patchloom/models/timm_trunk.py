@@ -1,0 +1,156 @@
+"""timm's networks as trunks: what each gives for images of a size, found by trying it rather than by its attributes.
+
+Letters: B images, N tokens, H×W positions, C channels. A trunk gives
+
+map      (B, C, H, W) for images of any size, and timm's own head would only average it: patchloom pools it
+nchw     (B, C, H, W)  }
+nhwc     (B, H, W, C)  } which timm's own head (its norms, class tokens, attention) makes a vector of as many channels
+tokens   (B, N, C)     }
+vector   (B, C) alone: the head widens what it is given (MobileNetV3), or is given several maps (CrossViT)
+
+Trying is done on the meta device, without weights, so it takes no memory and draws no random numbers.
+"""
+
+import functools
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.errors import UsageError, nearest
+
+Gives = Literal["map", "nchw", "nhwc", "tokens", "vector"]
+OTHER_SIDE = 32  # pixels by which an image is made larger to see whether the size is fixed
+# Sides to propose where the one asked for cannot be taken; multiples of 14 and 32 come first.
+PROPOSED = (96, 128, 224, 256, 299)
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """How timm's network is made for one image size, and what it then gives."""
+
+    gives: Gives
+    dim: int  # channels
+    any_size: bool
+    drops_paths: bool  # takes a rate of stochastic depth
+    options: tuple[tuple[str, Any], ...]  # what timm is told besides
+
+
+def make_trunk(backbone: str, trunk: Trunk, *, channels: int, drop_path: float) -> nn.Module:
+    """timm's network with random weights."""
+    rate = {"drop_path_rate": drop_path} if trunk.drops_paths else {}
+    return _made(backbone, num_classes=0, in_chans=channels, **dict(trunk.options), **rate)
+
+
+@functools.cache
+def trunk_of(backbone: str, image_size: tuple[int, int], channels: int) -> Trunk:
+    """What timm's network gives for images of a size; a UsageError names one that gives nothing."""
+    import timm
+
+    if not timm.is_model(backbone):
+        raise UsageError(f"timm has no network {backbone!r}.{nearest(backbone, timm.list_models())}")
+    found, reason = _tried(backbone, image_size, channels)
+    if found:
+        return found
+    height, width = image_size
+    told = f"timm's {backbone} takes no images of {height}×{width} ({reason})"
+    for side in _proposed(max(image_size)):
+        if _tried(backbone, (side, side), channels)[0]:
+            raise UsageError(f"{told}; it takes {side}×{side}: --size {side}")
+    raise UsageError(f"{told}, nor of other sizes that were tried; choose another network")
+
+
+def _tried(backbone: str, image_size: tuple[int, int], channels: int) -> tuple[Trunk | None, str]:
+    """The first way to make the network that works, or why the last did not."""
+    reason = ""
+    for options, drops_paths in _ways(image_size):
+        for device in ("meta", "cpu"):
+            try:
+                found = _try(backbone, image_size, channels, device, options, drops_paths)
+            except Exception as error:  # whatever timm raises, the network cannot be made in this way
+                reason = reason if isinstance(error, TypeError) and reason else _first_line(error)
+                if "meta" in str(error):  # it looks at values, which only real tensors have
+                    continue
+                break
+            if found:
+                return found, ""
+            break
+    return None, reason or "it gives no features"
+
+
+def _ways(image_size: tuple[int, int]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """What timm may be told, from what is wanted most; some networks refuse a size, some stochastic depth."""
+    height, width = image_size
+    size = {"img_size": height if height == width else image_size}
+    for options in ({"global_pool": ""}, size, {}):
+        yield options, True
+        yield options, False
+
+
+@torch.no_grad()
+def _try(
+    backbone: str,
+    image_size: tuple[int, int],
+    channels: int,
+    device: str,
+    options: dict[str, Any],
+    drops_paths: bool,
+) -> Trunk | None:
+    rate = {"drop_path_rate": 0.0} if drops_paths else {}
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        trunk = _made(backbone, num_classes=0, in_chans=channels, **options, **rate).eval()
+        reads = _map_of if "global_pool" in options else _features_of
+        found = reads(trunk, torch.zeros(2, channels, *image_size))
+        if found is None:
+            return None
+        gives, dim = found
+        try:
+            any_size = reads(trunk, torch.zeros(2, channels, *(side + OTHER_SIDE for side in image_size))) == found
+        except Exception:
+            any_size = False
+    if gives == "map" and not any_size:
+        return None
+    return Trunk(gives, dim, any_size, drops_paths, tuple(options.items()))
+
+
+def _map_of(trunk: Any, images: Tensor) -> tuple[Gives, int] | None:
+    """Of a network made without its pooling."""
+    features = trunk(images)
+    is_map = isinstance(features, Tensor) and features.ndim == 4 and features.shape[1] == trunk.num_features
+    return ("map", features.shape[1]) if is_map else None
+
+
+def _features_of(trunk: Any, images: Tensor) -> tuple[Gives, int] | None:
+    features = trunk.forward_features(images)
+    vector = trunk.forward_head(features, pre_logits=True)
+    if not isinstance(vector, Tensor) or vector.ndim != 2 or not vector.shape[1]:
+        return None
+    dim = vector.shape[1]
+    if isinstance(features, Tensor) and features.ndim == 3 and features.shape[2] == dim:
+        return "tokens", dim
+    if isinstance(features, Tensor) and features.ndim == 4:
+        last = getattr(trunk, "output_fmt", "") == "NHWC" or features.shape[1] != dim
+        if features.shape[3 if last else 1] == dim:
+            return ("nhwc" if last else "nchw"), dim
+    return "vector", dim
+
+
+def _made(backbone: str, **options: Any) -> nn.Module:
+    import timm
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its authors to its authors
+        return timm.create_model(backbone, **options)
+
+
+def _proposed(side: int) -> list[int]:
+    fitting = sorted({-(-side // 14) * 14, -(-side // 32) * 32} - {side})
+    return [*fitting, *(each for each in PROPOSED if each > side)]
+
+
+def _first_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 100 else f"{text[:99]}…"
