@@ -20,6 +20,7 @@ from patchloom.engine.distribution import Processes
 from patchloom.engine.run import Objective
 from patchloom.errors import DataError, UsageError
 from patchloom.models.network import Network
+from patchloom.models.pooled_convnet import PooledConvNet
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model
 from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
@@ -66,11 +67,17 @@ def resolve_recipe(
             model=model,
             device="cuda" if device.startswith("cuda") else "cpu",
             pretrained=pretrained,
+            trained_size=_whole(changes.get("model.image_size")),
         )
         chosen = [Choice(reason.field, reason.value, f"auto: {reason.why}") for reason in reasons]
     resolved, given = changed_recipe(resolved, changes)
     replaced = {choice.key for choice in given}
     return resolved, [choice for choice in chosen if choice.key not in replaced] + given
+
+
+def _whole(value: Any) -> int | None:
+    """A number as a command line or Python gives it; anything else is for the recipe to refuse."""
+    return int(value) if str(value).isdecimal() and int(value) > 0 else None
 
 
 def changed_recipe(recipe: Recipe, changes: dict[str, Any]) -> tuple[Recipe, list[Choice]]:
@@ -193,12 +200,20 @@ def tells_classes(recipe: Recipe) -> bool:
     return recipe.objective.method == "classification" or _learns(recipe, "cross_entropy")
 
 
-def initialise(network: Network, init: str) -> None:
+def initialise(network: Network, init: str, *, keep_head: bool = True) -> None:
     """Start from the weights of a run or of a published file.
 
-    Another number of classes keeps the fresh head, another resolution is resampled.
+    Without `keep_head`, and for another number of classes, the head stays fresh; another resolution is resampled.
     """
-    source = load_network(Path(init))[0].state_dict() if is_run(init) else init
+    source: Any = init
+    if is_run(init):
+        trained, _ = load_network(Path(init))
+        if (
+            isinstance(trained, PooledConvNet) and trained.config.image_size != network.config.image_size
+        ):  # whose weights `load_published` knows no grids of
+            trained = trained.at_resolution(network.config.image_size)
+        heads = () if keep_head else tuple(trained.classifiers())
+        source = {key: tensor for key, tensor in trained.state_dict().items() if key.split(".")[0] not in heads}
     load_published(network, source, new_head=True, adapt_resolution=True)
 
 

@@ -3,7 +3,7 @@
     config.json               format, network and its options, preprocessing, label level
     recipe.yaml               what was asked for
     labels.json               class names, in the order of the outputs
-    data.json                 how many pictures of which classes, and a checksum of their names
+    data.json                 what it began with: place and checksums of the data, weights it started from
     metrics.jsonl             see `engine.records`
     run.json                  how it went: see `deployment.run_record`
     predictions.safetensors   what it decided about each val image: see `evaluation.predictions`
@@ -163,6 +163,17 @@ def find_checkpoint(folder: Path) -> Found | None:
             "Restore one from a backup, or remove the folder to start again."
         )
     return None
+
+
+def epochs_begun(folder: Path) -> int:
+    """Epochs of which the newest checkpoint that can be read has at least a part; 0 where there is none."""
+    for path in _checkpoints(folder):
+        try:
+            values = _read_json(path / "state.json")
+            return -(-values["progress"]["step"] // values["steps_per_epoch"])
+        except (CheckpointError, KeyError, TypeError, ZeroDivisionError):
+            continue
+    return 0
 
 
 # What is used afterwards --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`data.json` of a run's folder: which pictures it trains and validates on, and so which of its data it never saw."""
+"""`data.json` of a run's folder: which pictures it trains and validates on, and what it started from."""
 
 import hashlib
 import json
@@ -18,13 +18,21 @@ RECORD = "data.json"
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Which pictures a run trains and validates on."""
+    """Which pictures a run trains and validates on, where they lie, and what its weights started from."""
 
     classes: tuple[str, ...]
     train: int  # pictures
     val: int
     rows: str  # digest of their names and classes, in order
     contents: str  # digest of their files; '' where there are none
+    place: str | None = None  # absolute path or spec of the data; None where it was not kept
+    init: str | None = None  # what --init named, '' for nothing; None where it was not kept
+    init_weights: str = ""  # digest of them
+
+    def is_of(self, other: "DataRecord") -> bool:
+        """Whether both are of one set of data: at one place, or the same pictures where they have moved to."""
+        same = (self.rows, self.contents) == (other.rows, other.contents)
+        return same or (self.place is not None and self.place == other.place)
 
 
 def record_of(splits: Splits, seen: Survey | None = None) -> DataRecord:
@@ -47,8 +55,10 @@ def read_record(folder: Path) -> DataRecord | None:
         return None
     try:
         values = json.loads(file.read_bytes())
+        known = DataRecord.__dataclass_fields__
+        values = {name: value for name, value in values.items() if name in known}  # a newer one may have more
         return DataRecord(**(values | {"classes": tuple(values["classes"])}))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 

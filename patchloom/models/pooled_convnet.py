@@ -140,7 +140,7 @@ class PooledConvNet(AttentionPooled):
 
     @torch.no_grad()
     def absorb_trunk_(self) -> None:
-        """Fold the trunk's BatchNorms, where what it gives stays the same: not every network runs them as it lists them."""
+        """Fold the trunk's BatchNorms where it then gives the same: not every network runs them as they are listed."""
         weight = next(self.parameters())
         shape = (2, self.config.channels, *self.config.image_size)
         images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(weight)

@@ -53,8 +53,12 @@ def auto_recipe(
     model: str | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     pretrained: bool = False,
+    trained_size: int | None = None,
 ) -> tuple[Recipe, list[Reason]]:
-    """A recipe for `images` pictures in `classes` classes, about `image_size_median` pixels a side."""
+    """A recipe for `images` pictures in `classes` classes, about `image_size_median` pixels a side.
+
+    `trained_size` is the image size of the weights it starts from, where it is known.
+    """
     if images < 1 or classes < 2 or image_size_median < 1:
         raise UsageError(
             f"{images} images of {image_size_median} pixels in {classes} classes cannot be trained on; "
@@ -63,7 +67,7 @@ def auto_recipe(
     if device not in SCRATCH:
         raise UsageError(f"device is {device!r}, expected cpu or cuda.")
     budget = (FINE_TUNE if pretrained else SCRATCH)[device]
-    reasons = _network(images, image_size_median, model, device, pretrained, budget)
+    reasons = _network(images, image_size_median, model, device, pretrained, budget, trained_size)
     chosen = {reason.field: reason.value for reason in reasons}
     peak_lr = 1e-4 if pretrained else 3e-3 if "model.options.dim" in chosen else 1e-3
     reasons += _run(images, device, pretrained, budget, peak_lr)
@@ -80,7 +84,13 @@ def auto_recipe(
 
 
 def _network(
-    images: int, median: int, model: str | None, device: str, pretrained: bool, budget: _Budget
+    images: int,
+    median: int,
+    model: str | None,
+    device: str,
+    pretrained: bool,
+    budget: _Budget,
+    trained_size: int | None,
 ) -> list[Reason]:
     if model:
         reasons = [Reason("model.name", model, "as asked")]
@@ -92,7 +102,7 @@ def _network(
     name = reasons[0].value
 
     if pretrained:
-        return [*reasons, Reason("model.image_size", 224, "the size the weights were trained at")]
+        return [*reasons, Reason("model.image_size", trained_size or 224, "the size the weights were trained at")]
     side = min(median, budget.largest_size)
     limit = f", at most {side} on {device}" if side < median else ""
     about = f"pictures are about {median} pixels{limit}"

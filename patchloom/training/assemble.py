@@ -53,7 +53,7 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         torch.set_float32_matmul_precision("high")
     network = make_network(recipe, len(plan.splits.classes))
     if settings.init:
-        initialise(network, settings.init)
+        initialise(network, settings.init, keep_head=plan.start is None or plan.start.keeps(plan.splits.classes.names))
         refuse_bad(dict(network.state_dict()), settings.init, CheckpointError)
     network.to(processes.device)
     if settings.shard:

@@ -1,16 +1,82 @@
-"""The pictures of a run in `data.json`, so that going on with others is noticed; those left out in `left_out.tsv`."""
+"""What a run began with, so that other data or another start are noticed; those left out in `left_out.tsv`."""
 
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from patchloom.checkpoint import atomic_write
+from patchloom.data.source import in_one, parts_of
 from patchloom.deployment.data_record import RECORD, DataRecord, read_record
-from patchloom.errors import CheckpointError, DataError
+from patchloom.errors import CheckpointError, DataError, UsageError
 
 LEFT_OUT = "left_out.tsv"
 CLASSES_SHOWN = 3
+
+
+def began_with(record: DataRecord, data: str, init: str | None) -> DataRecord:
+    """The record with the place of the data and the start of the weights, as the user named them."""
+    named, weights = start_of(init)
+    return replace(record, place=place_of(data), init=named, init_weights=weights)
+
+
+def place_of(data: str) -> str:
+    """The absolute path of data that are files, else what they are called."""
+    places = []
+    for part in parts_of(data):
+        path = os.path.expanduser(part)
+        is_path = os.path.exists(path) or any(sign in part for sign in "*?[{")
+        places.append(os.path.abspath(path) if is_path else part)
+    return in_one(places)
+
+
+def start_of(init: str | None) -> tuple[str, str]:
+    """What --init named, and a digest of its weights."""
+    if not init:
+        return "", ""
+    path = Path(init) / "weights.safetensors" if Path(init).is_dir() else Path(init)
+    try:
+        with path.open("rb") as file:
+            return init, hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"--init {init}: {path.name} cannot be read ({error.strerror})") from error
+
+
+def default_folder(name: str, init: str | None, is_ours: Callable[[DataRecord], bool]) -> tuple[Path, str]:
+    """The first of runs/NAME, runs/NAME-2 … that is free or holds a run on these data; why not the very first."""
+    number, why = 1, ""
+    while True:
+        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        before = _before(folder)
+        if init and folder.is_dir() and Path(init).is_dir() and folder.samefile(init):
+            why = why or f"{folder} is what it starts from"
+        elif before and not is_ours(before):
+            why = why or f"{folder} holds a run on other data{f', {before.place}' if before.place else ''}"
+        else:
+            return folder, why
+        number += 1
+
+
+def refuse_other_data(folder: Path, record: DataRecord) -> None:
+    """A folder that holds a run on other data is an error that names both."""
+    before = _before(folder)
+    if before and not before.is_of(record):
+        was = before.place or f"{before.train:,} + {before.val:,} pictures, {_some(before.classes)}"
+        raise DataError(
+            f"{folder} holds a run on other data: {was}; given {record.place}. Give another folder with --out"
+        )
+
+
+def refuse_other_start(folder: Path, record: DataRecord) -> None:
+    """A run that began from other weights cannot go on as if from these."""
+    before = _before(folder)
+    if before is None or before.init is None or before.init_weights == record.init_weights:
+        return
+    was, now = (f"--init {init}" if init else "random weights" for init in (before.init, record.init))
+    changed = f"{was}, which has changed since" if was == now else f"{was}; given {now}"
+    raise UsageError(f"{folder} began from {changed}. Start as before, or give a new folder with --out")
 
 
 def changes_since(folder: Path, record: DataRecord) -> list[str]:
@@ -36,6 +102,14 @@ def changes_since(folder: Path, record: DataRecord) -> list[str]:
     if before.contents != record.contents:
         return ["pictures were changed since the run began: it goes on, not exactly as without that"]
     return []
+
+
+def _before(folder: Path) -> DataRecord | None:
+    """What the run in `folder` began with; None where that cannot be told, which `changes_since` says."""
+    try:
+        return read_record(folder)
+    except CheckpointError:
+        return None
 
 
 def write_record(folder: Path, record: DataRecord) -> None:

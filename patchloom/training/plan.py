@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from patchloom.build import Choice, base_recipe, is_run, make_network, reads_labels, resolve_recipe
-from patchloom.checkpoint import read_recipe
+from patchloom.checkpoint import epochs_begun, read_recipe
 from patchloom.data.archive import archive_stem
 from patchloom.data.archives import is_archive
 from patchloom.data.labels_file import split_of
@@ -33,7 +33,18 @@ from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
 from patchloom.recipes.parts import GrafitPart
 from patchloom.recipes.schema import Recipe, difference
-from patchloom.training.data_record import LEFT_OUT, changes_since
+from patchloom.training.data_record import (
+    LEFT_OUT,
+    began_with,
+    changes_since,
+    default_folder,
+    refuse_other_data,
+    refuse_other_start,
+)
+from patchloom.training.start import Start, find_start
+
+# One picture of a smaller val split is more than two points of accuracy.
+ENOUGH_TO_CHOOSE_BY = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +111,8 @@ class Plan:
     settings: TrainingSettings
     record: DataRecord
     left_out: Sequence[Unreadable]
+    start: Start | None = None  # the run whose weights it starts from
+    why_folder: str = ""  # where it is not runs/NAME
 
     def lines(self, *, dry_run: bool = False) -> list[str]:
         """The plan for a person, with the reason of each automatic choice."""
@@ -115,11 +128,12 @@ class Plan:
             *(f"           note: {note}" for note in s.notes),
             f"model      {r.model.name} at {r.model.image_size} px: {human(self.cost.parameters)} parameters, "
             f"{human(self.cost.multiply_adds)} multiply-adds",
+            *([f"init       {self.start.told(r, s.classes.names)}"] if self.start else []),
             f"recipe     {r.name}: {r.schedule.epochs} epochs, {r.optim.name} at {r.optim.peak_lr:.2g}, "
             f"batch {r.optim.batch_size}",
         ]
         lines += [f"           {c.key} = {c.value}   ({c.why})" for c in self.choices]
-        return [*lines, f"folder     {self.folder}"]
+        return [*lines, f"folder     {self.folder}{f'   ({self.why_folder})' if self.why_folder else ''}"]
 
 
 def make_plan(settings: TrainingSettings, device: str) -> Plan:
@@ -132,7 +146,6 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
             raise
         told = f"{settings.data} holds sentence pairs, not images; learn to translate them with"
         raise UsageError(f"{told} --recipe translation-small (see `patchloom recipes`)") from None
-    folder = Path(settings.out) if settings.out else Path("runs") / folder_name(settings.data)
     labelled = _reads_labels(settings)
     if labelled and len(source.train) and np.all(source.train.labels == UNLABELLED):
         raise DataError(f"{source.name}: {missing_labels(source.train)}")
@@ -156,23 +169,57 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
         source = replace(source, notes=(*source.notes, *leaks))
     copies = seen.copies() if seen and source.val is None else ()
     splits = make_splits(source, copies=copies, **chosen)
-    recipe, choices, network = _resolve(splits, settings, device)
-    record = record_of(splits, seen)
+    recipe, choices, network, start = _resolve(splits, settings, device)
+    record = began_with(record_of(splits, seen), settings.data, settings.init)
+    folder, why = Path(settings.out or ""), ""
+    if not settings.out:
+        folder, why = default_folder(folder_name(settings.data), settings.init, record.is_of)
+    refuse_other_data(folder, record)
     same_run(folder, recipe)
-    splits = replace(splits, notes=(*splits.notes, *changes_since(folder, record)))
-    return Plan(splits, recipe, choices, folder, cost(network), settings, record, seen.unreadable if seen else ())
+    refuse_other_start(folder, record)
+    notes = (*splits.notes, *network.notes, *_too_few(splits), *changes_since(folder, record))
+    return Plan(
+        replace(splits, notes=notes),
+        recipe,
+        choices,
+        folder,
+        cost(network),
+        settings,
+        record,
+        seen.unreadable if seen else (),
+        start,
+        why,
+    )
 
 
-def _resolve(splits: Splits, settings: TrainingSettings, device: str) -> tuple[Recipe, list[Choice], Network]:
-    """The recipe for these data, the choices made for it, and its network without weights."""
+def _too_few(splits: Splits) -> list[str]:
+    """A note where the best weights would be chosen by chance."""
+    count = int((splits.val.labels >= 0).sum())
+    if not 0 < count < ENOUGH_TO_CHOOSE_BY:
+        return []
+    return [
+        f"val has {count} picture{'s' * (count != 1)}: one of them is {100 / count:.1f} points, too few to choose by; "
+        f"give val at least {ENOUGH_TO_CHOOSE_BY}, or take its score and the weights it keeps for a guess"
+    ]
+
+
+def _resolve(
+    splits: Splits, settings: TrainingSettings, device: str
+) -> tuple[Recipe, list[Choice], Network, Start | None]:
+    """The recipe for these data, the choices made for it, its network without weights, and the run it starts from."""
+    changes = settings.recipe_changes()
+    start = find_start(settings.init, settings.recipe, changes.get("model.name", settings.model))
+    taken = start.fields(settings.recipe) if start else {}
     recipe, choices = resolve_recipe(
         splits,
         recipe=settings.recipe,
-        model=settings.model,
-        changes=settings.recipe_changes(),
+        model=start.model if start and not start.is_bound(settings.recipe) else settings.model,
+        changes=taken | changes,
         device=device,
         pretrained=settings.init is not None,
     )
+    if start:
+        choices = start.named(choices, [*changes, *(["model.name"] if settings.model else [])])
     part = recipe.objective
     if part.distillation != "none" and not part.teacher:
         raise UsageError(f"recipe {recipe.name} distils ({part.distillation}) but names no teacher; give --teacher")
@@ -192,7 +239,12 @@ def _resolve(splits: Splits, settings: TrainingSettings, device: str) -> tuple[R
             f"{recipe.model.name} takes images of one size, and objective.method {part.method} has no way to show it "
             "smaller views. Set views.local to 0."
         )
-    return recipe, choices, network
+    if recipe.views.local and part.method == "dino" and recipe.dino.small_views == "resample" and not network.resamples:
+        raise UsageError(
+            f"{recipe.model.name} takes images of one size, and its weights cannot be resampled for smaller views. "
+            "Show it resized ones with --set dino.small_views=resize, or set that to none."
+        )
+    return recipe, choices, network, start
 
 
 def learns_to_translate(settings: TrainingSettings) -> bool:
@@ -244,6 +296,12 @@ def same_run(folder: Path, recipe: Recipe) -> None:
         raise UsageError(
             f"{folder} holds a run with other settings ({shown}); give them as before (--set field=value), "
             "or a new folder with --out"
+        )
+    begun = epochs_begun(folder)
+    if before and recipe.schedule.epochs < begun:
+        raise UsageError(
+            f"{folder} is already trained for {begun} epochs and cannot be taken back to {recipe.schedule.epochs}; "
+            f"give --epochs {begun} or more, or a new folder with --out"
         )
 
 

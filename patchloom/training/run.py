@@ -16,6 +16,7 @@ from patchloom.data.pairs import Pairs
 from patchloom.data.sets import ImageSet
 from patchloom.data.source import in_one, parts_of
 from patchloom.deployment.classifier import Classifier, load
+from patchloom.deployment.run_record import FILE as RUN_RECORD
 from patchloom.deployment.translator import Translator, load_translator
 from patchloom.engine.disk import disk_errors
 from patchloom.engine.display import duration
@@ -102,7 +103,7 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
 
 def _same_on_all(plan: Plan, processes: Processes) -> None:
     """Every rank finds the data by itself; where one of them sees others, no rank may begin."""
-    records = processes.gather(plan.record)
+    records = [replace(record, place=None) for record in processes.gather(plan.record)]  # it may be mounted elsewhere
     others = [rank for rank, record in enumerate(records) if record != records[0]]
     if others:
         raise DataError(f"rank {others[0]} of {len(records)} sees other pictures in {plan.settings.data} than rank 0")
@@ -116,7 +117,8 @@ def _train_and_report(
         found = with_best_weights(found, plan.folder, run.processes)
         for note in found.notes:
             say(f"note: {note}")
-        say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
+        if not has_ended(found, run):
+            say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
     if run.processes.is_main:
         shown = preprocessing_of(plan.recipe, network)
         # Classes that taught nothing are no part of what was trained.
@@ -139,10 +141,13 @@ def _train_and_report(
         report = final_report(plan, run)
         metrics = dict(report or ())
         which = f"({outcome.progress.best_weights or 'model'}, step {outcome.progress.best_step})"
-        say(f"{outcome.ended} after {duration(seconds)}: {_told(run.metric, metrics)}{which}")
-        with disk_errors(plan.folder / "report.html"):
-            page = keep_and_report(plan, report, outcome, seconds=seconds, machine=machine_of(run.processes))
-        say(f"{page}")
+        done = found is not None and has_ended(found, run)
+        how = already_ended(outcome) if done else f"{outcome.ended} after {duration(seconds)}"
+        say(f"{how}: {_told(run.metric, metrics)}{which}")
+        if not done or not (plan.folder / RUN_RECORD).is_file():  # what it says of time and machine stays true
+            with disk_errors(plan.folder / "report.html"):
+                keep_and_report(plan, report, outcome, seconds=seconds, machine=machine_of(run.processes))
+        say(f"{plan.folder / 'report.html'}")
         say(_next(plan))
     return Trained(plan.folder, outcome, metrics, len(plan.left_out))
 
@@ -166,6 +171,19 @@ def _next(plan: Plan) -> str:
     if len(plan.splits.classes):
         return f"Next: patchloom evaluate {folder} {data} --knn --linear   |   patchloom train {data} --init {folder}"
     return f"Next: patchloom index {folder} {data} --out {folder}.index   |   patchloom train LABELLED --init {folder}"
+
+
+def has_ended(found: Found, run: Run) -> bool:
+    """Whether the checkpoint is of a run that has nothing left to do."""
+    progress = found.snapshot.values["progress"]
+    return bool(progress["ended"]) and not (progress["ended"] == "finished" and progress["epoch"] < run.epochs)
+
+
+def already_ended(outcome: Outcome) -> str:
+    """What is said where nothing was trained."""
+    ended = "finished" if outcome.ended == "finished" else f"ended ({outcome.ended})"
+    epochs = f"{outcome.progress.epoch} epoch{'s' * (outcome.progress.epoch != 1)}"
+    return f"already {ended} ({epochs}); nothing to do. Train longer with --epochs, or start afresh with --out"
 
 
 def with_best_weights(found: Found, folder: Path, processes: Processes) -> Found:

@@ -23,6 +23,8 @@ from patchloom.data.encoded import EncodedPairs, encode_pairs, learn_vocabulary
 from patchloom.data.pairs import LeftOut, ParallelText, open_parallel
 from patchloom.data.token_batches import TokenLoader
 from patchloom.data.vocabulary import Vocabulary
+from patchloom.deployment.data_record import DataRecord
+from patchloom.deployment.run_record import FILE as RUN_RECORD
 from patchloom.deployment.run_record import RunRecord, write_run_record
 from patchloom.deployment.text_evaluation import evaluate_pairs
 from patchloom.deployment.translation_files import (
@@ -52,9 +54,28 @@ from patchloom.models.seq2seq import Seq2Seq
 from patchloom.objectives.translation import Translation
 from patchloom.recipes.schema import Recipe, override
 from patchloom.training.assemble import EVALUATIONS, measured, parts_that_fit, release
-from patchloom.training.data_record import LEFT_OUT, DataRecord, changes_since, write_left_out, write_record
+from patchloom.training.data_record import (
+    LEFT_OUT,
+    began_with,
+    changes_since,
+    default_folder,
+    place_of,
+    refuse_other_data,
+    refuse_other_start,
+    write_left_out,
+    write_record,
+)
 from patchloom.training.plan import TrainingSettings, check_numbers, folder_name, same_run
-from patchloom.training.run import Trained, heard_or_not, machine_of, silent, with_best_weights, with_files
+from patchloom.training.run import (
+    Trained,
+    already_ended,
+    has_ended,
+    heard_or_not,
+    machine_of,
+    silent,
+    with_best_weights,
+    with_files,
+)
 
 # Sentences of val that are translated, greedily, at every evaluation; a second or so.
 GREEDY_SENTENCES = 200
@@ -71,6 +92,7 @@ class TextPlan:
     choices: list[Choice]
     folder: Path
     settings: TrainingSettings
+    why_folder: str = ""  # where it is not runs/NAME
 
     def lines(self) -> list[str]:
         """The plan for a person, with the reason of each automatic choice."""
@@ -83,7 +105,7 @@ class TextPlan:
             f"recipe     {r.name}: {r.schedule.epochs} epochs, {r.optim.name} at {r.optim.peak_lr:.2g}, "
             f"batch {r.optim.batch_size:,} tokens",
             *(f"           {c.key} = {c.value}   ({c.why})" for c in self.choices),
-            f"folder     {self.folder}",
+            f"folder     {self.folder}{f'   ({self.why_folder})' if self.why_folder else ''}",
         ]
 
 
@@ -149,9 +171,14 @@ def make_text_plan(settings: TrainingSettings) -> TextPlan:
         make_seq2seq(recipe, recipe.text.vocabulary)  # a wrong name or option is said before the text is read
     text = open_parallel(settings.data, source=recipe.text.source, target=recipe.text.target, seed=recipe.seed)
     recipe = override(recipe, {"text.source": text.source, "text.target": text.target})
-    folder = Path(settings.out) if settings.out else Path("runs") / folder_name(settings.data)
+    folder, why = Path(settings.out or ""), ""
+    if not settings.out:  # the sentences are compared once they are numbers of the folder's vocabulary
+        place = place_of(settings.data)
+        folder, why = default_folder(
+            folder_name(settings.data), settings.init, lambda before: before.place in (None, place)
+        )
     same_run(folder, recipe)
-    return TextPlan(text, recipe, choices, folder, settings)
+    return TextPlan(text, recipe, choices, folder, settings, why)
 
 
 def make_corpus(plan: TextPlan, processes: Processes) -> Corpus:
@@ -164,8 +191,11 @@ def make_corpus(plan: TextPlan, processes: Processes) -> Corpus:
     left_out = (*text.left_out, *train.left_out)
     if plan.settings.strict and left_out:
         raise DataError(f"{left_out[0].where}: {left_out[0].reason}, and {len(left_out) - 1:,} more pairs do not fit")
-    record = DataRecord((text.source, text.target), len(train), len(val), _digest(train, val), "")
-    records = processes.gather(record)
+    found = DataRecord((text.source, text.target), len(train), len(val), _digest(train, val), "")
+    record = began_with(found, plan.settings.data, plan.settings.init)
+    refuse_other_data(plan.folder, record)
+    refuse_other_start(plan.folder, record)
+    records = [replace(each, place=None) for each in processes.gather(record)]  # it may be mounted elsewhere
     if others := [rank for rank, each in enumerate(records) if each != records[0]]:
         raise DataError(f"rank {others[0]} of {len(records)} sees another text in {plan.settings.data} than rank 0")
     return Corpus(vocabulary, train, val, record, left_out)
@@ -324,7 +354,8 @@ def _train_and_report(
         found = with_best_weights(found, folder, processes)
         for note in found.notes:
             say(f"note: {note}")
-        say(f"going on with {folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
+        if not has_ended(found, run):
+            say(f"going on with {folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
     if processes.is_main:
         write_translation_files(
             folder,
@@ -344,22 +375,27 @@ def _train_and_report(
     except NumericalError as error:
         raise with_files(error, plan.text.train) from error
     seconds = clock.perf_counter() - started
-    metrics = _report(plan, outcome, processes, seconds, say) if processes.is_main else {}
+    done = found is not None and has_ended(found, run)
+    metrics = _report(plan, outcome, processes, None if done else seconds, say) if processes.is_main else {}
     return Trained(folder, outcome, metrics, len(corpus.left_out))
 
 
 def _report(
-    plan: TextPlan, outcome: Outcome, processes: Processes, seconds: float, say: Callable[[str], None]
+    plan: TextPlan, outcome: Outcome, processes: Processes, seconds: float | None, say: Callable[[str], None]
 ) -> dict[str, float]:
-    """Val by the best weights, with the recipe's search; the numbers, `val.json`, `run.json` and `report.html`."""
+    """Val by the best weights, with the recipe's search; the numbers, `val.json`, `run.json` and `report.html`.
+
+    `seconds` is None where nothing was trained: what is written of an earlier end stays as it is.
+    """
     folder, settings, best = plan.folder, plan.settings, outcome.progress
     network, files = load_seq2seq(folder)
     translator = Translator.of(network.to(processes.device), files)
     with processes.autocast():
         judged = evaluate_pairs(translator, plan.text.val)
     metrics = dict(judged)
+    how = already_ended(outcome) if seconds is None else f"{outcome.ended} after {duration(seconds)}"
     say(
-        f"{outcome.ended} after {duration(seconds)}: BLEU {metrics['bleu']:.2f}, chrF {metrics['chrf']:.2f}, "
+        f"{how}: BLEU {metrics['bleu']:.2f}, chrF {metrics['chrf']:.2f}, "
         f"{metrics['exact']:.1f} % exact ({best.best_weights or 'model'}, step {best.best_step})"
     )
     say(f"           {judged.scores.signature}")
@@ -369,7 +405,7 @@ def _report(
         init=settings.init,
         ended=outcome.ended,
         epochs=best.epoch,
-        seconds=seconds,
+        seconds=seconds or 0.0,
         best_weights=best.best_weights or "model",
         machine=machine_of(processes),
         versions=installed_versions(),
@@ -378,7 +414,8 @@ def _report(
     )
     with disk_errors(folder / "report.html"):
         keep_val(folder, judged)
-        write_run_record(folder, record)
+        if seconds is not None or not (folder / RUN_RECORD).is_file():
+            write_run_record(folder, record)
         say(f"{report_translation(folder)}")
     run, text = shlex.quote(str(folder)), shlex.quote(settings.data)
     say(f"Next: patchloom translate {run} < source.txt   |   patchloom evaluate {run} --text {text}")

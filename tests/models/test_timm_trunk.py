@@ -1,6 +1,7 @@
 """timm's networks: every kind of features trains, is saved, resized, absorbed and looked at, or is refused by name."""
 
 import copy
+import warnings
 
 import pytest
 import timm
@@ -155,6 +156,7 @@ def test_pictures_are_drawn_of_what_is_there(name) -> None:
 def smallest(module: str) -> str:
     """The network of a module of timm's with the fewest parameters among its first ones."""
     sizes = {}
+    warnings.simplefilter("ignore")  # pytest's own filters come back after the test
     for name in [name for name in timm.list_models(module=module) if not name.startswith("test_")][:40]:
         with torch.device("meta"):
             sizes[name] = sum(p.numel() for p in timm.create_model(name, num_classes=0).parameters())

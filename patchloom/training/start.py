@@ -1,0 +1,105 @@
+"""`--init RUN`: the network, its options, its image size and its crop come from the run, unless the user gives them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from patchloom.build import Choice, base_recipe, is_run, tells_classes
+from patchloom.checkpoint import RunFiles, read_run_files
+from patchloom.errors import UsageError
+from patchloom.models.registry import default_options
+from patchloom.recipes.schema import Recipe
+
+# Options of a network that its data, its recipe or its method decide.
+NOT_TAKEN = ("name", "num_classes", "image_size", "drop_path", "drop_path_rule", "dropout", "projector")
+TIMM = "resnet50_attention_pool"  # what timm's networks are called in `config.json`
+
+
+@dataclass(frozen=True)
+class Start:
+    """The run whose weights another starts from."""
+
+    init: str  # as it was given
+    files: RunFiles
+
+    @property
+    def model(self) -> str:
+        """Its network as recipes and --model call it."""
+        options = self.files.options
+        if self.files.network == TIMM and options.get("pool") == "average":
+            return f"timm:{options['backbone']}"
+        return self.files.network
+
+    @property
+    def image_size(self) -> int:
+        """The side it was trained at."""
+        return int(self.files.options["image_size"][0])
+
+    def is_bound(self, recipe: str | Recipe | None) -> bool:
+        """Whether the user's recipe says itself which network it is for, in full: a file, or a value."""
+        return isinstance(recipe, Recipe) or str(recipe).endswith((".yaml", ".yml"))
+
+    def fields(self, recipe: str | Recipe | None) -> dict[str, Any]:
+        """Dotted recipe fields that come from the run."""
+        if self.is_bound(recipe):
+            return {}
+        options, published = self.files.options, default_options(self.files.network)
+        base = base_recipe(recipe, self.model)
+        asked = set(base.model.options) if base else set()  # which the recipe would set for another network
+        hidden = {*NOT_TAKEN, *(("backbone", "pool") if self.model.startswith("timm:") else ())}
+        taken = {
+            f"model.options.{key}": value
+            for key, value in options.items()
+            if key not in hidden and (key in asked or value != published.get(key))
+        }
+        fields = {"model.image_size": self.image_size, **taken, "test.crop_ratio": self.files.preprocessing.crop_ratio}
+        shown = self.files.preprocessing.image_size[0]
+        return fields if shown == self.image_size else {**fields, "test.image_size": shown}
+
+    def named(self, choices: Iterable[Choice], given: Sequence[str]) -> list[Choice]:
+        """The choices, those that come from the run with its name for a reason."""
+        taken = {"model.name", "model.image_size", "test.crop_ratio", "test.image_size"} - set(given)
+        return [
+            replace(choice, why=f"as in {self.init}")
+            if choice.key in taken or (choice.key.startswith("model.options.") and choice.key not in given)
+            else choice
+            for choice in choices
+        ]
+
+    def keeps(self, classes: Sequence[str]) -> bool:
+        """Whether its classifier is one of these very classes, in their order."""
+        return self.files.decides and tuple(self.files.labels) == tuple(classes)
+
+    def told(self, recipe: Recipe, classes: Sequence[str]) -> str:
+        """The run in a line."""
+        size, now = self.image_size, recipe.model.image_size
+        resampled = f", resampled to {now} px" if now != size else ""
+        if not tells_classes(recipe):
+            head = "no classifier"
+        elif self.keeps(classes):
+            head = f"keeps its classifier of {len(classes)} classes"
+        else:
+            head = f"new classifier for {len(classes)} classes"
+        return f"{self.init}: {self.model}{_shape(self.files.options)} at {size} px{resampled}; {head}"
+
+
+def find_start(init: str | None, recipe: str | Recipe | None, model: str | None) -> Start | None:
+    """What the run given as --init is; None where it is a file, or nothing."""
+    if not init or not is_run(init):
+        return None
+    start = Start(init, read_run_files(Path(init)))
+    if model is None and start.is_bound(recipe):
+        base = base_recipe(recipe, None)
+        model = base.model.name if base else None
+    if model is not None and model not in (start.model, start.files.network):
+        raise UsageError(
+            f"--init {init} is a {start.model}, and {model} was asked for; leave the network out, or start from "
+            f"a run of {model}"
+        )
+    return start
+
+
+def _shape(options: Mapping[str, Any]) -> str:
+    depth, dim = options.get("depth"), options.get("dim")
+    return f" ({depth} layers, {dim} wide)" if isinstance(depth, int) and isinstance(dim, int) else ""

@@ -1,0 +1,141 @@
+"""One folder, one run: other data, another start or fewer epochs never pass for the run that is there."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchloom.errors import DataError, UsageError
+from patchloom.training.plan import TrainingSettings, make_plan
+from patchloom.training.run import Trained, run_training
+from tests.reliability.commands import class_folders
+
+CHANGES = {"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_size": 8}
+GIVEN: dict[str, Any] = {"recipe": "small_images", "epochs": 2, "batch": 4, "size": 16, "workers": 0, "device": "cpu"}
+
+
+def settings(data: Path, **given: Any) -> TrainingSettings:
+    return TrainingSettings(data=str(data), changes=CHANGES, **(GIVEN | given))
+
+
+def train(data: Path, **given: Any) -> tuple[Trained, list[str]]:
+    said: list[str] = []
+    return run_training(settings(data, **given), say=said.append), said
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two sets in folders of one name, with other pictures, and a run on the first."""
+    monkeypatch.chdir(tmp_path)
+    class_folders(tmp_path / "x" / "images")
+    class_folders(tmp_path / "y" / "images", pictures=8)
+    train(Path("x/images"))
+    return tmp_path
+
+
+def test_other_data_of_the_same_name_get_a_folder_of_their_own(here: Path) -> None:
+    before = (here / "runs" / "images" / "weights.safetensors").read_bytes()
+    second, said = train(Path("y/images"))
+    assert second.folder == Path("runs/images-2")
+    assert second.outcome.progress.step > 0
+    why = f"   (runs/images holds a run on other data, {here / 'x/images'})"
+    assert f"folder     runs/images-2{why}" in said
+    assert (here / "runs" / "images" / "weights.safetensors").read_bytes() == before
+    again, said = train(Path("y/images"))
+    assert again.folder == Path("runs/images-2")
+    assert again.metrics == second.metrics
+    told = "already finished (2 epochs); nothing to do. Train longer with --epochs, or start afresh with --out: top-1 "
+    assert any(line.startswith(told) for line in said)
+    assert not any("going on" in line for line in said)
+
+
+def test_the_same_names_with_other_pictures_are_other_data(here: Path) -> None:
+    shutil.copytree(here / "x" / "images", here / "z" / "images")
+    shutil.copy(here / "z" / "images" / "red" / "1.png", here / "z" / "images" / "red" / "0.png")
+    assert make_plan(settings(Path("z/images")), "cpu").folder == Path("runs/images-2")
+
+
+def test_data_that_moved_are_the_same(here: Path) -> None:
+    (here / "elsewhere").mkdir()
+    (here / "x" / "images").rename(here / "elsewhere" / "images")
+    run, said = train(Path("elsewhere/images"), epochs=3)
+    assert run.folder == Path("runs/images")
+    assert run.outcome.progress.epoch == 3
+    assert any(line.startswith("going on with runs/images") for line in said)
+
+
+def test_a_lost_file_at_the_same_place_is_a_note(here: Path) -> None:
+    (here / "x" / "images" / "red" / "3.png").unlink()
+    plan = make_plan(settings(Path("x/images"), epochs=3), "cpu")
+    assert plan.folder == Path("runs/images")
+    assert any("the data changed since the run began" in note for note in plan.splits.notes)
+
+
+def test_a_folder_given_by_name_refuses_other_data_with_both_names(here: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        train(Path("y/images"), out="runs/images")
+    assert str(caught.value) == (
+        f"runs/images holds a run on other data: {here / 'x/images'}; given {here / 'y/images'}. "
+        "Give another folder with --out"
+    )
+
+
+def test_a_record_without_a_place_is_compared_by_its_rows(here: Path) -> None:
+    file = here / "runs" / "images" / "data.json"
+    old = {key: value for key, value in json.loads(file.read_text()).items() if key not in ("place", "init")}
+    file.write_text(json.dumps(old))
+    assert make_plan(settings(Path("x/images")), "cpu").folder == Path("runs/images")
+    assert make_plan(settings(Path("y/images")), "cpu").folder == Path("runs/images-2")
+    with pytest.raises(DataError, match=r"other data: 16 \+ 4 pictures, 2 classes \(blue, red\); given"):
+        make_plan(settings(Path("y/images"), out="runs/images"), "cpu")
+
+
+def test_another_start_is_refused_with_both_names(here: Path) -> None:
+    data = Path("x/images")
+    for seed in (1, 2):
+        run_training(
+            TrainingSettings(data=str(data), out=f"runs/start{seed}", changes=CHANGES | {"seed": seed}, **GIVEN),
+            say=str,
+        )
+    train(data, out="runs/tuned", init="runs/start1")
+    before = (here / "runs/tuned/run.json").read_bytes()
+    with pytest.raises(UsageError) as caught:
+        train(data, out="runs/tuned", init="runs/start2", epochs=3)
+    assert str(caught.value) == (
+        "runs/tuned began from --init runs/start1; given --init runs/start2. "
+        "Start as before, or give a new folder with --out"
+    )
+    with pytest.raises(UsageError, match=r"runs/tuned began from --init runs/start1; given random weights\."):
+        train(data, out="runs/tuned")
+    with pytest.raises(UsageError, match=r"runs/images began from random weights; given --init runs/start1\."):
+        train(data, init="runs/start1")
+    (here / "runs/start1").rename(here / "runs/moved")
+    assert train(data, out="runs/tuned", init="runs/moved", epochs=2)[0].outcome.ended == "finished"
+    assert (here / "runs/tuned/run.json").read_bytes() == before
+    shutil.copy("runs/start2/weights.safetensors", "runs/moved/weights.safetensors")
+    with pytest.raises(UsageError, match=r"began from --init runs/start1; given --init runs/moved\."):
+        train(data, out="runs/tuned", init="runs/moved")
+
+
+def test_fewer_epochs_are_refused_before_anything_is_written(here: Path) -> None:
+    files = {path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file()}
+    with pytest.raises(UsageError) as caught:
+        train(Path("x/images"), epochs=1)
+    assert str(caught.value) == (
+        "runs/images is already trained for 2 epochs and cannot be taken back to 1; give --epochs 2 or more, "
+        "or a new folder with --out"
+    )
+    assert {path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file()} == files
+    assert train(Path("x/images"), epochs=3)[0].outcome.progress.epoch == 3
+
+
+def test_a_val_split_too_small_to_choose_by_is_noted(here: Path) -> None:
+    note = next(note for note in make_plan(settings(Path("x/images")), "cpu").splits.notes if "too few" in note)
+    assert note.startswith("val has 4 pictures: one of them is 25.0 points, too few to choose by; give val at least 50")
+    plan = make_plan(
+        TrainingSettings(data="shapes:count=400,size=16", out=str(here / "new"), changes=CHANGES, **GIVEN), "cpu"
+    )
+    assert len(plan.splits.val) >= 50
+    assert not any("too few" in note for note in plan.splits.notes)

@@ -1,0 +1,174 @@
+"""`--init RUN`: whatever patchloom trained can be gone on from, on other data, at another size, with another recipe."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import patchloom
+from patchloom.checkpoint import load_network, read_run_files
+from patchloom.engine.distribution import Processes
+from patchloom.errors import UsageError
+from patchloom.training import assemble
+from patchloom.training.plan import Plan, TrainingSettings, make_plan
+from patchloom.training.run import run_training
+from tests.reliability.commands import class_folders, command
+
+SHAPES = "shapes:count=40,size=32"
+TINY = {"model.options.depth": 2, "model.options.dim": 16, "model.options.patch_size": 8}
+
+
+def trained(data: str | Path, out: Path, **given: Any) -> list[str]:
+    said: list[str] = []
+    values = {"epochs": 1, "batch": 8, "workers": 0, "device": "cpu", "out": str(out)} | given
+    run_training(TrainingSettings(data=str(data), **values), say=said.append)
+    return said
+
+
+def planned(data: str | Path, init: Path, **given: Any) -> Plan:
+    return make_plan(
+        TrainingSettings(data=str(data), init=str(init), **({"device": "cpu", "workers": 0} | given)), "cpu"
+    )
+
+
+def line(plan: Plan) -> str:
+    return next(line for line in plan.lines() if line.startswith("init"))
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `auto` makes on a CPU: half the layers, narrow, small pictures and patches."""
+    folder = tmp_path_factory.mktemp("narrow") / "run"
+    trained(SHAPES, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("other") / "colours", pictures=20)
+
+
+def test_a_narrow_run_is_gone_on_from_on_other_data(narrow: Path, other: Path, tmp_path: Path) -> None:
+    said = trained(other, tmp_path / "run", init=str(narrow))
+    assert f"init       {narrow}: resmlp_s12 (6 layers, 128 wide) at 32 px; new classifier for 2 classes" in said
+    for field, value in (("model.name", "resmlp_s12"), ("model.image_size", 32), ("model.options.depth", 6)):
+        assert f"           {field} = {value}   (as in {narrow})" in said
+    before, now = read_run_files(narrow), read_run_files(tmp_path / "run")
+    assert {**before.options, "num_classes": 2} == now.options
+    assert before.preprocessing == now.preprocessing
+
+
+def test_the_weights_are_the_runs_and_a_classifier_of_the_same_classes_too(narrow: Path, other: Path) -> None:
+    source = load_network(narrow)[0].state_dict()
+    for data, kept in ((SHAPES, True), ("shapes:count=60,size=32", True), (other, False)):
+        plan = planned(data, narrow)
+        _, network, _ = assemble.make_run(plan, Processes("fp32", device="cpu"), str)
+        for key, tensor in network.state_dict().items():
+            assert key.startswith("classifier") or torch.equal(tensor, source[key]), key
+        same = network.classifier.weight.shape == source["classifier.weight"].shape
+        assert (same and torch.equal(network.classifier.weight, source["classifier.weight"])) is kept
+        assert line(plan).endswith("keeps its classifier of 16 classes" if kept else "new classifier for 2 classes")
+
+
+def test_as_many_other_classes_get_a_fresh_classifier(narrow: Path, tmp_path: Path) -> None:
+    names = tuple(f"class{i:02d}" for i in range(16))
+    plan = planned(class_folders(tmp_path / "data", names, pictures=4), narrow)
+    _, network, _ = assemble.make_run(plan, Processes("fp32", device="cpu"), str)
+    assert not torch.equal(network.classifier.weight, load_network(narrow)[0].classifier.weight)
+
+
+def test_what_the_user_gives_is_applied_on_top(narrow: Path, tmp_path: Path) -> None:
+    plan = planned(SHAPES, narrow, size=48)
+    assert line(plan).startswith(f"init       {narrow}: resmlp_s12 (6 layers, 128 wide) at 32 px, resampled to 48 px;")
+    assert [c.why for c in plan.choices if c.key == "model.image_size"] == ["given"]
+    trained(SHAPES, tmp_path / "large", init=str(narrow), size=48)
+    assert patchloom.load(tmp_path / "large", device="cpu").model.config.image_size == (48, 48)
+    assert planned(SHAPES, narrow, model="resmlp_s12").recipe.model.options["dim"] == 128
+
+
+def test_another_network_is_refused_with_both_names(narrow: Path) -> None:
+    for given in ({"model": "deit_ti"}, {"changes": {"model.name": "deit_ti"}}):
+        with pytest.raises(UsageError, match=rf"--init {narrow} is a resmlp_s12, and deit_ti was asked for; leave"):
+            planned(SHAPES, narrow, **given)
+
+
+def test_a_named_recipe_gives_all_but_the_network(narrow: Path) -> None:
+    plan = planned(SHAPES, narrow, recipe="deit", batch=8, epochs=3)
+    assert (plan.recipe.augment.erasing, plan.recipe.model.name) == (0.25, "resmlp_s12")
+    assert (plan.recipe.model.image_size, dict(plan.recipe.model.options)["depth"]) == (32, 6)
+
+
+def test_a_recipes_own_options_give_way_to_the_runs(tmp_path: Path) -> None:
+    trained(SHAPES, tmp_path / "run", recipe="small_images", changes=TINY, size=32)
+    plan = planned(SHAPES, tmp_path / "run", recipe="small_images", batch=8, epochs=1)
+    assert dict(plan.recipe.model.options) == {"depth": 2, "dim": 16, "patch_size": 8}
+    again = planned(SHAPES, tmp_path / "run", recipe=str(tmp_path / "run" / "recipe.yaml"), size=48)
+    assert again.recipe.model.image_size == 48  # a recipe file says all of it, and the user on top
+
+
+def test_a_crop_and_a_test_size_of_its_own_are_kept(tmp_path: Path) -> None:
+    changes = TINY | {"test.crop_ratio": 0.7, "test.image_size": 48}
+    trained(SHAPES, tmp_path / "run", recipe="small_images", changes=changes)
+    part = planned(SHAPES, tmp_path / "run").recipe.test
+    assert (part.crop_ratio, part.image_size) == (0.7, 48)
+
+
+def suggested(said: list[str]) -> list[str]:
+    """The last command of the line that says what to do next."""
+    told = next(line for line in said if line.startswith("Next:"))
+    return shlex.split(told.split("   |   ")[-1].removeprefix("patchloom "))
+
+
+@pytest.mark.parametrize("recipe", ["dino", "instances"])
+def test_the_command_that_a_run_without_labels_suggests_works(
+    recipe: str, other: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes = TINY | {"schedule.warmup_epochs": 0, "schedule.min_lr": 0.0}
+    if recipe == "dino":
+        changes |= {"views.local_size": 16, "dino.outputs": 64, "dino.hidden": 32, "dino.bottleneck": 16}
+    said: list[str] = []
+    run_training(
+        TrainingSettings(
+            data=str(other), recipe=recipe, model="resmlp_s12", size=32, epochs=1, batch=8, workers=0, device="cpu",
+            changes=changes,
+        ),
+        say=said.append,
+    )  # fmt: skip
+    arguments = suggested(said)
+    assert arguments == ["train", str(other), "--init", "runs/colours"]
+    done = command((*arguments, "--device", "cpu", "--workers", "0"), monkeypatch, capsys)
+    assert done.code == 0, done.errors
+    told = "init       runs/colours: resmlp_s12 (2 layers, 16 wide) at 32 px; new classifier for 2 classes"
+    assert told in done.output
+    assert "folder     runs/colours-2   (runs/colours is what it starts from)" in done.output
+    again = command((*arguments, "--device", "cpu", "--workers", "0"), monkeypatch, capsys)
+    assert again.code == 0, again.errors
+    assert "already finished" in again.output
+
+
+def test_grafit_and_timms_networks_hand_over(other: Path, tmp_path: Path) -> None:
+    short = {"schedule.warmup_epochs": 0, "schedule.min_lr": 0.0}
+    trained(other, tmp_path / "grafit", recipe="grafit", model="timm:test_vit", size=32, changes=short)
+    kept = load_network(tmp_path / "grafit")[0]
+    assert kept.config.projector != "none"
+    said = trained(other, tmp_path / "tuned", init=str(tmp_path / "grafit"))
+    assert f"init       {tmp_path / 'grafit'}: timm:test_vit at 32 px; new classifier for 2 classes" in said
+    assert load_network(tmp_path / "tuned")[0].config.projector == "none"
+    trained(other, tmp_path / "large", init=str(tmp_path / "tuned"), size=64)
+    large = patchloom.load(tmp_path / "large", device="cpu")
+    assert large.model.config.image_size == (64, 64)
+    assert json.loads((tmp_path / "large" / "run.json").read_text())["init"] == str(tmp_path / "tuned")
+    assert line(planned(other, tmp_path / "tuned")).endswith("keeps its classifier of 2 classes")
+
+
+def test_small_views_of_a_network_of_one_size_are_resized_or_refused(other: Path, tmp_path: Path) -> None:
+    changes = {"views.local_size": 16, "schedule.warmup_epochs": 0, "schedule.min_lr": 0.0, "dino.outputs": 32}
+    given = {"recipe": "dino", "model": "timm:pit_ti_224", "size": 32, "epochs": 1, "batch": 8, "changes": changes}
+    with pytest.raises(UsageError, match=r"timm:pit_ti_224 takes images of one size.*--set dino.small_views=resize"):
+        make_plan(TrainingSettings(data=str(other), device="cpu", **given), "cpu")
+    given["changes"] = changes | {"dino.small_views": "resize"}
+    assert make_plan(TrainingSettings(data=str(other), device="cpu", out=str(tmp_path), **given), "cpu").cost.parameters
