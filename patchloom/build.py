@@ -208,10 +208,9 @@ def initialise(network: Network, init: str, *, keep_head: bool = True) -> None:
     source: Any = init
     if is_run(init):
         trained, _ = load_network(Path(init))
-        if (
-            isinstance(trained, PooledConvNet) and trained.config.image_size != network.config.image_size
-        ):  # whose weights `load_published` knows no grids of
-            trained = trained.at_resolution(network.config.image_size)
+        size = network.config.image_size
+        if isinstance(trained, PooledConvNet) and trained.config.image_size != size:
+            trained = trained.at_resolution(size)  # `load_published` knows the grids of patchloom's own networks
         heads = () if keep_head else tuple(trained.classifiers())
         source = {key: tensor for key, tensor in trained.state_dict().items() if key.split(".")[0] not in heads}
     load_published(network, source, new_head=True, adapt_resolution=True)
