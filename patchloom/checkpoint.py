@@ -3,6 +3,7 @@
     config.json               format, network and its options, preprocessing, label level
     recipe.yaml               what was asked for
     labels.json               class names, in the order of the outputs
+    checksums.json            of these and of data.json, run.json, predictions.safetensors: see `engine.checksums`
     data.json                 what it began with: place and checksums of the data, weights it started from
     metrics.jsonl             see `engine.records`
     run.json                  how it went: see `deployment.run_record`
@@ -15,14 +16,14 @@ written last. Whatever interrupts a write, the checkpoint before it stays as it 
 """
 
 import dataclasses
-import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from patchloom.engine.disk import disk_errors
+from patchloom.engine.checksums import read_checked, write_checked
+from patchloom.engine.disk import (
+    Lock,
+    atomic_write,
+    disk_errors,
+    plain_name,
+    sync_folder,
+    temporary_beside,
+    write_new,
+)
 from patchloom.engine.state import Snapshot, load_weights
 from patchloom.errors import CheckpointError, NumericalError, UsageError
 from patchloom.models.network import Network
@@ -40,7 +50,10 @@ from patchloom.models.registry import create_model
 from patchloom.recipes.schema import Recipe
 
 FORMAT = 1
+WEIGHTS = "weights.safetensors"
 KEPT = 2
+CHANNELS = 3
+MOST_PIXELS = 16_384  # of a side
 _NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 
 
@@ -81,11 +94,12 @@ class Found:
     notes: list[str]
 
 
-@dataclass(frozen=True)
 class Folder:
     """The engine's saver: a run folder."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: Lock | None = None
 
     def save(self, snapshot: Snapshot) -> None:
         """Keep what a resume needs."""
@@ -94,6 +108,38 @@ class Folder:
     def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
         """Keep the best weights so far."""
         save_weights(self.path, weights, about)
+        self._hold_weights()
+
+    def guard(self, lock: Lock, write_files: Callable[[], None]) -> None:
+        """From now on `restore` makes the folder again where somebody removes or renames it."""
+        self._lock, self._write_files = lock, write_files
+        self._hold_weights()
+
+    def restore(self) -> str:
+        """Make the folder again, with all that is still known, where it was removed or renamed; a line that says so."""
+        if self._lock is None or not self._lock.is_gone():
+            return ""
+        self._lock.take()
+        self._write_files()
+        path = self.path / WEIGHTS
+        weights = self._lock.kept_open
+        if weights and not path.exists():
+            atomic_write(path, os.pread(weights.fileno(), os.fstat(weights.fileno()).st_size, 0))
+            self._hold_weights()
+        return (
+            f"warning: {self.path} was removed or renamed while this run was writing to it. The run goes on and writes "
+            "what it still has into a new folder of that name."
+        )
+
+    def _hold_weights(self) -> None:
+        """Keep the file open: until it is closed, its bytes are there, whoever removes its name."""
+        if self._lock is None:
+            return
+        if self._lock.kept_open:
+            self._lock.kept_open.close()
+        self._lock.kept_open = None
+        with suppress(OSError):
+            self._lock.kept_open = (self.path / WEIGHTS).open("rb", buffering=0)
 
 
 # What can be resumed ------------------------------------------------------------------------------------------------
@@ -106,25 +152,24 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     parent = folder / "checkpoints"
     with disk_errors(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        for leftover in parent.glob(".*.tmp"):
-            shutil.rmtree(leftover)
+        _remove_unfinished(parent)
         target = _free_name(parent, snapshot.step)
-        temporary = parent / f".{target.name}.tmp"
+        temporary = temporary_beside(target)
         try:
             temporary.mkdir()
             digests = {}
             for part, tensors in snapshot.tensors.items():
-                digests[f"{part}.safetensors"] = _write(temporary / f"{part}.safetensors", _packed(tensors))
-            digests["state.json"] = _write(temporary / "state.json", _json(snapshot.values))
-            _write(temporary / "manifest.json", _manifest(digests))
-            _sync(temporary)
+                digests[f"{part}.safetensors"] = write_new(temporary / f"{part}.safetensors", _packed(tensors))
+            digests["state.json"] = write_new(temporary / "state.json", _json(snapshot.values))
+            write_new(temporary / "manifest.json", _manifest(digests))
+            sync_folder(temporary)
             os.rename(temporary, target)
-            _sync(parent)
+            sync_folder(parent)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         # By the time of writing: a damaged one of a later step must not push out those of the run that went on.
-        others = sorted((p for p in _checkpoints(folder) if p != target), key=_written_at, reverse=True)
+        others = sorted((p for p in checkpoints_of(folder) if p != target), key=_written_at, reverse=True)
         for old in others[KEPT - 1 :]:
             shutil.rmtree(old)
     return target
@@ -132,13 +177,15 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
 
 def load_checkpoint(path: Path) -> Snapshot:
     """Read one checkpoint; every file is compared with the manifest before it is used."""
-    manifest = _read_json(path / "manifest.json")
+    packed = _read(path / "manifest.json")
+    manifest = _parsed(packed, path / "manifest.json")
     _check_format(manifest, path / "manifest.json")
     digests = manifest.get("sha256", {})
-    if _read(path / "manifest.json") != _manifest(digests):
+    if not isinstance(digests, dict) or packed != _manifest(digests):
         raise CheckpointError(f"{path / 'manifest.json'} is damaged: its checksum is not its own.")
     contents = {}
     for name, digest in digests.items():
+        plain_name(name, path / "manifest.json")
         contents[name] = _read(path / name)
         if hashlib.sha256(contents[name]).hexdigest() != digest:
             raise CheckpointError(f"{path / name} is damaged: its checksum is not that of the manifest.")
@@ -152,7 +199,7 @@ def load_checkpoint(path: Path) -> Snapshot:
 def find_checkpoint(folder: Path) -> Found | None:
     """The newest checkpoint that is whole; None where there never was one, an error where all are damaged."""
     notes: list[str] = []
-    for path in _checkpoints(folder):
+    for path in checkpoints_of(folder):
         try:
             return Found(path, load_checkpoint(path), notes)
         except CheckpointError as error:
@@ -167,9 +214,9 @@ def find_checkpoint(folder: Path) -> Found | None:
 
 def epochs_begun(folder: Path) -> int:
     """Epochs of which the newest checkpoint that can be read has at least a part; 0 where there is none."""
-    for path in _checkpoints(folder):
+    for path in checkpoints_of(folder):
         try:
-            values = _read_json(path / "state.json")
+            values = _parsed(_read(path / "state.json"), path / "state.json")
             return -(-values["progress"]["step"] // values["steps_per_epoch"])
         except (CheckpointError, KeyError, TypeError, ZeroDivisionError):
             continue
@@ -184,7 +231,7 @@ def save_weights(folder: Path, weights: dict[str, Tensor], about: dict[str, Any]
     refuse_bad(weights, "weights")
     # One key: safetensors writes several in an order that changes from file to file.
     header = {"patchloom": json.dumps({"sha256": weights_digest(weights), **about})}
-    atomic_write(folder / "weights.safetensors", _packed(weights, header))
+    atomic_write(folder / WEIGHTS, _packed(weights, header))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -208,22 +255,26 @@ def write_run_files(
     level: str | None = None,
 ) -> None:
     """Write `config.json`, `recipe.yaml` and `labels.json`: before the first step, so a bad folder is known then."""
-    write_config(folder, network.config, recipe, preprocessing=dataclasses.asdict(preprocessing), level=level)
-    atomic_write(folder / "labels.json", _json(list(labels)))
+    told = {"preprocessing": dataclasses.asdict(preprocessing), "level": level}
+    write_config(folder, network.config, recipe, {"labels.json": _json(list(labels))}, **told)
 
 
-def write_config(folder: Path, network: Any, recipe: Recipe | None, **more: Any) -> None:
-    """Write `config.json`, with the network's own config and what else belongs to it, and `recipe.yaml`."""
+def write_config(
+    folder: Path, network: Any, recipe: Recipe | None, others: dict[str, bytes] | None = None, **more: Any
+) -> None:
+    """Write `config.json`, with the network's own config and what else belongs to it, `recipe.yaml` and `others`."""
     options = dataclasses.asdict(network)
     config = {"format": FORMAT, "network": options.pop("name"), "options": options, **more}
-    atomic_write(folder / "config.json", _json(config))
+    files = dict(others or {})
     if recipe:
-        atomic_write(folder / "recipe.yaml", recipe.to_yaml().encode())
+        files["recipe.yaml"] = recipe.to_yaml().encode()
+    # Last: it is what makes the folder that of a run.
+    write_checked(folder, files | {"config.json": _json(config)})
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """What `write_config` wrote, of any kind of run; its options as they were."""
-    config = _read_json(folder / "config.json")
+    config = _parsed(_checked(folder, "config.json"), folder / "config.json")
     _check_format(config, folder / "config.json")
     if isinstance(config.get("options"), dict):
         config["options"] = {name: _tuples(value) for name, value in config["options"].items()}
@@ -241,9 +292,9 @@ def read_run_files(folder: Path) -> RunFiles:
         return RunFiles(
             network=config["network"],
             options=dict(config["options"]),
-            preprocessing=Preprocessing(**{k: _tuples(v) for k, v in config["preprocessing"].items()}),
+            preprocessing=_usable(Preprocessing(**{k: _tuples(v) for k, v in config["preprocessing"].items()})),
             recipe=read_recipe(folder),
-            labels=tuple(_read_json(folder / "labels.json")),
+            labels=_read_labels(folder),
             level=config.get("level"),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -256,7 +307,7 @@ def read_recipe(folder: Path) -> Recipe | None:
     if not path.exists():
         return None
     try:
-        return Recipe.from_yaml(_read(path).decode())
+        return Recipe.from_yaml(_checked(folder, "recipe.yaml").decode())
     except (UsageError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is damaged: {error} Restore it, or remove it to go on as given.") from error
 
@@ -265,58 +316,59 @@ def load_network(folder: Path) -> tuple[Network, RunFiles]:
     """The trained network of a run folder, in eval mode, and what belongs to it."""
     files = read_run_files(folder)
     network = create_model(files.network, **files.options)
-    load_weights(network, read_weights(folder / "weights.safetensors"), str(folder / "weights.safetensors"))
+    load_weights(network, read_weights(folder / WEIGHTS), str(folder / WEIGHTS))
     return network.eval(), files
 
 
-# One run a folder ---------------------------------------------------------------------------------------------------
+# Values ------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep the folder for this run; a UsageError names the process that has it already."""
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("a+")
-    # A worker process would keep the lock, for seconds, after the run itself was killed.
-    os.register_at_fork(after_in_child=file.close)
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            raise UsageError(
-                f"{folder} is in use by process {file.read().strip() or '?'}. Wait for it, stop it, "
-                "or give another folder."
-            ) from error
-        # Without the file's buffer, which a full disk would make fail again when it is closed.
-        with disk_errors(folder):
-            os.truncate(file.fileno(), 0)
-            os.write(file.fileno(), str(os.getpid()).encode())
-        yield
+def _usable(shown: Preprocessing) -> Preprocessing:
+    """The same; a ValueError where pictures could not be shown so, or would become numbers that mean nothing."""
+    for name in ("mean", "std"):
+        values = getattr(shown, name)
+        if not isinstance(values, tuple) or len(values) != CHANNELS or not all(map(_is_finite, values)):
+            raise ValueError(f"{name} is {_list(values)}, expected {CHANNELS} finite numbers")
+    if min(shown.std) <= 0:
+        raise ValueError(f"std is {_list(shown.std)}, expected numbers above 0")
+    size = shown.image_size
+    if not isinstance(size, tuple) or len(size) != 2 or not all(type(n) is int and 0 < n <= MOST_PIXELS for n in size):
+        raise ValueError(f"image_size is {_list(size)}, expected height and width of 1 to {MOST_PIXELS} pixels")
+    if not _is_finite(shown.crop_ratio) or not 0 < shown.crop_ratio <= 1:
+        raise ValueError(f"crop_ratio is {shown.crop_ratio}, expected a number above 0 and up to 1")
+    return shown
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file so that whoever reads it, after whatever happens, finds the old or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _write(temporary, data)
-            os.replace(temporary, path)
-            _sync(path.parent)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _list(values: Any) -> Any:
+    return list(values) if isinstance(values, tuple) else values
+
+
+def _read_labels(folder: Path) -> tuple[str, ...]:
+    path = folder / "labels.json"
+    labels = _parsed(_checked(folder, path.name), path)
+    if not isinstance(labels, list) or not all(isinstance(name, str) for name in labels):
+        raise CheckpointError(f"{path} is damaged: expected a list of class names.")
+    return tuple(labels)
 
 
 # Bytes --------------------------------------------------------------------------------------------------------------
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """Newest first."""
+def checkpoints_of(folder: Path) -> list[Path]:
+    """The checkpoints of a run, newest first."""
     found = [(m, path) for path in (folder / "checkpoints").glob("step-*") if (m := _NAME.fullmatch(path.name))]
     return [p for _, p in sorted(found, key=lambda f: (int(f[0][1]), int(f[0][2] or 1)), reverse=True)]
+
+
+def _remove_unfinished(parent: Path) -> None:
+    """What a killed save left; links are left alone."""
+    for path in parent.glob(".step-*.tmp"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
 
 
 def _written_at(path: Path) -> int:
@@ -386,9 +438,16 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _read_json(path: Path) -> Any:
+def _checked(folder: Path, name: str) -> bytes:
+    data = read_checked(folder, name)
+    if not data:
+        raise CheckpointError(f"{folder / name} is empty.")
+    return data
+
+
+def _parsed(data: bytes, path: Path) -> Any:
     try:
-        return json.loads(_read(path))
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: it is not JSON.") from error
 
@@ -411,20 +470,3 @@ def _check_format(values: Any, path: Path) -> None:
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
-
-
-def _write(path: Path, data: bytes) -> str:
-    """Write and sync; returns the SHA-256."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return hashlib.sha256(data).hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,17 +18,17 @@ from safetensors.torch import save_file
 from patchloom import checkpoint
 from patchloom.checkpoint import (
     Preprocessing,
-    atomic_write,
     find_checkpoint,
     load_checkpoint,
     load_network,
-    locked,
     read_run_files,
     read_weights,
     save_checkpoint,
     save_weights,
     write_run_files,
 )
+from patchloom.engine import disk
+from patchloom.engine.disk import atomic_write, locked
 from patchloom.engine.state import Snapshot
 from patchloom.errors import CheckpointError, NumericalError, ResourceError, UsageError
 from patchloom.recipes import get_recipe
@@ -175,7 +175,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_litter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     save_checkpoint(tmp_path, snapshot(1))
-    write, calls = checkpoint._write, []
+    write, calls = disk.write_new, []
 
     def full(path: Path, data: bytes) -> str:
         calls.append(path)
@@ -184,7 +184,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_litter(
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return write(path, data)
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    for module in (checkpoint, disk):
+        monkeypatch.setattr(module, "write_new", full)
     with pytest.raises(ResourceError, match=f"no space left to write {tmp_path}") as error:
         save_checkpoint(tmp_path, snapshot(2))
     assert error.value.exit_code == 6

@@ -1,7 +1,5 @@
 """The command line: one verb a file, each importing what it needs only when it runs."""
 
-import io
-import os
 import signal
 import sys
 from contextlib import suppress
@@ -22,10 +20,14 @@ from patchloom.cli import (
     search,
     train,
     translate,
+    verify,
 )
 from patchloom.cli.stopping import ToldToStop, told_to_stop
-from patchloom.errors import PatchloomError
+from patchloom.cli.streams import Failures, watched
+from patchloom.errors import PatchloomError, ResourceError
+from patchloom.printable import printable
 
+LOST = ResourceError.exit_code
 STOPPED = 128  # exit codes above it: by a signal, which is no error
 
 app = typer.Typer(
@@ -45,6 +47,7 @@ app.command("look")(look.look)
 app.command("index")(index.index)
 app.command("search")(search.search)
 app.command("report")(report.report)
+app.command("verify")(verify.verify)
 app.command("recipes")(recipes.recipes)
 app.command("models")(models.models)
 app.command("bench")(bench.bench)
@@ -53,18 +56,13 @@ app.command("demo")(demo.demo)
 
 def main() -> None:
     """Run the command line; what goes wrong is one line on stderr and an exit code (errors.py)."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names that are not UTF-8, terminals that are not
-    code = _run()
-    if code > STOPPED:
-        # A second Ctrl-C while Python ends would show a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        sys.stdout.flush()
-    except OSError:
-        # Nobody reads any more: that is no failure, and Python would complain once more while it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with watched() as output:
+        code = _run(output)
+        if code > STOPPED:
+            # A second Ctrl-C while Python ends would show a traceback.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if output.first and not output.nobody_reads and code != LOST:
+        code = _lost(output.first)
     sys.exit(code)
 
 
@@ -79,7 +77,7 @@ def _is_bare_knn(argument: str, after: str) -> bool:
     return argument == "--knn" and after.startswith("-")
 
 
-def _run() -> int:
+def _run(output: Failures) -> int:
     try:
         with told_to_stop():
             code = app(_with_number(sys.argv[1:]), standalone_mode=False)
@@ -87,7 +85,10 @@ def _run() -> int:
         return _complain(str(error), error.exit_code)
     except BrokenPipeError:
         return 128 + signal.SIGPIPE  # as any command in a pipe whose reader left
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if output.first:
+            # typer ends by itself, with 1, where nobody reads any more.
+            return 128 + signal.SIGPIPE if output.nobody_reads else _lost(output.first)
         # typer's own usage errors: an unknown option, a missing argument
         if not hasattr(error, "format_message"):
             raise
@@ -95,7 +96,12 @@ def _run() -> int:
     return code if isinstance(code, int) else 0
 
 
+def _lost(error: OSError) -> int:
+    return _complain(f"what was to be printed is lost: standard output cannot be written ({error.strerror})", LOST)
+
+
 def _complain(message: str, exit_code: int) -> int:
     with suppress(OSError):  # a terminal that was closed
-        print(message if exit_code > STOPPED else f"error: {message}", file=sys.stderr, flush=True)
+        shown = printable(message)
+        print(shown if exit_code > STOPPED else f"error: {shown}", file=sys.stderr, flush=True)
     return exit_code

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, reading_from
+from patchloom.printable import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,14 +84,14 @@ def _print(
     decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
     speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s{decoded})"
     print(f"{data}  {classes}{counted}   {speed}")
-    rows = list(_rows(report, data))
+    rows = [(printable(name), count, printable(detail)) for name, count, detail in _rows(report, data)]
     width = max([16, *(len(name) for name, _, _ in rows)])
     for name, count, detail in rows:
         print(f"  {name:<{width}}{count:>7}  {detail}".rstrip())
     for note in report.notes:
-        print(f"  note: {note}")
+        print(f"  note: {printable(note)}")
     if problems:
-        print(f"Problems: {'; '.join(problems)}.")
+        print(f"Problems: {printable('; '.join(problems))}.")
     else:
         print("Nothing is wrong.")
     if page:

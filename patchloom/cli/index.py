@@ -9,7 +9,7 @@ from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, La
 
 
 def index(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or a repository of the hub.")],
+    run: Annotated[str, typer.Argument(help="Folder of a run, or hub:user/name.")],
     images: Annotated[list[str], typer.Argument(help="Image files or folders, labelled as `train` reads them.")],
     out: Annotated[str, typer.Option(help="Folder of the index; one that is there already grows.")],
     batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,

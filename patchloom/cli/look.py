@@ -39,6 +39,7 @@ def look(
         return
     from patchloom.deployment.look import look_at
     from patchloom.errors import UsageError
+    from patchloom.printable import printable
 
     if trunk:
         raise UsageError("--trunk says what images are compared by; give it with --ranked")
@@ -51,7 +52,7 @@ def look(
         print(f"note: {note}")
     for name, detail, one in found.looks:
         told = "  ".join(f"{label} {share:.1%}" for label, share in one.answers[:3])
-        print(f"{name}  {told}" + (f"   ({detail})" if detail else ""))
+        print(printable(f"{name}  {told}" + (f"   ({detail})" if detail else "")))
     print(found.path)
 
 

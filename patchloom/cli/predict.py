@@ -19,6 +19,7 @@ def predict(
 ) -> None:
     """Classify images; one that cannot be read is named and the others go on."""
     from patchloom.deployment.classifier import load
+    from patchloom.printable import printable
 
     classifier = load(run, device=device)
     unreadable = 0
@@ -27,8 +28,9 @@ def predict(
         if as_json:
             print(json.dumps({"path": answer.path, "answers": answer.answers, "error": answer.error}))
         elif answer.error:
-            print(f"{answer.path}  unreadable: {answer.error}")
+            print(printable(f"{answer.path}  unreadable: {answer.error}"))
         else:
-            print(f"{answer.path}  " + "  ".join(f"{name} {share:.1%}" for name, share in answer.answers))
+            told = "  ".join(f"{name} {share:.1%}" for name, share in answer.answers)
+            print(printable(f"{answer.path}  {told}"))
     if unreadable:
         raise typer.Exit(3)

@@ -56,15 +56,16 @@ def _for_machines(one: "Found") -> dict[str, Any]:
 def _print_found(found: "list[Found]") -> None:
     """A table a query. Paths come last and are never cut, so that they can be copied."""
     from patchloom.deployment.search_page import short
+    from patchloom.printable import printable
 
     marks = {True: "right", False: "wrong", None: ""}
     for one in found:
         if one.error:
-            print(f"unreadable: {one.error}\n")
+            print(f"unreadable: {printable(one.error)}\n")
             continue
-        print(short(one.query) + (f" ({one.label})" if one.label else ""))
-        width = max(len(hit.label) for hit in one.hits) if one.hits else 0
+        print(short(one.query) + (f" ({printable(one.label)})" if one.label else ""))
+        width = max(len(printable(hit.label)) for hit in one.hits) if one.hits else 0
         for place, hit in enumerate(one.hits, start=1):
             mark = "itself" if hit.itself else marks[one.right(hit)]
-            print(f"{place:>4}  {hit.score:7.4f}  {hit.label:<{width}}  {mark:<6}  {short(hit.path)}")
+            print(f"{place:>4}  {hit.score:7.4f}  {printable(hit.label):<{width}}  {mark:<6}  {short(hit.path)}")
         print()

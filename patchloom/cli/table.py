@@ -28,14 +28,18 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from patchloom.printable import printable
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
-        table.add_column(name.removeprefix("#"), justify="right" if name.startswith("#") else "left", no_wrap=True)
+        shown = Text(printable(name.removeprefix("#")))
+        table.add_column(shown, justify="right" if name.startswith("#") else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) for cell in row))
     width = None if sys.stdout.isatty() else 200
     console = Console(width=width, highlight=False)
     if title:  # as a line of its own: a table would wrap it to its width
-        console.print(title)
+        console.print(Text(printable(title)))
     console.print(table)

@@ -28,7 +28,6 @@ def translate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Translate lines of text; an empty line stays empty, a long one is translated in pieces."""
-    import io
     import sys
     from contextlib import ExitStack
     from functools import partial
@@ -37,11 +36,12 @@ def translate(
 
     translator = load_translator(run, device=device)
     found_of = partial(translator.translate, beams=beams, length_penalty=length_penalty, batch=batch, n_best=n_best)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # as what is read, whatever the terminal's is
+    plain = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # a translation is printed as it is
+    if hasattr(plain, "reconfigure"):
+        plain.reconfigure(encoding="utf-8")  # as what is read, whatever the terminal's is
     done, warned = 0, False
     with ExitStack() as stack:
-        target = stack.enter_context(_written(out)) if out else sys.stdout
+        target = stack.enter_context(_written(out)) if out else plain
         for group in _groups(file):
             texts, problem = _decoded(group, done, replace, file or "standard input")
             for number, (source, found) in enumerate(zip(texts, found_of(texts), strict=True), done + 1):
@@ -159,17 +159,13 @@ def _arriving(stream: BinaryIO, most: int) -> Iterator[list[bytes]]:
 @contextmanager
 def _written(path: str) -> Iterator[TextIO]:
     """A file that is there once all of it is."""
-    import os
+    import io
     from pathlib import Path
 
-    from patchloom.engine.disk import disk_errors
+    from patchloom.engine.disk import atomic_file, open_new
 
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.tmp")
-    with disk_errors(target):
-        try:
-            with temporary.open("w", encoding="utf-8", newline="\n") as file:
-                yield file
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with (
+        atomic_file(Path(path)) as temporary,
+        io.TextIOWrapper(io.BufferedWriter(open_new(temporary)), encoding="utf-8", newline="\n") as file,
+    ):
+        yield file

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from patchloom.data.decode import EXTENSIONS, decode_ids
-from patchloom.data.files import FilePictures, printable
+from patchloom.data.files import FilePictures
 from patchloom.data.sets import UNLABELLED, Fault, Listing, Mask, Source, Stamp, file_state
 from patchloom.data.splits import group_by_split
 from patchloom.errors import DataError
+from patchloom.printable import printable
 
 IMAGE_FOLDERS = ("images", "imgs", "JPEGImages")
 MASK_FOLDERS = ("masks", "annotations", "labels", "SegmentationClass")

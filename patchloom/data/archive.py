@@ -21,11 +21,11 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.decode import EXTENSIONS, MAX_FILE_BYTES, decode
-from patchloom.data.files import printable
 from patchloom.data.sets import Pictures, Stamp, stamps_inside
 from patchloom.data.shards import refuse_early_end
 from patchloom.data.tree import Entry, Tree
 from patchloom.errors import DataError
+from patchloom.printable import printable
 
 _STORED, _DEFLATED, _BZIP2 = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2
 _NO_CRC = -1

@@ -8,7 +8,6 @@ import numpy as np
 
 from patchloom.data.archive import ArchiveTree, holds_folders
 from patchloom.data.class_names import FILES as CLASS_NAMES
-from patchloom.data.files import printable
 from patchloom.data.folder import open_folder
 from patchloom.data.labels_file import SUFFIXES, ListFile, open_list, open_listed, split_of
 from patchloom.data.named_files import open_by_pattern
@@ -20,6 +19,7 @@ from patchloom.data.taxonomy import Taxonomy
 from patchloom.data.tree import Tree
 from patchloom.data.unpacked import SUFFIXES as COMPRESSED
 from patchloom.data.unpacked import is_compressed, plain_tar
+from patchloom.printable import printable
 
 ARCHIVES = (".zip", ".tar", *COMPRESSED)
 

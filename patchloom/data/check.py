@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.data.files import printable
 from patchloom.data.odd import oddities
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress
@@ -22,6 +21,7 @@ from patchloom.data.sentences import SentenceSplit, check_sentences, find_senten
 from patchloom.data.sets import UNLABELLED, Fault, Listing
 from patchloom.data.source import Spec, find_source
 from patchloom.data.survey import Place, Unreadable, find_copies, survey
+from patchloom.printable import printable
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,7 @@ from patchloom.data.decode import decode, read_file
 from patchloom.data.sets import Pictures, Stamp, file_state
 from patchloom.data.tree import Entry, Tree
 from patchloom.errors import DataError
-
-
-def printable(path: str | os.PathLike[str]) -> str:
-    """The path for a message: bytes that are not UTF-8 are escaped."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+from patchloom.printable import printable
 
 
 class FilePictures(Pictures):

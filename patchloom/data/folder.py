@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from patchloom.data.decode import EXTENSIONS
-from patchloom.data.files import FolderTree, printable
+from patchloom.data.files import FolderTree
 from patchloom.data.nesting import Chain, Nesting, find_nesting
 from patchloom.data.sets import UNLABELLED, Listing, Source
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
@@ -27,6 +27,7 @@ from patchloom.data.taxonomy import FILES as TAXONOMY_FILES
 from patchloom.data.taxonomy import Taxonomy
 from patchloom.data.tree import Tree
 from patchloom.errors import DataError
+from patchloom.printable import printable
 
 SPECIAL_SHOWN = 10
 Choice = Literal["innermost", "outermost"] | None
@@ -182,7 +183,8 @@ def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _Scan:
 
 
 def _class_name(folder: str) -> str:
-    return unicodedata.normalize("NFC", printable(folder))
+    """Of a folder, whose name may be bytes that are not UTF-8: these are escaped."""
+    return unicodedata.normalize("NFC", os.fsencode(folder).decode("utf-8", "backslashreplace"))
 
 
 def _chain(folder: str) -> Chain:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from patchloom.data.class_names import find_class_names
-from patchloom.data.files import FolderTree, printable
+from patchloom.data.files import FolderTree
 from patchloom.data.label_columns import Understood, understand
 from patchloom.data.label_table import Table, parse_table
 from patchloom.data.listed_paths import ListedPaths
@@ -26,6 +26,7 @@ from patchloom.data.splits import listings_by_split
 from patchloom.data.taxonomy import Taxonomy
 from patchloom.data.tree import Tree
 from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom.printable import printable
 
 SUFFIXES = (".csv", ".tsv", ".txt")
 _SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}

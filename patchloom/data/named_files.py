@@ -5,13 +5,13 @@ import posixpath
 import numpy as np
 
 from patchloom.data.decode import EXTENSIONS
-from patchloom.data.files import printable
 from patchloom.data.label_pattern import LabelPattern, read_pattern
 from patchloom.data.label_table import says_split
 from patchloom.data.sets import Listing, Source
 from patchloom.data.splits import listings_by_split
 from patchloom.data.tree import Tree
 from patchloom.errors import DataError
+from patchloom.printable import printable
 
 _NAMED = 3  # files in a note
 

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.files import printable
 from patchloom.data.numbers import find_numbers
 from patchloom.data.sentences import SentenceSplit, clean, find_sentences, is_train, not_utf8
 from patchloom.data.sets import file_state
 from patchloom.errors import DataError, UsageError, nearest
+from patchloom.printable import printable
 
 VAL_NAMES = ("val", "valid", "validation", "dev", "development")
 # Held out where there is no val split: a tenth, but not much more than this many pairs.

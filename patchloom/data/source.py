@@ -28,7 +28,7 @@ from patchloom.data.annotated import open_annotated
 from patchloom.data.archive import archive_stem, holds_folders
 from patchloom.data.archives import ARCHIVES, is_archive, open_archive
 from patchloom.data.builtin import open_digits, open_shapes
-from patchloom.data.files import FilePictures, FolderTree, printable
+from patchloom.data.files import FilePictures, FolderTree
 from patchloom.data.folder import list_images, open_folder, split_folders
 from patchloom.data.huggingface import is_saved_dataset, open_huggingface
 from patchloom.data.labels_file import SUFFIXES as LABELS_FILES
@@ -54,6 +54,7 @@ from patchloom.data.taxonomy import Taxonomy, find_taxonomy, read_taxonomy
 from patchloom.data.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.torchvision_sets import open_torchvision
 from patchloom.errors import DataError, UsageError, nearest
+from patchloom.printable import printable
 
 Spec = str | os.PathLike[str]
 

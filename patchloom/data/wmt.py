@@ -12,6 +12,7 @@ import html
 import json
 import os
 import re
+import secrets
 import shutil
 from collections import Counter
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from patchloom.data.pairs import LeftOut, Pairs, read_pairs
 from patchloom.data.sentences import SentenceSplit, clean, not_utf8, parallel_split
 from patchloom.data.words import normalise_punctuation, words
 from patchloom.errors import DataError, ResourceError, UsageError, nearest
+from patchloom.printable import table_cell
 
 MAX_WORDS, MAX_RATIO = 250, 1.5
 _WMT13, _WMT14 = "https://www.statmt.org/wmt13/", "https://www.statmt.org/wmt14/"
@@ -88,9 +90,8 @@ def prepare_wmt14(folder: Path, pair: str, out: Path, *, val_every: int | None =
         raise UsageError(f"{out} is already there; give another folder, or delete it first")
     chosen = _PAIRS[pair]
     files = _find(folder, chosen, needs_val=val_every is None and bool(chosen.val))
-    writing = out.with_name(f".{out.name}.tmp")
+    writing = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
     try:
-        shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir(parents=True)
         prepared = _write(writing, pair, chosen, files, chosen.val_every if val_every is None else val_every)
         (writing / "prepared.json").write_text(json.dumps(asdict(prepared), indent=2) + "\n", "utf-8")
@@ -174,7 +175,7 @@ def _write(folder: Path, pair: str, chosen: _Pair, files: dict[str, Path], val_e
             for source, target in pairs:
                 splits[name].add(normalise_punctuation(source), target)
     with (folder / "left_out.tsv").open("w", encoding="utf-8") as table:
-        table.writelines(f"{entry.where}\t{entry.reason}\n" for entry in left_out)
+        table.writelines(f"{table_cell(entry.where)}\t{table_cell(entry.reason)}\n" for entry in left_out)
     kinds = Counter(re.sub(r"\d+ and \d+ words, ", "", entry.reason) for entry in left_out)
     counts = {name: writer.count for name, writer in splits.items()}
     for name, count in counts.items():

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.build import is_run
 from patchloom.checkpoint import RunFiles, atomic_write, load_network, save_weights, write_run_files
 from patchloom.data.augment import test_transform
 from patchloom.data.decode import EXTENSIONS
@@ -28,6 +27,7 @@ from patchloom.deployment.evaluations import (
     probe_on,
     sweep_on,
 )
+from patchloom.deployment.hub import run_folder
 from patchloom.deployment.run_record import data_files
 from patchloom.errors import UsageError, at_least
 from patchloom.evaluation.embeddings import Embeddings
@@ -173,32 +173,17 @@ class Classifier:
 
 
 def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = False) -> Classifier:
-    """The classifier of a run folder, or of a hub repository 'user/name'.
+    """The classifier of a run folder, or of a repository of the Hugging Face hub, 'hub:user/name'.
 
     `trunk` leaves a projector out, so that images are compared by the vectors it was given.
     """
-    folder = Path(source)
-    if not is_run(str(source)):
-        if folder.exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "runs/")):
-            raise UsageError(f"{source} is not the folder of a run: it has no config.json")
-        folder = _from_hub(str(source))
+    folder = run_folder(source)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     network, files = load_network(folder)
     if trunk:
         network.drop_projector()
     return Classifier(network.for_images_of(files.preprocessing.image_size).to(device), files, folder)
-
-
-def _from_hub(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(repository))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).split("\n")[0]
-        raise UsageError(f"{repository} is neither a run folder here nor a repository of the hub: {reason}") from error
 
 
 def model_card(classifier: Classifier) -> str:

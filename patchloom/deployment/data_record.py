@@ -11,6 +11,7 @@ from patchloom.data.sets import PictureSet, Splits
 from patchloom.data.source import find_source, split_source
 from patchloom.data.survey import Survey
 from patchloom.deployment.run_record import data_files
+from patchloom.engine.checksums import read_checked
 from patchloom.errors import CheckpointError
 
 RECORD = "data.json"
@@ -54,11 +55,11 @@ def read_record(folder: Path) -> DataRecord | None:
     if not file.is_file():
         return None
     try:
-        values = json.loads(file.read_bytes())
+        values = json.loads(read_checked(folder, RECORD))
         known = DataRecord.__dataclass_fields__
         values = {name: value for name, value in values.items() if name in known}  # a newer one may have more
         return DataRecord(**(values | {"classes": tuple(values["classes"])}))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 

@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.augment import EvaluationTransform, test_transform
 from patchloom.data.decode import decode
-from patchloom.data.files import printable
 from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch
 from patchloom.data.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
 from patchloom.deployment.classifier import Classifier
 from patchloom.deployment.evaluations import embed_batches
 from patchloom.errors import DataError, ResourceError
+from patchloom.printable import printable
 
 
 class EmbeddedFiles(NamedTuple):

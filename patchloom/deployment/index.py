@@ -21,14 +21,14 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.build import is_run
-from patchloom.checkpoint import locked, weights_digest
-from patchloom.data.files import printable
+from patchloom.checkpoint import weights_digest
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress
 from patchloom.data.sets import file_state
 from patchloom.data.source import list_labelled
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.file_embeddings import EmbeddedFiles, embed_files, embed_pictures
+from patchloom.deployment.hub import is_on_hub
 from patchloom.deployment.index_files import (
     FILE,
     About,
@@ -40,6 +40,7 @@ from patchloom.deployment.index_files import (
     write_lists,
     write_part,
 )
+from patchloom.engine.disk import locked
 from patchloom.errors import CheckpointError, DataError, UsageError, at_least
 from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest, import_faiss
 
@@ -161,14 +162,20 @@ class Index:
         """Of the file itself in the index, else its class folder, else its folder's name where that is a label."""
         own = next((hit.label for hit in found.hits if hit.itself), "") or file.label
         folder = os.path.basename(os.path.dirname(file.path))
-        return own or (printable(folder) if printable(folder) in self.about.labels else "")
+        name = os.fsencode(folder).decode("utf-8", "backslashreplace")  # as class folders are named
+        return own or (name if name in self.about.labels else "")
 
 
 def open_index(folder: str | os.PathLike[str], *, model: str | None = None, device: str = "auto") -> Index:
     """The index in `folder`; `model` says where its run lies now, if it was moved."""
     about = read_about(Path(folder))
     source = model or about.model
-    if os.path.isabs(source) and not is_run(source):
+    if model is None and is_on_hub(source):
+        raise UsageError(
+            f"{folder} was made by {source}, a repository of the Hugging Face hub, which is asked only where you say "
+            f"so: --model {source}"
+        )
+    if model is None and not is_run(source):
         raise UsageError(f"{folder} was made by {source}, which is no longer there. Say where it is: --model RUN")
     classifier = load(source, device=device, trunk=about.trunk)
     check_model(about, classifier, Path(folder), source)

@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -28,7 +29,8 @@ import torch
 from torch import Tensor
 
 from patchloom.checkpoint import atomic_write
-from patchloom.engine.disk import disk_errors
+from patchloom.engine.checksums import own_sha256
+from patchloom.engine.disk import atomic_file, plain_name
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.exact_search import write_faiss
 
@@ -67,7 +69,7 @@ class Part:
 class About:
     """What stands in `index.json`."""
 
-    model: str  # the folder of a run, or a repository of the hub
+    model: str  # the folder of a run, or hub:user/name
     weights_sha256: str
     preprocessing: dict[str, Any]
     dimension: int
@@ -87,12 +89,16 @@ class About:
 
 def write_about(folder: Path, about: About) -> None:
     """Replace `index.json`."""
-    counts = {"format": FORMAT, "files": len(about), "exact": about.exact}
-    atomic_write(folder / FILE, (json.dumps(counts | asdict(about), indent=1) + "\n").encode())
+    values = {"format": FORMAT, "files": len(about), "exact": about.exact} | asdict(about)
+    values = json.loads(json.dumps(values))
+    atomic_write(folder / FILE, (json.dumps(values | {"own_sha256": own_sha256(values)}, indent=1) + "\n").encode())
 
 
-def read_about(folder: Path) -> About:
-    """What `write_about` wrote; a UsageError where there is no index, a CheckpointError where it cannot be used."""
+def read_about(folder: Path, *, accepted: bool = False) -> About:
+    """What `write_about` wrote; a UsageError where there is no index, a CheckpointError where it cannot be used.
+
+    `accepted`: its own checksum need not be right, as where somebody changed it on purpose.
+    """
     path = folder / FILE
     if not path.is_file():
         raise UsageError(
@@ -100,6 +106,14 @@ def read_about(folder: Path) -> About:
         )
     try:
         values = json.loads(path.read_bytes())
+        kept = values.get("own_sha256")
+        # One of an earlier version has none.
+        if kept is not None and kept != own_sha256(values) and not accepted:
+            raise CheckpointError(
+                f"{path} is damaged: its checksum is not its own. Restore it, or build the index again; if it was "
+                f"changed on purpose, say so: patchloom verify {shlex.quote(str(folder))} --accept"
+            )
+        values.pop("own_sha256", None)
         made_by = values.pop("format")
         if made_by > FORMAT:
             raise CheckpointError(
@@ -107,12 +121,32 @@ def read_about(folder: Path) -> About:
                 "Update patchloom."
             )
         parts = tuple(Part(**part | {"dropped": tuple(part["dropped"])}) for part in values.pop("parts"))
-        del values["files"], values["exact"]
-        return About(**values, parts=parts)
+        files, exact = values.pop("files"), values.pop("exact")
+        about = About(**values, parts=parts)
+        _check_counts(about, path, files, exact)
+        return about
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}. Restore it, or build the index again.") from error
+
+
+def _check_counts(about: About, path: Path, files: int, exact: bool) -> None:
+    """A ValueError where the numbers do not agree with one another: positions would mean other files."""
+    for part in about.parts:
+        plain_name(part.name, path)
+        if not isinstance(part.rows, int) or part.rows < 1:
+            raise ValueError(f"{part.name} has {part.rows!r} rows")
+        if len(set(part.dropped)) < len(part.dropped) or not all(
+            type(at) is int and 0 <= at < part.rows for at in part.dropped
+        ):
+            raise ValueError(f"{part.name} drops rows it does not have")
+    if len({part.name for part in about.parts}) < len(about.parts):
+        raise ValueError("it names a part twice")
+    if files != len(about) or exact != about.exact:
+        raise ValueError(f"it counts {files} files, its parts {len(about)}")
+    if type(about.dimension) is not int or about.dimension < 1:
+        raise ValueError(f"its vectors have {about.dimension!r} numbers")
 
 
 def write_part(folder: Path, number: int, vectors: np.ndarray, rows: Sequence[Row]) -> Part:
@@ -148,7 +182,7 @@ class StoredVectors:
 
     def row(self, part: Part, number: int) -> Tensor:
         """(C,) of one row of a part, dropped or not; a copy, since a view would keep the file open."""
-        return self._all_rows(part)[number].clone()
+        return self.all_rows(part)[number].clone()
 
     def files(self, positions: Tensor) -> list[Row]:
         """The files at (M,) positions; only the parts they lie in are read."""
@@ -162,7 +196,9 @@ class StoredVectors:
         """All rows of a part, the dropped ones too."""
         path = self.folder / f"{part.name}.json"
         self._compare(path, part.rows_sha256)
-        return [Row(*row) for row in json.loads(path.read_bytes())]
+        rows = [Row(*row) for row in json.loads(path.read_bytes())]
+        self._refuse_unless(len(rows) == part.rows, path, f"{len(rows)} rows", f"{part.rows}")
+        return rows
 
     def faiss_file(self) -> Path:
         """The path of `faiss.index`, whole."""
@@ -183,14 +219,25 @@ class StoredVectors:
             yield part, chosen, positions[chosen] - self._ends[number] + len(part)
 
     def _vectors(self, part: Part) -> Tensor:
-        vectors = self._all_rows(part)
+        vectors = self.all_rows(part)
         return vectors[torch.from_numpy(part.kept())] if part.dropped else vectors
 
-    def _all_rows(self, part: Part) -> Tensor:
+    def all_rows(self, part: Part) -> Tensor:
+        """(rows, C) of a part, the dropped ones too."""
         path = self.folder / f"{part.name}.npy"
         self._compare(path, part.vectors_sha256)
         # Copy on write, though nothing writes: torch warns of memory that cannot be written.
-        return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
+        vectors = np.load(path, mmap_mode="c", allow_pickle=False)
+        expected = (part.rows, self.about.dimension)
+        is_right = vectors.shape == expected and vectors.dtype == np.float32
+        self._refuse_unless(is_right, path, f"{vectors.shape} {vectors.dtype}", f"{expected} float32")
+        return torch.from_numpy(vectors)
+
+    def _refuse_unless(self, is_right: bool, path: Path, found: str, expected: str) -> None:
+        if not is_right:
+            raise CheckpointError(
+                f"{path} has {found}, {FILE} says {expected}. Restore {FILE}, or build the index again."
+            )
 
     def _compare(self, path: Path, sha256: str) -> None:
         if path.name in self._whole:
@@ -209,13 +256,11 @@ class StoredVectors:
 
 def write_lists(folder: Path, about: About) -> About:
     """Let faiss sort the vectors into lists; the index is searched by them from then on."""
-    temporary = folder / f".{FAISS}.tmp"
-    write_faiss(StoredVectors(folder, about), temporary)
-    with disk_errors(folder / FAISS):
+    with atomic_file(folder / FAISS) as temporary:
+        write_faiss(StoredVectors(folder, about), temporary)
         with temporary.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
-        os.replace(temporary, folder / FAISS)
     about = replace(about, faiss_sha256=sha256)
     write_about(folder, about)
     return about

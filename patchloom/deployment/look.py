@@ -12,6 +12,7 @@ from PIL import Image
 from patchloom.checkpoint import Preprocessing
 from patchloom.data.decode import decode
 from patchloom.deployment.classifier import files_of
+from patchloom.deployment.hub import is_on_hub, run_folder
 from patchloom.deployment.report import RunParts, read_run, val_of
 from patchloom.errors import DataError, UsageError
 from patchloom.inspection.charts import bars
@@ -93,6 +94,8 @@ def open_subject(spec: str) -> Subject:
 
 
 def _run(spec: str) -> RunParts:
+    if is_on_hub(spec):
+        return read_run(run_folder(spec))
     if not (Path(spec) / "config.json").is_file():
         raise UsageError(f"{spec} is not the folder of a run; give one, or NAME@FILE for published weights")
     return read_run(Path(spec))

@@ -16,7 +16,7 @@ from patchloom.data.source import open_data
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Shown, evaluate_on
 from patchloom.deployment.run_record import RunRecord, read_run_record
-from patchloom.engine.records import read_metrics
+from patchloom.engine.records import damaged_lines, read_metrics
 from patchloom.errors import DataError, PatchloomError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, Mistake
 from patchloom.evaluation.intervals import LEVEL
@@ -92,6 +92,8 @@ def report_run(
     looked = parts.attempt(lambda: _pictures(parts, val)) or []
     mistakes = _mistakes(parts, val, judged)
     metrics = read_metrics(folder / "metrics.jsonl")
+    if damaged := damaged_lines(folder / "metrics.jsonl"):
+        parts.notes.append(f"{folder / 'metrics.jsonl'}: {len(damaged)} damaged lines are left out of the curves")
     if not metrics:
         parts.notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")
     recipe = parts.files.recipe

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from patchloom.checkpoint import atomic_write
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.splits import TEST_NAMES, VAL_NAMES
+from patchloom.engine.checksums import read_checked, write_checked
 from patchloom.errors import CheckpointError
 
 FILE = "run.json"
@@ -59,15 +59,12 @@ class RunRecord:
 def write_run_record(folder: Path, record: RunRecord) -> None:
     """Write the file, whole or not at all."""
     text = json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n"
-    atomic_write(folder / FILE, text.encode("utf-8", "surrogateescape"))
+    write_checked(folder, {FILE: text.encode("utf-8", "surrogateescape")})
 
 
 def data_files(folder: Path, data: str) -> Reading:
     """How a run read its data, where it was trained on these; else nothing is said about them."""
-    try:
-        record = read_run_record(folder)
-    except CheckpointError:
-        record = None
+    record = read_run_record(folder)
     return record.reading if record and is_place_of(data, record.data) else AS_IT_IS
 
 
@@ -86,7 +83,7 @@ def read_run_record(folder: Path) -> RunRecord | None:
     if not path.is_file():
         return None
     try:
-        values: dict[str, Any] = json.loads(path.read_text("utf-8", "surrogateescape"))
+        values: dict[str, Any] = json.loads(read_checked(folder, FILE).decode("utf-8", "surrogateescape"))
         known = RunRecord.__dataclass_fields__
         return RunRecord(
             **{name: value for name, value in values.items() if name in known}

@@ -8,10 +8,10 @@ from typing import Any
 from PIL import Image
 
 from patchloom.data.decode import decode
-from patchloom.data.files import printable
 from patchloom.deployment.index import Found, Hit, Index
 from patchloom.errors import DataError
 from patchloom.inspection.page import data_uri, write_page
+from patchloom.printable import printable
 
 QUERIES = 200  # shown at most
 THUMBNAIL = 150  # pixels on the page; twice as many for fine screens

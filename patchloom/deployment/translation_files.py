@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchloom.checkpoint import atomic_write, read_config, read_recipe, read_weights, write_config
+from patchloom.checkpoint import read_config, read_recipe, read_weights, write_config
 from patchloom.data.vocabulary import Vocabulary
 from patchloom.engine.state import load_weights
 from patchloom.errors import CheckpointError, UsageError
@@ -44,9 +44,9 @@ def write_translation_files(
 ) -> None:
     """Write what a translator needs beside the weights; the vocabulary first, since the config has its checksum."""
     data = vocabulary.to_bytes()
-    atomic_write(folder / VOCABULARY, data)
-    told = {"source": languages[0], "target": languages[1], "longest": list(longest)}
-    write_config(folder, network.config, recipe, vocabulary=hashlib.sha256(data).hexdigest(), **told)
+    told: dict[str, Any] = {"source": languages[0], "target": languages[1], "longest": list(longest)}
+    told |= {"vocabulary": hashlib.sha256(data).hexdigest()}
+    write_config(folder, network.config, recipe, {VOCABULARY: data}, **told)
 
 
 def read_translation_files(folder: Path) -> TranslationFiles:

@@ -8,10 +8,10 @@ from typing import Any
 from markupsafe import Markup
 from PIL import Image
 
-from patchloom.checkpoint import atomic_write
 from patchloom.deployment.run_record import read_run_record
 from patchloom.deployment.text_evaluation import TextEvaluation
 from patchloom.deployment.translation_files import TranslationFiles, load_seq2seq
+from patchloom.engine.checksums import read_checked, write_checked
 from patchloom.engine.records import read_metrics
 from patchloom.errors import CheckpointError
 from patchloom.inspection.report import RecipeRow, Summary, recipe_rows, write_report
@@ -47,7 +47,7 @@ def keep_val(folder: Path, judged: TextEvaluation) -> None:
         "notes": list(judged.notes),
         "samples": rows,
     }
-    atomic_write(folder / VAL, (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode())
+    write_checked(folder, {VAL: (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()})
 
 
 def report_translation(folder: Path, *, out: Path | None = None) -> Path:
@@ -89,7 +89,7 @@ def _read_val(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_checked(folder, VAL))
     except ValueError as error:
         raise CheckpointError(
             f"{path} is damaged: it is not JSON. Remove it, or write it again by training."

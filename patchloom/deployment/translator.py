@@ -16,6 +16,7 @@ import torch
 from patchloom.data.sentences import clean
 from patchloom.data.special_tokens import EOS, PAD
 from patchloom.data.vocabulary import Vocabulary
+from patchloom.deployment.hub import is_on_hub, run_folder
 from patchloom.deployment.translation_files import TranslationFiles, load_seq2seq
 from patchloom.engine.distribution import kind_of
 from patchloom.errors import at_least
@@ -175,7 +176,7 @@ class Translator:
 
 
 def load_translator(folder: str | Path, *, device: str = "auto") -> Translator:
-    """The translator of a run's folder."""
-    network, files = load_seq2seq(Path(folder))
+    """The translator of a run's folder, or of a repository of the Hugging Face hub, 'hub:user/name'."""
+    network, files = load_seq2seq(run_folder(folder) if is_on_hub(folder) else Path(folder))
     kind = kind_of(None if device == "auto" else device)
     return Translator.of(network.to(kind if device == "auto" else device), files)

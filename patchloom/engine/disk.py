@@ -1,11 +1,29 @@
-"""What the disk refuses, in one line a user can act on."""
+"""Files of a folder, written so that whoever reads them finds the old or the new one, whole; and what the disk refuses.
+
+A folder may be a stranger's. So a temporary file has a name nobody can guess and is made, never opened where something
+lies already; links are not followed; what killed writers left is removed only where it is a plain file of such a name.
+"""
 
 import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import stat
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
-from patchloom.errors import ResourceError, UsageError
+from patchloom.errors import CheckpointError, ResourceError, UsageError
+
+_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
+# Of another writer that is still at work, a temporary file is never this old.
+_LEFTOVER_AFTER_S = 600.0
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
+_EXCLUSIVE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
@@ -20,3 +38,151 @@ def disk_errors(path: Path) -> Iterator[None]:
                 "run again."
             ) from error
         raise UsageError(f"{path} cannot be written: {error.strerror}. Give a folder that can.") from error
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write a file so that whoever reads it, after whatever happens, finds the old or the new one, whole."""
+    with atomic_file(path) as temporary:
+        write_new(temporary, data)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A path to write a new file at, for those who need a stream or a path; it becomes `path` in the end."""
+    temporary = temporary_beside(path)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def temporary_beside(path: Path) -> Path:
+    """A hidden name in the same folder that nobody can guess."""
+    # Of a long name only the beginning: with what is added it must still be a name the file system takes.
+    return path.with_name(f".{path.name[:80]}.{secrets.token_hex(8)}.tmp")
+
+
+def open_new(path: Path) -> FileIO:
+    """A new file to write to; an OSError where anything lies there already, be it a link that leads nowhere."""
+    return os.fdopen(os.open(path, os.O_WRONLY | _EXCLUSIVE, 0o666), "wb", buffering=0)
+
+
+def write_new(path: Path, data: bytes) -> str:
+    """Write a new file and sync it; returns the SHA-256."""
+    with open_new(path) as file:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    return hashlib.sha256(data).hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed writers left: plain files with the names of `temporary_beside`, once they are old."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if _LEFTOVER.fullmatch(entry.name)]
+    for name in names:
+        with suppress(OSError):
+            found = os.lstat(folder / name)
+            if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > _LEFTOVER_AFTER_S:
+                os.unlink(folder / name)
+
+
+def plain_name(name: object, where: Path) -> str:
+    """A name that stands in a file of a folder: it must be one in that folder, whatever a stranger wrote there."""
+    if not isinstance(name, str) or not _PLAIN.fullmatch(name):
+        raise CheckpointError(f"{where} is damaged: it names a file {name!r}, expected a plain name of its own folder.")
+    return name
+
+
+class Lock:
+    """The `.lock` of a folder, held by this process until it is released or ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kept_open: FileIO | None = None  # a file of the folder, closed with the lock
+        self._file: FileIO | None = None
+        self._folder_descriptor = -1
+
+    def take(self) -> None:
+        """Keep the folder for this process; a UsageError names the process that has it already."""
+        path = self.folder / ".lock"
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENXIO):
+                    raise UsageError(f"{path} is a link or no file; patchloom did not make it. Remove it.") from error
+                raise
+        # A worker process would keep the lock, for seconds, after the run itself was killed.
+        os.register_at_fork(after_in_child=file.close)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise UsageError(f"{path} is no file; patchloom did not make it. Remove it.")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = file.read(32).decode("ascii", "replace").strip() or "?"
+            file.close()
+            raise UsageError(
+                f"{self.folder} is in use by process {holder}. Wait for it, stop it, or give another folder."
+            ) from error
+        try:
+            with disk_errors(self.folder):
+                os.truncate(file.fileno(), 0)
+                os.write(file.fileno(), str(os.getpid()).encode())
+                # Open, so that its number is not given to another folder while this one is remembered by it.
+                descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                remove_leftovers(self.folder)
+        except BaseException:
+            file.close()
+            raise
+        self._let_go()
+        self._file, self._folder_descriptor = file, descriptor
+
+    def is_gone(self) -> bool:
+        """Whether the folder was removed or renamed since; one in its place is another."""
+        try:
+            return not os.path.samestat(os.stat(self.folder), os.fstat(self._folder_descriptor))
+        except OSError:
+            return True
+
+    def release(self) -> None:
+        """Let others have the folder."""
+        self._let_go()
+        if self.kept_open:
+            self.kept_open.close()
+
+    def _let_go(self) -> None:
+        if self._file:
+            self._file.close()
+            os.close(self._folder_descriptor)
+            self._file, self._folder_descriptor = None, -1
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Lock]:
+    """Keep the folder for this run; a UsageError names the process that has it already."""
+    lock = Lock(folder)
+    lock.take()
+    try:
+        yield lock
+    finally:
+        lock.release()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from patchloom.printable import printable
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -82,7 +84,7 @@ class Lines:
 
     def note(self, text: str) -> None:
         """The line itself."""
-        self._print(text)
+        self._print(printable(text))
 
     def close(self) -> None:
         """Nothing to close."""
@@ -123,7 +125,7 @@ class Bar:
 
     def note(self, text: str) -> None:
         """A line above the bar."""
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(printable(text), markup=False, highlight=False)
 
     def close(self) -> None:
         """Leave the last state on the screen."""

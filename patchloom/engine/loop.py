@@ -152,7 +152,8 @@ class _Loop:
             terminate=caught.number in (signal.SIGTERM, signal.SIGHUP),
             interrupt=caught.number == signal.SIGINT,
             time_up=run.time_limit_s is not None and self.meter.elapsed_s >= run.time_limit_s,
-            save=run.saver is not None and perf_counter() - self._saved_at >= run.save_every_s,
+            save=run.saver is not None
+            and (run.records.wants_save or perf_counter() - self._saved_at >= run.save_every_s),
         )
 
     def update(self, batch: Any, wishes: Callable[[], Wishes]) -> Wishes:
@@ -217,7 +218,7 @@ class _Loop:
         if run.saver and run.processes.is_main:
             run.saver.save(snapshot)
         run.processes.barrier()
-        self._saved_at = perf_counter()
+        self._saved_at, run.records.wants_save = perf_counter(), False
         return True
 
 

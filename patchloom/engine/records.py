@@ -2,18 +2,18 @@
 
 A record is {"step", "epoch", "kind": "train" or "evaluation", "weights": "model", "ema" or "average",
 "values": {name: number}, "time": {…}}; all that depends on the clock is under "time", so two equal runs write equal
-lines but for that.
+lines but for that. A line also has "crc32", of everything in it but "time".
 """
 
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from patchloom.engine.disk import disk_errors
+from patchloom.engine.disk import atomic_write, disk_errors
 from patchloom.engine.display import Display, Status, make_display
 from patchloom.errors import UsageError
 
@@ -41,33 +41,80 @@ class MetricsFile:
 
     def begin(self, kept: int) -> None:
         """Drop what an interrupted run wrote after its checkpoint: the resumed run writes it again."""
-        lines = [json.dumps(record) + "\n" for record in read_metrics(self.path, kept)]
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        with disk_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text("".join(lines), "utf-8")
-            os.replace(temporary, self.path)
-            # Unbuffered: a line that did not fit on the disk must not be tried again when the file is closed.
-            self._file = self.path.open("ab", buffering=0)
+        lines = [_line(record) for record in read_metrics(self.path, kept)]
+        atomic_write(self.path, b"".join(lines))
+        self._open()
 
     def write(self, record: Record) -> None:
         """Add a line; a value that is not finite becomes null, which JSON can hold."""
         finite = {name: v if math.isfinite(v) else None for name, v in record["values"].items()}
+        if not self._is_there():
+            self._begin_again()
         with disk_errors(self.path):
-            self._file.write((json.dumps({**record, "values": finite}, allow_nan=False) + "\n").encode())
+            self._file.write(_line({**record, "values": finite}))
 
     def close(self) -> None:
         """Close the file."""
+        if not self._is_there():
+            self._begin_again()
         self._file.close()
+
+    def _open(self) -> None:
+        with disk_errors(self.path):
+            # Unbuffered: a line that did not fit on the disk must not be tried again when the file is closed.
+            flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = os.fdopen(os.open(self.path, flags), "r+b", buffering=0)
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
+
+    def _begin_again(self) -> None:
+        """Somebody removed or renamed the file: what it held can still be read, and is written again."""
+        held = os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0)
+        self._file.close()
+        atomic_write(self.path, held)
+        self._open()
 
 
 def read_metrics(path: Path, kept: int | None = None) -> list[Record]:
     """The records of a metrics.jsonl, or its first `kept`; lines that are damaged or unfinished are left out."""
-    records = []
-    for line in path.read_bytes().split(b"\n")[:kept] if path.exists() else []:
-        with suppress(ValueError):
-            records.append(json.loads(line))
-    return [record for record in records if isinstance(record, dict) and "values" in record]
+    lines = path.read_bytes().split(b"\n")[:kept] if path.exists() else []
+    return [record for line in lines if (record := _record(line)) is not None]
+
+
+def damaged_lines(path: Path) -> list[int]:
+    """Numbers, from 1, of the lines of a metrics.jsonl that are not as written; a last one may be unfinished."""
+    *whole, last = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    damaged = [number for number, line in enumerate(whole, 1) if _record(line) is None]
+    # A killed writer leaves the beginning of a line; a whole one and a letter more had another end.
+    return [*damaged, len(whole) + 1] if _record(last) is None and _record(last[:-1]) is not None else damaged
+
+
+def _line(record: Record) -> bytes:
+    return (json.dumps(record | {"crc32": _crc32(record)}, allow_nan=False) + "\n").encode()
+
+
+def _record(line: bytes) -> Record | None:
+    """The record of a line, without its checksum; None where it is none, or is not as it was written."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("values"), dict):
+        return None
+    # One of an earlier version has no checksum.
+    if "crc32" in record and record["crc32"] != _crc32(record):
+        return None
+    return {name: value for name, value in record.items() if name != "crc32"}
+
+
+def _crc32(record: Record) -> int:
+    """Of all but what the clock says: equal runs write equal lines but for that."""
+    told = {name: value for name, value in record.items() if name not in ("time", "crc32")}
+    return zlib.crc32(json.dumps(told, sort_keys=True).encode())
 
 
 class TensorBoard:
@@ -122,8 +169,11 @@ class WandB:
 class Records:
     """All sinks and the screen, as one."""
 
-    def __init__(self, sinks: Sequence[Sink] = (), display: Display | None = None) -> None:
-        self._sinks, self._display = sinks, display
+    def __init__(
+        self, sinks: Sequence[Sink] = (), display: Display | None = None, restore: Callable[[], str] | None = None
+    ) -> None:
+        self._sinks, self._display, self._restore = sinks, display, restore
+        self.wants_save = False  # the folder is a new one, and has no checkpoint yet
 
     @property
     def shown(self) -> bool:
@@ -139,7 +189,10 @@ class Records:
             self.note(text)
 
     def write(self, record: Record) -> None:
-        """Hand a record to every sink."""
+        """Hand a record to every sink; before, make the run's folder again where somebody removed it."""
+        if self._restore and (said := self._restore()):
+            self.note(said)
+            self.wants_save = True
         for sink in self._sinks:
             sink.write(record)
         if record["kind"] == "evaluation":
@@ -172,8 +225,17 @@ class Records:
 TRACKERS: dict[str, Callable[[Path], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
-def open_records(folder: Path | None, *, is_main: bool = True, trackers: Sequence[str] = ()) -> Records:
-    """The records of a run in `folder`; ranks other than 0 write and show nothing."""
+def open_records(
+    folder: Path | None,
+    *,
+    is_main: bool = True,
+    trackers: Sequence[str] = (),
+    restore: Callable[[], str] | None = None,
+) -> Records:
+    """The records of a run in `folder`; ranks other than 0 write and show nothing.
+
+    `restore` makes the folder again where it is gone, and returns a line that says so, or ''.
+    """
     if not is_main:
         return Records()
     for name in trackers:
@@ -182,7 +244,7 @@ def open_records(folder: Path | None, *, is_main: bool = True, trackers: Sequenc
     sinks: list[Sink] = []
     if folder:
         sinks = [MetricsFile(folder / "metrics.jsonl"), *(TRACKERS[name](folder) for name in trackers)]
-    return Records(sinks, make_display())
+    return Records(sinks, make_display(), restore)
 
 
 def _label(record: Record, name: str) -> str:

@@ -13,8 +13,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from patchloom.checkpoint import atomic_write
 from patchloom.data.sets import ImageSet
+from patchloom.engine.checksums import read_checked, write_checked
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.classification import ClassificationReport
 
@@ -56,7 +56,7 @@ def save_predictions(folder: Path, predictions: Predictions) -> Path:
         "topk": report.topk,
     }
     # One key: safetensors writes several in an order that changes from file to file.
-    atomic_write(folder / FILE, save(columns, {"patchloom": json.dumps(about)}))
+    write_checked(folder, {FILE: save(columns, {"patchloom": json.dumps(about)})})
     return folder / FILE
 
 
@@ -69,7 +69,7 @@ def load_predictions(folder: Path) -> Predictions:
             "Give the data too: patchloom evaluate RUN… DATA"
         )
     try:
-        data = path.read_bytes()
+        data = read_checked(folder, FILE)
         columns = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["patchloom"]
         about = json.loads(header)
@@ -79,5 +79,5 @@ def load_predictions(folder: Path) -> Predictions:
         real = [columns[name] for name in _REAL]
         report = ClassificationReport(tuple(about["classes"]), tuple(about["topk"]), *whole, *real)
         return Predictions(report, str(about["fingerprint"]))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}. Evaluate the run on its data instead.") from error

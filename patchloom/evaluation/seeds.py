@@ -5,7 +5,6 @@ What a run ends with is its last evaluation, not its best: the best would select
 The name of a spread is the name of the number; its values: mean, std (n − 1), min, max and how many runs.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from patchloom.engine.records import damaged_lines, read_metrics
 from patchloom.errors import CheckpointError, UsageError
 
 Weights = Literal["model", "ema"]
@@ -98,9 +98,10 @@ def evaluations(folder: Path, weights: Weights = "model") -> list[dict[str, Any]
     """The evaluation records of a run, oldest first."""
     path = folder / "metrics.jsonl"
     try:
-        records = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        return [r for r in records if r["kind"] == "evaluation" and r["weights"] == weights]
+        path.open("rb").close()
+        damaged, records = damaged_lines(path), read_metrics(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}. Give the folder of a run.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
+    if damaged:
+        raise CheckpointError(f"{path} is damaged: line {damaged[0]} is not as it was written.")
+    return [r for r in records if r.get("kind") == "evaluation" and r.get("weights") == weights]

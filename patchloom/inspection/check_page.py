@@ -10,11 +10,11 @@ from typing import Any
 from PIL import Image
 
 from patchloom.data.check import CheckReport
-from patchloom.data.files import printable
 from patchloom.data.sets import UNLABELLED
 from patchloom.data.survey import Place
 from patchloom.errors import DataError
 from patchloom.inspection.page import data_uri, write_page
+from patchloom.printable import printable
 
 THUMBNAIL = 96  # pixels
 CLASSES, EACH = 60, 6  # classes shown, and pictures of each

@@ -5,15 +5,14 @@ Free of torch, so that a check of data stays quick.
 
 import base64
 import io
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from patchloom.errors import ResourceError
+from patchloom.engine.disk import atomic_write
+from patchloom.errors import ResourceError, UsageError
 
 _PAGES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
@@ -27,15 +26,11 @@ _PAGES = Environment(
 def write_page(path: Path, template: str, **values: Any) -> None:
     """Write the page, whole or not at all."""
     html = _PAGES.get_template(template).render(**values)
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(html, "utf-8", "backslashreplace")
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise ResourceError(f"the page {path} cannot be written ({error.strerror})") from error
+        atomic_write(path, html.encode("utf-8", "backslashreplace"))
+    except (UsageError, ResourceError) as error:
+        reason = getattr(error.__cause__, "strerror", None) or error
+        raise ResourceError(f"the page {path} cannot be written ({reason})") from error
 
 
 def data_uri(image: Image.Image, kind: str = "PNG", **saving: Any) -> str:

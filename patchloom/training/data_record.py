@@ -10,7 +10,9 @@ from pathlib import Path
 from patchloom.checkpoint import atomic_write
 from patchloom.data.source import in_one, parts_of
 from patchloom.deployment.data_record import RECORD, DataRecord, read_record
+from patchloom.engine.checksums import write_checked
 from patchloom.errors import CheckpointError, DataError, UsageError
+from patchloom.printable import table_cell
 
 LEFT_OUT = "left_out.tsv"
 CLASSES_SHOWN = 3
@@ -116,12 +118,12 @@ def write_record(folder: Path, record: DataRecord) -> None:
     """Keep what the run begins with."""
     if not (folder / RECORD).exists():
         text = json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n"
-        atomic_write(folder / RECORD, text.encode("utf-8", "surrogateescape"))
+        write_checked(folder, {RECORD: text.encode("utf-8", "surrogateescape")})
 
 
 def write_left_out(folder: Path, files: Iterable[tuple[str, str]]) -> None:
     """The files (name, reason) that cannot be read, a line each; no list where there is none."""
-    lines = [f"{name}\t{reason}\n" for name, reason in files]
+    lines = [f"{table_cell(name)}\t{table_cell(reason)}\n" for name, reason in files]
     if lines:
         atomic_write(folder / LEFT_OUT, "".join(["file\treason\n", *lines]).encode("utf-8", "surrogateescape"))
     else:

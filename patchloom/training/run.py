@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from patchloom.build import reads_labels, tells_classes
-from patchloom.checkpoint import Found, find_checkpoint, locked, read_weights, save_weights, write_run_files
+from patchloom.checkpoint import Folder, Found, find_checkpoint, read_weights, save_weights, write_run_files
 from patchloom.data.pairs import Pairs
 from patchloom.data.sets import ImageSet
 from patchloom.data.source import in_one, parts_of
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.run_record import FILE as RUN_RECORD
 from patchloom.deployment.translator import Translator, load_translator
-from patchloom.engine.disk import disk_errors
+from patchloom.engine.disk import Lock, disk_errors, locked
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes, kind_of
 from patchloom.engine.loop import Outcome
@@ -27,6 +27,7 @@ from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, DataError, NumericalError, UsageError, nearest
 from patchloom.models.network import Network
+from patchloom.printable import printable
 from patchloom.training.assemble import make_run, measured, preprocessing_of, release
 from patchloom.training.data_record import LEFT_OUT, write_left_out, write_record
 from patchloom.training.plan import Plan, TrainingSettings, learns_to_translate, make_plan, seconds_of
@@ -88,8 +89,7 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
     with ExitStack() as stack:
         stack.callback(processes.close)
         _same_on_all(plan, processes)
-        if not dry_run and processes.is_main:
-            stack.enter_context(locked(plan.folder))
+        lock = stack.enter_context(locked(plan.folder)) if not dry_run and processes.is_main else None
         run, network, note = make_run(plan, processes, say)
         stack.callback(release, run)
         stack.callback(run.loader.close)  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
             say(measured(run))
             say("Nothing was trained.   Next: the same command without --dry-run")
             return Trained(plan.folder, None, {}, len(plan.left_out))
-        return _train_and_report(plan, run, network, time_limit_s, say)
+        return _train_and_report(plan, run, network, lock, time_limit_s, say)
 
 
 def _same_on_all(plan: Plan, processes: Processes) -> None:
@@ -110,7 +110,12 @@ def _same_on_all(plan: Plan, processes: Processes) -> None:
 
 
 def _train_and_report(
-    plan: Plan, run: Run, network: Network, time_limit_s: float | None, say: Callable[[str], None]
+    plan: Plan,
+    run: Run,
+    network: Network,
+    lock: Lock | None,
+    time_limit_s: float | None,
+    say: Callable[[str], None],
 ) -> Trained:
     found = find_checkpoint(plan.folder)
     if found:
@@ -119,14 +124,10 @@ def _train_and_report(
             say(f"note: {note}")
         if not has_ended(found, run):
             say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
-    if run.processes.is_main:
-        shown = preprocessing_of(plan.recipe, network)
-        # Classes that taught nothing are no part of what was trained.
-        labels = plan.splits.classes.names if reads_labels(plan.recipe.objective.method) else ()
-        write_run_files(plan.folder, network, shown, plan.recipe, labels, plan.settings.level)
-        write_record(plan.folder, plan.record)
-        write_left_out(plan.folder, _named(plan))
-    run.records = open_records(plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers)
+    restore = guarded(run, lock, lambda: _write_files(plan, network))
+    run.records = open_records(
+        plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers, restore=restore
+    )
     started = clock.perf_counter()
     try:
         with run.processes.ranks_watched():
@@ -136,7 +137,7 @@ def _train_and_report(
     seconds = clock.perf_counter() - started
     metrics: dict[str, float] = {}
     if run.processes.is_main:
-        for line in _lost_since(run, plan):
+        for line in [*filter(None, [restore()]), *_lost_since(run, plan)]:
             say(line)
         report = final_report(plan, run)
         metrics = dict(report or ())
@@ -150,6 +151,25 @@ def _train_and_report(
         say(f"{plan.folder / 'report.html'}")
         say(_next(plan))
     return Trained(plan.folder, outcome, metrics, len(plan.left_out))
+
+
+def _write_files(plan: Plan, network: Network) -> None:
+    """What is known before the first step."""
+    shown = preprocessing_of(plan.recipe, network)
+    # Classes that taught nothing are no part of what was trained.
+    labels = plan.splits.classes.names if reads_labels(plan.recipe.objective.method) else ()
+    write_run_files(plan.folder, network, shown, plan.recipe, labels, plan.settings.level)
+    write_record(plan.folder, plan.record)
+    write_left_out(plan.folder, _named(plan))
+
+
+def guarded(run: Run, lock: Lock | None, write_files: Callable[[], None]) -> Callable[[], str]:
+    """Write a run's files, on the rank that has the folder, and watch over it; what `Folder.restore` does."""
+    if lock is None or not isinstance(run.saver, Folder):
+        return lambda: ""  # another rank watches
+    write_files()
+    run.saver.guard(lock, write_files)
+    return run.saver.restore
 
 
 def _told(metric: str | None, metrics: dict[str, float]) -> str:
@@ -243,7 +263,7 @@ def heard_or_not(say: Callable[[str], None]) -> Callable[[str], None]:
 
     def spoken(line: str) -> None:
         with suppress(OSError):
-            say(line)
+            say(printable(line))
 
     return spoken
 

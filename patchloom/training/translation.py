@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from patchloom.build import Choice, base_recipe, changed_recipe, is_run, make_seq2seq
-from patchloom.checkpoint import Folder, find_checkpoint, locked, read_config
+from patchloom.checkpoint import Folder, find_checkpoint, read_config
 from patchloom.data.encoded import EncodedPairs, encode_pairs, learn_vocabulary
 from patchloom.data.pairs import LeftOut, ParallelText, open_parallel
 from patchloom.data.token_batches import TokenLoader
@@ -36,7 +36,7 @@ from patchloom.deployment.translation_files import (
 )
 from patchloom.deployment.translation_report import keep_val, report_translation
 from patchloom.deployment.translator import Translator
-from patchloom.engine.disk import disk_errors
+from patchloom.engine.disk import Lock, disk_errors, locked
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.epoch_average import EpochAverage
@@ -69,6 +69,7 @@ from patchloom.training.plan import TrainingSettings, check_numbers, folder_name
 from patchloom.training.run import (
     Trained,
     already_ended,
+    guarded,
     has_ended,
     heard_or_not,
     machine_of,
@@ -136,8 +137,7 @@ def train_translation(
         say(line)
     with ExitStack() as stack:
         stack.callback(processes.close)
-        if not dry_run and processes.is_main:
-            stack.enter_context(locked(plan.folder))
+        lock = stack.enter_context(locked(plan.folder)) if not dry_run and processes.is_main else None
         corpus = make_corpus(plan, processes)
         run = make_translation_run(plan, corpus, processes)
         stack.callback(release, run)
@@ -149,7 +149,7 @@ def train_translation(
             say(measured(run, "tokens"))
             say("Nothing was trained.   Next: the same command without --dry-run")
             return Trained(plan.folder, None, {}, len(corpus.left_out))
-        return _train_and_report(plan, corpus, run, time_limit_s, say)
+        return _train_and_report(plan, corpus, run, lock, time_limit_s, say)
 
 
 # What will be run -----------------------------------------------------------------------------------------------------
@@ -345,7 +345,12 @@ def _initialise(network: Seq2Seq, init: Path, vocabulary: Vocabulary) -> None:
 
 
 def _train_and_report(
-    plan: TextPlan, corpus: Corpus, run: Run, time_limit_s: float | None, say: Callable[[str], None]
+    plan: TextPlan,
+    corpus: Corpus,
+    run: Run,
+    lock: Lock | None,
+    time_limit_s: float | None,
+    say: Callable[[str], None],
 ) -> Trained:
     processes, folder = run.processes, plan.folder
     network: Any = unwrap(run.model)
@@ -356,18 +361,8 @@ def _train_and_report(
             say(f"note: {note}")
         if not has_ended(found, run):
             say(f"going on with {folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
-    if processes.is_main:
-        write_translation_files(
-            folder,
-            network,
-            plan.recipe,
-            corpus.vocabulary,
-            languages=(plan.text.source, plan.text.target),
-            longest=corpus.train.longest,
-        )
-        write_record(folder, corpus.record)
-        write_left_out(folder, [(each.where, each.reason) for each in corpus.left_out])
-    run.records = open_records(folder, is_main=processes.is_main, trackers=plan.settings.trackers)
+    restore = guarded(run, lock, lambda: _write_files(plan, corpus, network))
+    run.records = open_records(folder, is_main=processes.is_main, trackers=plan.settings.trackers, restore=restore)
     started = clock.perf_counter()
     try:
         with processes.ranks_watched():
@@ -375,9 +370,25 @@ def _train_and_report(
     except NumericalError as error:
         raise with_files(error, plan.text.train) from error
     seconds = clock.perf_counter() - started
+    if said := restore():
+        say(said)
     done = found is not None and has_ended(found, run)
     metrics = _report(plan, outcome, processes, None if done else seconds, say) if processes.is_main else {}
     return Trained(folder, outcome, metrics, len(corpus.left_out))
+
+
+def _write_files(plan: TextPlan, corpus: Corpus, network: Seq2Seq) -> None:
+    """What is known before the first step."""
+    write_translation_files(
+        plan.folder,
+        network,
+        plan.recipe,
+        corpus.vocabulary,
+        languages=(plan.text.source, plan.text.target),
+        longest=corpus.train.longest,
+    )
+    write_record(plan.folder, corpus.record)
+    write_left_out(plan.folder, [(each.where, each.reason) for each in corpus.left_out])
 
 
 def _report(

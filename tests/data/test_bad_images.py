@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from patchloom.data.decode import decode
-from patchloom.data.files import printable
 from patchloom.data.source import find_source
 from patchloom.errors import DataError
+from patchloom.printable import printable
 from tests.data.bad_images import IGNORED, KINDS, NOT_FILES, READ, REFUSED, Kind, write_corpus
 from tests.reliability.commands import OPTIONS, WORKERS, command
 

@@ -22,6 +22,7 @@ from patchloom.deployment import index as indexing
 from patchloom.deployment.evaluations import embed_batches
 from patchloom.deployment.index import Built, index, open_index
 from patchloom.deployment.search_page import write_search_page
+from patchloom.engine.checksums import write_checked
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.evaluation import exact_search
 from tests.reliability.commands import ROOT, class_folders, command
@@ -245,7 +246,7 @@ def test_another_model_is_refused(built: Built, trained: Path, run: Callable[[st
     assert len(open_index(folder, model=str(moved), device="cpu")) == 60
     config = json.loads((moved / "config.json").read_text())
     config["preprocessing"]["crop_ratio"] = 0.5
-    (moved / "config.json").write_text(json.dumps(config))
+    write_checked(moved, {"config.json": json.dumps(config).encode()})
     with pytest.raises(CheckpointError, match=r"was made with crop_ratio [\d.]+, but .* has 0\.5"):
         open_index(folder, model=str(moved), device="cpu")
 
@@ -262,6 +263,12 @@ def test_formats(built: Built) -> None:
     path = built.index.folder / "index.json"
     values = json.loads(path.read_text())
     assert (values["format"], values["files"], values["exact"], values["dimension"]) == (1, 60, True, 16)
+    path.write_text(json.dumps(values | {"dimension": 15}))
+    with pytest.raises(CheckpointError, match=r"its checksum is not its own.*patchloom verify .* --accept"):
+        open_index(built.index.folder)
+    del values["own_sha256"]  # as an earlier version wrote it
+    path.write_text(json.dumps(values))
+    assert len(open_index(built.index.folder)) == 60
     path.write_text(json.dumps(values | {"format": 2}))
     with pytest.raises(CheckpointError, match=r"has format 2, written by a newer patchloom; this one reads up to 1"):
         open_index(built.index.folder)

@@ -19,7 +19,7 @@ from patchloom.deployment.levels import FINEST, evaluate_levels, open_leveled, t
 from patchloom.deployment.ranked import Hit, rank, spread_queries, write_ranked
 from patchloom.deployment.run_record import RunRecord, read_run_record, write_run_record
 from patchloom.deployment.runs import evaluate_runs
-from patchloom.errors import DataError, UsageError
+from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieval
 from patchloom.evaluation.separability import separability
@@ -162,7 +162,7 @@ def test_data_without_levels_take_the_taxonomy_of_the_run(tmp_path) -> None:
     assert open_leveled(str(flat), [run, with_file]).classes.levels["coarse"][0] == ("cold", "warm")
     assert evaluate_runs([with_file], str(flat), device="cpu").values()["with"]["images"] == 24
     (tmp_path / "with" / "run.json").write_text("{")
-    with pytest.raises(DataError, match="classes that the model has not"):
+    with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
         evaluate_runs([with_file], str(flat), device="cpu")
 
 

@@ -11,6 +11,7 @@ import pytest
 from patchloom.deployment.comparison_report import report_runs
 from patchloom.deployment.report import number_rows, report_run
 from patchloom.deployment.run_record import read_run_record
+from patchloom.engine.checksums import write_checked
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.predictions import Predictions, load_predictions, save_predictions
 from tests.reliability.commands import command
@@ -87,7 +88,8 @@ def test_what_is_damaged_is_a_note_and_the_rest_is_shown(run, damaged: str) -> N
 def test_data_that_moved_are_found_by_the_option(run, trained: Path, tmp_path: Path) -> None:
     folder = run("a")
     record = json.loads((folder / "run.json").read_text("utf-8"))
-    (folder / "run.json").write_text(json.dumps(record | {"data": str(tmp_path / "gone"), "newer": 1}), "utf-8")
+    changed = json.dumps(record | {"data": str(tmp_path / "gone"), "newer": 1})
+    write_checked(folder, {"run.json": changed.encode()})
     page = report_run(folder)
     assert "no pictures are shown, since the data cannot be opened" in notes(page)
     assert "mistakes" not in sections(page)
@@ -106,7 +108,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_run_of_a_newer_version_is_refused(run) -> None:
     folder = run("a")
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | {"format": 99}), "utf-8")
+    write_checked(folder, {"config.json": json.dumps(config | {"format": 99}).encode()})
     with pytest.raises(CheckpointError, match="newer"):
         report_run(folder)
 
@@ -130,7 +132,8 @@ def test_runs_side_by_side(trained: Path, tmp_path: Path) -> None:
 def test_where_runs_started_and_on_what_is_told_where_it_differs(run, tmp_path: Path) -> None:
     folders = [run("a"), run("b")]
     record = json.loads((folders[1] / "run.json").read_text("utf-8"))
-    (folders[1] / "run.json").write_text(json.dumps(record | {"init": "runs/dino", "level": "coarse"}), "utf-8")
+    changed = json.dumps(record | {"init": "runs/dino", "level": "coarse"})
+    write_checked(folders[1], {"run.json": changed.encode()})
     page = report_runs([str(folder) for folder in folders], out=tmp_path / "page.html")
     settings = page.read_text("utf-8").partition('id="settings"')[2].partition("</section>")[0]
     for name, value in (("init", "runs/dino"), ("level", "coarse")):

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from patchloom import checkpoint
-from patchloom.checkpoint import find_checkpoint, locked
-from patchloom.engine import disk, loop, records
+from patchloom.checkpoint import find_checkpoint
+from patchloom.engine import disk, loop
+from patchloom.engine.disk import locked
 from patchloom.engine.state import Snapshot
 from patchloom.errors import ResourceError
 from tests.reliability.commands import OPTIONS, WORKERS, class_folders, command, started
@@ -285,8 +286,8 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_saved(
     before = step_of(tmp_path / "run")
     place = {
         "lock": (checkpoint.os, "truncate"),
-        "metrics": (records.os, "replace"),
-        "checkpoint": (checkpoint, "_write"),
+        "metrics": (disk.os, "replace"),
+        "checkpoint": (checkpoint, "write_new"),
     }
     with monkeypatch.context() as patched:
         patched.setattr(*place[full], refuse)

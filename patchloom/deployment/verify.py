@@ -1,0 +1,168 @@
+"""Everything a run's folder or an index holds, compared with its checksums, and read as whoever uses it would."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from patchloom.checkpoint import WEIGHTS, checkpoints_of, load_checkpoint, load_network, read_recipe, read_run_files
+from patchloom.deployment.index_files import FAISS, About, Part, StoredVectors, read_about, write_about
+from patchloom.deployment.index_files import FILE as INDEX
+from patchloom.deployment.run_record import FILE as RUN_RECORD
+from patchloom.deployment.run_record import read_run_record
+from patchloom.deployment.translation_files import VOCABULARY, load_seq2seq, translates_text
+from patchloom.engine.checksums import FILE as CHECKSUMS
+from patchloom.engine.checksums import accept, read_checked, read_checksums
+from patchloom.engine.disk import locked
+from patchloom.engine.records import damaged_lines
+from patchloom.errors import CheckpointError, PatchloomError, UsageError
+from patchloom.evaluation.predictions import FILE as PREDICTIONS
+from patchloom.evaluation.predictions import load_predictions
+
+# What a person may change on purpose: text. Numbers and weights are as they were computed, or damaged.
+BY_HAND = ("config.json", "labels.json", "recipe.yaml", "data.json", RUN_RECORD, "val.json")
+METRICS = "metrics.jsonl"
+
+
+@dataclass
+class Verified:
+    """What was looked at, and what is wrong with it."""
+
+    folder: Path
+    kind: str  # "run", "translator" or "index"
+    checked: list[str] = field(default_factory=list)  # files, by their path in the folder
+    wrong: dict[str, str] = field(default_factory=dict)  # file → what is wrong
+    without_checksum: list[str] = field(default_factory=list)  # written before checksums were kept
+    missing: list[str] = field(default_factory=list)  # what a run that goes on may not have yet
+    accepted: list[str] = field(default_factory=list)
+
+    def look(self, name: str, read: Callable[[], object]) -> None:
+        """Read a file; what keeps it from being read is noted once."""
+        if name not in self.checked:
+            self.checked.append(name)
+        try:
+            read()
+        except PatchloomError as error:
+            self.wrong.setdefault(name, str(error))
+
+
+def verify(folder: Path, *, accepted: bool = False) -> Verified:
+    """Look at everything in the folder of a run or of an index; `accepted` takes text as it is for right first."""
+    if (folder / INDEX).is_file():
+        return _verify_index(folder, accepted=accepted)
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} is neither the folder of a run nor an index: it has no config.json and no {INDEX}")
+    taken: list[str] = []
+    if accepted:
+        with locked(folder):
+            taken = [name for name in BY_HAND if (folder / name).is_file() and _differs(folder, name)]
+            accept(folder, taken)
+    found = _verify_run(folder)
+    found.accepted = taken
+    return found
+
+
+def _differs(folder: Path, name: str) -> bool:
+    """Whether there is no checksum of the file as it is."""
+    try:
+        read_checked(folder, name)
+        return name not in read_checksums(folder)
+    except CheckpointError:
+        return True
+
+
+def _verify_run(folder: Path) -> Verified:
+    found = Verified(folder, "run")
+    found.look(CHECKSUMS, lambda: read_checksums(folder))
+    known = {} if CHECKSUMS in found.wrong else read_checksums(folder)
+    kept = [name for name in (*BY_HAND, VOCABULARY, PREDICTIONS) if (folder / name).is_file()]
+    if not (folder / CHECKSUMS).is_file():
+        found.checked.remove(CHECKSUMS)
+    for name in dict.fromkeys([*kept, *(name for name in known if (folder / name).is_file())]):
+        found.look(name, partial(read_checked, folder, name))
+    found.without_checksum = [name for name in kept if name not in known]
+    found.look("recipe.yaml", lambda: read_recipe(folder))
+    found.look("config.json", lambda: _read_config(found))
+    if (folder / WEIGHTS).exists():
+        found.look(WEIGHTS, lambda: _read_weights(found))
+    else:
+        found.missing.append(WEIGHTS)
+    found.look(RUN_RECORD, lambda: read_run_record(folder))
+    if (folder / PREDICTIONS).is_file():
+        found.look(PREDICTIONS, lambda: _read_predictions(folder))
+    found.look(METRICS, lambda: _read_metrics(folder / METRICS))
+    for path in reversed(checkpoints_of(folder)):
+        found.look(str(path.relative_to(folder)), partial(load_checkpoint, path))
+    found.checked = [name for name in found.checked if name in found.wrong or (folder / name).exists()]
+    return found
+
+
+def _read_config(found: Verified) -> None:
+    found.kind = "translator" if translates_text(found.folder) else "run"
+    if found.kind == "run" and "labels.json" not in found.wrong and "recipe.yaml" not in found.wrong:
+        read_run_files(found.folder)
+
+
+def _read_weights(found: Verified) -> None:
+    """Into the network they belong to; where that is not known, what is wrong has been said of another file."""
+    if found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml", VOCABULARY}:
+        return
+    (load_seq2seq if found.kind == "translator" else load_network)(found.folder)
+
+
+def _read_predictions(folder: Path) -> None:
+    report = load_predictions(folder).report
+    if not (np.isfinite(report.losses).all() and np.isfinite(report.confidence).all()):
+        raise CheckpointError(f"{folder / PREDICTIONS} holds numbers that are not finite")
+
+
+def _read_metrics(path: Path) -> None:
+    if damaged := damaged_lines(path):
+        others = f" and {len(damaged) - 1} others" if len(damaged) > 1 else ""
+        raise CheckpointError(f"{path}: line {damaged[0]}{others} not as written")
+
+
+# An index -----------------------------------------------------------------------------------------------------------
+
+
+def _verify_index(folder: Path, *, accepted: bool) -> Verified:
+    found = Verified(folder, "index")
+    if accepted:
+        with locked(folder):
+            about = read_about(folder, accepted=True)
+            before = (folder / INDEX).read_bytes()
+            write_about(folder, about)
+            found.accepted = [INDEX] if (folder / INDEX).read_bytes() != before else []
+    found.look(INDEX, lambda: read_about(folder))
+    if INDEX in found.wrong:
+        return found
+    about = read_about(folder)
+    if "own_sha256" not in json.loads((folder / INDEX).read_bytes()):
+        found.without_checksum = [INDEX]
+    stored = StoredVectors(folder, about)
+    for part in about.parts:
+        found.look(f"{part.name}.npy", partial(_read_vectors, stored, part))
+        found.look(f"{part.name}.json", partial(stored.rows_of, part))
+    if not about.exact:
+        found.look(FAISS, stored.faiss_file)
+    if not found.wrong:
+        found.look(INDEX, partial(_count_labels, stored, about))
+    return found
+
+
+def _read_vectors(stored: StoredVectors, part: Part) -> None:
+    if not stored.all_rows(part).isfinite().all():
+        raise CheckpointError(f"{stored.folder / part.name}.npy holds numbers that are not finite")
+
+
+def _count_labels(stored: StoredVectors, about: About) -> None:
+    counted: Counter[str] = Counter()
+    for part in about.parts:
+        rows = stored.rows_of(part)
+        counted.update(rows[at].label for at in part.kept().tolist() if rows[at].label)
+    if counted != Counter(about.labels):
+        raise CheckpointError(f"{stored.folder / INDEX} counts other labels than its parts have")

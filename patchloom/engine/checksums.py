@@ -1,0 +1,120 @@
+"""`checksums.json` of a folder: what patchloom wrote into its other files, so that a changed byte is noticed.
+
+It has one or two SHA-256 of each file. Before a file is replaced, the new checksum is written beside that of the file
+as it lies there: whenever a writer is killed, what lies there is one of the two. A folder without this file, or with
+none for a file in it, is of an earlier version and is read as it is. `patchloom verify RUN --accept` takes files that
+somebody changed on purpose, such as names in `labels.json`, for right.
+"""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from patchloom.engine.disk import atomic_write, plain_name
+from patchloom.errors import CheckpointError
+
+FILE = "checksums.json"
+FORMAT = 1
+MOST_BYTES = 1 << 20  # of checksums.json; a folder has a handful of files
+
+Checksums = dict[str, list[str]]
+
+
+def write_checked(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files of a folder, each whole or not at all, in the order given, so that `read_checked` knows them."""
+    known = _for_writing(folder)
+    new = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    there = {name: _digest_of(folder / name) for name in files}
+    if all(new[name] == there[name] and known.get(name) == [new[name]] for name in files):
+        return
+    wanted = dict(known)
+    for name in files:
+        before = there[name]
+        # Of a damaged file nothing is remembered.
+        is_good = before is not None and before != new[name] and (name not in known or before in known[name])
+        wanted[name] = [new[name], *([before] if is_good and before else [])]
+    _write(folder, wanted)
+    for name, data in files.items():
+        if new[name] != there[name]:
+            atomic_write(folder / name, data)
+
+
+def read_checked(folder: Path, name: str) -> bytes:
+    """The bytes of a file of a folder; a CheckpointError where they are not those that were written."""
+    path = folder / name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    known = read_checksums(folder).get(name)
+    if known is not None and hashlib.sha256(data).hexdigest() not in known:
+        raise CheckpointError(
+            f"{path} is damaged: its checksum is not the one in {FILE}. Restore it; if it was changed on purpose, say "
+            f"so: patchloom verify {shlex.quote(str(folder))} --accept"
+        )
+    return data
+
+
+def read_checksums(folder: Path) -> Checksums:
+    """File → the checksums it may have; nothing where the folder is of a version that kept none."""
+    path = folder / FILE
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        values = json.loads(data)
+        found = values["sha256"]
+        if isinstance(values["format"], int) and values["format"] > FORMAT:
+            raise CheckpointError(f"{path} was written by a newer patchloom. Update patchloom.")
+        if data != _packed(found):
+            raise ValueError("its checksum is not its own")
+        return {plain_name(name, path): [str(one) for one in digests] for name, digests in found.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is damaged: {error or 'it is no table of checksums'}. Restore it; or, if the other files are "
+            f"right, write it again: patchloom verify {shlex.quote(str(folder))} --accept"
+        ) from error
+
+
+def accept(folder: Path, names: Iterable[str]) -> None:
+    """Take the files as they are for right."""
+    known = _for_writing(folder)
+    found = {name: _digest_of(folder / name) for name in names}
+    _write(folder, known | {name: [digest] for name, digest in found.items() if digest})
+
+
+def own_sha256(values: Mapping[str, Any]) -> str:
+    """The checksum of a JSON object that keeps its own, as `own_sha256`: of everything else in it."""
+    others = {name: value for name, value in values.items() if name != "own_sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+
+
+def _for_writing(folder: Path) -> Checksums:
+    """What is known; where that is damaged it is forgotten, as the files are about to be written again."""
+    try:
+        return read_checksums(folder)
+    except CheckpointError:
+        return {}
+
+
+def _digest_of(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _packed(checksums: Any) -> bytes:
+    values: dict[str, Any] = {"format": FORMAT, "sha256": checksums}
+    return (json.dumps(values | {"own_sha256": own_sha256(values)}, indent=1) + "\n").encode()
+
+
+def _write(folder: Path, checksums: Checksums) -> None:
+    atomic_write(folder / FILE, _packed(dict(sorted(checksums.items()))))
