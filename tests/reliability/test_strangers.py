@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(
             sys,
             "argv",
-            ["patchloom", "train", str(data), "--out", str(root / "run"),
+            ["patchloom", "train", str(data / "labels.csv"), "--out", str(root / "run"),
              *OPTIONS],
         )  # fmt: skip
         with pytest.raises(SystemExit) as ended:
@@ -93,9 +93,9 @@ def test_training_on_strange_names_says_them_escaped(made: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("check", "data"), [r"=cmd()\t\x1b[2Jx\n.png"]),
+        (("check", "labels.csv"), [r"=cmd()\t\x1b[2Jx\n.png"]),
         (("evaluate", "run"), ["[/z]", r"\x1b[31mred", "=cmd()", r"a\nb"]),
-        (("evaluate", "run", "data", "--split", "all"), ["[/z]", r"a\nb"]),
+        (("evaluate", "run", "labels.csv", "--split", "all"), ["[/z]", r"a\nb"]),
         (("predict", "run", "data", "--top", "4"), ["[/z]", r"\x1b[31mred", r"a\nb", r"=cmd()\t\x1b[2Jx\n.png"]),
         (("look", "run", "data/0-0.png", "--out", "page.html"), []),
         (("search", "index", "data"), [r"unreadable: ", r"=cmd()\t\x1b[2Jx\n.png"]),
@@ -108,6 +108,7 @@ def test_no_name_is_markup_or_steers_the_terminal(
 ) -> None:
     places = {name: str(made / name) for name in ("data", "run", "index")}
     places |= {"data/0-0.png": str(made / "data" / "0-0.png"), "page.html": str(tmp_path / "page.html")}
+    places |= {"labels.csv": str(made / "data" / "labels.csv")}
     monkeypatch.chdir(tmp_path)
     done = command(tuple(places.get(part, part) for part in arguments), monkeypatch, capsys)
     assert done.code in (0, 3), done.errors
@@ -143,7 +144,7 @@ def test_links_of_a_stranger_are_not_followed(copies: Path, made: Path, monkeypa
     options = ("--out", copies / "run", *OPTIONS, "--epochs", 3)
     for arguments in (
         ("report", copies / "run"),
-        ("train", made / "data", *options),
+        ("train", made / "data" / "labels.csv", *options),
         ("index", made / "run", made / "data", "--out", copies / "index"),
     ):
         done = command(arguments, monkeypatch, capsys)
@@ -161,7 +162,7 @@ def test_a_lock_that_is_no_file_is_refused(copies: Path, made: Path, monkeypatch
         (copies / name / ".lock").unlink(missing_ok=True)
         make(copies / name / ".lock", victim)
     for arguments in (
-        ("train", made / "data", "--out", copies / "run", *OPTIONS),
+        ("train", made / "data" / "labels.csv", "--out", copies / "run", *OPTIONS),
         ("index", made / "run", made / "data", "--out", copies / "index"),
     ):
         done = command(arguments, monkeypatch, capsys)
@@ -211,7 +212,7 @@ def test_the_hub_is_asked_only_by_its_name(made: Path, asked: list[str], tmp_pat
     for arguments in (
         ("predict", "rnus/flowers", picture),
         ("index", "rnus/flowers", picture, "--out", tmp_path / "index"),
-        ("evaluate", "rnus/flowers", made / "data", "--split", "all"),
+        ("evaluate", "rnus/flowers", made / "data" / "labels.csv", "--split", "all"),
     ):
         done = command(arguments, monkeypatch, capsys)
         assert (done.code, done.errors.count("\n")) == (2, 1)
@@ -223,7 +224,7 @@ def test_the_hub_is_asked_only_by_its_name(made: Path, asked: list[str], tmp_pat
     for arguments in (
         ("predict", "hub:user/name", picture),
         ("look", "hub:user/name", picture),
-        ("evaluate", "hub:user/name", made / "data", "--split", "all"),
+        ("evaluate", "hub:user/name", made / "data" / "labels.csv", "--split", "all"),
         ("index", "hub:user/name", picture, "--out", tmp_path / "index"),
     ):
         done = command(arguments, monkeypatch, capsys)
@@ -247,9 +248,9 @@ def test_an_index_cannot_ask_the_hub_by_itself(made: Path, asked: list[str], cop
 # Output -------------------------------------------------------------------------------------------------------------
 
 PRINTING = {
-    "check": ("check", "data", "--page", "page.html"),
-    "check for machines": ("check", "data", "--json"),
-    "train": ("train", "data", "--out", "run", *OPTIONS),
+    "check": ("check", "labels.csv", "--page", "page.html"),
+    "check for machines": ("check", "labels.csv", "--json"),
+    "train": ("train", "labels.csv", "--out", "run", *OPTIONS),
     "evaluate": ("evaluate", "run"),
     "evaluate for machines": ("evaluate", "run", "--json"),
     "predict": ("predict", "run", "data"),
@@ -268,7 +269,8 @@ PRINTING = {
 def into(file: Any, arguments: tuple[str, ...], copies: Path, made: Path, monkeypatch, capsys) -> tuple[Any, str]:
     """The exit code and stderr of a command whose standard output is `file`."""
     places = {name: str(copies / name) for name in ("run", "index", "page.html")}
-    places |= {"data": str(made / "data"), "0-0.png": str(made / "data" / "0-0.png")}
+    places |= {"data": str(made / "data")}
+    places |= {name: str(made / "data" / name) for name in ("labels.csv", "0-0.png")}
     monkeypatch.setattr(sys, "argv", ["patchloom", arguments[0], *(places.get(part, part) for part in arguments[1:])])
     monkeypatch.chdir(copies)
     capsys.readouterr()
@@ -281,7 +283,7 @@ def into(file: Any, arguments: tuple[str, ...], copies: Path, made: Path, monkey
 
 @pytest.mark.parametrize("verb", PRINTING)
 def test_output_that_cannot_be_written_is_an_error(verb: str, copies: Path, made: Path, monkeypatch, capsys) -> None:
-    code, errors = into(Path("/dev/full").open("w"), PRINTING[verb], copies, made, monkeypatch, capsys)
+    code, errors = into(Path("/dev/full").open("w"), PRINTING[verb], copies, made, monkeypatch, capsys)  # noqa: SIM115
     assert (code, errors) == (
         6,
         "error: what was to be printed is lost: standard output cannot be written (No space left on device)\n",
