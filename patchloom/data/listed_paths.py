@@ -7,11 +7,14 @@ images/a  a  a.jpg                              without extension or folders, wh
 
 import os
 import posixpath
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
 from patchloom.data.decode import EXTENSIONS
 from patchloom.data.tree import Tree
+
+_UNUSUAL = re.compile(r"\\|^[/.]|/\.|//")  # what a path relative to the folder has not, spelled as on disk
 
 
 class ListedPaths:
@@ -23,7 +26,8 @@ class ListedPaths:
         self._base = base
         self._split = split
         self._found: dict[str, str | None] = {}
-        self._by_stem: dict[str, list[str]] | None = None
+        self._by_name: dict[str, list[str]] | None = None
+        self._by_path: dict[str, list[str]] = defaultdict(list)
 
     def find(self, cell: str) -> str | None:
         """The path in the tree; None where no file fits, or several do."""
@@ -42,18 +46,20 @@ class ListedPaths:
     def _look_for(self, cell: str) -> str | None:
         if not cell or cell in (".", ".."):
             return None
+        if not _UNUSUAL.search(cell) and self._tree.is_file(cell):
+            return cell
         candidates = list(dict.fromkeys(self._candidates(cell)))
         direct = next((path for path in candidates if self._tree.is_file(path)), None)
         if direct is not None:
             return direct
         # An exact place first, then any folder: a list may leave folders out.
-        for whole in (True, False):
+        for fitting in (self._at, self._below_any):
             for path in candidates:
-                fitting = self._fitting(path, whole)
-                if len(fitting) > 1 and self._split:
-                    fitting = [one for one in fitting if self._split in one.lower().split("/")]
-                if len(fitting) == 1:
-                    return fitting[0]
+                found = fitting(*_without_extension(path))
+                if len(found) > 1 and self._split:
+                    found = [one for one in found if self._split in one.lower().split("/")]
+                if len(found) == 1:
+                    return found[0]
         return None
 
     def _candidates(self, cell: str) -> Iterator[str]:
@@ -70,25 +76,30 @@ class ListedPaths:
         inside = os.path.normpath(os.path.join(self._root, path))
         return inside.removeprefix(self._root + os.sep).replace(os.sep, "/")
 
-    def _fitting(self, path: str, whole: bool) -> list[str]:
-        stem, extension = posixpath.splitext(path)
-        if extension.lower() not in EXTENSIONS:
-            stem, extension = path, ""
+    def _at(self, stem: str, extension: str) -> list[str]:
+        """Image files of this path; of any extension where none is given."""
+        self._index()
+        return [path for path in self._by_path.get(stem, ()) if path == stem + extension or not extension]
+
+    def _below_any(self, stem: str, extension: str) -> list[str]:
+        """Image files whose paths end so."""
+        end = f"/{stem}{extension}"
         same = self._index().get(posixpath.basename(stem), ())
-        wanted = stem + extension
-        ends = [one if extension else posixpath.splitext(one)[0] for one in same]
-        return [
-            one
-            for one, end in zip(same, ends, strict=True)
-            if end == wanted or (not whole and end.endswith(f"/{wanted}"))
-        ]
+        return [path for path in same if (path if extension else posixpath.splitext(path)[0]).endswith(end)]
 
     def _index(self) -> dict[str, list[str]]:
         """Names without extension → image files."""
-        if self._by_stem is None:
-            self._by_stem = defaultdict(list)
+        if self._by_name is None:
+            self._by_name = defaultdict(list)
             for path in self._tree.files():
-                stem, extension = posixpath.splitext(posixpath.basename(path))
+                stem, extension = posixpath.splitext(path)
                 if extension.lower() in EXTENSIONS:
-                    self._by_stem[stem].append(path)
-        return self._by_stem
+                    self._by_name[posixpath.basename(stem)].append(path)
+                    self._by_path[stem].append(path)
+        return self._by_name
+
+
+def _without_extension(path: str) -> tuple[str, str]:
+    """Stem, and the extension where it is that of an image."""
+    stem, extension = posixpath.splitext(path)
+    return (stem, extension) if extension.lower() in EXTENSIONS else (path, "")
