@@ -208,6 +208,7 @@ class Source:
     notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     test: Listing | None = None
+    is_part: bool = False  # the val or test folder of a larger set, given by itself
 
     @property
     def listings(self) -> dict[str, Listing]:

@@ -133,7 +133,11 @@ def open_for(
         listing = coarsen(listing, level) if level else listing
     matched = match(listing, classes, strict=strict, what=source.name, known_by="the model")
     everything = "no val split, so every picture counts; those a run on these data held out are split val"
-    notes = (*source.notes, *([everything] if source.val is None and split is None else []), *matched.notes)
+    notes = (
+        *source.notes,
+        *([everything] if source.val is None and split is None and not source.is_part else []),
+        *matched.notes,
+    )
     return replace(matched, notes=notes)
 
 
@@ -249,7 +253,7 @@ def _split_of_a_set(path: Path, reading: Reading, strict: bool) -> Source | None
         if np.any(inside):
             own = replace(listing, rows=listing.rows[inside], labels=listing.labels[inside])
             said = f"{printable(path.name)} of {whole.name}, whose folders and levels say the classes"
-            return Source(f"{printable(path.name)} of {whole.name}", own, None, (said,))
+            return Source(f"{printable(path.name)} of {whole.name}", own, None, (said,), is_part=True)
     return None
 
 

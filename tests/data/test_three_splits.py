@@ -189,7 +189,8 @@ def test_a_folder_that_is_a_split_of_a_larger_set_is_read_as_there(tmp_path):
         "test/fruit/apple/golden/0.png": "golden",
         "test/milk/0.png": "milk",
     }
-    assert "test of" in found.notes[0]
+    name = f"test of {tmp_path.name} (class folders)"
+    assert found.notes == (f"{name}, whose folders and levels say the classes",)
     outer = open_data(tmp_path, level="coarse2").classes
     assert outer.names == ("fruit", "milk")
     assert len(open_for(tmp_path / "test", outer)) == 2
