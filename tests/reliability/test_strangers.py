@@ -22,7 +22,7 @@ from patchloom.errors import UsageError
 from patchloom.printable import printable, table_cell
 from tests.reliability.commands import OPTIONS, command
 
-NAMES = ("[/z]", "\x1b[31mred", "=cmd()", "a\nb")
+NAMES = ("x[/z]", "\x1b[31mred", "=cmd()", "a\nb")
 BROKEN = "=cmd()\t\x1b[2Jx\n.png"
 
 
