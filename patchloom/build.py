@@ -30,7 +30,8 @@ from patchloom.objectives.dino_head import DinoHead
 from patchloom.objectives.distillation import Distillation
 from patchloom.objectives.grafit import METHODS, Grafit
 from patchloom.objectives.teacher import Teacher, load_teacher
-from patchloom.recipes import auto_recipe, get_recipe, override
+from patchloom.recipes import Reason, auto_recipe, get_recipe, override
+from patchloom.recipes.fit import Facts, fitted, scaled_steps, smaller_network
 from patchloom.recipes.parts import DinoPart
 from patchloom.recipes.schema import Recipe
 
@@ -55,36 +56,51 @@ def resolve_recipe(
     changes: dict[str, Any],
     device: str,
     pretrained: bool,
+    fit: bool = False,
 ) -> tuple[Recipe, list[Choice]]:
-    """The recipe a run will follow, and why each field that nobody published has its value."""
-    chosen: list[Choice] = []
+    """The recipe a run will follow, and why each field that nobody published has its value.
+
+    With `fit` a named recipe is fitted to the data and the machine; `auto` always is.
+    """
+    reasons: list[Reason] = []
     resolved = base_recipe(recipe, model)
+    if resolved is None or fit:
+        facts = facts_of(splits, device, pretrained)
     if resolved is None:
         resolved, reasons = auto_recipe(
-            images=len(splits.train),
+            images=facts.images,
             classes=len(splits.classes),
-            image_size_median=median_side(splits.train),
+            image_size_median=facts.image_size_median,
             model=model,
-            device="cuda" if device.startswith("cuda") else "cpu",
+            device=facts.device,
             pretrained=pretrained,
-            trained_size=_whole(changes.get("model.image_size")),
+            given=changes,
         )
-        chosen = [Choice(reason.field, reason.value, f"auto: {reason.why}") for reason in reasons]
+    elif fit:
+        asked = model or changes.get("model.name")
+        smaller = [] if asked else smaller_network(resolved, facts)
+        network = {reason.field: reason.value for reason in smaller}
+        if "model.name" in network:  # documents have values of their own for it
+            resolved = base_recipe(recipe, network["model.name"]) or resolved
+        resolved, reasons = fitted(override(resolved, network), facts, changes)
+        reasons = smaller + reasons
+    chosen = [Choice(reason.field, reason.value, f"auto: {reason.why}") for reason in reasons]
     resolved, given = changed_recipe(resolved, changes)
     replaced = {choice.key for choice in given}
     return resolved, [choice for choice in chosen if choice.key not in replaced] + given
 
 
-def _whole(value: Any) -> int | None:
-    """A number as a command line or Python gives it; anything else is for the recipe to refuse."""
-    return int(value) if str(value).isdecimal() and int(value) > 0 else None
+def facts_of(splits: Splits, device: str, pretrained: bool) -> Facts:
+    """What choices for a run are based on."""
+    kind: Literal["cpu", "cuda"] = "cuda" if device.startswith("cuda") else "cpu"
+    return Facts(len(splits.train), median_side(splits.train), kind, pretrained)
 
 
 def changed_recipe(recipe: Recipe, changes: dict[str, Any]) -> tuple[Recipe, list[Choice]]:
     """The recipe with the user's changes, and with what must follow them."""
-    fitted = _fitted(recipe, changes)
-    resolved = override(recipe, changes | {choice.key: choice.value for choice in fitted})
-    return resolved, [Choice(key, value, "given") for key, value in changes.items()] + fitted
+    follows = _following(recipe, changes)
+    resolved = override(recipe, changes | {choice.key: choice.value for choice in follows})
+    return resolved, [Choice(key, value, "given") for key, value in changes.items()] + follows
 
 
 def base_recipe(recipe: str | Recipe | None, model: str | None) -> Recipe | None:
@@ -97,9 +113,9 @@ def base_recipe(recipe: str | Recipe | None, model: str | None) -> Recipe | None
     return base if model is None else override(base, {"model.name": model})
 
 
-def _fitted(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
+def _following(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
     """Fields that must follow a shorter run or a smaller batch, unless the user set them too."""
-    fitted: list[Choice] = []
+    follows: list[Choice] = []
     # Without its warm-up and last rate the recipe can be changed freely; what they must be is seen on the result.
     loose = {"schedule.warmup_epochs": 0, "schedule.warmup_steps": 0, "schedule.min_lr": 0.0}
     changed = override(recipe, loose | changes)
@@ -107,11 +123,14 @@ def _fitted(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
     told = changes.keys() & {"schedule.warmup_epochs", "schedule.warmup_steps"}
     if not told and "schedule.epochs" in changes and recipe.schedule.warmup_epochs > longest:
         why = f"auto: a tenth of {changed.schedule.epochs} epochs"
-        fitted.append(Choice("schedule.warmup_epochs", longest, why))
+        follows.append(Choice("schedule.warmup_epochs", longest, why))
+    if recipe.schedule.step_epochs and "schedule.epochs" in changes and "schedule.step_epochs" not in changes:
+        dropping = scaled_steps(recipe, changed.schedule.epochs)
+        follows.append(Choice(dropping.field, dropping.value, f"auto: {dropping.why}"))
     peak = changed.optim.peak_lr
     if "schedule.min_lr" not in changes and recipe.schedule.min_lr >= peak:
-        fitted.append(Choice("schedule.min_lr", peak / 100, f"auto: below the peak of {peak:.2g} at this batch"))
-    return fitted
+        follows.append(Choice("schedule.min_lr", peak / 100, f"auto: below the peak of {peak:.2g} at this batch"))
+    return follows
 
 
 def _text(path: Path) -> str:

@@ -34,7 +34,25 @@ def train(
     batch: Annotated[
         int | None, typer.Option(help="Images, of text tokens, an update, over all devices.", rich_help_panel=LEARNED)
     ] = None,
-    time: Annotated[str | None, typer.Option(help="Stop and save after 30m, 2h, 90s …", rich_help_panel=RUN)] = None,
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            help="Split each batch into N micro-batches; chosen to fit the memory when left out.",
+            rich_help_panel=MACHINE,
+        ),
+    ] = None,
+    fit: Annotated[
+        bool,
+        typer.Option("--fit", help="Fit a named recipe to the data and this machine.", rich_help_panel=LEARNED),
+    ] = False,
+    time: Annotated[
+        str | None,
+        typer.Option(help="Plan the whole run into 90s, 30m, 2h …, by measured steps.", rich_help_panel=LEARNED),
+    ] = None,
+    stop_after: Annotated[
+        str | None,
+        typer.Option(help="Stop and save after 30m, 2h …; the same command goes on.", rich_help_panel=RUN),
+    ] = None,
     patience: Annotated[
         int | None, typer.Option(help="Evaluations without a better one before stopping.", rich_help_panel=RUN)
     ] = None,
@@ -106,7 +124,8 @@ def train(
 
     settings = TrainingSettings(
         data=in_one(data), model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,
-        batch=batch, time=time, patience=patience, pictures=pictures, changes=pairs(changes or []), device=device,
+        batch=batch, micro_batches=micro_batches, fit=fit, time=time, stop_after=stop_after,
+        patience=patience, pictures=pictures, changes=pairs(changes or []), device=device,
         workers=workers, worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels,
         label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy,
         classes=classes,  # type: ignore[arg-type]

@@ -170,6 +170,17 @@ class DeviceLoader:
                 images = self._store.pixels[index].permute(0, 3, 1, 2)
             yield ImageBatch(images, self._store.labels[index], index)
 
+    def sample(self, pictures: int) -> ImageBatch:
+        """The first so many pictures of the run: what a step costs is measured on them."""
+        of, count = self.plan, min(pictures, self.plan.pictures)
+        few = DeviceLoader(self._store, self._augment, self._size, batch_size=count, seed=of.seed, views=self._views)
+        return next(few.epoch(0))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that is taken by workers: there are none."""
+        return 0
+
     def showing(self, views: Sequence[int], augment: AugmentPart, image_size: int | Size) -> "DeviceLoader":
         """The same pictures in the same order in other views, by number, with random numbers of their own."""
         of = self.plan
@@ -230,17 +241,24 @@ def make_loader(
     skip_broken: bool = False,
     timeout_s: float = WORKER_TIMEOUT_S,
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
+    stores: dict["BeforeCrop", Store] | None = None,
 ) -> tuple[Loader | DeviceLoader, str]:
-    """A recipe's training loader, on the device where that applies, else from workers; and the reason."""
+    """A recipe's training loader, on the device where that applies, else from workers; and the reason.
+
+    What is decoded is left in `stores`, where it is given, and taken from there when the loader is made again.
+    """
     size = as_size(image_size)
     first, _, _ = read_or_next(dataset, 0, skip_broken)
     before_crop = BeforeCrop.like(first, augment.crop, size)
     reason = _against_device(len(dataset), augment, before_crop, budget_bytes)
     if not reason:
         try:
-            store = decode_all(
-                dataset, before_crop, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s
-            )
+            stores = {} if stores is None else stores
+            if before_crop not in stores:
+                stores[before_crop] = decode_all(
+                    dataset, before_crop, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s
+                )
+            store = stores[before_crop]
             loader = DeviceLoader(
                 store,
                 augment,

@@ -7,7 +7,7 @@ shared memory; the main process joins their parts into one batch. Only numbers t
 import os
 import random
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -150,6 +150,20 @@ class Loader:
                     self.broken[int(index[rows][row])] = message
                     index[rows][row] = used
             yield ImageBatch(buffer.permute(0, 3, 1, 2), self._labels[index], index)
+
+    def sample(self, pictures: int) -> ImageBatch:
+        """The first so many pictures of the run, made in this process: what a step costs is measured on them."""
+        made = self._pool.dataset
+        assert isinstance(made, _Pictures)
+        count = min(pictures, self.plan.pictures)
+        few = Loader(made.dataset, made.transform, batch_size=count, seed=self.plan.seed, skip_broken=made.skip_broken)
+        with closing(few.epoch(0)) as batches:  # type: ignore[type-var]
+            return next(batches)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that is taken once the workers write into it."""
+        return self._shared.numel()
 
     def close(self) -> None:
         """End the workers now instead of when the loader is forgotten."""

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.augment import TrainTransform, as_size, train_transform
-from patchloom.data.device import DeviceLoader, make_loader
+from patchloom.data.device import BeforeCrop, DeviceLoader, Store, make_loader
 from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch, Loader
 from patchloom.data.policies import Size
 from patchloom.data.sets import ImageSet
@@ -108,6 +108,15 @@ class ViewLoader:
         views = [view for batch in batches for view in batch.images.split(len(first.index))]
         return ViewBatch(views, first.labels, first.index)
 
+    def sample(self, pictures: int) -> ViewBatch:
+        """The first so many pictures of the run, made in this process: what a step costs is measured on them."""
+        return self._together(tuple(loader.sample(pictures) for loader in self._loaders))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that is taken once the workers write into it."""
+        return sum(loader.shared_bytes for loader in self._loaders)
+
     def close(self) -> None:
         """End the workers."""
         for loader in self._loaders:
@@ -126,13 +135,14 @@ def make_view_loader(
     world: int = 1,
     skip_broken: bool = False,
     timeout_s: float = WORKER_TIMEOUT_S,
+    stores: dict[BeforeCrop, Store] | None = None,
 ) -> tuple[ViewLoader, str]:
     """Batches of views, drawn on the device where that applies, else by workers; and the reason."""
     if not views:
         raise UsageError("a batch has at least one view of each picture; none is asked for")
     shared: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "rank": rank, "world": world}
     shared |= {"skip_broken": skip_broken, "workers": workers, "timeout_s": timeout_s}
-    first, note = make_loader(dataset, views[0].augment, views[0].size, device=device, **shared)
+    first, note = make_loader(dataset, views[0].augment, views[0].size, device=device, stores=stores, **shared)
     if isinstance(first, DeviceLoader):
         alike = groupby(range(len(views)), lambda number: views[number])
         return ViewLoader([first.showing(tuple(numbers), view.augment, view.size) for view, numbers in alike]), note

@@ -55,7 +55,9 @@ def split(batch: Any, parts: int) -> list[Any]:
         return batch.split(parts)
     size = len_of(batch)
     if size < parts:
-        raise UsageError(f"A batch of {size} cannot be cut into {parts} parts. Set accumulate to {size} or less.")
+        raise UsageError(
+            f"A batch of {size} cannot be cut into {parts} micro-batches. Give --micro-batches {size} or less."
+        )
     device = next(_tensors(batch)).device
     rows = [_rows(size, part, parts, device) for part in range(parts)]
     return [_mapped(batch, lambda tensor, own=own: tensor[own]) for own in rows]

@@ -173,7 +173,7 @@ class _Loop:
                 raise
             raise ResourceError(
                 f"Memory of {run.processes.device} ran out with {len_of(batch)} examples in {run.accumulate} "
-                f"part(s). Set accumulate to {2 * run.accumulate}: the result stays the same."
+                f"micro-batch(es). Give --micro-batches {2 * run.accumulate}: an update stays that of the whole batch."
             ) from error
         if run.average:
             run.average.update(step)

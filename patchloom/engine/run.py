@@ -44,6 +44,8 @@ class Batches(Protocol):
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Any]:
         """The batches of `epoch` from `start_step` on."""
 
+    # Those that a recipe makes also have sample(n), a batch of n examples, and shared_bytes, which measuring reads.
+
 
 class Average(Protocol):
     """An average of the weights: evaluated beside the model, and kept where it is better."""

@@ -1,8 +1,7 @@
 """From a plan to the objects of a run: network, teacher, loaders, optimiser, and the parts a batch must be cut into."""
 
-import time as clock
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,34 +18,41 @@ from patchloom.build import (
     tells_classes,
 )
 from patchloom.checkpoint import Folder, Preprocessing, refuse_bad
-from patchloom.data.device import DeviceLoader, make_loader
+from patchloom.data.device import BeforeCrop, DeviceLoader, Store, make_loader
 from patchloom.data.loader import Loader, cores
 from patchloom.data.sets import ImageSet
 from patchloom.data.views import ViewLoader, make_view_loader
-from patchloom.engine.batches import split
-from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.ema import Ema
 from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
 from patchloom.engine.run import Objective, Run
-from patchloom.errors import CheckpointError, DataError, ResourceError, UsageError
+from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.inspection.epoch_pictures import EpochPictures
 from patchloom.models.network import Network
 from patchloom.recipes.schema import Recipe
 from patchloom.training.clusters import clustered
 from patchloom.training.evaluators import ClassEvaluator, NeighbourEvaluator
+from patchloom.training.memory import cut_in_words, micro_batches
 from patchloom.training.plan import Plan, TrainingSettings
 
 # torch.compile takes about a minute; it pays where the run is longer.
 COMPILE_FROM_STEPS = 1500
+COMPILE_FROM_S = 600.0  # of a planned time
 # A run is evaluated about this often, and at the end.
 EVALUATIONS = 16
-MEASURED_STEPS = 5
 EPOCH_PICTURES = 4
 
 
-def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tuple[Run, Network, str]:
-    """The objects of the run; the batch is cut into as many parts as the device's memory asks for."""
+Stores = dict[BeforeCrop, Store]
+
+
+def make_run(
+    plan: Plan, processes: Processes, say: Callable[[str], None], stores: Stores | None = None
+) -> tuple[Run, Network, str]:
+    """The objects of the run; the batch is cut into as many micro-batches as the device's memory asks for.
+
+    Images decoded for an earlier run on the same data are taken from `stores`.
+    """
     recipe, settings = plan.recipe, plan.settings
     torch.manual_seed(recipe.seed)
     if processes.device.type == "cuda":
@@ -73,11 +79,12 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
     images = plan.splits.train
     if recipe.objective.method == "clusterfit":
         images = clustered(plan, processes, workers)
-    loader, note = _make_loader(plan, images, processes, workers)
+    loader, note = _make_loader(plan, images, processes, workers, stores)
     schedule = Schedule(recipe.optim, recipe.schedule, loader.steps_per_epoch)
     compiles = settings.compiled
     if compiles is None:
-        compiles = processes.device.type == "cuda" and schedule.total_steps >= COMPILE_FROM_STEPS
+        long = schedule.total_steps >= COMPILE_FROM_STEPS and (plan.time_s or COMPILE_FROM_S) >= COMPILE_FROM_S
+        compiles = processes.device.type == "cuda" and long
     if compiles and teacher:
         teacher.compile()
     objective = make_objective(
@@ -109,9 +116,13 @@ def make_run(plan: Plan, processes: Processes, say: Callable[[str], None]) -> tu
         patience=settings.patience,
         after_epoch=_AfterEpoch(_epoch_pictures(plan, network, processes), objective, say),
     )
-    run.accumulate = parts_that_fit(run)
+    run.accumulate = micro_batches(run, settings.micro_batches)
     if run.accumulate > 1:
-        say(f"           batch {recipe.optim.batch_size} does not fit at once: {run.accumulate} parts, the same result")
+        cut = f"using {run.accumulate} micro-batches, {cut_in_words(run, recipe.objective.method)}"
+        why = "" if settings.micro_batches else " does not fit in memory;"
+        say(f"           batch {recipe.optim.batch_size}{why or ':'} {cut}")
+        if evaluator:
+            evaluator.batch_size = -(-recipe.optim.batch_size // run.accumulate)
     if compiles:
         _compile(run, network, recipe.views.local_size if recipe.views.local else None)
     return run, network, note + (", compiled" if compiles else "")
@@ -149,7 +160,7 @@ def release(run: Run) -> None:
 
 
 def _make_loader(
-    plan: Plan, images: ImageSet, processes: Processes, workers: int
+    plan: Plan, images: ImageSet, processes: Processes, workers: int, stores: Stores | None
 ) -> tuple[Loader | DeviceLoader | ViewLoader, str]:
     """Batches of images, or of views of them where the recipe compares views; and how they are made."""
     recipe, settings = plan.recipe, plan.settings
@@ -162,6 +173,7 @@ def _make_loader(
         "world": processes.world,
         "skip_broken": not settings.strict,
         "timeout_s": settings.worker_timeout,
+        "stores": stores,
     }
     if compares_views(recipe):
         return make_view_loader(images, make_views(recipe), **shared)
@@ -219,75 +231,6 @@ def _spread(pictures: ImageSet, count: int) -> list[Image.Image]:
         with suppress(DataError):
             found.append(pictures.read(place * len(pictures) // count))
     return found
-
-
-def parts_that_fit(run: Run) -> int:
-    """Into how many micro-batches the batch must be cut for the device's memory; weights and random numbers stay."""
-    if run.processes.device.type != "cuda":
-        return 1
-    parts, largest = 1, max(1, run.schedule.optim.batch_size // run.processes.world)
-    while parts <= largest:
-        try:
-            _trial_step(run, parts)
-            return int(max(run.processes.gather(parts)))
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            parts *= 2
-    raise ResourceError(
-        f"not even one image fits into the memory of {run.processes.device}; use a smaller model or size"
-    )
-
-
-def _trial_step(run: Run, parts: int) -> None:
-    """Forward and backward of one micro-batch of the uncompiled network, then everything as it was."""
-    network, objective = unwrap(run.model), run.objective
-    modules = [network, *([objective] if isinstance(objective, nn.Module) else [])]
-    buffers = [buffer for module in modules for buffer in module.buffers()]
-    kept = [buffer.clone() for buffer in buffers]
-    with closing(run.loader.epoch(0)) as batches:  # type: ignore[type-var]
-        batch = next(batches)
-    # The optimiser will keep two numbers a weight from its first step on.
-    reserved = [torch.empty_like(p) for p in network.parameters() if p.requires_grad for _ in range(2)]
-    small = split(batch, parts)[0].to(run.processes.device)
-    with run.processes.randomness_kept():
-        try:
-            network.train()
-            with run.processes.autocast():
-                run.objective(network, small, epoch=0, step=0)["loss"].backward()
-        finally:
-            reserved.clear()
-            for module in modules:
-                module.zero_grad(set_to_none=True)
-            if forget := getattr(objective, "forget", None):
-                forget()
-            for buffer, before in zip(buffers, kept, strict=True):
-                buffer.copy_(before)
-
-
-def measured(run: Run, unit: str = "images") -> str:
-    """Time and memory of the run, from a few steps on a copy of the weights that is thrown away."""
-    device = run.processes.device
-    batches = iter(run.loader.epoch(0))
-    network = unwrap(run.model).train()
-    uncompiled = "" if network is run.model else " uncompiled steps"
-    seconds = []
-    for _ in range(min(MEASURED_STEPS, run.loader.steps_per_epoch)):
-        before = clock.perf_counter()
-        batch = next(batches).to(device)
-        with run.processes.autocast():
-            run.objective(network, batch, epoch=0, step=0)["loss"].backward()
-        run.optimizer.step()
-        run.optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(clock.perf_counter() - before)
-    step = sorted(seconds)[len(seconds) // 2]
-    speed = run.schedule.optim.batch_size / step
-    memory = f", {torch.cuda.max_memory_allocated(device) / 2**20:,.0f} MiB" if device.type == "cuda" else ""
-    return (
-        f"time       about {duration(step * run.schedule.total_steps)} for {run.schedule.total_steps:,} steps "
-        f"(measured on {len(seconds)}{uncompiled}: {speed:,.0f} {unit}/s{memory})"
-    )
 
 
 def worker_count(settings: TrainingSettings) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from patchloom.build import make_evaluation_loader
+from patchloom.data.sets import ImageSet
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings, embed
@@ -26,7 +27,8 @@ class Evaluator(ABC):
 
     def __init__(self, plan: Plan, processes: Processes, workers: int) -> None:
         self._plan, self._processes, self._workers = plan, processes, workers
-        self._size = plan.recipe.test.image_size or plan.recipe.model.image_size
+        self.image_size = plan.recipe.test.image_size or plan.recipe.model.image_size
+        self.batch_size = plan.recipe.optim.batch_size  # less where that does not fit in memory
         self._loaders: dict[str, Any] = {}
 
     @property
@@ -42,18 +44,23 @@ class Evaluator(ABC):
         """(name, value) pairs, as the engine wants them."""
         return self.report(model)
 
-    def _network(self, model: nn.Module) -> Network:
+    def images(self) -> list[ImageSet]:
+        """What the network sees in one evaluation."""
+        return [self._plan.splits.val]
+
+    def network(self, model: nn.Module) -> Network:
+        """The network as it is evaluated."""
         network: Any = unwrap(model)
-        return network.for_images_of(self._size) if isinstance(network, Network) else network
+        return network.for_images_of(self.image_size) if isinstance(network, Network) else network
 
     def _batches(self, split: Literal["train", "val"]) -> Any:
         plan = self._plan
         if split not in self._loaders:
             self._loaders[split] = make_evaluation_loader(
                 getattr(plan.splits, split),
-                self._size,
+                self.image_size,
                 plan.recipe.test.crop_ratio,
-                batch_size=plan.recipe.optim.batch_size,
+                batch_size=self.batch_size,
                 device=self._processes.device,
                 workers=self._workers,
                 timeout_s=plan.settings.worker_timeout,
@@ -69,7 +76,7 @@ class ClassEvaluator(Evaluator):
 
     def report(self, model: nn.Module) -> ClassificationReport:
         """Its decisions."""
-        network = self._network(model)
+        network = self.network(model)
         return evaluate(
             network,
             self._batches("val"),
@@ -87,9 +94,13 @@ class NeighbourEvaluator(Evaluator):
         self._k = min(*NEIGHBOURS, int((plan.splits.train.labels >= 0).sum()))
         self.metric = f"knn{self._k}_top1"
 
+    def images(self) -> list[ImageSet]:
+        """Both splits."""
+        return [self._plan.splits.train, self._plan.splits.val]
+
     def report(self, model: nn.Module) -> NeighbourReport:
         """Its neighbours."""
-        network = self._network(model)
+        network = self.network(model)
         train, val = self._embedded(network, "train"), self._embedded(network, "val")
         return knn(train, val, classes=len(self._plan.splits.classes), k=[self._k])
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from patchloom.build import Choice, base_recipe, is_run, make_network, reads_labels, resolve_recipe
+from patchloom.build import Choice, base_recipe, facts_of, is_run, make_network, reads_labels, resolve_recipe
 from patchloom.checkpoint import epochs_begun, read_recipe
 from patchloom.data.archive import archive_stem
 from patchloom.data.archives import is_archive
@@ -31,8 +31,9 @@ from patchloom.errors import DataError, UsageError, at_least
 from patchloom.inspection.cost import Cost, cost, human
 from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
+from patchloom.recipes.fit import advice, misfits
 from patchloom.recipes.parts import GrafitPart
-from patchloom.recipes.schema import Recipe, difference
+from patchloom.recipes.schema import Recipe, difference, flatten, override
 from patchloom.training.data_record import (
     LEFT_OUT,
     began_with,
@@ -60,7 +61,10 @@ class TrainingSettings:
     epochs: int | None = None
     size: int | None = None
     batch: int | None = None
-    time: str | None = None
+    micro_batches: int | None = None  # None: as many as the memory asks for
+    fit: bool = False  # a named recipe is fitted to the data and the machine
+    time: str | None = None  # into which the whole schedule is planned
+    stop_after: str | None = None  # when to stop and save
     patience: int | None = None
     pictures: int | None = None  # epochs between pictures of the network; None draws none
     changes: dict[str, Any] = field(default_factory=dict)
@@ -113,6 +117,8 @@ class Plan:
     left_out: Sequence[Unreadable]
     start: Start | None = None  # the run whose weights it starts from
     why_folder: str = ""  # where it is not runs/NAME
+    advice: tuple[str, ...] = ()  # what of a named recipe does not suit the data
+    time_s: float | None = None  # into which the run is to be planned; None: its epochs are known
 
     def lines(self, *, dry_run: bool = False) -> list[str]:
         """The plan for a person, with the reason of each automatic choice."""
@@ -131,6 +137,7 @@ class Plan:
             *([f"init       {self.start.told(r, s.classes.names)}"] if self.start else []),
             f"recipe     {r.name}: {r.schedule.epochs} epochs, {r.optim.name} at {r.optim.peak_lr:.2g}, "
             f"batch {r.optim.batch_size}",
+            *(f"           note: {line}" for line in self.advice),
         ]
         lines += [f"           {c.key} = {c.value}   ({c.why})" for c in self.choices]
         return [*lines, f"folder     {self.folder}{f'   ({self.why_folder})' if self.why_folder else ''}"]
@@ -169,16 +176,24 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
         source = replace(source, notes=(*source.notes, *leaks))
     copies = seen.copies() if seen and source.val is None else ()
     splits = make_splits(source, copies=copies, **chosen)
-    recipe, choices, network, start = _resolve(splits, settings, device)
     record = began_with(record_of(splits, seen), settings.data, settings.init)
     folder, why = Path(settings.out or ""), ""
     if not settings.out:
         folder, why = default_folder(folder_name(settings.data), settings.init, record.is_of)
     refuse_other_data(folder, record)
+    begun = read_recipe(folder) if folder.is_dir() else None
+    time_s = seconds_of(settings.time)
+    epochs = None
+    if time_s and begun:
+        told = f"as the run in {folder} began; --epochs goes on for longer"
+        epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, f"auto: {told}"), None
+    recipe, choices, network, start = _resolve(splits, settings, device, epochs)
+    if begun:
+        recipe, choices = _as_begun(begun, recipe, choices)
     same_run(folder, recipe)
     refuse_other_start(folder, record)
     notes = (*splits.notes, *network.notes, *_too_few(splits), *changes_since(folder, record))
-    return Plan(
+    plan = Plan(
         replace(splits, notes=notes),
         recipe,
         choices,
@@ -189,7 +204,9 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
         seen.unreadable if seen else (),
         start,
         why,
+        time_s=time_s,
     )
+    return replace(plan, advice=() if begun else _advice(plan, device))
 
 
 def _too_few(splits: Splits) -> list[str]:
@@ -203,11 +220,49 @@ def _too_few(splits: Splits) -> list[str]:
     ]
 
 
+def planned_for(plan: Plan, epochs: Choice, device: str) -> Plan:
+    """The same run with so many epochs, and with what follows from them."""
+    recipe, choices, _, _ = _resolve(plan.splits, plan.settings, device, epochs)
+    planned = replace(plan, recipe=recipe, choices=choices)
+    return replace(planned, advice=_advice(planned, device))
+
+
+def _advice(plan: Plan, device: str) -> tuple[str, ...]:
+    """What of a named recipe does not suit the data, where it was not fitted to them."""
+    settings = plan.settings
+    if settings.fit or base_recipe(settings.recipe, settings.model) is None:
+        return ()
+    found = misfits(plan.recipe, facts_of(plan.splits, device, settings.init is not None))
+    return (advice(plan.recipe, found),) if found else ()
+
+
+def _as_begun(begun: Recipe, recipe: Recipe, choices: list[Choice]) -> tuple[Recipe, list[Choice]]:
+    """A run that goes on keeps what was chosen for it when it began, though more epochs might suit another choice."""
+    before = flatten(begun)
+    kept = {
+        c.key: before[c.key]
+        for c in choices
+        if c.why.startswith("auto: ") and c.key in before and before[c.key] != c.value
+    }
+    if recipe.schedule.warmup_epochs != begun.schedule.warmup_epochs and "schedule.warmup_steps" in kept:
+        kept["schedule.warmup_epochs"] = begun.schedule.warmup_epochs
+    if recipe.schedule.warmup_steps != begun.schedule.warmup_steps and "schedule.warmup_epochs" in kept:
+        kept["schedule.warmup_steps"] = begun.schedule.warmup_steps
+    if not kept:
+        return recipe, choices
+    why = "auto: as this run began"
+    others = [replace(c, value=kept[c.key], why=why) if c.key in kept else c for c in choices]
+    return override(recipe, kept), others
+
+
 def _resolve(
-    splits: Splits, settings: TrainingSettings, device: str
+    splits: Splits, settings: TrainingSettings, device: str, epochs: Choice | None = None
 ) -> tuple[Recipe, list[Choice], Network, Start | None]:
-    """The recipe for these data, the choices made for it, its network without weights, and the run it starts from."""
-    changes = settings.recipe_changes()
+    """The recipe for these data, the choices made for it, its network without weights, and the run it starts from.
+
+    `epochs` are those that a planned time leads to, as if they had been given.
+    """
+    changes = settings.recipe_changes() | ({epochs.key: epochs.value} if epochs else {})
     start = find_start(settings.init, settings.recipe, changes.get("model.name", settings.model))
     taken = start.fields(settings.recipe) if start else {}
     recipe, choices = resolve_recipe(
@@ -217,9 +272,12 @@ def _resolve(
         changes=taken | changes,
         device=device,
         pretrained=settings.init is not None,
+        fit=settings.fit,
     )
     if start:
         choices = start.named(choices, [*changes, *(["model.name"] if settings.model else [])])
+    if epochs:
+        choices = [epochs if choice.key == epochs.key else choice for choice in choices]
     part = recipe.objective
     if part.distillation != "none" and not part.teacher:
         raise UsageError(f"recipe {recipe.name} distils ({part.distillation}) but names no teacher; give --teacher")
@@ -276,10 +334,20 @@ def _check_clusters(part: GrafitPart, images: int) -> None:
 
 def check_numbers(settings: TrainingSettings) -> None:
     """Refuse counts that are too small."""
-    given = (("workers", settings.workers, 0), ("patience", settings.patience, 1), ("pictures", settings.pictures, 1))
+    given = (
+        ("workers", settings.workers, 0),
+        ("patience", settings.patience, 1),
+        ("pictures", settings.pictures, 1),
+        ("micro-batches", settings.micro_batches, 1),
+    )
     for name, value, least in given:
         if value is not None:
             at_least(f"--{name}", value, least)
+    seconds_of(settings.stop_after, "--stop-after")
+    if seconds_of(settings.time) and "schedule.epochs" in settings.recipe_changes():
+        raise UsageError("--time plans the epochs, and --epochs gives them; give one of the two (or --stop-after)")
+    if settings.fit and settings.recipe == "auto":
+        raise UsageError("--fit fits a named recipe to the data, and auto always is fitted; leave it out")
     if not settings.worker_timeout > 0:
         raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
 
@@ -316,12 +384,15 @@ def folder_name(data: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
 
 
-def seconds_of(text: str | None) -> float | None:
+def seconds_of(text: str | None, option: str = "--time") -> float | None:
     """'90s', '30m', '2h' or '2h30m' in seconds."""
     if text is None:
         return None
     match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip())
     if not text.strip() or match is None or not any(match.groups()):
-        raise UsageError(f"--time takes hours, minutes or seconds, such as 2h, 30m or 90s; given {text!r}")
+        raise UsageError(f"{option} takes hours, minutes or seconds, such as 2h, 30m or 90s; given {text!r}")
     hours, minutes, seconds = (float(group or 0) for group in match.groups())
-    return hours * 3600 + minutes * 60 + seconds
+    total = hours * 3600 + minutes * 60 + seconds
+    if not total:
+        raise UsageError(f"{option} is {text!r}, expected more than no time")
+    return total

@@ -28,10 +28,12 @@ from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, DataError, NumericalError, UsageError, nearest
 from patchloom.models.network import Network
 from patchloom.printable import printable
-from patchloom.training.assemble import make_run, measured, preprocessing_of, release
+from patchloom.training.assemble import EVALUATIONS, Stores, make_run, preprocessing_of, release
 from patchloom.training.data_record import LEFT_OUT, write_left_out, write_record
+from patchloom.training.measuring import measure, told
 from patchloom.training.plan import Plan, TrainingSettings, learns_to_translate, make_plan, seconds_of
 from patchloom.training.report import final_report, keep_and_report
+from patchloom.training.timing import LATEST, planned_into_time, takes_days
 
 FILES_SHOWN = 4
 
@@ -76,29 +78,45 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kind_of(device)  # a device that is not here is said before the data are looked through
-    time_limit_s = seconds_of(settings.time)
+    started = clock.perf_counter()
     if learns_to_translate(settings):
         from patchloom.training.translation import train_translation  # which builds on this module
 
-        return train_translation(settings, device, time_limit_s, dry_run=dry_run, say=say)
+        return train_translation(settings, device, dry_run=dry_run, say=say)
     plan = make_plan(settings, device)
     processes = Processes(plan.recipe.precision, device=device)
     say = heard_or_not(say) if processes.is_main else silent
-    for line in plan.lines(dry_run=dry_run):
-        say(line)
     with ExitStack() as stack:
         stack.callback(processes.close)
         _same_on_all(plan, processes)
+        stores: Stores = {}
+        if plan.time_s:
+            say(f"time       measuring a few steps, to plan the whole run into {settings.time}")
+            plan = planned_into_time(plan, processes, stores, started)
+        for line in plan.lines(dry_run=dry_run):
+            say(line)
         lock = stack.enter_context(locked(plan.folder)) if not dry_run and processes.is_main else None
-        run, network, note = make_run(plan, processes, say)
+        run, network, note = make_run(plan, processes, say, stores)
         stack.callback(release, run)
         stack.callback(run.loader.close)  # type: ignore[attr-defined]
         say(f"machine    {machine_of(processes)}; {note}")
         if dry_run:
-            say(measured(run))
+            say(told(run, measure(run), EVALUATIONS))
             say("Nothing was trained.   Next: the same command without --dry-run")
             return Trained(plan.folder, None, {}, len(plan.left_out))
-        return _train_and_report(plan, run, network, lock, time_limit_s, say)
+        if slow := takes_days(plan, run):
+            say(f"           note: {slow}")
+        return _train_and_report(plan, run, network, lock, _time_limit_s(settings, started), say)
+
+
+def _time_limit_s(settings: TrainingSettings, started: float) -> float | None:
+    """Seconds after which the loop evaluates and saves: as asked for, and where a planned time was much too short."""
+    limits = []
+    if stop_s := seconds_of(settings.stop_after, "--stop-after"):
+        limits.append(stop_s)
+    if time_s := seconds_of(settings.time):
+        limits.append(max(1.0, time_s * LATEST - (clock.perf_counter() - started)))
+    return min(limits, default=None)
 
 
 def _same_on_all(plan: Plan, processes: Processes) -> None:

@@ -53,7 +53,7 @@ from patchloom.inspection.report import installed_versions
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom.objectives.translation import Translation
 from patchloom.recipes.schema import Recipe, override
-from patchloom.training.assemble import EVALUATIONS, measured, parts_that_fit, release
+from patchloom.training.assemble import EVALUATIONS, release
 from patchloom.training.data_record import (
     LEFT_OUT,
     began_with,
@@ -65,7 +65,9 @@ from patchloom.training.data_record import (
     write_left_out,
     write_record,
 )
-from patchloom.training.plan import TrainingSettings, check_numbers, folder_name, same_run
+from patchloom.training.measuring import measure, told
+from patchloom.training.memory import micro_batches
+from patchloom.training.plan import TrainingSettings, check_numbers, folder_name, same_run, seconds_of
 from patchloom.training.run import (
     Trained,
     already_ended,
@@ -81,7 +83,7 @@ from patchloom.training.run import (
 # Sentences of val that are translated, greedily, at every evaluation; a second or so.
 GREEDY_SENTENCES = 200
 # Settings that are about images.
-_OF_IMAGES = ("teacher", "size", "pictures", "workers", "worker_timeout", "shard", "level", "labels", "taxonomy")
+_OF_IMAGES = ("teacher", "size", "pictures", "workers", "worker_timeout", "shard", "level", "labels", "taxonomy", "fit")
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,6 @@ class Corpus:
 def train_translation(
     settings: TrainingSettings,
     device: str,
-    time_limit_s: float | None,
     *,
     dry_run: bool,
     say: Callable[[str], None],
@@ -146,10 +147,10 @@ def train_translation(
         compiled = ", compiled" if unwrap(run.model) is not run.model else ""
         say(f"machine    {machine_of(processes)}{compiled}")
         if dry_run:
-            say(measured(run, "tokens"))
+            say(told(run, measure(run), EVALUATIONS, "tokens"))
             say("Nothing was trained.   Next: the same command without --dry-run")
             return Trained(plan.folder, None, {}, len(corpus.left_out))
-        return _train_and_report(plan, corpus, run, lock, time_limit_s, say)
+        return _train_and_report(plan, corpus, run, lock, seconds_of(settings.stop_after, "--stop-after"), say)
 
 
 # What will be run -----------------------------------------------------------------------------------------------------
@@ -162,6 +163,10 @@ def make_text_plan(settings: TrainingSettings) -> TextPlan:
     for name in _OF_IMAGES:
         if getattr(settings, name) != defaults[name]:
             raise UsageError(f"--{name.replace('_', '-')} is about images; leave it out where text is translated")
+    if settings.time:
+        raise UsageError(
+            "--time plans the training of images; where text is translated give --epochs, or stop with --stop-after"
+        )
     if settings.init and not is_run(settings.init):
         raise UsageError(f"--init {settings.init}: no such run")
     base = base_recipe(settings.recipe, settings.model)
@@ -257,7 +262,8 @@ def _corpus_lines(plan: TextPlan, corpus: Corpus, run: Run, *, dry_run: bool) ->
     note = f" ({corpus.vocabulary.note})" if corpus.vocabulary.note else ""
     yield f"model      {plan.recipe.model.name}: {human(count)} parameters, {len(corpus.vocabulary):,} subwords{note}"
     if run.accumulate > 1:
-        yield f"           the batch does not fit at once: {run.accumulate} parts, the same result"
+        why = "" if plan.settings.micro_batches else " does not fit in memory;"
+        yield f"           the batch{why or ':'} using {run.accumulate} micro-batches, same result"
 
 
 # The objects of the run -----------------------------------------------------------------------------------------------
@@ -329,7 +335,7 @@ def make_translation_run(plan: TextPlan, corpus: Corpus, processes: Processes) -
         patience=settings.patience,
         unit="pairs",
     )
-    run.accumulate = parts_that_fit(run)
+    run.accumulate = micro_batches(run, settings.micro_batches)
     return run
 
 

@@ -64,7 +64,8 @@ def test_micro_batches_keep_mirrored_pairs_together() -> None:
 
 
 def test_more_micro_batches_than_examples_is_an_error() -> None:
-    with pytest.raises(UsageError, match="A batch of 8 cannot be cut into 9 parts"):
+    told = r"A batch of 8 cannot be cut into 9 micro-batches\. Give --micro-batches 8 or less\."
+    with pytest.raises(UsageError, match=told):
         train(make_run(accumulate=9))
 
 
@@ -108,7 +109,7 @@ def test_out_of_memory_says_what_to_change() -> None:
     def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(ResourceError, match=r"ran out with 8 examples in 2 part.*Set accumulate to 4"):
+    with pytest.raises(ResourceError, match=r"ran out with 8 examples in 2 micro-batch.*Give --micro-batches 4:"):
         train(make_run(objective=objective, accumulate=2))
 
 

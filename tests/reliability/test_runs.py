@@ -267,7 +267,7 @@ def test_memory_that_runs_out_on_a_cpu_names_the_batch(data: Path, tmp_path: Pat
     monkeypatch.setattr(loop._Loop, "_add_gradients", full)
     done = command(("train", data, "--out", tmp_path / "run", *OPTIONS), monkeypatch, capsys)
     assert done.code == 6
-    assert "ran out with 4 examples in 1 part(s). Set accumulate to 2" in done.errors
+    assert "ran out with 4 examples in 1 micro-batch(es). Give --micro-batches 2" in done.errors
 
 
 # The disk -----------------------------------------------------------------------------------------------------------

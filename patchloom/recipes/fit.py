@@ -1,0 +1,279 @@
+"""A named recipe on other data than it was made for: what does not suit them, and the recipe fitted to them.
+
+Published recipes are for a million images and a machine of many GPUs. `misfits` says where that shows; `fitted` keeps
+the method and moves its numbers by the rules of `auto` and of patchloom's recipes for small images: batch, learning
+rate, image size, epochs, warm-up, and without a GPU the network. What the user gives stays, and the rest follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from patchloom.recipes.auto import (
+    FINE_TUNE,
+    SCRATCH,
+    SMALL_PIXELS,
+    Budget,
+    Reason,
+    fitted_batch,
+    fitted_size,
+    fitted_warmup,
+    fitted_width,
+    read_given,
+    strength_for,
+)
+from patchloom.recipes.schema import Recipe, flatten, override
+
+FEW_UPDATES = 1_000
+LARGEST_BATCH_SHARE = 0.25  # of the training images
+FAR_SMALLER = 0.5  # images of less than this share of the recipe's size
+A_DAY_S = 86_400
+# Training images of the set a recipe is for, by its name; those to fine-tune with are for sets of many sizes.
+MADE_FOR = (
+    ("*transfer*", None),
+    ("*finetune*", None),
+    ("*small_images", 50_000),
+    ("*21k*", 14_197_122),
+    ("*jft*", 300_000_000),
+    ("*", 1_281_167),
+)
+# Without a GPU: the smallest network of a family.
+SMALLEST = {
+    "resmlp": "resmlp_s12",
+    "mixer": "mixer_s16",
+    "smlpnet": "smlpnet_t",
+    "deit": "deit_ti",
+    "deit3": "deit3_t",
+    "cait": "cait_xxs24",
+    "patchconvnet": "patchconvnet_s20",
+    "timm:resnet50": "timm:resnet18",
+}
+# Views cost as many images; without a GPU two of full size and two small ones must do.
+VIEWS_ON_CPU, LOCAL_ON_CPU = 2, 2
+# Updates up to which the slow copy of the network (DINO's teacher, Grafit's target) must follow faster.
+FOLLOWING = ((3_000, 0.97), (20_000, 0.99))
+FEW_IMAGES = 100_000
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of data and machine before a run."""
+
+    images: int
+    image_size_median: int
+    device: Literal["cpu", "cuda"] = "cpu"
+    pretrained: bool = False
+
+
+def misfits(recipe: Recipe, facts: Facts) -> list[str]:
+    """What of a recipe does not suit the data, with the numbers; nothing where it does."""
+    batch, epochs, images = recipe.optim.batch_size, recipe.schedule.epochs, facts.images
+    updates = images // batch * epochs
+    found = []
+    if updates < FEW_UPDATES or batch > LARGEST_BATCH_SHARE * images:
+        found.append(f"its batch of {batch:,} makes {updates:,} updates of your {images:,}")
+    size = recipe.model.image_size
+    if facts.image_size_median < FAR_SMALLER * size and not facts.pretrained:
+        found.append(f"it shows images at {size} px and yours are about {facts.image_size_median}")
+    return found
+
+
+def advice(recipe: Recipe, reasons: list[str]) -> str:
+    """One line for a person: what does not suit, and what to do."""
+    images = next((images for pattern, images in MADE_FOR if fnmatchcase(recipe.name, pattern)), None)
+    made = f" was made for {_short(images)} images" if images else ""
+    return f"recipe {recipe.name}{made}: {', and '.join(reasons)}. Fit it: --fit"
+
+
+def smaller_network(recipe: Recipe, facts: Facts) -> list[Reason]:
+    """The network that takes the place of one that is too slow for the machine; nothing where it may stay."""
+    name = recipe.model.name
+    if facts.device == "cuda" or facts.pretrained or name.endswith("_distilled"):
+        return []
+    smaller = SMALLEST.get(name if name in SMALLEST else name.partition("_")[0], name)
+    reasons = [Reason("model.name", smaller, "the smallest of its family without a GPU")] if smaller != name else []
+    if smaller == SMALLEST["resmlp"]:
+        largest = SCRATCH[facts.device].largest_size
+        reasons += fitted_width(min(recipe.model.image_size, facts.image_size_median, largest), facts.device)
+    return reasons
+
+
+def fitted(recipe: Recipe, facts: Facts, given: Mapping[str, Any]) -> tuple[Recipe, list[Reason]]:
+    """The recipe for these data and this machine, and why each field that moved did."""
+    known = read_given(given)
+    budget = (FINE_TUNE if facts.pretrained else SCRATCH)[facts.device]
+    reasons = _size(recipe, facts, budget, known)
+    reasons += _views(recipe, facts, reasons)
+    reasons += _run(recipe, facts, budget, known, _view_images(override(recipe, _values(reasons))))
+    reasons += _method(recipe, facts, {**_values(reasons), **known})
+    warmups = {"schedule.warmup_epochs", "schedule.warmup_steps"}
+    left = given.keys() | (warmups if warmups & given.keys() else set())
+    before = flatten(recipe)
+    moved = [r for r in reasons if r.field not in left and before.get(r.field) != r.value]
+    return override(recipe, _values(moved)), moved
+
+
+def _values(reasons: list[Reason]) -> dict[str, Any]:
+    return {reason.field: reason.value for reason in reasons}
+
+
+def _size(recipe: Recipe, facts: Facts, budget: Budget, known: Mapping[str, Any]) -> list[Reason]:
+    """Images no larger than they are, and than the machine is asked for."""
+    size, median = recipe.model.image_size, facts.image_size_median
+    side = known.get("model.image_size", min(size, median, budget.largest_size))
+    if facts.pretrained or side >= size:
+        return []
+    limit = f", at most {budget.largest_size} on {facts.device}" if side < min(size, median) else ""
+    # Options that the recipe has set for its network stay.
+    sized = fitted_size(recipe.model.name, side, f"images are about {median} pixels{limit}", known)
+    return [r for r in sized if r.field.removeprefix("model.options.") not in recipe.model.options]
+
+
+def _views(recipe: Recipe, facts: Facts, reasons: list[Reason]) -> list[Reason]:
+    part, size = recipe.views, recipe.model.image_size
+    chosen = _values(reasons).get("model.image_size", size)
+    found = []
+    if part.local and chosen != size:
+        patch = _values(reasons).get("model.options.patch_size", 16)
+        local = max(patch, round(part.local_size * chosen / size / patch) * patch)
+        found.append(Reason("views.local_size", local, f"the same share of {chosen} pixels"))
+    if facts.device == "cpu" and part.number > VIEWS_ON_CPU:
+        found.append(Reason("views.number", VIEWS_ON_CPU, f"{part.number} cost as many images without a GPU"))
+    if facts.device == "cpu" and part.local > LOCAL_ON_CPU:
+        found.append(Reason("views.local", LOCAL_ON_CPU, f"{part.local} cost too much without a GPU"))
+    return found
+
+
+def _view_images(recipe: Recipe) -> float:
+    """Images of full size that all views of one amount to."""
+    views = recipe.views
+    return views.number + views.local * (views.local_size / recipe.model.image_size) ** 2
+
+
+def _run(recipe: Recipe, facts: Facts, budget: Budget, known: Mapping[str, Any], views: float) -> list[Reason]:
+    optim, images = recipe.optim, facts.images
+    batch = known.get("optim.batch_size") or min(optim.batch_size, fitted_batch(images, budget.largest_batch))
+    affordable = max(budget.epochs[0], round(budget.pictures / images / views))
+    epochs = known.get("schedule.epochs") or min(recipe.schedule.epochs, affordable)
+    updates = max(1, images // batch) * epochs
+    why = f"{images // batch:,} updates an epoch instead of {images // optim.batch_size:,}"
+    reasons = [Reason("optim.batch_size", batch, why)]
+    if batch != optim.batch_size:
+        # Steps of SGD add up; those of Adam and LAMB have a length of their own, whose noise falls with the root.
+        power = 1.0 if optim.name == "sgd" else 0.5
+        rate = (batch / optim.batch_size) ** power
+        why = f"{optim.peak_lr:.2g} at {optim.batch_size:,}, times {'batch' if power == 1 else 'root of batch'}"
+        lr = float(f"{optim.peak_lr * rate:.2g}")
+        reasons += [
+            Reason("optim.lr", lr, why),
+            Reason("optim.lr_reference_batch", None, "the rate is that of this batch"),
+            Reason("schedule.min_lr", min(lr, recipe.schedule.min_lr * rate), "as far below the peak as before"),
+        ]
+    why = f"{updates:,} updates; about {_short(epochs * images)} images seen"
+    reasons.append(Reason("schedule.epochs", epochs, why))
+    if recipe.schedule.warmup_epochs:
+        warmup = fitted_warmup(images, batch, epochs)
+        if warmup.field == "schedule.warmup_steps":
+            reasons.append(Reason("schedule.warmup_epochs", 0, "it is counted in steps"))
+        if warmup.field == "schedule.warmup_steps" or warmup.value < recipe.schedule.warmup_epochs:
+            reasons.append(warmup)
+    if recipe.schedule.step_epochs and epochs != recipe.schedule.epochs:
+        reasons.append(scaled_steps(recipe, epochs))
+    return reasons
+
+
+def scaled_steps(recipe: Recipe, epochs: int) -> Reason:
+    """The epochs at which the rate drops, at the same shares of a run of so many."""
+    share = epochs / recipe.schedule.epochs
+    steps = tuple(sorted({max(1, round(epoch * share)) for epoch in recipe.schedule.step_epochs}))
+    return Reason("schedule.step_epochs", steps, f"at the same shares of {epochs} epochs")
+
+
+def _method(recipe: Recipe, facts: Facts, chosen: Mapping[str, Any]) -> list[Reason]:
+    """What augmentation and objective must follow."""
+    epochs, batch = chosen["schedule.epochs"], chosen["optim.batch_size"]
+    size = chosen.get("model.image_size", recipe.model.image_size)
+    augment, method = recipe.augment, recipe.objective.method
+    compares = recipe.views.number > 1 or recipe.views.local > 0
+    reasons = []
+    if augment.repeats > 1:
+        why = f"with {augment.repeats} copies an epoch shows a part of the images"
+        reasons.append(Reason("augment.repeats", 1, why))
+    strength = strength_for(epochs)
+    reasons += [
+        Reason(f"augment.{name}", most, f"{strength.name}, for {epochs} epochs")
+        for name, most in (("mixup", strength.mixup), ("cutmix", strength.cutmix))
+        if getattr(augment, name) > most
+    ]
+    if size < SMALL_PIXELS:
+        reasons += _small_images(recipe, size, compares)
+    if recipe.model.drop_path and (facts.device == "cpu" or epochs < recipe.schedule.epochs / 2):
+        reasons.append(Reason("model.drop_path", 0.0, "the run is too short to need it"))
+    if method == "clusterfit":
+        clusters = min(recipe.grafit.clusters, max(2, facts.images // 20))
+        reasons.append(Reason("grafit.clusters", clusters, "20 images a cluster or more"))
+    if facts.images < FEW_IMAGES:
+        reasons += _few_images(recipe, facts, max(1, facts.images // batch) * epochs)
+    return reasons
+
+
+def _small_images(recipe: Recipe, size: int, compares: bool) -> list[Reason]:
+    """As in small_images, dino_small_images and grafit_small_images."""
+    why = f"{size} pixels show too little in less"
+    reasons = [Reason("test.crop_ratio", 1.0, "the whole image")]
+    if not compares:
+        return [
+            *reasons,
+            Reason("augment.crop", "pad", f"{size} pixels are too few to cut a part of"),
+            Reason("augment.crop_padding", max(1, size // 8), "an eighth of the side"),
+        ]
+    least = 0.3 if recipe.objective.method == "dino" else 0.2
+    if recipe.augment.crop_min_scale != least:
+        reasons.append(Reason("augment.crop_min_scale", least, why))
+    if recipe.views.local:
+        reasons.append(Reason("views.local_min_scale", max(0.15, recipe.views.local_min_scale), why))
+    if recipe.augment.blur:
+        blurred = ("augment.blur", "views.local_blur", "views.second_blur")
+        reasons += [Reason(key, 0.0, f"{size} pixels are too few to blur") for key in blurred]
+    if recipe.objective.method != "dino" and recipe.augment.policy != "none":
+        reasons += [
+            Reason("augment.policy", "none", "as measured for Grafit on small images"),
+            Reason("augment.erasing", 0.0, "as measured for Grafit on small images"),
+            Reason("augment.color_jitter", 0.4, "as measured for Grafit on small images"),
+            Reason("augment.grey", 0.2, "as measured for Grafit on small images"),
+        ]
+    return reasons
+
+
+def _few_images(recipe: Recipe, facts: Facts, updates: int) -> list[Reason]:
+    """Heads, slow copies and weights of losses for a small set."""
+    following = next((decay for most, decay in FOLLOWING if updates < most), None)
+    method, reasons = recipe.objective.method, []
+    if method == "dino":
+        outputs = min(recipe.dino.outputs, max(256, 2 ** int(math.log2(facts.images / 10))))
+        reasons += [
+            Reason("dino.outputs", outputs, f"prototypes for {facts.images:,} images"),
+            Reason("dino.batch_norm", True, "as dino_small_images: fewer images collapse sooner"),
+        ]
+        if recipe.optim.weight_decay_end:
+            reasons.append(Reason("optim.weight_decay_end", 0.1, "as dino_small_images"))
+        if following and following < recipe.dino.teacher_momentum:
+            reasons.append(
+                Reason("dino.teacher_momentum", following, f"the teacher follows within {updates:,} updates")
+            )
+    if method in ("grafit", "grafit_fc"):
+        if recipe.grafit.instance_weight == 1.0:
+            reasons.append(Reason("grafit.instance_weight", 2.0, "as grafit_small_images: finds fine classes better"))
+        if following and following < recipe.grafit.target_decay:
+            reasons.append(Reason("grafit.target_decay", following, f"the target follows within {updates:,} updates"))
+    if recipe.optim.name == "sgd" and recipe.optim.weight_decay < 5e-4:
+        reasons.append(Reason("optim.weight_decay", 5e-4, "as grafit_small_images: few images are learned by heart"))
+    return reasons
+
+
+def _short(value: int) -> str:
+    return f"{value / 1e6:.2f} M" if value >= 1e6 else f"{value:,}"

@@ -1,0 +1,79 @@
+"""Named recipes on data they were not made for: what is said, and what a fitted one becomes."""
+
+import pytest
+
+from patchloom.recipes import get_recipe, list_recipes, override
+from patchloom.recipes.fit import Facts, advice, fitted, misfits, smaller_network
+
+PHOTOS = Facts(images=2_936, image_size_median=300)
+IMAGENET = Facts(images=1_281_167, image_size_median=400, device="cuda")
+NAMES = [name for name in list_recipes() if get_recipe(name).objective.method != "translation"]
+
+
+def test_too_few_updates_are_said_with_the_numbers_and_the_command() -> None:
+    recipe = override(get_recipe("grafit"), {"schedule.epochs": 60})
+    assert advice(recipe, misfits(recipe, PHOTOS)) == (
+        "recipe grafit was made for 1.28 M images: its batch of 1,024 makes 120 updates of your 2,936. Fit it: --fit"
+    )
+
+
+def test_images_far_smaller_than_the_recipe_are_said() -> None:
+    facts = Facts(images=1_000_000, image_size_median=32)
+    assert misfits(get_recipe("deit"), facts) == ["it shows images at 224 px and yours are about 32"]
+    assert misfits(get_recipe("deit"), Facts(1_000_000, 32, pretrained=True)) == []
+    assert misfits(get_recipe("small_images"), Facts(images=50_000, image_size_median=32)) == []
+
+
+def test_a_recipe_on_its_own_data_is_left_alone() -> None:
+    for name in ("deit", "resmlp", "dino", "grafit"):
+        assert misfits(get_recipe(name), IMAGENET) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("facts", [PHOTOS, Facts(600, 28), Facts(50_000, 32, "cuda"), Facts(40, 100, "cuda")])
+def test_every_recipe_can_be_fitted_and_every_change_has_a_reason(name, facts) -> None:
+    recipe, reasons = fitted(get_recipe(name), facts, {})
+    assert recipe.optim.batch_size <= max(16, facts.images // 4)
+    assert recipe.objective.method == get_recipe(name).objective.method
+    assert recipe.model.image_size <= max(32, facts.image_size_median)
+    assert all(reason.why for reason in reasons)
+    assert len({reason.field for reason in reasons}) == len(reasons)
+
+
+def test_a_published_recipe_gets_updates_and_its_rate_follows_the_batch() -> None:
+    recipe, reasons = fitted(get_recipe("grafit", "timm:resnet18"), PHOTOS, {})
+    updates = 2_936 // recipe.optim.batch_size * recipe.schedule.epochs
+    assert updates >= 1_000
+    assert recipe.optim.peak_lr == pytest.approx(0.4 * recipe.optim.batch_size / 1024)  # SGD: linear
+    assert {reason.field for reason in reasons} >= {"views.number", "grafit.instance_weight"}
+    adam, _ = fitted(get_recipe("deit", "deit_ti"), PHOTOS, {})
+    assert adam.optim.peak_lr == pytest.approx(1e-3 * (adam.optim.batch_size / 1024) ** 0.5, rel=0.05)
+    assert (adam.augment.repeats, adam.model.drop_path) == (1, 0.0)
+
+
+def test_dino_gets_prototypes_for_so_many_images_and_local_views_of_the_new_size() -> None:
+    recipe, _ = fitted(get_recipe("dino"), Facts(50_000, 32, "cuda"), {})
+    assert (recipe.dino.outputs, recipe.dino.batch_norm, recipe.augment.blur) == (4096, True, 0.0)
+    assert recipe.model.image_size == 32
+    assert recipe.views.local_size < 32
+    assert recipe.views.local_size % recipe.model.options["patch_size"] == 0
+
+
+def test_what_is_given_stays_and_the_rest_follows() -> None:
+    given = {"optim.batch_size": "128", "schedule.epochs": 6, "views.number": 3, "grafit.target_decay": 0.5}
+    recipe, reasons = fitted(get_recipe("grafit", "timm:resnet18"), PHOTOS, given)
+    assert not {reason.field for reason in reasons} & given.keys()
+    assert recipe.optim.lr == pytest.approx(0.05)
+    assert recipe.schedule.warmup_steps == round(0.1 * 6 * (2_936 // 128))
+
+
+def test_without_a_gpu_the_network_is_the_smallest_of_its_family() -> None:
+    def smaller(recipe: str, model: str, facts: Facts = PHOTOS) -> dict[str, object]:
+        return {r.field: r.value for r in smaller_network(get_recipe(recipe, model), facts)}
+
+    assert smaller("deit", "deit_b") == {"model.name": "deit_ti"}
+    assert smaller("grafit", "timm:resnet50") == {"model.name": "timm:resnet18"}
+    assert smaller("deit", "deit_ti") == smaller("deit", "deit_b", IMAGENET) == {}
+    narrow = {"model.options.depth": 6, "model.options.dim": 192}
+    assert smaller("dino", "resmlp_s12") == narrow
+    assert smaller("resmlp", "resmlp_s24") == {"model.name": "resmlp_s12"} | narrow
