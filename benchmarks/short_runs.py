@@ -34,7 +34,7 @@ CHOICES: dict[str, dict[str, float]] = {
 }
 EPOCHS = 6
 HELD_OUT = 5  # every so many images of a class is val
-BUILT_IN = ("digits", "shapes")
+LABELS = ("fine_label", "label")  # columns, the first that there is
 
 
 @dataclass(frozen=True)
@@ -86,30 +86,29 @@ def main() -> None:
 
 
 def write_folders(files: list[Path], out: Path, most: int) -> None:
-    """Files whose names differ in their numbers only are one set; its images go to OUT/SET/{train,val}/CLASS/."""
-    from patchloom.data.source import open_data
+    """Files whose names begin alike are one set; its images go, byte for byte, to OUT/SET/{train,val}/CLASS/."""
+    import pyarrow.parquet
 
     sets: dict[str, list[Path]] = defaultdict(list)
     for file in files:
         sets[file.stem.split("-")[0]].append(file)
     for name, parts in sets.items():
-        taken: dict[int, int] = defaultdict(int)
-        total = 0
-        for file in parts:
-            images = open_data(str(file)).train
-            step = max(1, len(images) * len(parts) // most)
-            for row in range(0, len(images), step):
-                label = int(images.labels[row])
-                split = "val" if taken[label] % HELD_OUT == HELD_OUT - 1 else "train"
-                folder = out / name / split / images.classes.names[label]
+        tables = [pyarrow.parquet.read_table(file) for file in parts]
+        step = max(1, sum(map(len, tables)) // most)
+        taken: dict[str, int] = defaultdict(int)
+        size = 0
+        for part, rows in enumerate(tables):
+            label = next(column for column in LABELS if column in rows.column_names)
+            for row in range(0, len(rows), step):
+                image, named = rows["image"][row].as_py(), f"class_{rows[label][row].as_py()}"
+                split = "val" if taken[named] % HELD_OUT == HELD_OUT - 1 else "train"
+                folder = out / name / split / named
                 folder.mkdir(parents=True, exist_ok=True)
-                picture = images.read(row)
-                small = max(picture.size) <= 64
-                path = folder / f"{file.stem}-{row}.{'png' if small else 'jpg'}"
-                picture.save(path, **({} if small else {"quality": 90}))
-                taken[label] += 1
-                total += path.stat().st_size
-        print(f"{out / name}: {sum(taken.values()):,} images of {len(taken)} classes, {total / 2**20:.1f} MiB")
+                ending = "png" if image["bytes"].startswith(b"\x89PNG") else "jpg"
+                (folder / f"{part}-{row}.{ending}").write_bytes(image["bytes"])
+                taken[named] += 1
+                size += len(image["bytes"])
+        print(f"{out / name}: {sum(taken.values()):,} images of {len(taken)} classes, {size / 2**20:.1f} MiB")
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ def test_a_dry_run_writes_nothing(tmp_path) -> None:
 
 
 def test_a_time_limit_in_the_first_epoch(tmp_path) -> None:
-    result = run_training(settings(tmp_path, time="0.001s"), say=str)
+    result = run_training(settings(tmp_path, stop_after="0.001s"), say=str)
     assert result.outcome.ended == "time limit"
     assert patchloom.load_translator(tmp_path, device="cpu").source == "en"
 

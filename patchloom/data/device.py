@@ -30,6 +30,9 @@ DECODED_AT_ONCE = 256
 # Values in a batch that is augmented by replay, which keeps the memory of about twenty such batches in float32. With
 # more of them the work takes longer than the launches.
 MOST_VALUES_REPLAYED = 16 << 20
+# Values that a CPU augments at once; a batch of more is made in parts, since its float32 copies would fill the memory.
+MOST_VALUES_AT_ONCE = 16 << 20
+BYTES_AUGMENTED = 32  # a value, while it is augmented: about eight copies in float32
 
 
 def fits_in_memory(pictures: int, size: Size, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> bool:
@@ -176,10 +179,12 @@ class DeviceLoader:
         few = DeviceLoader(self._store, self._augment, self._size, batch_size=count, seed=of.seed, views=self._views)
         return next(few.epoch(0))
 
-    @property
-    def shared_bytes(self) -> int:
-        """Memory that is taken by workers: there are none."""
-        return 0
+    workers = 0
+
+    def preparing_bytes(self) -> int:
+        """Memory that batches take: images that are augmented at once, as numbers; two batches, and parts of one."""
+        values = self.plan.batch_size // self.plan.world * len(self._views) * 3 * self._size[0] * self._size[1]
+        return min(values, MOST_VALUES_AT_ONCE) * BYTES_AUGMENTED + 3 * values
 
     def showing(self, views: Sequence[int], augment: AugmentPart, image_size: int | Size) -> "DeviceLoader":
         """The same pictures in the same order in other views, by number, with random numbers of their own."""
@@ -208,7 +213,13 @@ class DeviceLoader:
         whole = len(index) == self.plan.batch_size // self.plan.world * len(self._views)
         small = len(index) * 3 * self._size[0] * self._size[1] <= MOST_VALUES_REPLAYED
         if not (index.is_cuda and whole and small):
-            return self._augment_each(index, values, field)
+            at_once = (
+                len(index) if index.is_cuda else max(1, MOST_VALUES_AT_ONCE // (3 * self._size[0] * self._size[1]))
+            )
+            if len(index) <= at_once:
+                return self._augment_each(index, values, field)
+            parts = zip(index.split(at_once), values.split(at_once), strict=True)
+            return torch.cat([self._augment_each(rows, numbers, field) for rows, numbers in parts])
         if self._replay is None:
             self._replay = record(self._augment_each, index, values, field)
         return self._replay(index, values, field)

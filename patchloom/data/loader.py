@@ -161,9 +161,14 @@ class Loader:
             return next(batches)
 
     @property
-    def shared_bytes(self) -> int:
-        """Memory that is taken once the workers write into it."""
-        return self._shared.numel()
+    def workers(self) -> int:
+        """Processes beside this one."""
+        return self._pool.num_workers
+
+    def preparing_bytes(self) -> int:
+        """Memory that batches take: what the workers write into, the batch that is learned from, and the next."""
+        batch = self.plan.batch_size // self.plan.world * self._shared[0, 0].numel()
+        return self._shared.numel() + 2 * batch
 
     def close(self) -> None:
         """End the workers now instead of when the loader is forgotten."""

@@ -113,9 +113,13 @@ class ViewLoader:
         return self._together(tuple(loader.sample(pictures) for loader in self._loaders))
 
     @property
-    def shared_bytes(self) -> int:
-        """Memory that is taken once the workers write into it."""
-        return sum(loader.shared_bytes for loader in self._loaders)
+    def workers(self) -> int:
+        """Processes beside this one."""
+        return self._loaders[0].workers
+
+    def preparing_bytes(self) -> int:
+        """Memory that batches take."""
+        return sum(loader.preparing_bytes() for loader in self._loaders)
 
     def close(self) -> None:
         """End the workers."""

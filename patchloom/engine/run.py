@@ -44,7 +44,7 @@ class Batches(Protocol):
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Any]:
         """The batches of `epoch` from `start_step` on."""
 
-    # Those that a recipe makes also have sample(n), a batch of n examples, and shared_bytes, which measuring reads.
+    # Those of images also have sample(n), preparing_bytes() and workers, by which a step's cost is measured.
 
 
 class Average(Protocol):

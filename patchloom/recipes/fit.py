@@ -171,7 +171,11 @@ def _run(recipe: Recipe, facts: Facts, budget: Budget, known: Mapping[str, Any],
         reasons += [
             Reason("optim.lr", lr, why),
             Reason("optim.lr_reference_batch", None, "the rate is that of this batch"),
-            Reason("schedule.min_lr", min(lr, recipe.schedule.min_lr * rate), "as far below the peak as before"),
+            Reason(
+                "schedule.min_lr",
+                min(lr, float(f"{recipe.schedule.min_lr * rate:.2g}")),
+                "as far below the peak as before",
+            ),
         ]
     why = f"{updates:,} updates; about {_short(epochs * images)} images seen"
     reasons.append(Reason("schedule.epochs", epochs, why))

@@ -43,6 +43,11 @@ class Measured:
     on: str
     images_per_s: float
 
+    @property
+    def speed(self) -> str:
+        """Images a second, in words."""
+        return f"{self.images_per_s:,.0f}" if self.images_per_s >= 10 else f"{self.images_per_s:.2g}"
+
     def seconds(self, epochs: int, steps_per_epoch: int, evaluations: int) -> float:
         """Of a whole run, its evaluations and its end."""
         evaluating = self.decoding_s + (evaluations + 1) * self.evaluation_s
@@ -91,7 +96,7 @@ def told(run: Run, measured: Measured, evaluations: int, unit: str = "images") -
     judging = " and evaluations" if measured.evaluation_s else ""
     return (
         f"time       about {duration(total)} for {steps:,} steps{judging} "
-        f"(measured on {measured.on}: {measured.images_per_s:,.0f} {unit}/s{memory})"
+        f"(measured on {measured.on}: {measured.speed} {unit}/s{memory})"
     )
 
 
@@ -108,7 +113,7 @@ def _of_few(run: Run, budget_s: float) -> tuple[float, float, int]:
     largest = min(MOST_IMAGES, max(1, run.schedule.optim.batch_size // run.processes.world // run.accumulate))
     count, deadline = min(FEW_IMAGES, largest), clock.perf_counter() + budget_s
     _gradients_s(run, run.loader.sample(count))  # the first prepares what the others find
-    helpers = cores() if getattr(run.loader, "shared_bytes", 0) else 1
+    helpers = max(1, min(cores(), run.loader.workers))  # type: ignore[attr-defined]
     while True:
         begun = clock.perf_counter()
         batch = run.loader.sample(count)

@@ -29,20 +29,19 @@ TRIED_IMAGES = (2, 4)
 # Tensors of a weight's size that come with training: its gradient, the optimiser's scratch, the best weights kept.
 BESIDE_WEIGHTS = 3
 OPTIMISER_NUMBERS = {"SGD": 1, "AdamW": 2, "Adam": 2, "Lamb": 2}  # that it keeps for each weight from its first step on
-BATCHES_AT_ONCE = 2  # the one that is learned from and the next
 
 
 @dataclass(frozen=True)
 class Need:
     """Memory of a step of this process, in bytes, beyond what is taken already."""
 
-    fixed: int  # gradients, optimiser, buffers of the loader
-    data_per_image: float  # all images of a batch are prepared at once
+    fixed: int  # gradients, optimiser
+    data: int  # a batch is prepared whole, however it is cut
     per_image: float  # of a micro-batch
 
     def bytes(self, images: int, parts: int) -> float:
         """For a batch of `images` in `parts` micro-batches."""
-        return self.fixed + self.data_per_image * images + self.per_image * -(-images // parts)
+        return self.fixed + self.data + self.per_image * -(-images // parts)
 
 
 def micro_batches(run: Run, asked: int | None = None) -> int:
@@ -67,19 +66,22 @@ def parts_that_fit(need: Need, images: int, allowed: int) -> int:
     parts = 1
     while need.bytes(images, parts) > allowed:
         if parts >= images:
-            wanted, there = need.bytes(images, images) / GIB, allowed / GIB
-            if need.bytes(1, 1) <= allowed:
-                fits = int((allowed - need.fixed - need.per_image) / max(1, need.data_per_image))
-                raise ResourceError(
-                    f"a batch of {images} images needs {wanted:.1f} GiB even one image at a time, and {there:.1f} GiB "
-                    f"can be had; use a batch of {2 ** max(0, fits.bit_length() - 1)} or less (--batch)"
-                )
-            raise ResourceError(
-                f"not even one image fits in memory: a step needs {need.bytes(1, 1) / GIB:.1f} GiB and {there:.1f} GiB "
-                "can be had; use a smaller network (--model), smaller images (--size), or fit the recipe (--fit)"
-            )
+            raise _too_much(need, images, allowed)
         parts = min(2 * parts, images)
     return parts
+
+
+def _too_much(need: Need, images: int, allowed: int) -> ResourceError:
+    there, alone = allowed / GIB, need.fixed + need.per_image
+    if alone > allowed:
+        return ResourceError(
+            f"not even one image fits in memory: a step needs {alone / GIB:.1f} GiB and {there:.1f} GiB can be had; "
+            "use a smaller network (--model), smaller images (--size), or fit the recipe (--fit)"
+        )
+    return ResourceError(
+        f"a batch of {images} images needs {need.bytes(images, images) / GIB:.1f} GiB even one image at a time, and "
+        f"{there:.1f} GiB can be had; use a smaller batch (--batch), or fit the recipe (--fit)"
+    )
 
 
 def cut_in_words(run: Run, method: str) -> str:
@@ -99,25 +101,23 @@ def need_of(run: Run) -> Need:
     network, objective = unwrap(run.model), run.objective
     modules = [network, *([objective] if isinstance(objective, nn.Module) else [])]
     kept = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    data, activations, counts = [], [], []
+    activations, counts = [], []
     with left_as_it_was(run):
         network.train(not run.eval_mode)
         for images in TRIED_IMAGES:
-            with LiveBytes() as made:
-                batch = run.loader.sample(images)  # type: ignore[attr-defined]
+            batch = run.loader.sample(images)  # type: ignore[attr-defined]
             live = LiveBytes(kept)
             before = live.bytes
             with live, run.processes.autocast():
                 loss = run.objective(network, batch, epoch=0, step=0)["loss"]
             del loss
             counts.append(len_of(batch))
-            data.append(made.peak)
             activations.append(live.peak - before)
     trained = sum(p.nbytes for group in run.optimizer.param_groups for p in group["params"])
     numbers = OPTIMISER_NUMBERS.get(type(run.optimizer).__name__, 0)
     return Need(
-        fixed=trained * (BESIDE_WEIGHTS + numbers) + run.loader.shared_bytes,  # type: ignore[attr-defined]
-        data_per_image=BATCHES_AT_ONCE * _slope(counts, data),
+        fixed=trained * (BESIDE_WEIGHTS + numbers),
+        data=run.loader.preparing_bytes(),  # type: ignore[attr-defined]
         per_image=_slope(counts, activations),
     )
 

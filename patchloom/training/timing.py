@@ -43,7 +43,7 @@ def chosen_epochs(plan: Plan, measured: Measured, steps_per_epoch: int, left_s: 
     asked, named = plan.settings.time, base_recipe(plan.settings.recipe, plan.settings.model)
     longest = LONGEST_EPOCHS if named is None else plan.recipe.schedule.epochs
     epochs = epochs_within(left_s, measured, steps_per_epoch, longest=longest, evaluations=EVALUATIONS)
-    speed = f"{measured.images_per_s:,.0f} images/s, measured on {measured.on}"
+    speed = f"{measured.speed} images/s, measured on {measured.on}"
     if not epochs:
         needed = measured.seconds(1, steps_per_epoch, 1)
         why = f"one epoch takes about {duration(ceil(needed))}, more than is left of {asked} ({speed})"

@@ -8,7 +8,7 @@ import timm.data.auto_augment as timm_augment
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from patchloom.data import batched, policies
+from patchloom.data import batched, device, policies
 from patchloom.data.augment import erase, random_crop_box, train_transform
 from patchloom.data.augment import test_transform as evaluation
 from patchloom.data.batched import OPERATIONS, Draws, augment_batch, draw, operate
@@ -437,3 +437,18 @@ def test_a_broken_picture_is_not_taken_for_an_uneven_one():
         choose(AugmentPart(), dataset)
     chosen, _ = choose(AugmentPart(), dataset, skip_broken=True)
     assert chosen.broken == {3: "picture 3: ends after 3 bytes"}
+
+
+def test_a_large_batch_is_augmented_in_parts_on_a_cpu(monkeypatch) -> None:
+    """Eight float32 copies of a whole batch of 1,024 × 4 views at 224 pixels are 18 GB."""
+    store = Store(torch.randint(0, 256, (12, 16, 16, 3), dtype=torch.uint8), torch.arange(12))
+    augment = AugmentPart(policy="randaugment", erasing=0.5, color_jitter=0.3)
+    loader = DeviceLoader(store, augment, 16, batch_size=12, views=(0, 1))
+    (whole,) = loader.epoch(0)
+    sizes: list[int] = []
+    each = DeviceLoader._augment_each
+    monkeypatch.setattr(device, "MOST_VALUES_AT_ONCE", 5 * 3 * 16 * 16)
+    monkeypatch.setattr(DeviceLoader, "_augment_each", lambda s, i, *a: sizes.append(len(i)) or each(s, i, *a))
+    (parts,) = loader.epoch(0)
+    assert sizes == [5, 5, 5, 5, 4]
+    assert torch.equal(parts.images, whole.images)

@@ -14,16 +14,16 @@ MIB = 2**20
 
 
 def test_a_batch_is_cut_by_powers_of_two_until_it_fits() -> None:
-    need = Need(fixed=100, data_per_image=1.0, per_image=10.0)
+    need = Need(fixed=100, data=64, per_image=10.0)
     assert [parts_that_fit(need, 64, allowed) for allowed in (1000, 803, 500, 210)] == [1, 2, 2, 16]
     assert need.bytes(64, 16) == 100 + 64 + 40
 
 
 def test_one_image_that_does_not_fit_says_what_to_do() -> None:
     with pytest.raises(ResourceError, match=r"not even one image fits in memory: a step needs 4\.0 GiB.*--fit"):
-        parts_that_fit(Need(3 << 30, 0.0, float(1 << 30)), 64, 1 << 30)
-    with pytest.raises(ResourceError, match=r"use a batch of 16 or less \(--batch\)"):
-        parts_that_fit(Need(0, 10 * MIB, 1 * MIB), 1024, 200 * MIB)
+        parts_that_fit(Need(3 << 30, 0, float(1 << 30)), 64, 1 << 30)
+    with pytest.raises(ResourceError, match=r"a batch of 1024 images needs 2\.0 GiB even one image at a time.*--batch"):
+        parts_that_fit(Need(0, 2 << 30, 1 * MIB), 1024, 200 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_the_need_grows_with_the_network(tmp_path, monkeypatch) -> None:
         dry(tmp_path, changes=TINY | {"model.options.dim": dim})
     small, large = needs
     assert 1.7 * small.per_image < large.per_image < 2.5 * small.per_image
-    assert 0 < small.data_per_image == large.data_per_image
+    assert 0 < small.data == large.data
