@@ -101,13 +101,14 @@ def write_folders(files: list[Path], out: Path, most: int) -> None:
             label = next(column for column in LABELS if column in rows.column_names)
             for row in range(0, len(rows), step):
                 image, named = rows["image"][row].as_py(), f"class_{rows[label][row].as_py()}"
+                image = image["bytes"] if isinstance(image, dict) else image
                 split = "val" if taken[named] % HELD_OUT == HELD_OUT - 1 else "train"
                 folder = out / name / split / named
                 folder.mkdir(parents=True, exist_ok=True)
-                ending = "png" if image["bytes"].startswith(b"\x89PNG") else "jpg"
-                (folder / f"{part}-{row}.{ending}").write_bytes(image["bytes"])
+                ending = "png" if image.startswith(b"\x89PNG") else "jpg"
+                (folder / f"{part}-{row}.{ending}").write_bytes(image)
                 taken[named] += 1
-                size += len(image["bytes"])
+                size += len(image)
         print(f"{out / name}: {sum(taken.values()):,} images of {len(taken)} classes, {size / 2**20:.1f} MiB")
 
 
