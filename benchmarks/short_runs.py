@@ -19,6 +19,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -94,12 +95,12 @@ def write_folders(files: list[Path], out: Path, most: int) -> None:
         sets[file.stem.split("-")[0]].append(file)
     for name, parts in sets.items():
         tables = [pyarrow.parquet.read_table(file) for file in parts]
-        step = max(1, sum(map(len, tables)) // most)
+        share = min(1.0, most / sum(map(len, tables)))
         taken: dict[str, int] = defaultdict(int)
         size = 0
         for part, rows in enumerate(tables):
             label = next(column for column in LABELS if column in rows.column_names)
-            for row in range(0, len(rows), step):
+            for row in (int(number / share) for number in range(int(len(rows) * share))):
                 image, named = rows["image"][row].as_py(), f"class_{rows[label][row].as_py()}"
                 image = image["bytes"] if isinstance(image, dict) else image
                 split = "val" if taken[named] % HELD_OUT == HELD_OUT - 1 else "train"
@@ -138,9 +139,11 @@ def run_all(given: argparse.Namespace) -> None:
     free: Any = context.Queue()
     for share in shares:
         free.put(share)
-    with context.Pool(given.jobs, initializer=_begin, initargs=(free,), maxtasksperchild=None) as pool:
-        tasks = ((job, str(given.out), given.changes) for job in jobs)
-        for number, line in enumerate(pool.imap_unordered(_train, tasks), 1):
+    # An executor's processes, unlike a pool's, may have the workers of a loader as children.
+    with ProcessPoolExecutor(given.jobs, mp_context=context, initializer=_begin, initargs=(free,)) as pool:
+        waiting = [pool.submit(_train, job, str(given.out), given.changes) for job in jobs]
+        for number, ended in enumerate(as_completed(waiting), 1):
+            line = ended.result()
             with (given.out / "runs.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
             print(f"{number}/{len(jobs)} {line['name']}: {line.get('top1', line.get('error'))}", flush=True)
@@ -153,8 +156,7 @@ def _begin(free: Any) -> None:
     os.environ["OMP_NUM_THREADS"] = str(len(share))
 
 
-def _train(task: tuple[Job, str, list[str]]) -> dict[str, Any]:
-    job, out, changes = task
+def _train(job: Job, out: str, changes: list[str]) -> dict[str, Any]:
     import torch
 
     import patchloom

@@ -6,6 +6,7 @@ are, and the rest is multiplication: so an answer is there within seconds whatev
 
 import time as clock
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from patchloom.engine.batches import len_of, split
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.run import Run
+from patchloom.errors import DataError
 from patchloom.training.evaluators import Evaluator
 from patchloom.training.memory import left_as_it_was
 
@@ -52,6 +54,10 @@ class Measured:
         """Of a whole run, its evaluations and its end."""
         evaluating = self.decoding_s + (evaluations + 1) * self.evaluation_s
         return epochs * steps_per_epoch * self.step_s + evaluating + REPORT_S
+
+    def total_s(self, run: Run, evaluations: int) -> float:
+        """Of this run, which is evaluated about so often."""
+        return self.seconds(run.epochs, run.loader.steps_per_epoch, evaluations_of(run.epochs, evaluations))
 
 
 def measure(run: Run, *, most_s: float | None = None) -> Measured:
@@ -91,7 +97,7 @@ def epochs_within(seconds: float, measured: Measured, steps_per_epoch: int, *, l
 def told(run: Run, measured: Measured, evaluations: int, unit: str = "images") -> str:
     """The time of the run in one line."""
     device, steps = run.processes.device, run.schedule.total_steps
-    total = measured.seconds(run.epochs, run.loader.steps_per_epoch, evaluations_of(run.epochs, evaluations))
+    total = measured.total_s(run, evaluations)
     memory = f", {torch.cuda.max_memory_allocated(device) / 2**20:,.0f} MiB" if device.type == "cuda" else ""
     judging = " and evaluations" if measured.evaluation_s else ""
     return (
@@ -103,7 +109,8 @@ def told(run: Run, measured: Measured, evaluations: int, unit: str = "images") -
 def seconds_per_image(run: Run) -> float:
     """Forward and backward of a few images, weights and random numbers left as they were."""
     with left_as_it_was(run):
-        return _gradients_s(run, run.loader.sample(FEW_IMAGES)) / FEW_IMAGES  # type: ignore[attr-defined]
+        batch = run.loader.sample(FEW_IMAGES).to(run.processes.device)  # type: ignore[attr-defined]
+        return min(_gradients_s(run, batch) for _ in range(2)) / len_of(batch)
 
 
 def _of_few(run: Run, budget_s: float) -> tuple[float, float, int]:
@@ -112,11 +119,12 @@ def _of_few(run: Run, budget_s: float) -> tuple[float, float, int]:
         return 0.0, 0.0, 0
     largest = min(MOST_IMAGES, max(1, run.schedule.optim.batch_size // run.processes.world // run.accumulate))
     count, deadline = min(FEW_IMAGES, largest), clock.perf_counter() + budget_s
-    _gradients_s(run, run.loader.sample(count))  # the first prepares what the others find
+    device = run.processes.device
+    _gradients_s(run, run.loader.sample(count).to(device))  # the first prepares what the others find
     helpers = max(1, min(cores(), run.loader.workers))  # type: ignore[attr-defined]
     while True:
         begun = clock.perf_counter()
-        batch = run.loader.sample(count)
+        batch = run.loader.sample(count).to(device)
         made_s = clock.perf_counter() - begun
         # The quicker of two: what comes between is not the run's.
         gradients_s = min(_gradients_s(run, batch) for _ in range(2))
@@ -196,7 +204,8 @@ def _reading_s(images: ImageSet) -> float:
     count = min(READ_IMAGES, len(images))
     begun = clock.perf_counter()
     for number in range(count):
-        images.read(number * len(images) // count)
+        with suppress(DataError):
+            images.read(number * len(images) // count)
     return (clock.perf_counter() - begun) / max(1, count)
 
 

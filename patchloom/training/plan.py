@@ -188,7 +188,7 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
         told = f"as the run in {folder} began; --epochs goes on for longer"
         epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, f"auto: {told}"), None
     recipe, choices, network, start = _resolve(splits, settings, device, epochs)
-    if begun:
+    if begun and begun.name == recipe.name:
         recipe, choices = _as_begun(begun, recipe, choices)
     same_run(folder, recipe)
     refuse_other_start(folder, record)

@@ -33,7 +33,7 @@ from patchloom.training.data_record import LEFT_OUT, write_left_out, write_recor
 from patchloom.training.measuring import measure, told
 from patchloom.training.plan import Plan, TrainingSettings, learns_to_translate, make_plan, seconds_of
 from patchloom.training.report import final_report, keep_and_report
-from patchloom.training.timing import LATEST, planned_into_time, takes_days
+from patchloom.training.timing import LATEST, estimated_s, planned_into_time, takes_days
 
 FILES_SHOWN = 4
 
@@ -101,11 +101,13 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
         stack.callback(run.loader.close)  # type: ignore[attr-defined]
         say(f"machine    {machine_of(processes)}; {note}")
         if dry_run:
-            say(told(run, measure(run), EVALUATIONS))
+            measured = measure(run)
+            for line in (told(run, measured, EVALUATIONS), *takes_days(plan, measured.total_s(run, EVALUATIONS))):
+                say(line)
             say("Nothing was trained.   Next: the same command without --dry-run")
             return Trained(plan.folder, None, {}, len(plan.left_out))
-        if slow := takes_days(plan, run):
-            say(f"           note: {slow}")
+        for line in takes_days(plan, estimated_s(run)):
+            say(line)
         return _train_and_report(plan, run, network, lock, _time_limit_s(settings, started), say)
 
 

@@ -55,16 +55,21 @@ def chosen_epochs(plan: Plan, measured: Measured, steps_per_epoch: int, left_s: 
     return Choice("schedule.epochs", max(1, epochs), f"auto: {why}")
 
 
-def takes_days(plan: Plan, run: Run) -> str:
-    """A line for a run that takes more than a day on a CPU; '' where it does not."""
-    if run.processes.device.type != "cpu" or plan.settings.time:
-        return ""
-    seconds = seconds_per_image(run) * run.schedule.optim.batch_size * run.schedule.total_steps
-    if seconds / run.processes.world < A_DAY_S:
-        return ""
-    days = seconds / run.processes.world / A_DAY_S
+def takes_days(plan: Plan, seconds: float) -> list[str]:
+    """A note on a run that takes more than a day; nothing where it does not."""
+    if seconds < A_DAY_S:
+        return []
     fit = "" if plan.settings.fit or plan.recipe.name == "auto" else "--fit fits the recipe to this machine, "
-    return f"this takes about {days:,.0f} days here; {fit}--time 8h plans a run into a night"
+    told = f"this takes about {seconds / A_DAY_S:,.1f} days here; {fit}--time 8h plans a run into a night"
+    return [f"           note: {told}"]
+
+
+def estimated_s(run: Run) -> float:
+    """Seconds of all steps by those of a few images; 0 on a GPU, where runs of days are no surprise."""
+    if run.processes.device.type != "cpu":
+        return 0.0
+    images = run.schedule.optim.batch_size / run.processes.world
+    return seconds_per_image(run) * images * run.schedule.total_steps
 
 
 def _say_nothing(line: str) -> None:

@@ -183,3 +183,11 @@ def test_a_recipe_that_does_not_suit_the_data_says_so_and_is_fitted(tmp_path, mo
     assert not any("Fit it" in line for line in said)
     assert any("optim.batch_size = 16   (auto: 6 updates an epoch instead of 0)" in line for line in said)
     assert any("grafit.target_decay = 0.97" in line for line in said)
+
+
+def test_a_run_of_days_is_said_before_it_begins(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(timing, "seconds_per_image", lambda _: 3600.0)
+    said: list[str] = []
+    run_training(settings(tmp_path / "a", recipe="small_images", epochs=1), say=said.append)
+    told = "this takes about 2.0 days here; --fit fits the recipe to this machine, --time 8h plans a run into a night"
+    assert f"           note: {told}" in said
