@@ -1,13 +1,14 @@
 """Is `auto` right about Mixup and CutMix in short runs? The grid of choices, on built-in and real sets.
 
-    python benchmarks/short_runs.py prepare --parquet imagenette.parquet cifar100-*.parquet --out sets
+    python benchmarks/short_runs.py prepare --parquet imagenette160-*.parquet cifar100-*.parquet --out sets
     python benchmarks/short_runs.py run sets/* digits shapes --out short --jobs 8 --threads 2
     python benchmarks/short_runs.py table --out short
 
-`prepare` (needs pyarrow) writes class folders, a part of which is held out as val/, so that a machine without pyarrow
-can run the rest; `--most` images a set are taken, spread over its classes. `run` trains every choice on every set and
-for every seed, several at a time, each on cores of its own; what is there already is not trained again. One JSON line
-a run goes to OUT/runs.jsonl, and the table is printed at the end.
+`prepare` (needs pyarrow) writes class folders, so that a machine without pyarrow can run the rest: a part of train is
+held out as val/, and files called test or val become test/, at which only `table --test` looks. `--most` images per set
+are taken, spread over its classes. `run` trains every choice on every set and for every seed, several at a time, each
+on cores of its own; what is there already is not trained again. One JSON line per run goes to OUT/runs.jsonl, and the
+table is printed at the end.
 """
 
 import argparse
@@ -73,14 +74,16 @@ def main() -> None:
     run.add_argument("--jobs", type=int, default=1)
     run.add_argument("--threads", type=int, default=2)
     run.add_argument("--set", nargs="*", default=[], dest="changes", help="further fields, such as optim.lr=2e-3")
-    verbs.add_parser("table").add_argument("--out", type=Path, required=True)
+    shown = verbs.add_parser("table")
+    shown.add_argument("--out", type=Path, required=True)
+    shown.add_argument("--test", action="store_true", help="on the test images of the sets that have some")
     given = parser.parse_args()
     if given.verb == "prepare":
         write_folders(given.parquet, given.out, given.most)
     else:
         if given.verb == "run":
             run_all(given)
-        print(table(given.out / "runs.jsonl"))
+        print(table(given.out / "runs.jsonl", "test_top1" if getattr(given, "test", False) else "top1"))
 
 
 # Sets -----------------------------------------------------------------------------------------------------------------
@@ -95,15 +98,16 @@ def write_folders(files: list[Path], out: Path, most: int) -> None:
         sets[file.stem.split("-")[0]].append(file)
     for name, parts in sets.items():
         tables = [pyarrow.parquet.read_table(file) for file in parts]
-        share = min(1.0, most / sum(map(len, tables)))
+        tested = [any(word in file.stem for word in ("test", "val")) for file in parts]
+        share = min(1.0, most / sum(len(rows) for rows, test in zip(tables, tested, strict=True) if not test))
         taken: dict[str, int] = defaultdict(int)
         size = 0
-        for part, rows in enumerate(tables):
+        for part, (rows, test) in enumerate(zip(tables, tested, strict=True)):
             label = next(column for column in LABELS if column in rows.column_names)
             for row in (int(number / share) for number in range(int(len(rows) * share))):
                 image, named = rows["image"][row].as_py(), f"class_{rows[label][row].as_py()}"
                 image = image["bytes"] if isinstance(image, dict) else image
-                split = "val" if taken[named] % HELD_OUT == HELD_OUT - 1 else "train"
+                split = "test" if test else "val" if taken[named] % HELD_OUT == HELD_OUT - 1 else "train"
                 folder = out / name / split / named
                 folder.mkdir(parents=True, exist_ok=True)
                 ending = "png" if image.startswith(b"\x89PNG") else "jpg"
@@ -180,6 +184,9 @@ def _train(job: Job, out: str, changes: list[str]) -> dict[str, Any]:
             **({"time": value} if kind == "time" else {"epochs": int(value)}),
         )
         line |= {"top1": round(trained.metrics["top1"], 3), "ended": trained.outcome.ended if trained.outcome else ""}
+        if Path(job.data, "test").is_dir():
+            tested = trained.classifier.evaluate(job.data, split="test").values()
+            line["test_top1"] = round(tested["top1"], 3)
         recipe = Recipe.from_yaml((folder / "recipe.yaml").read_text())
         line |= {
             "epochs": recipe.schedule.epochs,
@@ -209,17 +216,19 @@ def lines_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield line["name"], line
 
 
-def table(path: Path) -> str:
-    """Top-1 by set and length (rows) and choice (columns): mean ± deviation over seeds; the best with *."""
+def table(path: Path, number: str = "top1") -> str:
+    """Top-1 by set and length (rows) and choice (columns): mean ± std over seeds; the best with *."""
     found: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    for _, line in lines_of(path):
+    for line in (line for _, line in lines_of(path) if number in line):
         found[Path(line["data"]).name, line["length"]][line["choice"]].append(line)
     rows = ["| set | length | epochs | longest | " + " | ".join(CHOICES) + " |", "|---" * (4 + len(CHOICES)) + "|"]
     for (data, length), choices in sorted(found.items()):
-        means = {choice: mean(line["top1"] for line in lines) for choice, lines in choices.items()}
+        means = {choice: mean(line[number] for line in lines) for choice, lines in choices.items()}
         best = max(means.values())
         every = [line for lines in choices.values() for line in lines]
-        cells = [_cell(choices.get(choice, []), means.get(choice) == best) for choice in CHOICES]
+        cells = [
+            _cell([line[number] for line in choices.get(choice, [])], means.get(choice) == best) for choice in CHOICES
+        ]
         epochs = sorted({line["epochs"] for line in every})
         longest = f"{max(line['seconds'] for line in every):.0f} s"
         rows.append(f"| {data} | {length} | {_range(epochs)} | {longest} | " + " | ".join(cells) + " |")
@@ -231,10 +240,9 @@ def _range(values: Iterable[int]) -> str:
     return str(low) if low == high else f"{low}–{high}"
 
 
-def _cell(lines: list[dict[str, Any]], is_best: bool) -> str:
-    if not lines:
+def _cell(values: list[float], is_best: bool) -> str:
+    if not values:
         return ""
-    values = [line["top1"] for line in lines]
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
     return f"{mean(values):.2f}{spread}{'*' if is_best else ''}"
 
