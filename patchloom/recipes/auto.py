@@ -129,9 +129,11 @@ def read_given(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `BASES` among those given, read by their types."""
     known: dict[str, Any] = {}
     for key in BASES:
-        if key in given:
-            group, _, name = key.partition(".")
-            known[key] = read_value(key, given[key], fields_of(GROUPS[group]).get(name, int))
+        group, _, name = key.partition(".")
+        if key in given and name in fields_of(GROUPS[group]):
+            known[key] = read_value(key, given[key], fields_of(GROUPS[group])[name])
+        elif key in given and str(given[key]).isdecimal():  # a network's option may also be a list
+            known[key] = int(given[key])
     return known
 
 

@@ -176,6 +176,7 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
         source = replace(source, notes=(*source.notes, *leaks))
     copies = seen.copies() if seen and source.val is None else ()
     splits = make_splits(source, copies=copies, **chosen)
+    recipe, choices, network, start = _resolve(splits, settings, device)
     record = began_with(record_of(splits, seen), settings.data, settings.init)
     folder, why = Path(settings.out or ""), ""
     if not settings.out:
@@ -183,11 +184,10 @@ def make_plan(settings: TrainingSettings, device: str) -> Plan:
     refuse_other_data(folder, record)
     begun = read_recipe(folder) if folder.is_dir() else None
     time_s = seconds_of(settings.time)
-    epochs = None
-    if time_s and begun:
-        told = f"as the run in {folder} began; --epochs goes on for longer"
-        epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, f"auto: {told}"), None
-    recipe, choices, network, start = _resolve(splits, settings, device, epochs)
+    if time_s and begun:  # its epochs were planned when it began
+        why_epochs = f"auto: as the run in {folder} began; --epochs goes on for longer"
+        epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, why_epochs), None
+        recipe, choices, network, start = _resolve(splits, settings, device, epochs)
     if begun and begun.name == recipe.name:
         recipe, choices = _as_begun(begun, recipe, choices)
     same_run(folder, recipe)

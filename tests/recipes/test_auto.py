@@ -142,3 +142,10 @@ def test_a_warm_up_that_is_given_is_the_only_one():
 def test_the_average_follows_the_steps_that_are_given():
     assert choose(images=50_000, device="cuda", given={"schedule.epochs": 2})[0].optim.ema_decay is None
     assert choose(images=1_000, given={"schedule.epochs": 1_000})[0].optim.ema_decay == 0.999
+
+
+def test_an_option_that_is_a_list_is_no_basis_and_no_error():
+    """A run given as --init hands its network's options on, whatever they are."""
+    recipe, reasons = choose(model="smlpnet_t", given={"model.options.patch_size": (4, 4), "model.options.dim": "a,b"})
+    assert recipe.model.name == "smlpnet_t"
+    assert not {"model.options.patch_size", "model.options.dim"} & set(reasons)
