@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from patchloom.deployment.index import index as index
     from patchloom.deployment.index import open_index as open_index
     from patchloom.deployment.levels import evaluate_levels as evaluate_levels
+    from patchloom.deployment.runs import evaluate as evaluate
     from patchloom.deployment.runs import evaluate_runs as evaluate_runs
     from patchloom.deployment.translator import Translator as Translator
     from patchloom.deployment.translator import load_translator as load_translator
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from patchloom.models.registry import list_models as list_models
     from patchloom.recipes import get_recipe as get_recipe
     from patchloom.recipes import list_recipes as list_recipes
-    from patchloom.training.run import train as train
+    from patchloom.training.train import train as train
 
 _WHERE = {
     "Classifier": "patchloom.deployment.classifier",
@@ -40,6 +41,7 @@ _WHERE = {
     "check": "patchloom.data.check",
     "cost": "patchloom.inspection.cost",
     "create_model": "patchloom.models.registry",
+    "evaluate": "patchloom.deployment.runs",
     "evaluate_levels": "patchloom.deployment.levels",
     "evaluate_runs": "patchloom.deployment.runs",
     "index": "patchloom.deployment.index",
@@ -54,7 +56,7 @@ _WHERE = {
     "load_published": "patchloom.models.published",
     "pictures_of": "patchloom.inspection.pictures",
     "record_attention": "patchloom.layers.attention",
-    "train": "patchloom.training.run",
+    "train": "patchloom.training.train",
 }
 
 __all__ = sorted(_WHERE)

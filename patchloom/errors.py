@@ -1,5 +1,12 @@
 """What went wrong, in one line a user can act on. Each kind has the exit code of the command line."""
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 class PatchloomError(Exception):
     """A mistake that is not a bug: the message says what was given, what was expected, what to do."""
@@ -43,6 +50,21 @@ def nearest(given: str, known: list[str] | tuple[str, ...], *, limit: int = 3) -
 
     close = difflib.get_close_matches(given, known, n=limit, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
+
+
+def with_near_options(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, which answers an option that it does not have by the nearest names rather than by a TypeError."""
+    code = function.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    @wraps(function)
+    def checked(*values: P.args, **options: P.kwargs) -> R:
+        for name in options:
+            if name not in known:
+                raise UsageError(f"{function.__name__} has no option {name!r}.{nearest(name, known)}")
+        return function(*values, **options)
+
+    return checked
 
 
 def at_least(name: str, value: float, least: int) -> None:

@@ -169,21 +169,22 @@ def evaluate(
         raise UsageError("--trunk says what images are compared by; give it with --knn or --levels")
     shown = {name: value for name, value in shown.items() if name not in reading.given()}
     shown |= {"reading": reading, "batch": batch, "workers": workers, "strict": strict}
+    of_data = {name: value for name, value in shown.items() if name not in ("split", "real", "v2")}
     if levels:
         from patchloom.cli.level_tables import show_levels
         from patchloom.deployment.levels import evaluate_levels
 
-        of_data = {name: value for name, value in shown.items() if name not in ("split", "real", "v2", "level")}
+        del of_data["level"]  # every one is judged at
         found = evaluate_levels(runs, str(data), device=device, halves=linear, trunk=trunk, **of_data)
         show_levels(found, as_json=as_json)
     elif any(value is not None for value in probes.values()):
-        _probe(_classifiers(runs, device, trunk=trunk), str(data), probes, shown, as_json)
+        _probe(_classifiers(runs, device, trunk=trunk), str(data), probes, of_data, as_json)
     elif sweep is not None:
         _sweep(runs, str(data), device, sweep, shown, as_json)
     else:
         from patchloom.cli.evaluation_tables import show
         from patchloom.data.scan_bar import scan_bar
-        from patchloom.deployment.runs import evaluate_runs
+        from patchloom.deployment.runs import evaluate as evaluate_runs
 
         with scan_bar(what="evaluating") as progress:
             decided = evaluate_runs(runs, data, device=device, heads=agreement, progress=progress, **shown)

@@ -21,6 +21,7 @@ from patchloom.data.sentences import SentenceSplit, check_sentences, find_senten
 from patchloom.data.sets import UNLABELLED, Fault, Listing
 from patchloom.data.source import Spec, find_source
 from patchloom.data.survey import Place, Unreadable, find_copies, survey
+from patchloom.errors import with_near_options
 from patchloom.printable import printable
 
 
@@ -145,6 +146,7 @@ class CheckReport:
         }
 
 
+@with_near_options
 def check(
     spec: Spec,
     *,

@@ -11,6 +11,8 @@ How other modes become 8-bit RGB:
     floats                                        0…1 → 0…255 where all fit, else smallest…largest → 0…255;
                                                   refused unless finite
     several frames                                the first
+
+What Python hands over (`data/given.py`) goes through the same rules: `upright_rgb` is where all ways meet.
 """
 
 import ctypes
@@ -123,13 +125,17 @@ def decode_with_facts(data: bytes, where: str) -> tuple[Image.Image, ImageFacts]
 
 def _decoded(name: str, image: ImageFile, data: bytes, where: str) -> Image.Image:
     with _reading(name, data, where):
-        image.load()
-        picture = _to_rgb(image, where)
-        orientation = _orientation(image)
-        if orientation in _UPRIGHT:
-            picture = picture.transpose(_UPRIGHT[orientation])
+        picture = upright_rgb(image, where)
     picture.info.clear()  # what was true of the file (orientation, transparency) is not of the picture
     return picture
+
+
+def upright_rgb(image: Image.Image, where: str) -> Image.Image:
+    """An image of Pillow's, loaded or not, by the rules above; itself where it is RGB and upright."""
+    image.load()
+    picture = _to_rgb(image, where)
+    orientation = _orientation(image)
+    return picture.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else picture
 
 
 def decode_frames(data: bytes, where: str, every: int = 1) -> Iterator[Frame]:
@@ -147,9 +153,7 @@ def decode_frames(data: bytes, where: str, every: int = 1) -> Iterator[Frame]:
             image.load()
         if number % every == 0:
             with _reading(name, data, where):
-                picture = _to_rgb(image.copy(), where)  # type: ignore[arg-type]
-                orientation = _orientation(image)
-                picture = picture.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else picture
+                picture = upright_rgb(image.copy(), where)
             picture.info.clear()
             yield Frame(number, count, None if name == "TIFF" else seconds, picture)
         seconds += float(image.info.get("duration") or 0) / 1000
@@ -206,6 +210,8 @@ def read_file(path: Path, where: str) -> bytes:
                 f"{where}: cannot be read now ({reason}); free some and run the command again"
             ) from error
         raise DataError(f"{where}: cannot be read ({reason})") from error
+    except ValueError as error:  # a null character
+        raise DataError(f"{where!r}: not the path of a file ({error})") from error
 
 
 def short_of_memory(where: str) -> ResourceError:
@@ -221,13 +227,17 @@ def _open(data: bytes, where: str) -> tuple[str, ImageFile]:
     _refuse(slow_header(name, data), where)
     with _reading(name, data, where):
         image = FORMATS[name][0](io.BytesIO(data))
-    width, height = image.size
+    check_size(*image.size, where)
+    _refuse(slow_pixels(name, image, data), where)
+    return name, image
+
+
+def check_size(width: int, height: int, where: str) -> None:
+    """A DataError where a picture is too large or too small, before its pixels are touched."""
     if width * height > MAX_PIXELS:
         raise DataError(f"{where}: {width}×{height} pixels, more than the limit of {MAX_PIXELS:,}; shrink the image")
     if min(width, height) < MIN_SIDE_PIXELS:
         raise DataError(f"{where}: {width}×{height} pixels, less than {MIN_SIDE_PIXELS} on a side")
-    _refuse(slow_pixels(name, image, data), where)
-    return name, image
 
 
 def _refuse(slow: str, where: str) -> None:
@@ -286,20 +296,22 @@ def _silence_tiff() -> None:
             setter(None)
 
 
-def _to_rgb(image: ImageFile, where: str) -> Image.Image:
+def _to_rgb(image: Image.Image, where: str) -> Image.Image:
+    if image.mode in ("F", "I") or image.mode.startswith("I;"):
+        values = np.asarray(image)
+        grey = to_8_bit(values, where)
+        if "transparency" in image.info:  # Pillow would cut the values off at 255 to lay them over white
+            grey = np.where(values == image.info["transparency"], np.uint8(255), grey)
+        return Image.fromarray(grey).convert("RGB")
     if image.has_transparency_data:
         layers = Image.new("RGBA", image.size, "white")
-        layers.alpha_composite(image.convert("RGBA"))
+        layers.alpha_composite((image.convert("LA") if image.mode == "La" else image).convert("RGBA"))
         return layers.convert("RGB")
-    if image.mode == "RGB":
-        return image
-    if image.mode in ("F", "I") or image.mode.startswith("I;"):
-        return Image.fromarray(_to_8_bit(np.asarray(image), where)).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _to_8_bit(values: np.ndarray, where: str) -> np.ndarray:
-    """(H, W) of any number type → (H, W) uint8 by the rules above; nothing is clipped."""
+def to_8_bit(values: np.ndarray, where: str) -> np.ndarray:
+    """Values of any shape and number type → uint8 by the rules above; nothing is clipped."""
     low, high = values.min(), values.max()
     if values.dtype.kind == "f":
         if not (np.isfinite(low) and np.isfinite(high)):
@@ -312,7 +324,7 @@ def _to_8_bit(values: np.ndarray, where: str) -> np.ndarray:
     return np.round(scaled).astype(np.uint8)
 
 
-def _orientation(image: ImageFile) -> int:
+def _orientation(image: Image.Image) -> int:
     """EXIF orientation, 1…8; 1 where there is none. Read here because Pillow warns about damaged EXIF."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):  # turned, and the tag removed, by Pillow's own `load`
         return int(image.tag_v2.get(0x0112, 1))

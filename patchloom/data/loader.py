@@ -6,7 +6,7 @@ shared memory; the main process joins their parts into one batch. Only numbers t
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.policies import IMAGENET_MEAN, IMAGENET_STD, Size
 from patchloom.data.sampler import Plan
-from patchloom.data.sets import ImageSet
+from patchloom.data.sets import UNLABELLED, ImageSet
 from patchloom.data.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
 from patchloom.errors import DataError, ResourceError
 
@@ -53,6 +53,13 @@ class ImageBatch:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @classmethod
+    def of_pixels(cls, pixels: Sequence[np.ndarray], first: int = 0) -> "ImageBatch":
+        """Pictures (H, W, 3) without labels; the place of the first is `first`."""
+        images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
+        places = torch.arange(first, first + len(images))
+        return cls(images, torch.full_like(places, UNLABELLED), places)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "ImageBatch":
         """The same batch on another device; `non_blocking` pays when the loader pins its memory."""

@@ -53,12 +53,13 @@ from patchloom.data.survey import name_unreadable, survey
 from patchloom.data.taxonomy import Taxonomy, find_taxonomy, read_taxonomy
 from patchloom.data.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.torchvision_sets import open_torchvision
-from patchloom.errors import DataError, UsageError, nearest
+from patchloom.errors import DataError, UsageError, nearest, with_near_options
 from patchloom.printable import printable
 
 Spec = str | os.PathLike[str]
 
 
+@with_near_options
 def open_data(
     spec: Spec | Sequence[Spec],
     *,

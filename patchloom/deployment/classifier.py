@@ -1,20 +1,23 @@
 """A trained model as it is used: with its labels and its preprocessing."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal, TypeAlias, TypeVar, overload
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from patchloom.checkpoint import RunFiles, atomic_write, load_network, save_weights, write_run_files
-from patchloom.data.augment import test_transform
-from patchloom.data.decode import EXTENSIONS
-from patchloom.data.loader import normalise
+from patchloom.data.augment import EvaluationTransform, test_transform
+from patchloom.data.given import Given, One, files_of, is_one, picture_of, pictures_in
+from patchloom.data.loader import ImageBatch, normalise
 from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.scan import Progress
 from patchloom.data.sets import ImageSet
 from patchloom.data.video import frames_or_error
 from patchloom.deployment.evaluations import (
@@ -22,6 +25,7 @@ from patchloom.deployment.evaluations import (
     Probes,
     Shown,
     SweepPoint,
+    embed_batches,
     embed_on,
     evaluate_on,
     probe_on,
@@ -29,11 +33,16 @@ from patchloom.deployment.evaluations import (
 )
 from patchloom.deployment.hub import run_folder
 from patchloom.deployment.run_record import data_files
-from patchloom.errors import UsageError, at_least
+from patchloom.errors import UsageError, at_least, with_near_options
 from patchloom.evaluation.embeddings import Embeddings
+from patchloom.inspection.look import Look, Looks, look
+from patchloom.inspection.notebook import first_names, likeliest, piece
 from patchloom.models.network import Network
+from patchloom.printable import printable
 
 PREDICTED_AT_ONCE = 32
+Answers: TypeAlias = list[tuple[str, float]]  # class name, probability; likeliest first
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,8 +50,11 @@ class Answer:
     """What the classifier says of one file."""
 
     path: str
-    answers: list[tuple[str, float]]  # class name, probability; likeliest first
+    answers: Answers
     error: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Answer({printable(self.path)}: {printable(self.error) if self.error else likeliest(self.answers)})"
 
 
 class Classifier:
@@ -55,8 +67,23 @@ class Classifier:
         self.level = files.level  # of the taxonomy it was trained with
         self.preprocessing = files.preprocessing
         self._files = files
-        shown = files.preprocessing
-        self._transform = test_transform(shown.image_size, shown.crop_ratio, shown.interpolation)
+        self._transform = self.transform()
+
+    def __repr__(self) -> str:
+        classes = f"{len(self.labels)} classes: {first_names(self.labels, 3)}" if self.labels else "no classes"
+        height, width = self.preprocessing.image_size
+        return f"Classifier({self.model.config.name}, {height}×{width} pixels, {self.device}, {classes})"
+
+    def _repr_html_(self) -> str:
+        shown = self.preprocessing
+        height, width = shown.image_size
+        facts = [
+            ("classes", f"{len(self.labels):,}"),
+            ("pictures", f"{height}×{width} pixels, crop ratio {shown.crop_ratio:g}, {shown.interpolation}"),
+            ("parameters", f"{sum(value.numel() for value in self.model.parameters()):,}"),
+            ("device", str(self.device)),
+        ]
+        return piece(self.model.config.name, facts=facts, notes=[first_names(self.labels, 20)] if self.labels else [])
 
     @property
     def device(self) -> torch.device:
@@ -76,51 +103,120 @@ class Classifier:
                 "`patchloom train DATA --init RUN`."
             )
 
-    def preprocess(self, picture: Image.Image) -> Tensor:
-        """An RGB picture of any size → (3, H, W), resized, cropped and normalised as in training."""
-        pixels = torch.from_numpy(self._transform(picture).copy()).permute(2, 0, 1)[None]
-        return normalise(pixels, self.preprocessing.mean, self.preprocessing.std)[0]
+    def transform(self, size: int | None = None, crop_ratio: float | None = None) -> EvaluationTransform:
+        """RGB picture of any size → the pixels the network is shown, at its own size and crop or at another."""
+        own = self.preprocessing
+        return test_transform(size or own.image_size, crop_ratio or own.crop_ratio, own.interpolation)
 
-    @torch.inference_mode()
-    def predict(self, pictures: Sequence[Image.Image], *, top: int = 3) -> list[list[tuple[str, float]]]:
-        """The `top` likeliest classes of each picture, by name, with their probabilities."""
+    def preprocess(self, picture: One) -> Tensor:
+        """One picture → (3, H, W), resized, cropped and normalised as in training."""
+        batch = ImageBatch.of_pixels([self._transform(picture_of(picture))])
+        return normalise(batch.images, self.preprocessing.mean, self.preprocessing.std)[0]
+
+    @overload
+    def predict(self, pictures: Image.Image | bytes, *, top: int = 3) -> Answers: ...
+
+    @overload
+    def predict(self, pictures: str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor, *, top: int = 3) -> Any: ...
+
+    @overload
+    def predict(self, pictures: ImageSet | Iterable[One], *, top: int = 3) -> list[Answers]: ...
+
+    @with_near_options
+    def predict(self, pictures: Given, *, top: int = 3) -> Answers | list[Answers]:
+        """The `top` likeliest classes, by name, with their probabilities: of one picture, or a list for many.
+
+        A picture is a path, bytes, an open file, a PIL image, a numpy array (H, W[, channels]) or a torch tensor
+        ([channels,] H, W); many are a folder, a batch, an `ImageSet`, or any iterable, which is read as it goes. One
+        rule holds for all (docs/python.md). What cannot be read is a DataError that names it; `predict_files` goes on.
+        """
         at_least("top", top, 1)
         self.check_decides()
-        batch = torch.stack([self.preprocess(picture.convert("RGB")) for picture in pictures]).to(self.device)
-        found = self.model(batch).softmax(dim=-1).topk(min(top, len(self.labels)))
-        rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
-        return [[(self.labels[i], share) for i, share in zip(*row, strict=True)] for row in rows]
+        one = is_one(pictures)
+        pixels = (self._transform(each.read()) for each in pictures_in(pictures))
+        found = [answers for batch in in_batches(pixels) for answers in self._decide(batch, top)]
+        return found[0] if one else found
 
-    def predict_files(self, paths: Sequence[str], *, top: int = 3, every: int | None = None) -> Iterator[Answer]:
+    def predict_files(
+        self, paths: Iterable[str | os.PathLike[str]], *, top: int = 3, every: int | None = None
+    ) -> Iterator[Answer]:
         """One answer per file, in order; folders are searched; a file that cannot be read is an answer with `error`.
 
         Videos, animations and files of several pages have an answer for every `every`-th frame (see `data.video`).
         """
+        at_least("top", top, 1)
         self.check_decides()
-        waiting: list[tuple[str, Image.Image | str]] = []
-        for path in files_of(paths):
-            for named in frames_or_error(path, every):
-                waiting.append(named)
-                if len(waiting) == PREDICTED_AT_ONCE:
-                    yield from self._answers(waiting, top)
-                    waiting = []
-        yield from self._answers(waiting, top)
+        frames = (frame for path in files_of(paths) for frame in frames_or_error(path, every))
+        read = ((name, one if isinstance(one, str) else self._transform(one)) for name, one in frames)
+        for batch in in_batches(read):
+            found = iter(self._decide([pixels for _, pixels in batch if not isinstance(pixels, str)], top))
+            for name, pixels in batch:
+                yield Answer(name, [], pixels) if isinstance(pixels, str) else Answer(name, next(found))
 
-    def _answers(self, waiting: list[tuple[str, Image.Image | str]], top: int) -> Iterator[Answer]:
-        pictures = [picture for _, picture in waiting if isinstance(picture, Image.Image)]
-        found = iter(self.predict(pictures, top=top) if pictures else [])
-        for path, picture in waiting:
-            if isinstance(picture, str):
-                yield Answer(path, [], picture)
-            else:
-                yield Answer(path, next(found))
+    @torch.inference_mode()
+    def _decide(self, pixels: Sequence[np.ndarray], top: int) -> list[Answers]:
+        if not pixels:
+            return []
+        images = ImageBatch.of_pixels(pixels).images.to(self.device)
+        logits = self.model(normalise(images, self.preprocessing.mean, self.preprocessing.std))
+        found = logits.softmax(dim=-1).topk(min(top, len(self.labels)))
+        rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        return [[(self.labels[i], share) for i, share in zip(*row, strict=True)] for row in rows]
 
-    def evaluate(self, data: str, **shown: Any) -> Evaluation:
-        """Numbers on any data with the model's classes, matched by name; the options are those of `Shown`."""
-        settings = Shown(**shown)
+    @overload
+    def look(self, pictures: Image.Image | bytes, *, top: int = 5) -> Look: ...
+
+    @overload
+    def look(self, pictures: str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor, *, top: int = 5) -> Any: ...
+
+    @overload
+    def look(self, pictures: ImageSet | Iterable[One], *, top: int = 5) -> Looks: ...
+
+    @with_near_options
+    def look(self, pictures: Given, *, top: int = 5) -> Look | Looks:
+        """What the network saw, answered and looked at: of one picture, or a list for many, as `predict` takes them.
+
+        In a notebook it is shown as picture, likeliest classes and maps.
+        """
+        found = look(self.model, self.preprocessing, pictures, self.labels if self._files.decides else (), top=top)
+        return found[0] if is_one(pictures) else found
+
+    @with_near_options
+    def evaluate(
+        self,
+        data: str,
+        *,
+        split: str | None = None,
+        size: int | None = None,
+        crop_ratio: float | None = None,
+        real: str | None = None,
+        v2: bool = False,
+        batch: int = 64,
+        workers: int = 0,
+        strict: bool = False,
+        reading: Reading = AS_IT_IS,
+        level: str | None = None,
+        progress: Progress | None = None,
+    ) -> Evaluation:
+        """Numbers on any data with the model's classes, matched by name.
+
+        split       train, val, test or all; by default val, or what the run held out, or else all
+        size        in pixels, where not the model's own
+        crop_ratio  share of the short side that is kept, where not the model's own
+        real        path of ImageNet-ReaL's labels
+        v2          folder names are class numbers, as in ImageNet-V2
+        batch       pictures at once
+        workers     processes that read pictures
+        strict      classes that the model does not know are an error instead of a note
+        reading     how the data are read (`patchloom.Reading`: labels file, taxonomy …), where not as in training
+        level       of the labels compared with, where not that of the model's classes
+        progress    called with the pictures done and their number
+        """
+        settings = Shown.of(locals())
         self.check_decides()
         return evaluate_on(self, settings.open(data, self), settings)
 
+    @with_near_options
     def probe(
         self,
         data: str,
@@ -128,23 +224,99 @@ class Classifier:
         knn: Sequence[int] = (),
         linear: bool = False,
         few_shot: int | None = None,
-        **shown: Any,
+        size: int | None = None,
+        crop_ratio: float | None = None,
+        batch: int = 64,
+        workers: int = 0,
+        strict: bool = False,
+        reading: Reading = AS_IT_IS,
+        level: str | None = None,
     ) -> Probes:
-        """What the features tell of any data, of any classes: neighbours, a linear probe, one of a few shots a class.
+        """What the features tell of any data, of any classes.
 
-        The probes learn from the train split and are judged on val; the model's own head is not used.
+        The probes learn from the train split and are judged on val; the model's own head is not used. The options that
+        are not explained here are those of `evaluate`.
+
+        knn         numbers of neighbours that vote, such as (10, 20)
+        linear      a linear probe
+        few_shot    a probe of this many pictures per class
         """
-        return probe_on(self, data, Shown(**shown), neighbours=knn, linear=linear, few_shot=few_shot)
+        shown = Shown.of(locals())
+        return probe_on(self, data, shown, neighbours=knn, linear=linear, few_shot=few_shot)
 
+    @with_near_options
     def sweep(
-        self, data: str, over: Literal["crop", "size"], values: Sequence[float] | None = None, **shown: Any
+        self,
+        data: str,
+        over: Literal["crop", "size"],
+        values: Sequence[float] | None = None,
+        *,
+        split: str | None = None,
+        size: int | None = None,
+        crop_ratio: float | None = None,
+        real: str | None = None,
+        v2: bool = False,
+        batch: int = 64,
+        workers: int = 0,
+        strict: bool = False,
+        reading: Reading = AS_IT_IS,
+        level: str | None = None,
+        progress: Progress | None = None,
     ) -> list[SweepPoint]:
-        """The numbers at several crop ratios or image sizes; the usual ones where no values are given."""
-        return sweep_on(self, data, Shown(**shown), over=over, values=values)
+        """The numbers at several crop ratios or image sizes; the usual ones where no values are given.
 
-    def embed(self, pictures: ImageSet, **shown: Any) -> Embeddings:
-        """One vector a picture: what the classifier reads."""
-        return embed_on(self, pictures, Shown(**shown))
+        The options are those of `evaluate`.
+        """
+        return sweep_on(self, data, Shown.of(locals()), over=over, values=values)
+
+    @overload
+    def embed(
+        self,
+        pictures: ImageSet,
+        *,
+        size: int | None = None,
+        crop_ratio: float | None = None,
+        batch: int = 64,
+        workers: int = 0,
+    ) -> Embeddings: ...
+
+    @overload
+    def embed(
+        self,
+        pictures: One | Iterable[One],
+        *,
+        size: int | None = None,
+        crop_ratio: float | None = None,
+        batch: int = 64,
+    ) -> Tensor: ...
+
+    @with_near_options
+    def embed(
+        self,
+        pictures: Given,
+        *,
+        size: int | None = None,
+        crop_ratio: float | None = None,
+        batch: int = 64,
+        workers: int = 0,
+    ) -> Embeddings | Tensor:
+        """What images are compared by: one vector per picture.
+
+        Of pictures as `predict` takes them a float32 tensor on the CPU, (C,) for one and (N, C) for many. Of an
+        `ImageSet`, such as `open_data(…).val`, `Embeddings`: vectors and labels in the order of the set, without those
+        that cannot be read; `workers` processes read them.
+        """
+        shown = Shown.of(locals())
+        if isinstance(pictures, ImageSet):
+            return embed_on(self, pictures, shown)
+        if workers:
+            raise UsageError("workers read the pictures of an ImageSet alone (patchloom.open_data); leave them out")
+        transform, one = self.transform(size, crop_ratio), is_one(pictures)
+        pixels = (transform(each.read()) for each in pictures_in(pictures))
+        batches = (ImageBatch.of_pixels(some, i * batch) for i, some in enumerate(in_batches(pixels, batch)))
+        model = self.model if size is None else self.model.for_images_of(size)
+        vectors = embed_batches(self, batches, model=model).vectors.cpu()
+        return vectors[0] if one else vectors
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the model, labels, preprocessing and a model card: the hub's form, and a folder `load` reads."""
@@ -172,6 +344,7 @@ class Classifier:
             return str(api.upload_folder(repo_id=repository, folder_path=folder))
 
 
+@with_near_options
 def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = False) -> Classifier:
     """The classifier of a run folder, or of a repository of the Hugging Face hub, 'hub:user/name'.
 
@@ -210,18 +383,13 @@ short side ({shown.interpolation}), divided by 255, and normalised by mean {list
 import patchloom
 
 classifier = patchloom.load("this/folder")
-classifier.predict([picture])  # PIL images → names and probabilities
+classifier.predict("photo.jpg")  # names and probabilities; also PIL images, arrays, tensors, folders
 ```
 """
 
 
-def files_of(paths: Sequence[str]) -> Iterator[str]:
-    """Image files, and those inside folders."""
-    for path in paths:
-        if not os.path.isdir(path):
-            yield path
-            continue
-        found = sorted(str(p) for p in Path(path).rglob("*") if p.suffix.lower() in EXTENSIONS and p.is_file())
-        if not found:
-            raise UsageError(f"{path} holds no images")
-        yield from found
+def in_batches(items: Iterable[T], count: int = PREDICTED_AT_ONCE) -> Iterator[list[T]]:
+    """`count` at a time; no more than those are held."""
+    waiting = iter(items)
+    while some := list(islice(waiting, count)):
+        yield some

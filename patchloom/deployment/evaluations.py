@@ -8,7 +8,7 @@ top1_low, top1_high  Wilson's 95 % interval of top-1, in percent
 real                 top-1 by ImageNet-ReaL's labels, where they are given
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +33,7 @@ from patchloom.evaluation.knn import NeighbourReport, check_neighbours, knn
 from patchloom.evaluation.labels import open_v2, read_real_labels, real_accuracy, real_labels_of
 from patchloom.evaluation.predictions import fingerprint
 from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
+from patchloom.inspection.notebook import number_texts, numbers_line, piece
 from patchloom.models.network import Network
 from patchloom.models.vit import ViT
 
@@ -66,6 +67,11 @@ class Shown:
                 at_least(name, value, least)
         if self.crop_ratio is not None and not 0 < self.crop_ratio <= 1:
             raise UsageError(f"crop_ratio is {self.crop_ratio}, expected a share above 0 and up to 1")
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "Shown":
+        """From the arguments of a function, `locals()` on its first line; those that are no fields here are left."""
+        return cls(**{name: value for name, value in arguments.items() if name in cls.__dataclass_fields__})
 
     def held_out(self, folder: Path | None, data: str) -> PictureSet | None:
         """What the run in `folder` held out of its own data, unless something else is asked for."""
@@ -117,6 +123,14 @@ class Evaluation:
         numbers = {"top1": self.report.top(1), "top1_low": low, "top1_high": high} | dict(self.report)
         return numbers | ({} if self.real is None else {"real": self.real})
 
+    def __repr__(self) -> str:
+        count = f"{len(self.report.index):,} images, {len(self.report.classes)} classes"
+        return f"Evaluation({count}: {numbers_line(self.values())})"
+
+    def _repr_html_(self) -> str:
+        rows = list(number_texts(self.values()).items())
+        return piece("Evaluation", columns=("measure", "value"), rows=rows, notes=self.notes)
+
 
 def evaluate_on(classifier: "Classifier", pictures: PictureSet, shown: Shown, *, heads: bool = False) -> Evaluation:
     """A classifier's decisions about `pictures`."""
@@ -165,6 +179,14 @@ class Probes:
     def __iter__(self) -> Iterator[tuple[str, float]]:
         for part in (self.neighbours, self.linear, self.few_shot):
             yield from part or ()
+
+    def __repr__(self) -> str:
+        return f"Probes({numbers_line(dict(self))})"
+
+    def _repr_html_(self) -> str:
+        return piece(
+            "Probes", columns=("measure", "value"), rows=list(number_texts(dict(self)).items()), notes=self.notes
+        )
 
 
 def probe_on(

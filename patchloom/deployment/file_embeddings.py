@@ -1,18 +1,16 @@
 """Image files → one unit vector each, batch by batch; what cannot be read is named and the others go on."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from patchloom.data.augment import EvaluationTransform, test_transform
-from patchloom.data.decode import decode
+from patchloom.data.augment import EvaluationTransform
+from patchloom.data.given import One, picture_of
 from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch
 from patchloom.data.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
 from patchloom.deployment.classifier import Classifier
@@ -34,7 +32,7 @@ def embed_files(
 ) -> Iterator[EmbeddedFiles]:
     """The files in order, `batch` at a time; `workers` processes read them."""
     start = 0
-    for seen in _read(_Files(paths, _transform(classifier)), batch, workers):
+    for seen in _read(_Files(paths, classifier.transform()), batch, workers):
         given = paths[start : start + len(seen)]
         start += len(seen)
         read = {path: pixels for path, pixels in zip(given, seen, strict=True) if not isinstance(pixels, str)}
@@ -48,24 +46,15 @@ def embed_files(
         yield EmbeddedFiles([path for path in read if path not in unreadable], vectors[finite], unreadable)
 
 
-def embed_pictures(classifier: Classifier, pictures: Sequence[Image.Image]) -> Tensor:
-    """(len, C) float32 on the CPU, of length 1."""
-    transform = _transform(classifier)
-    return _vectors(classifier, [transform(picture.convert("RGB")) for picture in pictures])
-
-
-def _transform(classifier: Classifier) -> EvaluationTransform:
-    own = classifier.preprocessing
-    return test_transform(own.image_size, own.crop_ratio, own.interpolation)
+def embed_pictures(classifier: Classifier, pictures: Sequence[One]) -> Tensor:
+    """(N, C) float32 on the CPU, of length 1."""
+    return F.normalize(classifier.embed(pictures))
 
 
 def _vectors(classifier: Classifier, pixels: Sequence[np.ndarray]) -> Tensor:
     if not pixels:
         return torch.empty(0, 0)
-    images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2)
-    places = torch.arange(len(images))
-    batch = ImageBatch(images, torch.full_like(places, -1), places)
-    return F.normalize(embed_batches(classifier, [batch]).vectors).cpu()
+    return F.normalize(embed_batches(classifier, [ImageBatch.of_pixels(pixels)]).vectors).cpu()
 
 
 class _Files(Dataset):
@@ -80,7 +69,7 @@ class _Files(Dataset):
     def __getitem__(self, number: int) -> np.ndarray | str:
         path = self._paths[number]
         try:
-            return self._transform(decode(Path(path), printable(path)))
+            return self._transform(picture_of(path))
         except DataError as error:
             return str(error)
 

@@ -14,17 +14,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, overload
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from patchloom.build import is_run
 from patchloom.checkpoint import weights_digest
+from patchloom.data.given import Given, One, is_one, items_of
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress
-from patchloom.data.sets import file_state
+from patchloom.data.sets import ImageSet, file_state
 from patchloom.data.source import list_labelled
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.file_embeddings import EmbeddedFiles, embed_files, embed_pictures
@@ -41,13 +43,14 @@ from patchloom.deployment.index_files import (
     write_part,
 )
 from patchloom.engine.disk import locked
-from patchloom.errors import CheckpointError, DataError, UsageError, at_least
+from patchloom.errors import CheckpointError, DataError, UsageError, at_least, with_near_options
 from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest, import_faiss
+from patchloom.inspection.notebook import first_names, piece
+from patchloom.printable import printable
 
 EXACT_UP_TO = 1_000_000  # files; two cores compare a query with as many in less than a second
 # A part is written when it has this many files, or is this old: a killed build loses no more.
 PART_FILES, PART_SECONDS = 4096, 60.0
-PICTURES_AT_ONCE = 64
 
 
 class Listed(NamedTuple):
@@ -79,6 +82,22 @@ class Found:
         """Whether the labels are the same; None where one is not known."""
         return self.label == hit.label if self.label and hit.label else None
 
+    def __repr__(self) -> str:
+        if self.error:
+            return f"Found({printable(self.error)})"
+        hits = [f"{printable(os.path.basename(hit.path))} {hit.score:.4f}" for hit in self.hits[:3]]
+        more = f" and {len(self.hits) - 3} more" if len(self.hits) > 3 else ""
+        return f"Found({self._name()}: {', '.join(hits) or 'nothing'}{more})"
+
+    def _repr_html_(self) -> str:
+        from patchloom.deployment.search_page import found_card  # which builds on this module
+
+        notes = [self.error] if self.error else []
+        return piece(f"Most like {self._name()}", queries=[] if self.error else [found_card(self)], notes=notes)
+
+    def _name(self) -> str:
+        return printable(os.path.basename(self.query)) or "the picture"
+
 
 @dataclass(frozen=True)
 class Built:
@@ -101,18 +120,50 @@ class Index:
     def __len__(self) -> int:
         return len(self.about)
 
+    def __repr__(self) -> str:
+        return f"Index({printable(str(self.folder))}: {', '.join(f'{value} {name}' for name, value in self._facts())})"
+
+    def _repr_html_(self) -> str:
+        model = [("made by", printable(Path(self.about.model).name)), ("search", self._how())]
+        labels = f"labels: {first_names(list(self.about.labels))}" if self.about.labels else ""
+        return piece(printable(self.folder.name), facts=[*self._facts(), *model], notes=[labels] if labels else [])
+
+    def _facts(self) -> list[tuple[str, str]]:
+        labels = [("labels", f"{len(self.about.labels):,}")] if self.about.labels else []
+        return [("files", f"{len(self):,}"), *labels, ("numbers each", f"{self.about.dimension:,}")]
+
+    def _how(self) -> str:
+        return "exact" if self.about.exact else "by faiss, approximate"
+
+    @overload
+    def search(
+        self, pictures: Image.Image | bytes, *, top: int = 10, skip_self: bool = False, exact: bool = False
+    ) -> Found: ...
+
+    @overload
     def search(
         self,
-        pictures: Sequence[str | os.PathLike[str] | Image.Image],
+        pictures: str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor,
         *,
         top: int = 10,
         skip_self: bool = False,
         exact: bool = False,
-    ) -> list[Found]:
-        """The `top` nearest files for each picture, file or file of a folder, nearest first; of equals the older one.
+    ) -> Any: ...
 
-        A query that is in the index finds itself, marked, or not with `skip_self`. A file that cannot be read is
-        an answer with `error`. `exact` compares with all where faiss would search.
+    @overload
+    def search(
+        self, pictures: ImageSet | Iterable[One], *, top: int = 10, skip_self: bool = False, exact: bool = False
+    ) -> list[Found]: ...
+
+    @with_near_options
+    def search(
+        self, pictures: Given, *, top: int = 10, skip_self: bool = False, exact: bool = False
+    ) -> Found | list[Found]:
+        """The `top` nearest files, nearest first, of equals the older one: for one picture, or a list for many.
+
+        Pictures are what `Classifier.predict` takes. A query that is in the index finds itself, marked, or not with
+        `skip_self`. A file that cannot be read is an answer with `error`. `exact` compares with all where faiss would
+        search.
         """
         at_least("top", top, 1)
         if not len(self):
@@ -120,11 +171,10 @@ class Index:
                 f"{self.folder} holds no files yet. Add some: patchloom index RUN IMAGES --out {self.folder}"
             )
         options = {"top": top, "skip_self": skip_self, "exact": exact}
-        found: list[Found] = []
-        for are_files, some in groupby(pictures, lambda given: not isinstance(given, Image.Image)):
-            answer = self._of_files if are_files else self._of_pictures
-            found += answer(list(some), **options)
-        return found
+        one, found = is_one(pictures), []
+        for are_files, some in groupby(items_of(pictures), lambda given: isinstance(given, str | os.PathLike)):
+            found += (self._of_files if are_files else self._of_pictures)(list(some), **options)
+        return found[0] if one else found
 
     def _of_files(self, paths: Sequence[Any], **options: Any) -> list[Found]:
         files = collect(map(os.fspath, paths), self.classifier)
@@ -138,9 +188,8 @@ class Index:
         return [replace(answers[file.path], label=self._label(file, answers[file.path])) for file in files]
 
     def _of_pictures(self, pictures: Sequence[Any], **options: Any) -> list[Found]:
-        parts = [pictures[i : i + PICTURES_AT_ONCE] for i in range(0, len(pictures), PICTURES_AT_ONCE)]
-        vectors = torch.cat([embed_pictures(self.classifier, part) for part in parts])
-        return [Found("", hits) for hits in self._hits(vectors, [""] * len(pictures), **options)]
+        vectors = embed_pictures(self.classifier, pictures)
+        return [Found("", hits) for hits in self._hits(vectors, [""] * len(vectors), **options)]
 
     def _hits(
         self, queries: Tensor, paths: Sequence[str], *, top: int, skip_self: bool, exact: bool
@@ -166,6 +215,7 @@ class Index:
         return own or (name if name in self.about.labels else "")
 
 
+@with_near_options
 def open_index(folder: str | os.PathLike[str], *, model: str | None = None, device: str = "auto") -> Index:
     """The index in `folder`; `model` says where its run lies now, if it was moved."""
     about = read_about(Path(folder))
@@ -182,6 +232,7 @@ def open_index(folder: str | os.PathLike[str], *, model: str | None = None, devi
     return Index(Path(folder), about, classifier)
 
 
+@with_near_options
 def index(
     model: str,
     images: Sequence[str | os.PathLike[str]],

@@ -5,9 +5,8 @@ Val images are the queries, train is the collection; the numbers and their names
 coarse-to-fine, at coarser ones fine-to-coarse.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,8 +19,8 @@ from patchloom.data.splits import level_of
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Shown, embed_on
 from patchloom.deployment.run_record import data_files
-from patchloom.deployment.runs import named
-from patchloom.errors import UsageError
+from patchloom.deployment.runs import Runs, named
+from patchloom.errors import UsageError, with_near_options
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieval
 from patchloom.evaluation.separability import separability
@@ -72,14 +71,34 @@ class Leveled:
     notes: tuple[str, ...]
 
 
+@with_near_options
 def evaluate_levels(
-    runs: Sequence[str], data: str, *, device: str = "auto", halves: bool = False, trunk: bool = False, **shown: Any
+    runs: Runs,
+    data: str,
+    *,
+    device: str = "auto",
+    halves: bool = False,
+    trunk: bool = False,
+    size: int | None = None,
+    crop_ratio: float | None = None,
+    batch: int = 64,
+    workers: int = 0,
+    strict: bool = False,
+    reading: Reading = AS_IT_IS,
 ) -> LevelEvaluations:
-    """Runs on the levels of `data`, by their trunks' vectors where `trunk` leaves projectors out.
+    """Runs judged at every level of `data`: val images are the queries, train is the collection.
 
-    `halves` adds separability, the other options are those of `Shown`.
+    device      'cpu', 'cuda' …; 'auto' takes a GPU if there is one
+    halves      separability too
+    trunk       compare by the vectors before the projectors
+    size        in pixels, where not the models' own
+    crop_ratio  share of the short side that is kept, where not the models' own
+    batch       pictures at once
+    workers     processes that read pictures
+    strict      stray classes are an error instead of a note
+    reading     how the data are read (`patchloom.Reading`: labels file, taxonomy …), where not as in training
     """
-    settings, folders = Shown(**shown), named(runs)
+    settings, folders = Shown.of(locals()), named(runs)
     given = open_leveled(data, runs, strict=settings.strict, reading=settings.reading)
     found, notes = {}, [*given.notes, *([BY_TRUNK] if trunk else [])]
     for name, folder in folders.items():
@@ -93,7 +112,7 @@ def evaluate_levels(
 
 
 def open_leveled(
-    data: str, runs: Sequence[str], *, strict: bool = False, needed: bool = True, reading: Reading = AS_IT_IS
+    data: str, runs: Runs, *, strict: bool = False, needed: bool = True, reading: Reading = AS_IT_IS
 ) -> Leveled:
     """Data with levels of their own, or of the file one of the runs had on them; without any an error, if `needed`."""
     remembered = (data_files(folder, data) for folder in named(runs).values())

@@ -4,27 +4,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from patchloom.checkpoint import Preprocessing
-from patchloom.data.decode import decode
-from patchloom.deployment.classifier import files_of
+from patchloom.data.given import pictures_in
 from patchloom.deployment.hub import is_on_hub, run_folder
 from patchloom.deployment.report import RunParts, read_run, val_of
 from patchloom.errors import DataError, UsageError
-from patchloom.inspection.charts import bars
 from patchloom.inspection.look import Look, look
-from patchloom.inspection.page import data_uri, write_page
-from patchloom.inspection.sheets import displayed
+from patchloom.inspection.page import write_page
 from patchloom.models.network import Network
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model
 
 OF_VAL, PICTURES = 24, 200  # shown at most of val, and of pictures that were given
-SIDE = 224  # pixels of a picture on the page
 
 
 class Subject(NamedTuple):
@@ -69,10 +65,10 @@ def look_at(spec: str, paths: Sequence[str] = (), *, data: str | None = None, ou
     notes: list[str] = []
     if paths:
         subject = open_subject(spec)
-        files = list(files_of(paths))
+        files = [*pictures_in(paths)]
         if len(files) > PICTURES:
             notes.append(f"the first {PICTURES} of {len(files)} pictures are shown")
-        wanted, did = [Wanted(path, "", partial(decode, Path(path), path)) for path in files[:PICTURES]], "saw"
+        wanted, did = [Wanted(one.name, "", one.read) for one in files[:PICTURES]], "saw"
     else:
         parts = _run(spec)
         subject = _subject_of(parts)
@@ -81,7 +77,9 @@ def look_at(spec: str, paths: Sequence[str] = (), *, data: str | None = None, ou
     found = look(subject.network, subject.preprocessing, [one.picture for one in shown], subject.labels, top=top)
     looks = [(one.name, one.detail, of) for one, of in zip(shown, found, strict=True)]
     title = f"What {Path(spec).name} {did}"
-    write_page(out, "look.html.j2", title=title, notes=notes, looks=[_for_page(*row) for row in looks])
+    write_page(
+        out, "look.html.j2", title=title, notes=notes, looks=[of.card(name, detail) for name, detail, of in looks]
+    )
     return LookPage(out, looks, notes)
 
 
@@ -135,14 +133,3 @@ def _readable(wanted: Sequence[Wanted], notes: list[str]) -> list[Named]:
         raise DataError(f"none of {len(wanted)} pictures can be read; the first: {errors[0]}")
     notes += errors
     return shown
-
-
-def _for_page(name: str, detail: str, one: Look) -> dict[str, Any]:
-    told = [(label, 100 * share, f"{100 * share:.1f} %") for label, share in one.answers]
-    return {
-        "name": name,
-        "detail": detail,
-        "seen": data_uri(displayed(one.seen, SIDE)),
-        "answers": bars(told) if told else None,
-        "maps": [(data_uri(cell.image), cell.caption) for cell in one.maps],
-    }

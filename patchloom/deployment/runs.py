@@ -1,24 +1,30 @@
 """Several runs on the same images: the numbers of each, and what they say together."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from patchloom.build import is_run
 from patchloom.checkpoint import read_run_files
+from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.scan import Progress
 from patchloom.data.sets import PictureSet
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Evaluation, Shown, evaluate_on
-from patchloom.errors import UsageError
+from patchloom.errors import UsageError, with_near_options
 from patchloom.evaluation.agreement import DisagreementTable, disagreement
 from patchloom.evaluation.comparison import Comparison, compare
 from patchloom.evaluation.predictions import FILE, Predictions, load_predictions
 from patchloom.evaluation.seeds import Cloud, Spread, cloud, final_values, spread_by_epoch, spreads
 from patchloom.inspection.cost import Tradeoff, tradeoffs
+from patchloom.inspection.notebook import number_texts, numbers_line, piece
+from patchloom.printable import printable
 from patchloom.recipes.schema import difference
 
+Runs: TypeAlias = str | os.PathLike[str] | Sequence[str] | Sequence[os.PathLike[str]]  # folders; one may stand alone
 GROUNDTRUTH = "groundtruth"
 # Of a set, or of chance in it, rather than of a run.
 _NOT_SPREAD = ("images", "top1_low", "top1_high")
@@ -30,6 +36,18 @@ class RunEvaluations:
 
     folders: dict[str, Path]
     evaluations: dict[str, Evaluation]  # in the order given, under the same names
+
+    def __repr__(self) -> str:
+        runs = "; ".join(f"{printable(name)} {numbers_line(values, 1)}" for name, values in self.values().items())
+        return f"RunEvaluations({len(next(iter(self.evaluations.values())).report.index):,} images: {runs})"
+
+    def _repr_html_(self) -> str:
+        told = {name: number_texts(values) for name, values in self.values().items()}
+        columns = list(dict.fromkeys(column for values in told.values() for column in values))
+        rows = [[printable(name), *(values.get(column, "–") for column in columns)] for name, values in told.items()]
+        notes = [f"{name}: {note}" for name, of in self.evaluations.items() for note in of.notes]
+        pairs = self.comparisons() if len(self.evaluations) > 1 else []
+        return piece("Evaluations", columns=["run", *columns], rows=rows, notes=[*map(_in_words, pairs), *notes])
 
     def values(self) -> dict[str, dict[str, float]]:
         """Run → its numbers."""
@@ -83,13 +101,42 @@ class RunEvaluations:
         return list(dict.fromkeys(changed))
 
 
-def evaluate_runs(
-    runs: Sequence[str], data: str | None = None, *, device: str = "auto", heads: bool = False, **shown: Any
+@with_near_options
+def evaluate(
+    runs: Runs,
+    data: str | None = None,
+    *,
+    device: str = "auto",
+    heads: bool = False,
+    split: str | None = None,
+    size: int | None = None,
+    crop_ratio: float | None = None,
+    real: str | None = None,
+    v2: bool = False,
+    batch: int = 64,
+    workers: int = 0,
+    strict: bool = False,
+    reading: Reading = AS_IT_IS,
+    level: str | None = None,
+    progress: Progress | None = None,
 ) -> RunEvaluations:
-    """Several runs on the same data; without `data`, on what each decided about its val split when it was trained.
+    """One run or several on the same data; without `data`, on what each decided about its val split in its training.
 
-    `heads` asks distilled networks what each of their heads decides; the other options are those of `Shown`.
+    device      'cpu', 'cuda' …; 'auto' takes a GPU if there is one
+    heads       ask distilled networks what each of their heads decides
+    split       train, val, test or all; by default val, or what the run held out, or else all
+    size        in pixels, where not the models' own
+    crop_ratio  share of the short side that is kept, where not the models' own
+    real        path of ImageNet-ReaL's labels
+    v2          folder names are class numbers, as in ImageNet-V2
+    batch       pictures at once
+    workers     processes that read pictures
+    strict      classes that a model does not know are an error instead of a note
+    reading     how the data are read (`patchloom.Reading`: labels file, taxonomy …), where not as in training
+    level       of the labels compared with, where not that of the models' classes
+    progress    called with the pictures done and their number
     """
+    settings = Shown.of(locals())
     folders = named(runs)
     if data is None:
         if strange := [folder for folder in folders.values() if not is_run(str(folder))]:
@@ -97,7 +144,6 @@ def evaluate_runs(
         kept = {name: _kept(folder) for name, folder in folders.items()}
         found = {name: Evaluation(each.report, None, (), each.fingerprint) for name, each in kept.items()}
     else:
-        settings = Shown(**shown)
         # All runs are shown the same: what the first run on these data held out, where one is.
         kept_apart = (settings.held_out(folder, data) for folder in folders.values())
         held_out = next((pictures for pictures in kept_apart if pictures is not None), None)
@@ -106,6 +152,15 @@ def evaluate_runs(
         }
     _check_same(found)
     return RunEvaluations(folders, found)
+
+
+evaluate_runs = evaluate  # the name it had when it took several runs only
+
+
+def _in_words(pair: Comparison) -> str:
+    verdict = "one is better" if pair.significant else "it may be chance"
+    points = f"{pair.difference:+.2f} points ({pair.low:+.2f}…{pair.high:+.2f})".replace("-", "−")
+    return f"{printable(pair.first)} against {printable(pair.second)}: {points}, p = {pair.p_value:.2g}: {verdict}"
 
 
 def _kept(folder: Path) -> Predictions:
@@ -125,9 +180,9 @@ def _evaluate_run(
     return evaluate_on(classifier, shown.open(data, classifier, held_out), shown, heads=heads)
 
 
-def named(runs: Sequence[str]) -> dict[str, Path]:
+def named(runs: Runs) -> dict[str, Path]:
     """Runs by the name of their folder, or by their path where two folders have the same name."""
-    paths = [Path(run) for run in runs]
+    paths = [Path(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
     if not paths or len(set(paths)) < len(paths):
         raise UsageError(f"Give one or more runs, each once; given {', '.join(map(str, paths)) or 'none'}")
     unique = len({path.name for path in paths}) == len(paths)

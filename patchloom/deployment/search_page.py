@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from patchloom.data.decode import decode
+from patchloom.data.given import picture_of
 from patchloom.deployment.index import Found, Hit, Index
 from patchloom.errors import DataError
 from patchloom.inspection.page import data_uri, write_page
@@ -37,7 +37,7 @@ def write_search_page(path: Path, index: Index, found: Sequence[Found]) -> None:
         facts=facts,
         notes=notes,
         framed=counted is not None,
-        queries=[_query(one) for one in shown[:QUERIES]],
+        queries=[found_card(one) for one in shown[:QUERIES]],
     )
 
 
@@ -54,9 +54,11 @@ def short(path: str) -> str:
     return printable(path.removeprefix(here))
 
 
-def _query(one: Found) -> dict[str, Any]:
+def found_card(one: Found) -> dict[str, Any]:
+    """For a page or a notebook: the query, where it is a file, and its hits with their pictures."""
     hits = [_hit(one, hit) for hit in one.hits]
-    return {"name": short(one.query), "label": one.label, "picture": _thumbnail(one.query), "hits": hits}
+    picture = _thumbnail(one.query) if one.query else None
+    return {"name": short(one.query), "label": one.label, "picture": picture, "hits": hits}
 
 
 def _hit(one: Found, hit: Hit) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def _hit(one: Found, hit: Hit) -> dict[str, Any]:
 def _thumbnail(path: str) -> str:
     """The picture as a JPEG inside an address; grey where the file has gone since."""
     try:
-        picture = decode(Path(path), path)
+        picture = picture_of(path)
     except DataError:
         picture = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "grey")
     picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))

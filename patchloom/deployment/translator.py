@@ -19,7 +19,7 @@ from patchloom.data.vocabulary import Vocabulary
 from patchloom.deployment.hub import is_on_hub, run_folder
 from patchloom.deployment.translation_files import TranslationFiles, load_seq2seq
 from patchloom.engine.distribution import kind_of
-from patchloom.errors import at_least
+from patchloom.errors import at_least, with_near_options
 from patchloom.models.beam_search import Hypothesis, beam_search
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom.recipes.parts import TextPart
@@ -175,6 +175,7 @@ class Translator:
         return self._cut(word[:middle], most) + self._cut(word[middle:], most)
 
 
+@with_near_options
 def load_translator(folder: str | Path, *, device: str = "auto") -> Translator:
     """The translator of a run's folder, or of a repository of the Hugging Face hub, 'hub:user/name'."""
     network, files = load_seq2seq(run_folder(folder) if is_on_hub(folder) else Path(folder))

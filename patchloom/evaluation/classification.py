@@ -60,6 +60,10 @@ class ClassificationReport:
         yield "calibration_error", self.calibration_error()
         yield "images", float(len(self.index))
 
+    def __repr__(self) -> str:
+        count = f"{len(self.index):,} images, {len(self.classes)} classes"
+        return f"ClassificationReport({count}: top1 {self.top(1):.2f} %, loss {self.loss:.4g})"
+
     def top(self, k: int) -> float:
         """Percent of the images whose label is among the k highest logits."""
         return 100 * float(np.mean(self.ranks < k))

@@ -30,6 +30,9 @@ class Embeddings:
     def __len__(self) -> int:
         return len(self.index)
 
+    def __repr__(self) -> str:
+        return f"Embeddings({len(self):,} images, {self.vectors.shape[1]} numbers each, {self.vectors.device})"
+
     def rows(self, chosen: Tensor | np.ndarray) -> "Embeddings":
         """Those at the positions `chosen`."""
         at = torch.as_tensor(chosen, device=self.index.device)

@@ -152,11 +152,11 @@ def scatter_chart(
     return Markup("").join([*parts, Markup("</svg>")])
 
 
-def bars(rows: Sequence[tuple[str, float, str]], *, high: float = 100.0) -> Markup:
+def bars(rows: Sequence[tuple[str, float, str]], *, high: float = 100.0, width: int = BARS_WIDTH) -> Markup:
     """A bar a row of (label, value, text after the bar); a value that is not finite has no bar."""
     left = LETTER * max(min(len(label), 22) for label, _, _ in rows) + 10
-    along = Axis(0, high, left, BARS_WIDTH - LETTER * max(len(text) for _, _, text in rows) - 10)
-    parts = [Markup('<svg viewBox="0 0 {} {}" class="bars" role="img">').format(BARS_WIDTH, BAR * len(rows))]
+    along = Axis(0, high, left, width - LETTER * max(len(text) for _, _, text in rows) - 10)
+    parts = [Markup('<svg viewBox="0 0 {} {}" class="bars" role="img">').format(width, BAR * len(rows))]
     for i, (label, value, text) in enumerate(rows):
         parts.append(Markup("<g><title>{}: {}</title>").format(label, text))
         parts.append(_text(left - 8, BAR * i + 15, shorten(label, 22), "end"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from patchloom.checkpoint import Preprocessing
 from patchloom.data.augment import test_transform
+from patchloom.data.given import Given, pictures_in
 from patchloom.data.loader import normalise
-from patchloom.errors import UsageError, at_least
+from patchloom.errors import UsageError, at_least, with_near_options
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.inspection.attention import (
     attention_rollout,
@@ -23,7 +25,10 @@ from patchloom.inspection.attention import (
     has_token_per_class,
     vector_share,
 )
+from patchloom.inspection.charts import BARS_WIDTH, bars
+from patchloom.inspection.notebook import likeliest, piece
 from patchloom.inspection.overlays import SIDE, attention_overlay, attention_tile, evidence_overlay
+from patchloom.inspection.page import data_uri
 from patchloom.inspection.sheets import GAP, PAGE, Cell, Line, displayed, grid_sheet, numbers, sheet
 from patchloom.models.network import Network
 from patchloom.models.vit import ViT
@@ -32,6 +37,9 @@ LIKELY = 0.1  # classes above it are named on a sheet (thesis, figure 3.10)
 CLASSES_SHOWN = 3  # with a map of their own (thesis, figure 5.6)
 HEAD_SIDE, SMALL_HEAD_SIDE = 96, 64  # pixels of one head's map, in few rows and in many
 FEW_ROWS = 12
+CARD_SIDE = 224  # pixels of a picture on a page or in a notebook
+LOOKS_SHOWN = 20  # in a notebook, which keeps their pictures
+ANSWERS_WIDE = 270  # pixels in a notebook, whose style says so too
 NAMES_WIDE = 110  # pixels left for the names of layers
 
 
@@ -63,16 +71,47 @@ class Look:
         title = ", ".join(likely) or (f"no class above {100 * LIKELY:.0f} %" if self.answers else "")
         return Line(title, [Cell(displayed(self.seen, SIDE), "as the network sees it"), *self.maps])
 
+    def card(self, name: str = "", detail: str = "", *, width: int = BARS_WIDTH) -> dict[str, Any]:
+        """For a page or a notebook: pictures as addresses, answers as bars `width` pixels wide."""
+        rows = [(label, 100 * share, f"{100 * share:.1f} %") for label, share in self.answers]
+        return {
+            "name": name,
+            "detail": detail,
+            "seen": data_uri(displayed(self.seen, CARD_SIDE)),
+            "answers": bars(rows, width=width) if rows else None,
+            "maps": [(data_uri(cell.image), cell.caption) for cell in self.maps],
+        }
 
+    def __repr__(self) -> str:
+        maps = ", ".join(cell.caption for cell in self.maps)
+        return f"Look({likeliest(self.answers) or 'no classes'}{f'; maps: {maps}' if maps else ''})"
+
+    def _repr_html_(self) -> str:
+        return piece(likeliest(self.answers, 1) or "What the network saw", looks=[self.card(width=ANSWERS_WIDE)])
+
+
+class Looks(list[Look]):
+    """What a network made of several pictures."""
+
+    def _repr_html_(self) -> str:
+        notes = [f"and {len(self) - LOOKS_SHOWN} more"] if len(self) > LOOKS_SHOWN else []
+        cards = [one.card(width=ANSWERS_WIDE) for one in self[:LOOKS_SHOWN]]
+        return piece(f"{len(self)} picture{'s' * (len(self) != 1)}", looks=cards, notes=notes)
+
+
+@with_near_options
 def look(
     network: Network,
     preprocessing: Preprocessing | None,
-    images: Sequence[Image.Image],
+    images: Given,
     class_names: Sequence[str] = (),
     *,
     top: int = 5,
-) -> list[Look]:
-    """One `Look` a picture; without preprocessing pictures are fitted to the network's own size."""
+) -> Looks:
+    """One `Look` per picture, for one picture too; without preprocessing they are fitted to the network's own size.
+
+    `images` are what `Classifier.predict` takes; `Classifier.look` knows the rest by itself. `top` classes are named.
+    """
     return looks(show(network, preprocessing, images), class_names, top=top)
 
 
@@ -82,29 +121,30 @@ def look_sheet(looked: Sequence[Look]) -> Image.Image:
 
 
 @torch.no_grad()
-def show(network: Network, preprocessing: Preprocessing | None, images: Sequence[Image.Image]) -> Shown:
+def show(network: Network, preprocessing: Preprocessing | None, images: Given) -> Shown:
     """Fit the pictures to the network, and the network to their size; classify them."""
-    if not images:
-        raise UsageError("there is no picture to look at; give at least one")
     if preprocessing is None:
         preprocessing = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, crop_ratio=1.0)
     network = network.for_images_of(preprocessing.image_size)
     transform = test_transform(preprocessing.image_size, preprocessing.crop_ratio, preprocessing.interpolation)
-    pixels = np.stack([transform(image.convert("RGB")) for image in images])  # (N, H, W, 3)
+    cropped = [transform(one.read()) for one in pictures_in(images)]
+    if not cropped:
+        raise UsageError("there is no picture to look at; give at least one")
+    pixels = np.stack(cropped)  # (N, H, W, 3)
     batch = normalise(torch.from_numpy(pixels).permute(0, 3, 1, 2), preprocessing.mean, preprocessing.std)
     batch = batch.to(next(network.parameters()))
     with in_eval_mode(network):
         logits = torch.cat([network(part) for part in batch.split(32)])
     known = network.config.num_classes
-    shares = numbers(logits.float().softmax(dim=-1), "the probabilities") if known else np.zeros((len(images), 0))
+    shares = numbers(logits.float().softmax(dim=-1), "the probabilities") if known else np.zeros((len(pixels), 0))
     return Shown(network, [Image.fromarray(picture) for picture in pixels], batch, shares)
 
 
-def looks(shown: Shown, class_names: Sequence[str] = (), *, top: int = 5) -> list[Look]:
+def looks(shown: Shown, class_names: Sequence[str] = (), *, top: int = 5) -> Looks:
     """What the network made of the pictures it was shown."""
     at_least("top", top, 1)
     names = names_of(shown.network, class_names)
-    found = []
+    found = Looks()
     for seen, shares, maps in zip(shown.seen, shown.probabilities, _maps(shown, names), strict=True):
         likeliest = np.argsort(-shares, kind="stable")[:top]
         found.append(Look(seen, [(names[i], float(shares[i])) for i in likeliest], maps))

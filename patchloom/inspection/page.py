@@ -23,9 +23,14 @@ _PAGES = Environment(
 )
 
 
+def render(template: str, **values: Any) -> str:
+    """The HTML of a template of this folder; every text in it is escaped."""
+    return _PAGES.get_template(template).render(**values)
+
+
 def write_page(path: Path, template: str, **values: Any) -> None:
     """Write the page, whole or not at all."""
-    html = _PAGES.get_template(template).render(**values)
+    html = render(template, **values)
     try:
         atomic_write(path, html.encode("utf-8", "backslashreplace"))
     except (UsageError, ResourceError) as error:

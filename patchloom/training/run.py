@@ -1,8 +1,8 @@
-"""`patchloom.train` and the command of that name: plan it, say it, do it, report it."""
+"""What `patchloom.train` and the command of that name do: plan it, say it, do it, report it."""
 
 import shlex
 import time as clock
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from patchloom.build import reads_labels, tells_classes
 from patchloom.checkpoint import Folder, Found, find_checkpoint, read_weights, save_weights, write_run_files
 from patchloom.data.pairs import Pairs
 from patchloom.data.sets import ImageSet
-from patchloom.data.source import in_one, parts_of
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.run_record import FILE as RUN_RECORD
 from patchloom.deployment.translator import Translator, load_translator
@@ -25,7 +24,8 @@ from patchloom.engine.loop import Outcome
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
-from patchloom.errors import CheckpointError, DataError, NumericalError, UsageError, nearest
+from patchloom.errors import CheckpointError, DataError, NumericalError
+from patchloom.inspection.notebook import number_texts, numbers_line, piece
 from patchloom.models.network import Network
 from patchloom.printable import printable
 from patchloom.training.assemble import EVALUATIONS, Stores, make_run, preprocessing_of, release
@@ -62,14 +62,15 @@ class Trained:
         ended = self.outcome.ended if self.outcome else None
         return {"folder": str(self.folder), "ended": ended, "left_out": self.left_out, **self.metrics}
 
+    def __repr__(self) -> str:
+        ended = self.outcome.ended if self.outcome else "nothing was trained"
+        return f"Trained({self.folder}, {ended}{': ' * bool(self.metrics)}{numbers_line(self.metrics)})"
 
-def train(data: str | Sequence[str], **settings: Any) -> Trained:
-    """Train a classifier or a translator on `data`; the options are those of `patchloom train` (`TrainingSettings`)."""
-    known = set(TrainingSettings.__dataclass_fields__)
-    for name in settings:
-        if name not in known:
-            raise UsageError(f"train has no option {name!r}.{nearest(name, sorted(known))}")
-    return run_training(TrainingSettings(data=in_one(parts_of(data)), **settings))
+    def _repr_html_(self) -> str:
+        lost = [("files left out", f"{self.left_out:,}")] if self.left_out else []
+        ended = self.outcome.ended if self.outcome else "nothing was trained"
+        facts = [*number_texts(self.metrics).items(), *lost]
+        return piece(str(self.folder), detail=ended, facts=facts, notes=[f"report: {self.folder / 'report.html'}"])
 
 
 def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Callable[[str], None] = print) -> Trained:

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from patchloom.data.check import check
+from patchloom.deployment.classifier import load
 from patchloom.deployment.comparison_report import report_runs
 from patchloom.deployment.index import index, open_index
 from patchloom.deployment.look import look_at
 from patchloom.deployment.ranked import write_ranked
 from patchloom.deployment.report import report_run
+from patchloom.deployment.runs import evaluate
 from patchloom.deployment.search_page import write_search_page
 from patchloom.inspection.check_page import write_check_page
 from tests.deployment.conftest import trained  # noqa: F401
@@ -46,6 +48,7 @@ def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "look": look_at(str(trained / "vit"), [str(trained / "data" / "red")], out=folder / "look.html").path,
         "check": folder / "check.html",
         "search": searched(trained, folder),
+        "notebook": noted(trained, folder),
         "ranked": write_ranked([str(trained / "a"), str(trained / "b")], str(trained / "data"), out=ranked).path,
     }
 
@@ -57,9 +60,20 @@ def searched(trained: Path, folder: Path) -> Path:  # noqa: F811
     return folder / "search.html"
 
 
+def noted(trained: Path, folder: Path) -> Path:  # noqa: F811
+    """What a notebook shows, one output below the other."""
+    seeing, picture = load(trained / "vit", device="cpu"), trained / "data" / "red" / "0.png"
+    both = evaluate([trained / "a", trained / "vit"])
+    found = open_index(folder / "index").search(picture)
+    outputs = [one._repr_html_() for one in (seeing, seeing.look(picture), both, *both.evaluations.values(), found)]
+    page = folder / "notebook.html"
+    page.write_text("<!doctype html><meta charset='utf-8'>" + "<br>".join(outputs), "utf-8")
+    return page
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, SCREEN])
-@pytest.mark.parametrize("name", ["report", "attention", "comparison", "look", "check", "search", "ranked"])
+@pytest.mark.parametrize("name", ["report", "attention", "comparison", "look", "check", "search", "ranked", "notebook"])
 def test_a_page_is_whole(name: str, width: int, scheme: str, pages: dict[str, Path], browser: Any) -> None:
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     faults: list[str] = []

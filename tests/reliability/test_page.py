@@ -9,7 +9,11 @@ from tests.reliability.commands import ROOT
 
 PAGE = (ROOT / "docs" / "reliability.md").read_text("utf-8")
 GOALS = {*range(1, 18), 23, 24}
+<<<<<<< HEAD
 FAULTS = {*range(1, 54)}
+=======
+FAULTS = {*range(1, 55)}
+>>>>>>> 08a21fc (A picture handed over in Python is the picture read from its file, to the bit, whatever way it comes in (data/given.py); functions have signatures that an editor shows, objects say what they are and show it in notebooks; docs/python.md)
 # The tables before this one are of trials; it has rates.
 ROWS = re.findall(r"^\| .*\|$", PAGE.split("## What looking first costs")[0], re.MULTILINE)
 
@@ -26,7 +30,7 @@ def test_every_one_has_its_row(title: str, expected: set[int]) -> None:
 
 
 def test_every_row_names_what_proves_it() -> None:
-    rows = [row for row in ROWS if not row.startswith(("| # ", "| Done "))]
+    rows = [row for row in ROWS if not row.startswith(("| # ", "| Done ", "| | By"))]
     assert len(rows) > len(GOALS) + len(FAULTS)
     proofs = [row.rstrip("| ").rpartition("| ")[2] for row in rows]
     assert [proof for proof in proofs if not proof.startswith(("`tests/", "`reliability.py "))] == []

@@ -1,0 +1,87 @@
+"""`patchloom.train`: the options of a training as an editor shows them; a test holds them equal to TrainingSettings."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from patchloom.data.loader import WORKER_TIMEOUT_S
+from patchloom.data.source import Spec, in_one, parts_of
+from patchloom.errors import with_near_options
+from patchloom.recipes.schema import Recipe
+from patchloom.training.plan import TrainingSettings
+from patchloom.training.run import Trained, run_training
+
+
+@with_near_options
+def train(
+    data: Spec | Sequence[Spec],
+    *,
+    model: str | None = None,
+    recipe: str | Recipe = "auto",
+    out: str | None = None,
+    teacher: str | None = None,
+    init: str | None = None,
+    epochs: int | None = None,
+    size: int | None = None,
+    batch: int | None = None,
+    micro_batches: int | None = None,
+    fit: bool = False,
+    time: str | None = None,
+    stop_after: str | None = None,
+    patience: int | None = None,
+    pictures: int | None = None,
+    changes: dict[str, Any] | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    worker_timeout: float = WORKER_TIMEOUT_S,
+    compiled: bool | None = None,
+    shard: bool = False,
+    level: str | None = None,
+    labels: str | None = None,
+    label_column: str | None = None,
+    label_pattern: str | None = None,
+    taxonomy: str | None = None,
+    classes: Literal["innermost", "outermost"] | None = None,
+    strict: bool = False,
+    trackers: tuple[str, ...] = (),
+) -> Trained:
+    """Train a classifier or a translator, as `patchloom train` does; the same call again resumes.
+
+    What is learned
+        data            folder of class folders, labels file, parquet, archive, 'digits', 'hf:user/name' …, or several
+        model           network (`patchloom.list_models()`); chosen by the data when left out
+        recipe          a published recipe (`patchloom.list_recipes()`), a recipe.yaml, a `Recipe`, or 'auto'
+        teacher         distil from a run, 'timm:NAME', 'torchvision:NAME' …
+        init            start from the weights of a run or of a published file
+        epochs          passes over the data
+        size            image size in pixels
+        batch           images per update, over all devices; of text, tokens
+        micro_batches   parts that a batch is cut into; as many as the memory asks for when left out
+        fit             fit a named recipe to the data and the machine
+        time            plan the whole schedule into '30m', '2h', '90s' …
+        changes         recipe fields to change: {"augment.mixup": 0}
+
+    The data
+        level           label level to train on, where the data have several
+        labels          CSV with path,label for a folder of images
+        label_column    the column of that file that holds the classes
+        label_pattern   the class as a part of the file's name: '{label}_*.jpg'
+        taxonomy        file of levels above the classes
+        classes         which of nested folders are the classes: 'innermost' or 'outermost'
+        strict          unreadable images and stray classes are errors
+
+    The run
+        out             its folder; runs/NAME-OF-DATA when left out
+        stop_after      stop and save after '30m', '2h', '90s' …
+        patience        stop after this many evaluations without improvement
+        pictures        draw the network into RUN/pictures every so many epochs
+        trackers        also log to 'tensorboard' or 'wandb'
+
+    The machine
+        device          'cpu', 'cuda', 'cuda:1'; 'auto' takes a GPU if there is one
+        workers         processes that prepare images
+        worker_timeout  seconds after which a silent one counts as hung
+        compiled        torch.compile; by default where it pays
+        shard           split weights and optimiser over the processes (FSDP)
+    """
+    given = locals()
+    return run_training(TrainingSettings(**given | {"data": in_one(parts_of(data)), "changes": changes or {}}))

@@ -1,0 +1,166 @@
+"""What objects say of themselves: a line in a terminal, whole, escaped and self-contained HTML in a notebook."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import patchloom
+from patchloom.deployment.classifier import Answer, Classifier
+from patchloom.deployment.index import Found, Hit
+from patchloom.deployment.runs import RunEvaluations
+from patchloom.engine.loop import Outcome
+from patchloom.engine.state import Progress
+from patchloom.evaluation.embeddings import Embeddings
+from patchloom.inspection.look import LOOKS_SHOWN
+from patchloom.inspection.notebook import first_names, likeliest, number_texts, piece
+from patchloom.training.run import Trained
+
+EVIL = "<script>alert('x')</script>\x1b[31m\n&"
+
+
+@pytest.fixture(scope="module")
+def classifier(trained: Path) -> Classifier:
+    return patchloom.load(trained / "a", device="cpu")
+
+
+class Balanced(HTMLParser):
+    """Every element that is opened is closed, and nothing is fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs) -> None:
+        self.seen.add(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("img", "br", "rect"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs) -> None:
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "rect":
+            assert self.open.pop() == tag
+
+
+def checked(html: str) -> str:
+    parser = Balanced()
+    parser.feed(html)
+    assert parser.open == []
+    assert all(address.startswith("data:image/") for address in parser.addresses)
+    assert not parser.seen & {"script", "link", "iframe", "a"}
+    assert "http" not in html
+    # The style touches nothing but what is inside.
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
+    selectors = re.findall(r"([^{};]+)\{[^{}]*\}", re.sub(r"@media[^{]*\{", "", style))
+    assert all(".patchloom" in one for selector in selectors for one in selector.split(","))
+    return html
+
+
+def test_a_classifier_and_its_answers(classifier: Classifier, trained: Path) -> None:
+    assert repr(classifier) == "Classifier(resmlp_s12, 16×16 pixels, cpu, 2 classes: blue, red)"
+    html = checked(classifier._repr_html_())
+    assert "resmlp_s12" in html
+    assert "blue, red" in html
+    path = str(trained / "data" / "red" / "0.png")
+    (answer,) = classifier.predict_files([path])
+    assert re.fullmatch(rf"Answer\({re.escape(path)}: \w+ \d+\.\d %, \w+ \d+\.\d %\)", repr(answer))
+    assert repr(Answer("a.png", [], "a.png: empty file")) == "Answer(a.png: a.png: empty file)"
+
+
+def test_a_look_is_picture_bars_and_maps(trained: Path) -> None:
+    seeing = patchloom.load(trained / "vit", device="cpu")
+    pictures = [trained / "data" / "red" / "0.png"] * (LOOKS_SHOWN + 2)
+    looks = seeing.look(pictures)
+    one = looks[0]
+    assert re.fullmatch(r"Look\((blue|red) \d+\.\d %, (blue|red) \d+\.\d %; maps: .*rollout.*\)", repr(one))
+    html = checked(one._repr_html_())
+    assert html.count("<img") == 1 + len(one.maps)
+    assert html.count('class="bar"') == 2
+    many = checked(looks._repr_html_())
+    assert "22 pictures" in many
+    assert "and 2 more" in many
+    assert many.count("as the network sees it") == LOOKS_SHOWN
+
+
+def test_evaluations(trained: Path, classifier: Classifier) -> None:
+    both = patchloom.evaluate([trained / "a", trained / "b"])
+    assert re.fullmatch(r"RunEvaluations\(12 images: a top1 [\d.]+ % \([\d.]+…[\d.]+\); b top1 .*\)", repr(both))
+    html = checked(both._repr_html_())
+    assert re.search(r"a against b: [+−][\d.]+ points \(.*\), p = [\d.]+: (it may be chance|one is better)", html)
+    one = next(iter(both.evaluations.values()))
+    assert re.match(r"Evaluation\(12 images, 2 classes: top1 [\d.]+ % \([\d.]+…[\d.]+\), loss ", repr(one))
+    assert "mean_class_accuracy" in checked(one._repr_html_())
+    assert repr(one.report).startswith("ClassificationReport(12 images, 2 classes: top1 ")
+    assert "against" not in RunEvaluations({"a": trained}, {"a": one})._repr_html_()
+    probes = classifier.probe(str(trained / "data"), knn=(3,))
+    assert re.fullmatch(r"Probes\(knn3_top1 [\d.]+ %\)", repr(probes))
+    assert "knn3_top1" in checked(probes._repr_html_())
+
+
+def test_a_training(trained: Path) -> None:
+    done = Trained(Path("runs/a"), Outcome("finished", Progress()), {"top1": 93.2, "loss": 0.25, "images": 1200.0}, 2)
+    assert repr(done) == "Trained(runs/a, finished: top1 93.20 %, loss 0.25, images 1,200)"
+    html = checked(done._repr_html_())
+    assert "93.20 %" in html
+    assert "files left out" in html
+    assert repr(Trained(Path("runs/a"), None, {})) == "Trained(runs/a, nothing was trained)"
+
+
+def test_an_index_and_what_it_found(trained: Path, tmp_path: Path) -> None:
+    index = patchloom.index(str(trained / "a"), [trained / "data"], out=tmp_path / "i", device="cpu").index
+    assert repr(index) == f"Index({tmp_path / 'i'}: 60 files, 2 labels, 16 numbers each)"
+    assert "exact" in checked(index._repr_html_())
+    query = trained / "data" / "red" / "0.png"
+    found = index.search(query, top=5)
+    assert re.fullmatch(r"Found\(0\.png: \S+ 1\.0000, \S+ [\d.]+, \S+ [\d.]+ and 2 more\)", repr(found))
+    assert checked(found._repr_html_()).count("<img") == 6
+    assert checked(index.search(Image.open(query).copy(), top=5)._repr_html_()).count("<img") == 5
+    gone = Found("gone.png", [], error="gone.png: no such file")
+    assert repr(gone) == "Found(gone.png: no such file)"
+    assert "no such file" in checked(gone._repr_html_())
+    assert "deleted.png" in checked(Found("", [Hit("/x/deleted.png", 0.5, "")])._repr_html_())
+
+
+def test_embeddings() -> None:
+    labels = torch.zeros(3, dtype=torch.int64)
+    assert repr(Embeddings(torch.zeros(3, 5), labels, labels)) == "Embeddings(3 images, 5 numbers each, cpu)"
+
+
+def test_names_from_outside_are_neither_markup_nor_control(trained: Path) -> None:
+    found = Found(f"/x/{EVIL}.png", [Hit(f"/x/{EVIL}", 0.5, EVIL)], EVIL)
+    for text in (
+        repr(found),
+        repr(Answer(EVIL, [(EVIL, 0.5)])),
+        first_names([EVIL]),
+        likeliest([(EVIL, 1)]),
+    ):
+        assert text.isprintable()
+    fact = [(EVIL, EVIL)]
+    for html in (
+        found._repr_html_(),
+        piece(EVIL, detail=EVIL, facts=fact, columns=[EVIL], rows=fact, notes=[EVIL, "\udcff"]),
+    ):
+        checked(html)
+        assert "<script" not in html
+        html.encode("utf-8")
+
+
+def test_numbers_as_they_are_read() -> None:
+    values = {
+        "top1": 50.0,
+        "top1_low": 40.0,
+        "top1_high": 60.0,
+        "loss": np.float64(1.23456),
+        "images": 1234.0,
+        "bleu": 37.25,
+    }
+    assert number_texts(values) == {"top1": "50.00 % (40.0…60.0)", "loss": "1.235", "images": "1,234", "bleu": "37.25"}

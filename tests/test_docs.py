@@ -1,0 +1,46 @@
+"""The code of docs/python.md runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.data.given import picture_of
+from patchloom.errors import DataError, UsageError
+
+PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    assert len(BLOCKS) == 3
+    for number, block in enumerate(BLOCKS):
+        exec(compile(block, f"docs/python.md, block {number + 1}", "exec"), names)
+    assert names["vector"].shape == names["vectors"][0].shape
+    assert re.match(r"Trained\(runs/shapes, finished: top1 ", repr(names["run"]))
+    assert repr(names["classifier"]).endswith("32×32 pixels, cpu, 16 classes: triangle, square, pentagon and 13 more)")
+    assert names["one"]._repr_html_().count("<img") == 1 + len(names["one"].maps)
+
+
+# What the table says of arrays, row by row, where the file's side is in tests/data/all_modes.py.
+def test_what_the_table_says_of_arrays() -> None:
+    grey = np.full((8, 8), 60, np.uint8)
+    assert picture_of(grey).getpixel((0, 0)) == (60, 60, 60)
+    palette = Image.new("P", (8, 8), 1)
+    palette.putpalette([0, 0, 0, 10, 200, 30] + [0] * 762)
+    assert picture_of(palette).getpixel((0, 0)) == (10, 200, 30)
+    assert picture_of(np.asarray(palette)).getpixel((0, 0)) == (1, 1, 1)
+    cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+    assert picture_of(cmyk).getpixel((0, 0)) == (255, 0, 0)
+    assert picture_of(np.asarray(cmyk)).getpixel((0, 0)) == (255, 255, 255)  # RGBA of alpha 0
+    colours = np.full((8, 8, 3), 40_000, np.uint16)
+    assert picture_of(colours).getpixel((0, 0)) == (round(40_000 * 255 / 65535),) * 3
+    with pytest.raises(UsageError, match="int32, whose range is not known"):
+        picture_of(grey.astype(np.int32))
+    for bad in (np.nan, np.inf):
+        with pytest.raises(DataError, match="not finite"):
+            picture_of(np.full((8, 8), bad))

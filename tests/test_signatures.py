@@ -1,0 +1,112 @@
+"""What an editor shows of patchloom's functions is what they take; a wrong option is answered by the nearest."""
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+
+import pytest
+
+import patchloom
+from patchloom.data.source import Spec
+from patchloom.deployment.classifier import Classifier
+from patchloom.deployment.evaluations import Shown
+from patchloom.errors import UsageError
+from patchloom.training.plan import TrainingSettings
+
+FUNCTIONS = [patchloom.train, patchloom.load, patchloom.evaluate, patchloom.evaluate_levels, patchloom.index]
+FUNCTIONS += [patchloom.open_index, patchloom.check, patchloom.open_data, patchloom.look, patchloom.load_translator]
+METHODS = [
+    Classifier.predict,
+    Classifier.embed,
+    Classifier.look,
+    Classifier.evaluate,
+    Classifier.probe,
+    Classifier.sweep,
+]
+WITHOUT_A_SPLIT = {
+    "split",
+    "real",
+    "v2",
+    "progress",
+}  # of no use to probes and levels, which need train and val
+
+
+def test_train_takes_the_settings_of_a_training() -> None:
+    """A new field of TrainingSettings belongs into `train` too, with a line of its docstring."""
+    own = dict(inspect.signature(patchloom.train).parameters)
+    fields = {field.name: field for field in dataclasses.fields(TrainingSettings)}
+    add = "add it to the signature and the docstring of training/train.py"
+    assert list(own) == list(fields), f"train and TrainingSettings differ in {set(own) ^ set(fields)}; {add}"
+    for name, field in fields.items():
+        if name == "data":
+            assert own[name].annotation == Spec | Sequence[Spec]
+            continue
+        given = own[name].default
+        if field.default_factory is not dataclasses.MISSING:  # a new value each time: None stands for it
+            assert given is None, name
+            assert own[name].annotation == field.type | None, name
+        else:
+            assert given == field.default, name
+            assert own[name].annotation == field.type, name
+        assert f"\n        {name} " in patchloom.train.__doc__, f"the docstring of train does not explain {name}; {add}"
+
+
+@pytest.mark.parametrize(
+    ("function", "without"),
+    [
+        (patchloom.evaluate, set()),
+        (Classifier.evaluate, set()),
+        (Classifier.sweep, set()),
+        (Classifier.probe, WITHOUT_A_SPLIT),
+        (patchloom.evaluate_levels, WITHOUT_A_SPLIT | {"level"}),
+    ],
+)
+def test_evaluations_take_what_can_be_said_of_pictures(function, without: set[str]) -> None:
+    """A new field of Shown belongs into the evaluations too."""
+    own = inspect.signature(function).parameters
+    fields = {field.name: field for field in dataclasses.fields(Shown) if field.name not in without}
+    missing = set(fields) - set(own)
+    assert not missing, f"{function.__qualname__} lacks {missing}: add it to the signature and the docstring"
+    assert not without & set(own)
+    for name, field in fields.items():
+        assert (own[name].default, own[name].annotation) == (field.default, field.type), name
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, *METHODS], ids=lambda function: function.__qualname__)
+def test_every_option_has_a_name_a_type_and_an_explanation(function) -> None:
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
+        assert parameter.kind is not parameter.VAR_KEYWORD, name
+        assert name == "self" or parameter.annotation is not parameter.empty, name
+    assert inspect.signature(function).return_annotation is not inspect.Signature.empty
+    assert function.__doc__
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: patchloom.train("digits", epoch=3), r"train has no option 'epoch'\. Did you mean epochs"),
+        (lambda: patchloom.load("runs/a", devices="cpu"), r"load has no option 'devices'\. Did you mean device\?"),
+        (lambda: patchloom.evaluate("a", "b", crop=1), r"evaluate has no option 'crop'\. Did you mean crop_ratio\?"),
+        (
+            lambda: patchloom.index("a", ["b"], out="c", batches=1),
+            r"index has no option 'batches'\. Did you mean batch\?",
+        ),
+        (lambda: patchloom.check("a", worker=1), r"check has no option 'worker'\. Did you mean workers\?"),
+        (lambda: patchloom.open_data("a", zzzz=1), r"open_data has no option 'zzzz'\.$"),
+    ],
+)
+def test_an_unknown_option_is_answered_by_the_nearest(call, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        call()
+
+
+def test_what_python_itself_refuses_stays_its_own() -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'data'"):
+        patchloom.train()
+
+
+def test_evaluate_has_the_name_of_its_verb() -> None:
+    assert patchloom.evaluate is patchloom.evaluate_runs
+    with pytest.raises(UsageError, match="gone is not the folder of a run"):
+        patchloom.evaluate("gone")
