@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all check format clean
+.PHONY: demo test test-all test-oldest check format clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -20,6 +20,23 @@ test: $(READY)
 test-all: $(READY)
 	$(BIN)/pytest -n 2 -m 'slow or not slow'
 
+OLDEST := .venv-oldest/bin
+# A broad part of the tests that takes about two minutes; the whole of them is for the newest versions.
+OLDEST_TESTS := tests/cli/test_help.py tests/cli/test_table.py tests/cli/test_printed.py tests/recipes tests/training \
+	tests/engine/test_loop.py tests/engine/test_resume.py tests/engine/test_optimisation.py tests/engine/test_records.py \
+	tests/data/test_decode.py tests/data/test_folder.py tests/data/test_parquet.py tests/data/test_sources.py \
+	tests/data/test_augment.py tests/data/test_vocabulary.py tests/objectives/test_classification.py \
+	tests/test_checkpoint.py tests/test_timm.py
+
+.venv-oldest/.ready: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	$(OLDEST)/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt \
+		-e '.[parquet,stream,digits,translate]' pytest pytest-xdist hypothesis
+	touch .venv-oldest/.ready
+
+test-oldest: .venv-oldest/.ready
+	$(OLDEST)/pytest -n 2 $(OLDEST_TESTS)
+
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -31,4 +48,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-oldest
