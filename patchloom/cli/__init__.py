@@ -2,7 +2,10 @@
 
 import signal
 import sys
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Annotated
 
 import typer
 
@@ -14,6 +17,7 @@ from patchloom.cli import (
     index,
     look,
     models,
+    output,
     predict,
     recipes,
     report,
@@ -22,8 +26,10 @@ from patchloom.cli import (
     translate,
     verify,
 )
+from patchloom.cli.help import help_on
 from patchloom.cli.stopping import ToldToStop, told_to_stop
 from patchloom.cli.streams import Failures, watched
+from patchloom.cli.verb import Verb, verb
 from patchloom.errors import PatchloomError, ResourceError
 from patchloom.printable import printable
 
@@ -33,36 +39,61 @@ STOPPED = 128  # exit codes above it: by a signal, which is no error
 app = typer.Typer(
     name="patchloom",
     help="Patch-based networks and the training that makes them work.",
+    epilog="Options of a command: patchloom help COMMAND",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("check")(check.check)
-app.command("train")(train.train)
-app.command("evaluate")(evaluate.evaluate)
-app.command("predict")(predict.predict)
-app.command("translate")(translate.translate)
-app.command("look")(look.look)
-app.command("index")(index.index)
-app.command("search")(search.search)
-app.command("report")(report.report)
-app.command("verify")(verify.verify)
-app.command("recipes")(recipes.recipes)
-app.command("models")(models.models)
-app.command("bench")(bench.bench)
-app.command("demo")(demo.demo)
+TRAIN, USE, MEASURE, KNOW = "Train", "Use what was trained", "Measure and show", "Look up"  # panels of the help
+VERBS: dict[str, dict[str, Callable[..., None]]] = {
+    TRAIN: {"check": check.check, "train": train.train, "demo": demo.demo},
+    USE: {
+        "predict": predict.predict,
+        "translate": translate.translate,
+        "index": index.index,
+        "search": search.search,
+    },
+    MEASURE: {"evaluate": evaluate.evaluate, "report": report.report, "look": look.look, "bench": bench.bench},
+    KNOW: {"verify": verify.verify, "models": models.models, "recipes": recipes.recipes},
+}
+for _panel, _verbs in VERBS.items():
+    for _name, _function in _verbs.items():
+        app.command(_name, cls=Verb, rich_help_panel=_panel)(verb(_function))
+app.command("help", rich_help_panel=KNOW)(help_on)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from patchloom import __version__
+
+        print(f"patchloom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def patchloom(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print tracebacks of errors, and lists in full length.")
+    ] = False,
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Patch-based networks and the training that makes them work."""
+    output.be(quiet=quiet, verbose=verbose)
 
 
 def main() -> None:
     """Run the command line; what goes wrong is one line on stderr and an exit code (errors.py)."""
-    with watched() as output:
-        code = _run(output)
+    with watched() as stdout:
+        code = _run(stdout)
         if code > STOPPED:
             # A second Ctrl-C while Python ends would show a traceback.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if output.first and not output.nobody_reads and code != LOST:
-        code = _lost(output.first)
+    if stdout.first and not stdout.nobody_reads and code != LOST:
+        code = _lost(stdout.first)
     sys.exit(code)
 
 
@@ -77,18 +108,21 @@ def _is_bare_knn(argument: str, after: str) -> bool:
     return argument == "--knn" and after.startswith("-")
 
 
-def _run(output: Failures) -> int:
+def _run(stdout: Failures) -> int:
+    output.forget()
     try:
         with told_to_stop():
-            code = app(_with_number(sys.argv[1:]), standalone_mode=False)
+            code = app(_with_number(sys.argv[1:]), prog_name="patchloom", standalone_mode=False)
     except (PatchloomError, ToldToStop) as error:
+        if output.is_verbose():
+            traceback.print_exc()
         return _complain(str(error), error.exit_code)
     except BrokenPipeError:
         return 128 + signal.SIGPIPE  # as any command in a pipe whose reader left
     except (Exception, SystemExit) as error:
-        if output.first:
+        if stdout.first:
             # typer ends by itself, with 1, where nobody reads any more.
-            return 128 + signal.SIGPIPE if output.nobody_reads else _lost(output.first)
+            return 128 + signal.SIGPIPE if stdout.nobody_reads else _lost(stdout.first)
         # typer's own usage errors: an unknown option, a missing argument
         if not hasattr(error, "format_message"):
             raise

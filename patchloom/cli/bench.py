@@ -1,17 +1,21 @@
 """`patchloom bench NAME…`: parameters, multiply-adds, throughput and peak memory, measured here and now."""
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from patchloom.cli.completion import complete_model
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 def bench(
-    names: Annotated[list[str], typer.Argument(help="Names or patterns; 'timm:NAME' is timm's network.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Names or patterns; 'timm:NAME' is timm's network.", autocompletion=complete_model),
+    ],
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
     size: Annotated[int, typer.Option(help="Image size in pixels.")] = 224,
     batch: Annotated[str, typer.Option(help="Batch sizes tried; the fastest is reported.")] = "1,4,16,64",
@@ -19,14 +23,16 @@ def bench(
     absorb: Annotated[bool, typer.Option(help="Also measure each network with its affine parts absorbed.")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Measure under torch.compile.")] = False,
     memory: Annotated[
-        str | None, typer.Option(help="Peak memory at these sizes instead, such as 224,384,512; first of --batch.")
+        str | None,
+        typer.Option(help="Measure peak memory at these image sizes instead: 224,384,512; at the first of --batch."),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Time for each network and batch size.")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="Seconds per network and batch size.")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Measure networks side by side: they take turns, so noise hits all alike."""
     import torch
 
+    from patchloom.cli.output import print_json
     from patchloom.cli.table import mebibytes, print_table, whole_numbers
     from patchloom.inspection.cost import cost, human, measure
     from patchloom.models.absorb import absorb as absorbed
@@ -60,7 +66,7 @@ def bench(
         {"model": label, **asdict(costs[label]), **asdict(speeds[label])} for label in networks
     ]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     print_table(
         ["model", "#parameters", "#multiply-adds", "#images/s", "#at batch", "#peak memory"],
@@ -83,6 +89,7 @@ def _print_memory(names: list[str], sizes: list[int], batch: int, device: str, d
     """Peak memory against image size: thesis figure 5.3."""
     import torch
 
+    from patchloom.cli.output import print_json
     from patchloom.cli.table import mebibytes, print_table
     from patchloom.inspection.memory import memory_by_size
 
@@ -95,7 +102,7 @@ def _print_memory(names: list[str], sizes: list[int], batch: int, device: str, d
 
             found[label] = memory_by_size(make, sizes, batch=batch, device=device, dtype=getattr(torch, dtype))
     if as_json:
-        print(json.dumps({"batch": batch, "device": device, "dtype": dtype, "peak_mem_mib": found}, indent=2))
+        print_json({"batch": batch, "device": device, "dtype": dtype, "peak_mem_mib": found})
         return
     print_table(
         ["model", *(f"#{size}" for size in sizes)],

@@ -1,6 +1,5 @@
 """`patchloom check DATA`: what is in a data set and what is wrong with it, before training."""
 
-import json
 import os
 import shlex
 from collections import Counter
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from patchloom.data.reading import Reading
     from patchloom.data.survey import Place
 
-SHOWN = 5  # files, groups or classes named in the terminal; the page and --json have all
+SHOWN = 5  # files, groups or classes named in the terminal; the page, --json and --verbose have all
 OF_ITS_OWN = ("strip", "tiny", "uneven sides")  # kinds of odd whose detail differs from one to the next
 UNEVEN = 10  # times as many pictures in the largest class as in the smallest
 
@@ -28,7 +27,9 @@ def check(
     given: Annotated[
         list[str], typer.Argument(metavar="DATA...", help="A folder or any other data that `train` takes.")
     ],
-    page: Annotated[str | None, typer.Option(help="Where the page goes; runs/check-NAME/check.html.")] = None,
+    page: Annotated[
+        str | None, typer.Option(help="Where to write the page; runs/check-NAME/check.html when left out.")
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Near-duplicates across splits and labels are problems too.")
     ] = False,
@@ -37,14 +38,15 @@ def check(
     label_pattern: LabelPattern = None,
     taxonomy: Taxonomy = None,
     classes: Classes = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that read; one for each core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that read; one per core when left out.")] = None,
     cache: Annotated[bool, typer.Option(help="Look only at files that changed since the last check.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="For machines; a page only with --page.")] = False,
 ) -> None:
-    """Counts, unreadable and odd files, duplicates, leaks, balance. Exit code 3 where something is wrong."""
+    """Find unreadable and odd files, duplicates, leaks and imbalance; exit code 3 where something is wrong."""
     import time
     from pathlib import Path
 
+    from patchloom.cli.output import print_json
     from patchloom.data.check import check as look_through
     from patchloom.data.scan_bar import scan_bar
     from patchloom.data.source import in_one
@@ -68,7 +70,7 @@ def check(
 
         write_check_page(target, report, problems=problems)
     if as_json:
-        print(json.dumps(report.to_dict(strict=strict) | {"seconds": round(seconds, 3)}, indent=2))
+        print_json(report.to_dict(strict=strict) | {"seconds": round(seconds, 3)})
     else:
         _print(report, data, reading, seconds, problems, target)
     if problems:
@@ -78,24 +80,26 @@ def check(
 def _print(
     report: "CheckReport", data: str, reading: "Reading", seconds: float, problems: list[str], page: "Path | None"
 ) -> None:
+    from patchloom.cli.output import print_result
+
     splits = " + ".join(f"{count:,} {split}" for split, count in report.splits.items())
     counted = splits if len(report.splits) > 1 else f"{report.pictures:,} {report.unit}s, no val split"
     classes = f"{len(report.classes)} classes, " if report.classes else ""
     decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
     speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s{decoded})"
-    print(f"{data}  {classes}{counted}   {speed}")
+    print_result(f"{data}  {classes}{counted}   {speed}")
     rows = [(printable(name), count, printable(detail)) for name, count, detail in _rows(report, data)]
     width = max([16, *(len(name) for name, _, _ in rows)])
     for name, count, detail in rows:
-        print(f"  {name:<{width}}{count:>7}  {detail}".rstrip())
+        print_result(f"  {name:<{width}}{count:>7}  {detail}".rstrip())
     for note in report.notes:
-        print(f"  note: {printable(note)}")
+        print_result(f"  note: {printable(note)}")
     if problems:
-        print(f"Problems: {printable('; '.join(problems))}.")
+        print_result(f"Problems: {printable('; '.join(problems))}.")
     else:
-        print("Nothing is wrong.")
+        print_result("Nothing is wrong.")
     if page:
-        print(f"Page: {page}")
+        print_result(f"Page: {page}")
     if report.classes:
         print(f"Next: patchloom train {shlex.quote(data)}{reading.options()}")
 
@@ -148,10 +152,13 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _listed(name: str, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    for i, line in enumerate(lines[:SHOWN]):
+    from patchloom.cli.output import shortened
+
+    shown = lines[: shortened(SHOWN)]
+    for i, line in enumerate(shown):
         yield (name, f"{len(lines):,}", line) if not i else ("", "", line)
-    if len(lines) > SHOWN:
-        yield "", "", f"and {len(lines) - SHOWN:,} more"
+    if more := len(lines) - len(shown):
+        yield "", "", f"and {more:,} more"
 
 
 def _usual_page(data: str) -> "Path | None":

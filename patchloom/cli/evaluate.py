@@ -1,15 +1,16 @@
 """`patchloom evaluate RUN… DATA`: the numbers of trained models, alone and against each other."""
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchloom.cli.completion import complete_run
+
 if TYPE_CHECKING:
     from patchloom.deployment.classifier import Classifier
 
-MEASURED, IMAGES = "What is measured", "Which images, and how they are shown"  # panels of the help
+MEASURED, IMAGES = "What is measured", "Which images, and how they are shown"  # panels of --help-all
 
 
 def evaluate(
@@ -19,48 +20,59 @@ def evaluate(
             metavar="RUN… [DATA]",
             help="Folders of runs, then data with their classes, matched by name. "
             "Without data: what the runs decided about their val images when they were trained.",
+            autocompletion=complete_run,
         ),
     ],
+    split: Annotated[
+        str | None,
+        typer.Option(help="train, val, test or all; by default val, or what the run held out. Of text: any, by name."),
+    ] = None,
     knn: Annotated[
         str | None,
-        typer.Option(
-            metavar="K,…",
-            help="Neighbours of the features instead, such as 10,20; alone: 20.",
-            rich_help_panel=MEASURED,
-        ),
+        typer.Option(metavar="K,…", help="Judge the features by their K nearest neighbours: 10,20; alone: 20."),
     ] = None,
+    levels: Annotated[
+        bool, typer.Option("--levels", help="kNN and retrieval at every level of the data's taxonomy.")
+    ] = False,
+    agreement: Annotated[
+        bool, typer.Option("--agreement", help="How often runs, heads and labels decide differently.")
+    ] = False,
+    seeds: Annotated[
+        bool, typer.Option("--seeds", help="Mean, std, min and max over runs that differ only in their seed.")
+    ] = False,
+    costs: Annotated[bool, typer.Option("--cost", help="Also speed, multiply-adds, parameters, memory.")] = False,
+    text: Annotated[
+        str | None, typer.Option("--text", help="Parallel text for runs that translate: BLEU, chrF, loss.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
+    device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For machines, with per-class accuracy and confusion.")
+    ] = False,
     linear: Annotated[
         bool,
         typer.Option(
             "--linear",
-            help="A linear probe of the features instead; with --levels, separability.",
+            help="Judge the features by a linear probe; with --levels, separability.",
             rich_help_panel=MEASURED,
         ),
     ] = False,
     few_shot: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="A probe learned from N images a class instead, such as 5.", rich_help_panel=MEASURED
+            metavar="N",
+            help="Judge the features by a probe learned from N images per class, such as 5.",
+            rich_help_panel=MEASURED,
         ),
     ] = None,
     sweep: Annotated[
         str | None,
         typer.Option(
-            metavar="crop|size", help="Top-1 at several of them; crop=0.8,0.9,1 says which.", rich_help_panel=MEASURED
+            metavar="crop|size",
+            help="Top-1 at several crop ratios or image sizes; crop=0.8,0.9,1 says which.",
+            rich_help_panel=MEASURED,
         ),
     ] = None,
-    agreement: Annotated[
-        bool,
-        typer.Option(
-            "--agreement", help="How often runs, heads and labels decide differently.", rich_help_panel=MEASURED
-        ),
-    ] = False,
-    levels: Annotated[
-        bool,
-        typer.Option(
-            "--levels", help="kNN and retrieval at every level of the data's taxonomy.", rich_help_panel=MEASURED
-        ),
-    ] = False,
     trunk: Annotated[
         bool,
         typer.Option(
@@ -69,28 +81,6 @@ def evaluate(
             rich_help_panel=MEASURED,
         ),
     ] = False,
-    seeds: Annotated[
-        bool,
-        typer.Option(
-            "--seeds", help="The runs differ in chance alone: mean, deviation, least, most.", rich_help_panel=MEASURED
-        ),
-    ] = False,
-    costs: Annotated[
-        bool, typer.Option("--cost", help="Also speed, multiply-adds, parameters, memory.", rich_help_panel=MEASURED)
-    ] = False,
-    text: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="Parallel text for runs that translate: BLEU, chrF, loss.", rich_help_panel=MEASURED
-        ),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="train, val, test or all; by default val, or what the run held out. Of text: any, by name.",
-            rich_help_panel=IMAGES,
-        ),
-    ] = None,
     labels: Annotated[
         str | None, typer.Option(help="CSV with path,label for a folder of images.", rich_help_panel=IMAGES)
     ] = None,
@@ -126,17 +116,12 @@ def evaluate(
     v2: Annotated[
         bool, typer.Option("--v2", help="Folder names are class numbers, as in ImageNet-V2.", rich_help_panel=IMAGES)
     ] = False,
-    batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
-    device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
-    workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes that read images.", rich_help_panel=IMAGES)] = 0,
     strict: Annotated[
         bool, typer.Option(help="Classes the model does not know are an error.", rich_help_panel=IMAGES)
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="For machines, with per-class accuracy and confusion.")
-    ] = False,
 ) -> None:
-    """Top-1 with its interval, top-5, loss, calibration, classes; several runs are compared image by image."""
+    """Measure top-1 with its interval, top-5, loss, calibration and classes; compare several runs image by image."""
     from patchloom.build import is_run
     from patchloom.cli.text_tables import evaluate_text_runs, text_of
     from patchloom.data.reading import Reading
@@ -242,6 +227,7 @@ def _probe(
     shown: dict[str, Any],
     as_json: bool,
 ) -> None:
+    from patchloom.cli.output import print_json
     from patchloom.cli.table import print_table, whole_numbers
 
     neighbours = whole_numbers("--knn", probes["knn"], "20 or 10,20") if probes["knn"] is not None else ()
@@ -252,7 +238,7 @@ def _probe(
         for name, classifier in classifiers
     }
     if as_json:
-        print(json.dumps({name: {**dict(each), "notes": each.notes} for name, each in found.items()}, indent=2))
+        print_json({name: {**dict(each), "notes": each.notes} for name, each in found.items()})
         return
     for note in next(iter(found.values())).notes:
         print(f"note: {note}")
@@ -267,13 +253,14 @@ def _probe(
 
 
 def _sweep(runs: list[str], data: str, device: str, sweep: str, shown: dict[str, Any], as_json: bool) -> None:
+    from patchloom.cli.output import print_json
     from patchloom.cli.table import print_table
 
     over, values = _sweep_values(sweep)
     found = {name: each.sweep(data, over, values, **shown) for name, each in _classifiers(runs, device)}
     if as_json:
         answer = {run: [{over: p.value, **p.evaluation.values()} for p in points] for run, points in found.items()}
-        print(json.dumps(answer, indent=2))
+        print_json(answer)
         return
     top1 = {run: {p.value: p.evaluation.report.top(1) for p in points} for run, points in found.items()}
     every = sorted({value for of in top1.values() for value in of})

@@ -1,6 +1,5 @@
 """What `patchloom evaluate` says of one run or several, as tables or JSON."""
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,8 @@ def show(found: "RunEvaluations", *, agreement: bool, seeds: bool, costs: bool, 
 def _print_json(found: "RunEvaluations", comparisons: Any, tradeoffs: Any, *, agreement: bool, seeds: bool) -> None:
     from dataclasses import asdict
 
+    from patchloom.cli.output import print_json
+
     runs = {}
     for name, evaluation in found.evaluations.items():
         report = evaluation.report
@@ -63,7 +64,7 @@ def _print_json(found: "RunEvaluations", comparisons: Any, tradeoffs: Any, *, ag
         answer["disagreement"] = {"names": table.names, "shares": table.shares.tolist()}
     if tradeoffs:
         answer["cost"] = [asdict(row) for row in tradeoffs]
-    print(json.dumps(answer, indent=2))
+    print_json(answer)
 
 
 def _finite(value: float) -> float | None:
@@ -72,6 +73,7 @@ def _finite(value: float) -> float | None:
 
 
 def _print_one(evaluation: Any) -> None:
+    from patchloom.cli.output import shortened
     from patchloom.cli.table import print_table
 
     numbers, report = evaluation.values(), evaluation.report
@@ -86,7 +88,7 @@ def _print_one(evaluation: Any) -> None:
     ]
     print_table(["measure", "#value", "95 % interval"], rows)
     per_class = zip(report.classes, report.class_accuracy.tolist(), strict=True)
-    worst = sorted((value, name) for name, value in per_class if value == value)[:WORST_CLASSES]
+    worst = sorted((value, name) for name, value in per_class if value == value)[: shortened(WORST_CLASSES)]
     print_table(["worst classes", "#top-1"], [(name, f"{value:.1f}") for value, name in worst])
 
 

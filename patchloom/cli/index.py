@@ -1,15 +1,15 @@
 """`patchloom index RUN IMAGES… --out INDEX`: a collection to search by pictures."""
 
-import json
 from typing import Annotated
 
 import typer
 
+from patchloom.cli.completion import complete_run
 from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, reading_from
 
 
 def index(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or hub:user/name.")],
+    run: Annotated[str, typer.Argument(help="Folder of a run, or hub:user/name.", autocompletion=complete_run)],
     images: Annotated[list[str], typer.Argument(help="Image files or folders, labelled as `train` reads them.")],
     out: Annotated[str, typer.Option(help="Folder of the index; one that is there already grows.")],
     batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
@@ -30,14 +30,15 @@ def index(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done for machines.")] = False,
 ) -> None:
-    """Embed images for `patchloom search`; the same command goes on after a stop, or adds what is new or changed."""
+    """Embed images for `patchloom search`; the same command resumes after a stop, or adds what is new or changed."""
+    from patchloom.cli.output import print_json, print_result
     from patchloom.data.scan_bar import scan_bar
     from patchloom.deployment.index import index as build
 
     reading = reading_from(
         labels=labels, label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy, classes=classes
     )
-    with scan_bar(what="embedding", shown=not as_json) as progress:
+    with scan_bar(what="embedding") as progress:
         built = build(
             run,
             images,
@@ -57,12 +58,12 @@ def index(
         counts = {"files": len(about), "embedded": built.embedded, "unchanged": built.unchanged}
         counts |= {"gone": built.gone}
         told = {"labels": about.labels, "exact": about.exact, "unreadable": list(built.unreadable.values())}
-        print(json.dumps({"index": out} | counts | told, indent=2))
+        print_json({"index": out} | counts | told)
         return
     for fault in built.unreadable.values():
-        print(f"left out: {fault}")
+        print_result(f"left out: {fault}")
     how = "exact search" if about.exact else "search by faiss, approximate"
     labels = f", {len(about.labels):,} labels" if about.labels else ""
     gone = f", {built.gone:,} gone" if prune else ""
-    print(f"{built.embedded:,} embedded, {built.unchanged:,} unchanged{gone}")
-    print(f"{out}: {len(about):,} files{labels}, vectors of {about.dimension}, {how}")
+    print_result(f"{built.embedded:,} embedded, {built.unchanged:,} unchanged{gone}")
+    print_result(f"{out}: {len(about):,} files{labels}, vectors of {about.dimension}, {how}")

@@ -1,6 +1,5 @@
 """What `patchloom evaluate --levels` says, as tables or JSON."""
 
-import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +8,7 @@ if TYPE_CHECKING:
 
 def show_levels(found: "LevelEvaluations", *, as_json: bool) -> None:
     """Print every number of one run; of several, a table of test level by train level for each measure."""
+    from patchloom.cli.output import print_json
     from patchloom.deployment.levels import MEASURES
 
     if as_json:
@@ -18,7 +18,7 @@ def show_levels(found: "LevelEvaluations", *, as_json: bool) -> None:
         }
         tables = {measure: found.table(measure) for measure in MEASURES}
         answer = {"levels": found.levels, "runs": runs, "tables": tables, "notes": found.notes}
-        print(json.dumps(answer, indent=2))
+        print_json(answer)
         return
     for note in found.notes:
         print(f"note: {note}")

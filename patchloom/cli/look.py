@@ -1,14 +1,17 @@
 """`patchloom look RUN IMAGE…`: what the network saw, answered and looked at."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from patchloom.cli.completion import complete_run
+
 
 def look(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or NAME@FILE for published weights.")],
+    run: Annotated[
+        str, typer.Argument(help="Folder of a run, or NAME@FILE for published weights.", autocompletion=complete_run)
+    ],
     images: Annotated[
         list[str] | None,
         typer.Argument(
@@ -25,7 +28,7 @@ def look(
     out: Annotated[
         str | None, typer.Option(help="The page; look.html or ranked.html in the run's folder when left out.")
     ] = None,
-    top: Annotated[int | None, typer.Option(help="Answers an image, 5; with --ranked images a query, 10.")] = None,
+    top: Annotated[int | None, typer.Option(help="Answers per image, 5; with --ranked, images per query, 10.")] = None,
     trunk: Annotated[
         bool, typer.Option("--trunk", help="With --ranked: by the vectors before the projector of a run that has one.")
     ] = False,
@@ -37,6 +40,7 @@ def look(
     if ranked:
         _ranked([run, *(images or [])], data, page, 10 if top is None else top, trunk, as_json)
         return
+    from patchloom.cli.output import print_json, print_result
     from patchloom.deployment.look import look_at
     from patchloom.errors import UsageError
     from patchloom.printable import printable
@@ -46,18 +50,19 @@ def look(
     found = look_at(run, images or [], data=data, out=page, top=5 if top is None else top)
     if as_json:
         answers = [{"name": name, "answers": one.answers} for name, _, one in found.looks]
-        print(json.dumps({"page": str(found.path), "pictures": answers, "notes": found.notes}, indent=2))
+        print_json({"page": str(found.path), "pictures": answers, "notes": found.notes})
         return
     for note in found.notes:
         print(f"note: {note}")
     for name, detail, one in found.looks:
         told = "  ".join(f"{label} {share:.1%}" for label, share in one.answers[:3])
-        print(printable(f"{name}  {told}" + (f"   ({detail})" if detail else "")))
-    print(found.path)
+        print_result(printable(f"{name}  {told}" + (f"   ({detail})" if detail else "")))
+    print_result(found.path)
 
 
 def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool, as_json: bool) -> None:
     from patchloom.build import is_run
+    from patchloom.cli.output import print_json, print_result
     from patchloom.deployment.ranked import write_ranked
     from patchloom.deployment.run_record import read_run_record
     from patchloom.errors import UsageError
@@ -73,11 +78,9 @@ def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool
         queries = {
             query: {run: [vars(hit) for hit in hits] for run, hits in of.items()} for query, of in found.queries.items()
         }
-        print(
-            json.dumps({"page": str(found.path), "picture": str(found.png), "queries": queries, "notes": found.notes})
-        )
+        print_json({"page": str(found.path), "picture": str(found.png), "queries": queries, "notes": found.notes})
         return
     for note in found.notes:
         print(f"note: {note}")
-    print(found.path)
-    print(found.png)
+    print_result(found.path)
+    print_result(found.png)

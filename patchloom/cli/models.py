@@ -1,40 +1,33 @@
 """`patchloom models [NAME…]`: which networks there are, what they cost, which options they take."""
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-TRANSLATION_WORDS = 32_768
+from patchloom.cli.completion import complete_model
 
 
 def models(
-    names: Annotated[list[str] | None, typer.Argument(help="Names or patterns, such as 'cait_*'.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names or patterns, such as 'cait_*'.", autocompletion=complete_model),
+    ] = None,
     size: Annotated[int, typer.Option(help="Image size in pixels.")] = 224,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """List the networks; with names, their multiply-adds and options too."""
-    import torch
-
+    from patchloom.cli.output import print_json, print_result
     from patchloom.cli.table import print_table
-    from patchloom.inspection.cost import cost, human
-    from patchloom.models.registry import choices_of, create_model, default_options, family_of
+    from patchloom.models.catalogue import TRANSLATION, VOCABULARY, human
 
-    chosen = matching(names)
-    rows: list[dict[str, Any]] = []
-    for name in chosen:
-        with torch.device("meta"):
-            network = create_model(name, image_size=size)
-        parameters = sum(parameter.numel() for parameter in network.parameters())
-        row = {"model": name, "family": family_of(name).__name__, "parameters": parameters}
-        if names:
-            row["multiply_adds"] = cost(network).multiply_adds
-        rows.append(row)
-    single = chosen[0] if len(chosen) == 1 else None
+    rows = [_row(name, size, with_cost=bool(names)) for name in matching(names)]
+    single = rows[0]["model"] if len(rows) == 1 else None
     if as_json:
         if single:
+            from patchloom.models.registry import default_options
+
             rows[0]["options"] = default_options(single)
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     columns = ["model", "family", "#parameters"] + (["#multiply-adds"] if names else [])
     print_table(
@@ -46,38 +39,55 @@ def models(
         title=f"{len(rows)} networks at {size}×{size}, 1000 classes" if not single else None,
     )
     if single:
-        options = default_options(single)
-        known = choices_of(single)
-        print_table(
-            ["option", "published value", "choices"],
-            [(key, str(value), known.get(key, "")) for key, value in options.items() if key != "name"],
-        )
-        print(f"patchloom.create_model({single!r}, num_classes=10, image_size={size})")
+        _print_options(single)
+        print_result(f"patchloom.create_model({single!r}, num_classes=10, image_size={size})")
     elif not names:
-        print(f"To translate, at {TRANSLATION_WORDS:,} words: {_translation_networks()}; docs/translation.md")
+        sizes = ", ".join(f"{name} ({human(parameters)})" for name, parameters in TRANSLATION.items())
+        print_result(f"To translate, with a vocabulary of {VOCABULARY:,}: {sizes}; docs/translation.md")
         print("Next: patchloom models resmlp_s12   (its multiply-adds and options)")
 
 
-def _translation_networks() -> str:
-    import torch
+def _row(name: str, size: int, *, with_cost: bool) -> dict[str, Any]:
+    """What is known of a network, counted where the size is not that of the catalogue."""
+    from patchloom.models.catalogue import CATALOGUE, IMAGE_SIZE
 
-    from patchloom.inspection.cost import human
-    from patchloom.models.seq2seq import VARIANTS, create_seq2seq
+    family, parameters, multiply_adds = CATALOGUE[name]
+    if size != IMAGE_SIZE:
+        import torch
 
-    with torch.device("meta"):
-        networks = {name: create_seq2seq(name, vocabulary=TRANSLATION_WORDS) for name in VARIANTS}
-    sizes = {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
-    return ", ".join(f"{name} ({human(size)})" for name, size in sizes.items())
+        from patchloom.inspection.cost import cost
+        from patchloom.models.registry import create_model
+
+        with torch.device("meta"):
+            counted = cost(create_model(name, image_size=size))
+        parameters, multiply_adds = counted.parameters, counted.multiply_adds
+    row = {"model": name, "family": family, "parameters": parameters}
+    return row | ({"multiply_adds": multiply_adds} if with_cost else {})
+
+
+def _print_options(name: str) -> None:
+    from patchloom.cli.table import print_table
+    from patchloom.models.registry import choices_of, default_options
+
+    known = choices_of(name)
+    print_table(
+        ["option", "published value", "choices"],
+        [(key, str(value), known.get(key, "")) for key, value in default_options(name).items() if key != "name"],
+    )
 
 
 def matching(names: list[str] | None) -> list[str]:
     """The networks that names or patterns mean; one that means none is an error that says what is near."""
-    from patchloom.models.registry import family_of, list_models
+    import fnmatch
+
+    from patchloom.models.catalogue import CATALOGUE
 
     chosen: list[str] = []
     for name in names or ["*"]:
-        found = list_models(name)
+        found = [known for known in CATALOGUE if fnmatch.fnmatchcase(known, name)]
         if not found:
+            from patchloom.models.registry import family_of
+
             family_of(name)
         chosen += [other for other in found if other not in chosen]
     return chosen

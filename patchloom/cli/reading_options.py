@@ -7,12 +7,21 @@ import typer
 if TYPE_CHECKING:
     from patchloom.data.reading import Reading
 
-Labels = Annotated[str | None, typer.Option(help="A labels file (path,label) for the folder.")]
-LabelColumn = Annotated[str | None, typer.Option(help="The column of that file that holds the classes.")]
-LabelPattern = Annotated[str | None, typer.Option(help="The class as a part of the file's name: '{label}_*.jpg'.")]
-Taxonomy = Annotated[str | None, typer.Option(help="A file of class → coarse class.")]
+READING = "How the data are read"  # panel of --help-all
+
+Labels = Annotated[str | None, typer.Option(help="A labels file (path,label) for the folder.", rich_help_panel=READING)]
+LabelColumn = Annotated[
+    str | None, typer.Option(help="The column of that file that holds the classes.", rich_help_panel=READING)
+]
+LabelPattern = Annotated[
+    str | None, typer.Option(help="The class as a part of the file's name: '{label}_*.jpg'.", rich_help_panel=READING)
+]
+Taxonomy = Annotated[str | None, typer.Option(help="A file of class → coarse class.", rich_help_panel=READING)]
 Classes = Annotated[
-    str | None, typer.Option(metavar="innermost|outermost", help="Which of nested folders are the classes.")
+    str | None,
+    typer.Option(
+        metavar="innermost|outermost", help="Which of nested folders are the classes.", rich_help_panel=READING
+    ),
 ]
 
 

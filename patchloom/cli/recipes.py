@@ -1,18 +1,25 @@
 """`patchloom recipes [NAME…]`: the published recipes side by side, as in table 6.1 of the thesis."""
 
-import json
 from typing import Annotated
 
 import typer
 
+from patchloom.cli.completion import complete_model, complete_recipe
+
 
 def recipes(
-    names: Annotated[list[str] | None, typer.Argument(help="Names or patterns, such as 'deit3*'.")] = None,
-    model: Annotated[str | None, typer.Option(help="With the values for this network.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names or patterns, such as 'deit3*'.", autocompletion=complete_recipe),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="With the values for this network.", autocompletion=complete_model)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="One recipe as the file `train --recipe` reads.")] = False,
 ) -> None:
     """List the recipes; with names, compare them field by field."""
+    from patchloom.cli.output import print_json, print_result
     from patchloom.cli.table import print_table
     from patchloom.errors import UsageError
     from patchloom.recipes import get_recipe, list_recipes, recipe_table
@@ -20,7 +27,7 @@ def recipes(
     if not names:
         rows = [get_recipe(name) for name in list_recipes()]
         if as_json:
-            print(json.dumps([recipe.to_dict() for recipe in rows], indent=2))
+            print_json([recipe.to_dict() for recipe in rows])
             return
         print_table(["recipe", "network", "source"], [(r.name, r.model.name, r.source) for r in rows])
         print("Next: patchloom recipes deit deit3 wightman_a2   (side by side)")
@@ -32,11 +39,11 @@ def recipes(
     if as_yaml:
         if len(chosen) != 1:
             raise UsageError(f"--yaml prints one recipe, given {len(chosen)}")
-        print(chosen[0].to_yaml(), end="")
+        print_result(chosen[0].to_yaml().rstrip("\n"))
     elif as_json:
-        print(json.dumps([recipe.to_dict() for recipe in chosen], indent=2))
+        print_json([recipe.to_dict() for recipe in chosen])
     else:
         columns = ["", *(recipe.name for recipe in chosen)]
         print_table(columns, [(row.label, *row.values) for row in recipe_table(chosen)])
         for recipe in chosen:
-            print(f"{recipe.name}: {recipe.source}")
+            print_result(f"{recipe.name}: {recipe.source}")

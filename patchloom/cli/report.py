@@ -4,11 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
+from patchloom.cli.completion import complete_run
 from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, reading_from
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(help="Folders of runs; two or more are compared.")],
+    runs: Annotated[
+        list[str], typer.Argument(help="Folders of runs; two or more are compared.", autocompletion=complete_run)
+    ],
     data: Annotated[str | None, typer.Option(help="Where the data lie now; several runs are evaluated on it.")] = None,
     split: Annotated[
         str | None,
@@ -26,10 +29,12 @@ def report(
         str | None,
         typer.Option(help="The page; RUN/report.html, RUN/report-SPLIT.html, or comparison.html here when left out."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print where the page is for machines.")] = False,
 ) -> None:
     """Write one HTML file that needs nothing else: numbers, curves, confusion, mistakes, pictures, recipe, cost."""
     from pathlib import Path
 
+    from patchloom.cli.output import print_json, print_result
     from patchloom.deployment.translation_files import translates_text
     from patchloom.errors import UsageError
 
@@ -44,13 +49,16 @@ def report(
     if len(runs) == 1 and translates_text(Path(runs[0])):
         from patchloom.deployment.translation_report import report_translation
 
-        print(report_translation(Path(runs[0]), out=Path(out) if out else None))
-        return
-    if len(runs) == 1:
+        page = report_translation(Path(runs[0]), out=Path(out) if out else None)
+    elif len(runs) == 1:
         from patchloom.deployment.report import report_run
 
-        print(report_run(Path(runs[0]), data=data, out=Path(out) if out else None, **shown))
-        return
-    from patchloom.deployment.comparison_report import report_runs
+        page = report_run(Path(runs[0]), data=data, out=Path(out) if out else None, **shown)
+    else:
+        from patchloom.deployment.comparison_report import report_runs
 
-    print(report_runs(runs, data=data, out=Path(out or "comparison.html"), **shown))
+        page = report_runs(runs, data=data, out=Path(out or "comparison.html"), **shown)
+    if as_json:
+        print_json({"page": str(page), "runs": runs})
+    else:
+        print_result(page)

@@ -1,6 +1,5 @@
 """`patchloom search INDEX QUERY…`: the files of a collection that are like a picture."""
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,17 +11,18 @@ if TYPE_CHECKING:
 def search(
     index: Annotated[str, typer.Argument(help="Folder that `patchloom index` made.")],
     queries: Annotated[list[str], typer.Argument(help="Image files or folders.")],
-    top: Annotated[int, typer.Option(help="Files a query.")] = 10,
+    top: Annotated[int, typer.Option(help="Files per query.")] = 10,
     skip_self: Annotated[bool, typer.Option("--skip-self", help="Leave out the query's own file.")] = False,
     page: Annotated[str | None, typer.Option(help="Write a contact sheet here (HTML).")] = None,
     model: Annotated[str | None, typer.Option(help="Where the index's run lies now, if it was moved.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     exact: Annotated[bool, typer.Option("--exact", help="Compare with all files where faiss would search.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a query.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: a list with one object per query.")] = False,
 ) -> None:
-    """Find the files most like a picture; a query that cannot be read is named and the others go on."""
+    """Find the files most like a picture; a query that cannot be read is named, and the others are searched."""
     from pathlib import Path
 
+    from patchloom.cli.output import JsonList, print_result
     from patchloom.deployment.index import open_index
     from patchloom.deployment.search_page import count_right, write_search_page
     from patchloom.errors import DataError
@@ -36,14 +36,16 @@ def search(
     if page:
         write_search_page(Path(page), opened, found)
     if as_json:
+        listed = JsonList()
         for one in found:
-            print(json.dumps(_for_machines(one)))
+            listed.add(_for_machines(one))
+        listed.close()
     else:
         _print_found(found)
         if len(found) > 1 and (counted := count_right(found)):
-            print(f"nearest file has the query's label: {counted[0]:,} of {counted[1]:,}")
+            print_result(f"nearest file has the query's label: {counted[0]:,} of {counted[1]:,}")
         how = "exact" if exact or opened.about.exact else "by faiss, approximate"
-        print(f"{len(opened):,} files searched, {how}" + (f"; {page}" if page else ""))
+        print_result(f"{len(opened):,} files searched, {how}" + (f"; {page}" if page else ""))
     if faults:
         raise typer.Exit(3)
 
@@ -54,18 +56,19 @@ def _for_machines(one: "Found") -> dict[str, Any]:
 
 
 def _print_found(found: "list[Found]") -> None:
-    """A table a query. Paths come last and are never cut, so that they can be copied."""
+    """A table per query. Paths come last and are never cut, so that they can be copied."""
+    from patchloom.cli.output import print_result
     from patchloom.deployment.search_page import short
     from patchloom.printable import printable
 
     marks = {True: "right", False: "wrong", None: ""}
     for one in found:
         if one.error:
-            print(f"unreadable: {printable(one.error)}\n")
+            print_result(f"unreadable: {printable(one.error)}\n")
             continue
-        print(short(one.query) + (f" ({printable(one.label)})" if one.label else ""))
+        print_result(short(one.query) + (f" ({printable(one.label)})" if one.label else ""))
         width = max(len(printable(hit.label)) for hit in one.hits) if one.hits else 0
         for place, hit in enumerate(one.hits, start=1):
             mark = "itself" if hit.itself else marks[one.right(hit)]
-            print(f"{place:>4}  {hit.score:7.4f}  {printable(hit.label):<{width}}  {mark:<6}  {short(hit.path)}")
-        print()
+            print_result(f"{place:>4}  {hit.score:7.4f}  {printable(hit.label):<{width}}  {mark:<6}  {short(hit.path)}")
+        print_result("")

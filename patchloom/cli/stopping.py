@@ -18,7 +18,7 @@ class ToldToStop(BaseException):
 
     def __init__(self, number: int) -> None:
         self.exit_code = 128 + number
-        super().__init__(f"stopped by {signal.Signals(number).name}; run the same command to go on")
+        super().__init__(f"stopped by {signal.Signals(number).name}; run the same command to resume")
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """`patchloom evaluate RUN… --text TEXT`: the scores of translation runs."""
 
-import json
-
 _COLUMNS = ("bleu", "bleu_tokenised", "bleu_lowercase", "bleu_compound", "chrf", "exact", "loss", "perplexity")
 
 
@@ -23,6 +21,7 @@ def text_of(paths: list[str], text: str | None) -> tuple[list[str], str] | None:
 
 def evaluate_text_runs(runs: list[str], text: str, *, split: str | None, device: str, as_json: bool) -> None:
     """One row a run and split."""
+    from patchloom.cli.output import print_json, print_result
     from patchloom.cli.table import print_table
     from patchloom.deployment.runs import named
     from patchloom.deployment.text_evaluation import evaluate_text
@@ -41,7 +40,7 @@ def evaluate_text_runs(runs: list[str], text: str, *, split: str | None, device:
             }
             for run, splits in found.items()
         }  # fmt: skip
-        print(json.dumps(told, indent=2, ensure_ascii=False))
+        print_json(told)
         return
     rows = []
     for run, splits in found.items():
@@ -53,4 +52,4 @@ def evaluate_text_runs(runs: list[str], text: str, *, split: str | None, device:
                 print(f"note: {run}, {name}: {note}")
     print_table(["run", "split", "#sentences", *(f"#{column}" for column in _COLUMNS)], rows)
     scores = next(iter(next(iter(found.values())).values())).scores
-    print(f"bleu: {scores.signature}\nchrf: {scores.chrf_signature}")
+    print_result(f"bleu: {scores.signature}\nchrf: {scores.chrf_signature}")

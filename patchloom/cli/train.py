@@ -1,10 +1,13 @@
 """`patchloom train DATA`: from images, or sentence pairs, to a trained model, its numbers and a report."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-LEARNED, DATA, RUN, MACHINE = "What is learned", "The data", "The run", "The machine"  # panels of the help
+from patchloom.cli.completion import complete_model, complete_recipe, complete_run
+from patchloom.cli.verb import OUTPUT
+
+LEARNED, DATA, RUN, MACHINE = "What is learned", "The data", "The run", "The machine"  # panels of --help-all
 
 
 def train(
@@ -14,29 +17,45 @@ def train(
     ],
     model: Annotated[
         str | None,
-        typer.Option(help="Network (`patchloom models`); chosen by the data when left out.", rich_help_panel=LEARNED),
+        typer.Option(
+            help="Network (`patchloom models`); chosen to suit the data when left out.", autocompletion=complete_model
+        ),
     ] = None,
     recipe: Annotated[
         str,
-        typer.Option(help="A published recipe (`patchloom recipes`), a recipe.yaml, or auto.", rich_help_panel=LEARNED),
+        typer.Option(
+            help="A published recipe (`patchloom recipes`), a recipe.yaml, or auto.", autocompletion=complete_recipe
+        ),
     ] = "auto",
-    out: Annotated[
-        str | None, typer.Option(help="Folder of the run; runs/NAME-OF-DATA when left out.", rich_help_panel=RUN)
-    ] = None,
-    teacher: Annotated[
-        str | None, typer.Option(help="Distil from a run, timm:NAME, torchvision:NAME …", rich_help_panel=LEARNED)
-    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    time: Annotated[str | None, typer.Option(help="Plan the whole run into 90s, 30m, 2h …, by measured steps.")] = None,
+    size: Annotated[int | None, typer.Option(help="Image size in pixels.")] = None,
     init: Annotated[
-        str | None, typer.Option(help="Start from a run's or a published file's weights.", rich_help_panel=LEARNED)
+        str | None,
+        typer.Option(help="Start from the weights of a run or of a published file.", autocompletion=complete_run),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.", rich_help_panel=LEARNED)] = None,
-    size: Annotated[int | None, typer.Option(help="Image size in pixels.", rich_help_panel=LEARNED)] = None,
+    labels: Annotated[str | None, typer.Option(help="CSV with path,label for a folder of images.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the run; runs/NAME-OF-DATA when left out.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto takes a GPU if there is one.")] = "auto",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan, memory and time from a few measured steps; train nothing.")
+    ] = False,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            help="Distil from a run, timm:NAME, torchvision:NAME …",
+            autocompletion=complete_run,
+            rich_help_panel=LEARNED,
+        ),
+    ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Images, of text tokens, an update, over all devices.", rich_help_panel=LEARNED)
+        int | None,
+        typer.Option(help="Images (of text: tokens) per update, over all devices.", rich_help_panel=LEARNED),
     ] = None,
     micro_batches: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             help="Split each batch into N micro-batches; chosen to fit the memory when left out.",
             rich_help_panel=MACHINE,
         ),
@@ -45,29 +64,25 @@ def train(
         bool,
         typer.Option("--fit", help="Fit a named recipe to the data and this machine.", rich_help_panel=LEARNED),
     ] = False,
-    time: Annotated[
-        str | None,
-        typer.Option(help="Plan the whole run into 90s, 30m, 2h …, by measured steps.", rich_help_panel=LEARNED),
-    ] = None,
     stop_after: Annotated[
         str | None,
-        typer.Option(help="Stop and save after 30m, 2h …; the same command goes on.", rich_help_panel=RUN),
-    ] = None,
-    patience: Annotated[
-        int | None, typer.Option(help="Evaluations without a better one before stopping.", rich_help_panel=RUN)
-    ] = None,
-    pictures: Annotated[
-        int | None, typer.Option(help="Draw the network into RUN/pictures every so many epochs.", rich_help_panel=RUN)
+        typer.Option(help="Stop and save after 30m, 2h …; the same command resumes.", rich_help_panel=RUN),
     ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a recipe field: augment.mixup=0", rich_help_panel=LEARNED)
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, cuda:1; auto takes a GPU if there is one.", rich_help_panel=MACHINE)
-    ] = "auto",
+    patience: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Stop after N evaluations without improvement.", rich_help_panel=RUN),
+    ] = None,
+    pictures: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Draw the network into RUN/pictures every N epochs.", rich_help_panel=RUN),
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that prepare images.", rich_help_panel=MACHINE)] = None,
     worker_timeout: Annotated[
-        float, typer.Option(help="Seconds after which a silent one counts as hung.", rich_help_panel=MACHINE)
+        float,
+        typer.Option(help="Seconds after which a silent process counts as hung.", rich_help_panel=MACHINE),
     ] = 120,
     compiled: Annotated[
         bool | None,
@@ -80,9 +95,6 @@ def train(
     ] = False,
     level: Annotated[
         str | None, typer.Option(help="Label level to train on, where the data have several.", rich_help_panel=DATA)
-    ] = None,
-    labels: Annotated[
-        str | None, typer.Option(help="CSV with path,label for a folder of images.", rich_help_panel=DATA)
     ] = None,
     label_column: Annotated[
         str | None, typer.Option(help="The column of that file that holds the classes.", rich_help_panel=DATA)
@@ -107,36 +119,49 @@ def train(
     log: Annotated[
         list[str] | None, typer.Option(help="Also log to tensorboard or wandb.", rich_help_panel=RUN)
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Plan, memory and time from a few measured steps; trains nothing.", rich_help_panel=RUN
-        ),
-    ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result for machines.", rich_help_panel=RUN)
+        bool, typer.Option("--json", help="Print the result, or the plan, for machines.", rich_help_panel=OUTPUT)
     ] = False,
 ) -> None:
     """Train a classifier, or a translator (--recipe translation-small); the same command again resumes."""
+    changed = pairs(changes or [])
+    _announce(data)
+    from patchloom.cli.output import is_quiet, print_json, print_result
     from patchloom.data.source import in_one
     from patchloom.training.plan import TrainingSettings
-    from patchloom.training.run import run_training, silent
+    from patchloom.training.run import run_training
 
     settings = TrainingSettings(
         data=in_one(data), model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,
         batch=batch, micro_batches=micro_batches, fit=fit, time=time, stop_after=stop_after,
-        patience=patience, pictures=pictures, changes=pairs(changes or []), device=device,
+        patience=patience, pictures=pictures, changes=changed, device=device,
         workers=workers, worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels,
         label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy,
         classes=classes,  # type: ignore[arg-type]
         strict=strict,
         trackers=tuple(log or ()),
     )  # fmt: skip
-    result = run_training(settings, dry_run=dry_run, say=silent if as_json else print)
+    result = run_training(settings, dry_run=dry_run, say=print)
     if as_json:
-        import json
+        print_json(result.summary())
+    elif is_quiet():
+        print_result(_in_a_line(result.summary()))
 
-        print(json.dumps(result.summary(), indent=2))
+
+def _in_a_line(summary: dict[str, Any]) -> str:
+    """What a quiet command says: where the run is and its numbers, or how long it would take."""
+    told = {name: value for name, value in summary.items() if isinstance(value, float)}
+    return "  ".join([summary["folder"], *(f"{name} {value:.4g}" for name, value in told.items())])
+
+
+def _announce(data: list[str]) -> None:
+    """A first line before torch is loaded, which takes seconds; of many processes the first says it."""
+    import os
+
+    from patchloom import __version__
+
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        print(f"patchloom {__version__}: reading {' '.join(data)} …", flush=True)
 
 
 def pairs(texts: list[str]) -> dict[str, str]:

@@ -1,11 +1,12 @@
 """`patchloom translate RUN [FILE]`: a line in, a line out, in their order and as soon as it is there."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TextIO
 
 import typer
+
+from patchloom.cli.completion import complete_run
 
 if TYPE_CHECKING:
     from patchloom.deployment.translator import Translated
@@ -15,38 +16,47 @@ MAX_LINE_BYTES = 1 << 20
 
 
 def translate(
-    run: Annotated[str, typer.Argument(help="Folder of a translation run.")],
-    file: Annotated[str | None, typer.Argument(help="Text, a sentence a line, plain or .gz; standard input.")] = None,
+    run: Annotated[str, typer.Argument(help="Folder of a translation run.", autocompletion=complete_run)],
+    file: Annotated[
+        str | None, typer.Argument(help="Text, one sentence per line, plain or .gz; standard input when left out.")
+    ] = None,
     beams: Annotated[int | None, typer.Option(help="Hypotheses searched; the recipe's. 1 is greedy.")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Larger favours longer translations.")] = None,
-    n_best: Annotated[int, typer.Option(metavar="N", help="So many for each line: number, score, text.")] = 1,
-    scores: Annotated[bool, typer.Option("--scores", help="The score before each translation.")] = False,
+    n_best: Annotated[int, typer.Option(metavar="N", help="N translations per line: number, score, text.")] = 1,
+    scores: Annotated[bool, typer.Option("--scores", help="Put its score before each translation.")] = False,
     batch: Annotated[int, typer.Option(help="Sentences translated together.")] = 64,
     out: Annotated[str | None, typer.Option(help="Write to a file, whole or not at all.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Bytes that are no UTF-8 become �, not an error.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: a list with one object per line.")] = False,
 ) -> None:
     """Translate lines of text; an empty line stays empty, a long one is translated in pieces."""
     import sys
     from contextlib import ExitStack
     from functools import partial
 
+    from patchloom.cli.output import JsonList, results
     from patchloom.deployment.translator import load_translator
 
     translator = load_translator(run, device=device)
     found_of = partial(translator.translate, beams=beams, length_penalty=length_penalty, batch=batch, n_best=n_best)
-    plain = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # a translation is printed as it is
+    plain = getattr(results(), "rich_proxied_file", results())  # a translation is printed as it is
     if hasattr(plain, "reconfigure"):
         plain.reconfigure(encoding="utf-8")  # as what is read, whatever the terminal's is
     done, warned = 0, False
     with ExitStack() as stack:
         target = stack.enter_context(_written(out)) if out else plain
+        listed = JsonList(target) if as_json else None
         for group in _groups(file):
             texts, problem = _decoded(group, done, replace, file or "standard input")
             for number, (source, found) in enumerate(zip(texts, found_of(texts), strict=True), done + 1):
-                shown = _shown(number, source, found, scores=scores, several=n_best > 1, as_json=as_json)
-                _print(shown, target, flush=not out)
+                if listed:
+                    with _read_or_left():
+                        listed.add(_for_machines(number, source, found))
+                else:
+                    shown = _shown(number, found, scores=scores, several=n_best > 1)
+                    with _read_or_left():
+                        print(shown, file=target, flush=not out)
                 if found[0].untrained and not warned:
                     warned = True
                     told = f"line {number} has a sentence of more subwords than any of training ({translator.longest})"
@@ -54,23 +64,28 @@ def translate(
             if problem:
                 raise problem
             done += len(group)
+        if listed:
+            listed.close()
 
 
-def _print(shown: str, target: TextIO, *, flush: bool) -> None:
-    """Print; where nobody reads any more, leave as any command in a pipe does (click would say 1)."""
+@contextmanager
+def _read_or_left() -> Iterator[None]:
+    """Where nobody reads any more, leave as any command in a pipe does (click would say 1)."""
     import signal
 
     try:
-        print(shown, file=target, flush=flush)
+        yield
     except BrokenPipeError:
         raise typer.Exit(128 + signal.SIGPIPE) from None
 
 
-def _shown(number: int, source: str, found: "list[Translated]", *, scores: bool, several: bool, as_json: bool) -> str:
-    if as_json:
-        answers = [{"text": each.text, "score": each.score} for each in found]
-        untrained = {"untrained": True} if found[0].untrained else {}
-        return json.dumps({"line": number, "source": source, "translations": answers, **untrained}, ensure_ascii=False)
+def _for_machines(number: int, source: str, found: "list[Translated]") -> dict[str, Any]:
+    answers = [{"text": each.text, "score": each.score} for each in found]
+    untrained = {"untrained": True} if found[0].untrained else {}
+    return {"line": number, "source": source, "translations": answers, **untrained}
+
+
+def _shown(number: int, found: "list[Translated]", *, scores: bool, several: bool) -> str:
     if several:
         return "\n".join(f"{number}\t{each.score:.4f}\t{each.text}" for each in found)
     return f"{found[0].score:.4f}\t{found[0].text}" if scores else found[0].text

@@ -1,13 +1,16 @@
 """`patchloom verify RUN|INDEX`: whether every file is as it was written."""
 
-import json
 from typing import Annotated
 
 import typer
 
+from patchloom.cli.completion import complete_run
+
 
 def verify(
-    folder: Annotated[str, typer.Argument(metavar="RUN|INDEX", help="Folder of a run or of an index.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="RUN|INDEX", help="Folder of a run or of an index.", autocompletion=complete_run)
+    ],
     accept: Annotated[
         bool, typer.Option("--accept", help="Take text that was changed by hand, such as class names, for right.")
     ] = False,
@@ -16,6 +19,7 @@ def verify(
     """Compare all files with their checksums: weights, numbers, names, checkpoints. Exit code 4 where one is wrong."""
     from pathlib import Path
 
+    from patchloom.cli.output import print_json, print_result
     from patchloom.deployment.verify import verify as look_through
     from patchloom.errors import CheckpointError
     from patchloom.printable import printable
@@ -25,18 +29,18 @@ def verify(
         told = {"folder": folder, "kind": found.kind, "checked": found.checked, "accepted": found.accepted}
         told |= {"without_checksum": found.without_checksum, "missing": found.missing}
         wrong = [{"file": name, "reason": reason} for name, reason in found.wrong.items()]
-        print(json.dumps(told | {"wrong": wrong}, indent=2))
+        print_json(told | {"wrong": wrong})
     else:
         for name in found.accepted:
-            print(f"accepted   {name}")
+            print_result(f"accepted   {name}")
         for reason in found.wrong.values():
-            print(f"wrong      {printable(reason)}")
+            print_result(f"wrong      {printable(reason)}")
         for name in found.missing:
             print(f"note: there is no {name}, or not yet")
         if found.without_checksum:
             names = ", ".join(found.without_checksum)
             print(f"note: from before checksums were kept, so a changed byte would not be noticed: {names}")
         if not found.wrong:
-            print(f"{printable(folder)}: {len(found.checked)} files, all as they were written")
+            print_result(f"{printable(folder)}: {len(found.checked)} files, all as they were written")
     if found.wrong:
         raise typer.Exit(CheckpointError.exit_code)

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from patchloom.errors import ResourceError, UsageError
 from patchloom.inspection.memory import peak_mem_mib
+from patchloom.models.catalogue import human as human
 from patchloom.models.network import Network, Size
 
 aten = torch.ops.aten
@@ -219,12 +220,3 @@ def _size_of(model: nn.Module, image_size: Size | None) -> tuple[int, int]:
             raise UsageError(f"{type(model).__name__} does not know its image size: give image_size")
         return model.config.image_size
     return (image_size, image_size) if isinstance(image_size, int) else image_size
-
-
-def human(count: float) -> str:
-    """A count as the papers print it: 15.4 M, 3.01 G, 23.0 G; a small one as 28.6 k."""
-    if count < 1e5:
-        return f"{count / 1e3:.1f} k"
-    if count < 1e9:
-        return f"{count / 1e6:.1f} M"
-    return f"{count / 1e9:.2f} G" if count < 1e10 else f"{count / 1e9:.1f} G"

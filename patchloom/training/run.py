@@ -4,7 +4,7 @@ import shlex
 import time as clock
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from patchloom.models.network import Network
 from patchloom.printable import printable
 from patchloom.training.assemble import EVALUATIONS, Stores, make_run, preprocessing_of, release
 from patchloom.training.data_record import LEFT_OUT, write_left_out, write_record
-from patchloom.training.measuring import measure, told
+from patchloom.training.measuring import Measured, measure, told
 from patchloom.training.plan import Plan, TrainingSettings, learns_to_translate, make_plan, seconds_of
+from patchloom.training.planned import planned
 from patchloom.training.report import final_report, keep_and_report
 from patchloom.training.timing import LATEST, estimated_s, planned_into_time, takes_days
 
@@ -46,6 +47,7 @@ class Trained:
     outcome: Outcome | None
     metrics: dict[str, float]
     left_out: int = 0  # files that cannot be read
+    plan: dict[str, Any] = field(default_factory=dict)  # of a dry run
 
     @property
     def classifier(self) -> Classifier:
@@ -60,7 +62,7 @@ class Trained:
     def summary(self) -> dict[str, Any]:
         """For machines."""
         ended = self.outcome.ended if self.outcome else None
-        return {"folder": str(self.folder), "ended": ended, "left_out": self.left_out, **self.metrics}
+        return {"folder": str(self.folder), "ended": ended, "left_out": self.left_out, **self.plan, **self.metrics}
 
     def __repr__(self) -> str:
         ended = self.outcome.ended if self.outcome else "nothing was trained"
@@ -106,7 +108,7 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
             for line in (told(run, measured, EVALUATIONS), *takes_days(plan, measured.total_s(run, EVALUATIONS))):
                 say(line)
             say("Nothing was trained.   Next: the same command without --dry-run")
-            return Trained(plan.folder, None, {}, len(plan.left_out))
+            return Trained(plan.folder, None, {}, len(plan.left_out), _planned(plan, run, measured))
         for line in takes_days(plan, estimated_s(run)):
             say(line)
         return _train_and_report(plan, run, network, lock, _time_limit_s(settings, started), say)
@@ -120,6 +122,26 @@ def _time_limit_s(settings: TrainingSettings, started: float) -> float | None:
     if time_s := seconds_of(settings.time):
         limits.append(max(1.0, time_s * LATEST - (clock.perf_counter() - started)))
     return min(limits, default=None)
+
+
+def _planned(plan: Plan, run: Run, found: Measured) -> dict[str, Any]:
+    splits = plan.splits
+    data = {
+        "name": splits.name,
+        "train": len(splits.train),
+        "val": len(splits.val),
+        "classes": list(splits.classes.names),
+        "notes": list(splits.notes),
+    }
+    return planned(
+        plan,
+        run,
+        data=data,
+        multiply_adds=plan.cost.multiply_adds,
+        seconds=found.total_s(run, EVALUATIONS),
+        per_second=found.images_per_s,
+        machine=machine_of(run.processes),
+    )
 
 
 def _same_on_all(plan: Plan, processes: Processes) -> None:
@@ -144,7 +166,7 @@ def _train_and_report(
         for note in found.notes:
             say(f"note: {note}")
         if not has_ended(found, run):
-            say(f"going on with {plan.folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
+            say(f"resuming {plan.folder} at step {found.snapshot.step} of {run.schedule.total_steps}")
     restore = guarded(run, lock, lambda: _write_files(plan, network))
     run.records = open_records(
         plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers, restore=restore
@@ -196,7 +218,7 @@ def guarded(run: Run, lock: Lock | None, write_files: Callable[[], None]) -> Cal
 def _told(metric: str | None, metrics: dict[str, float]) -> str:
     """The metric in words."""
     if metric is None:
-        return "nothing judged it "
+        return "not evaluated "
     neighbours = metric.removeprefix("knn").removesuffix("_top1")
     name = "top-1" if metric == "top1" else f"top-1 of the {neighbours} nearest"
     return f"{name} {metrics[metric]:.2f} % "

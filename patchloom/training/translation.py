@@ -65,9 +65,10 @@ from patchloom.training.data_record import (
     write_left_out,
     write_record,
 )
-from patchloom.training.measuring import measure, told
+from patchloom.training.measuring import Measured, measure, told
 from patchloom.training.memory import micro_batches
 from patchloom.training.plan import TrainingSettings, check_numbers, folder_name, same_run, seconds_of
+from patchloom.training.planned import planned
 from patchloom.training.run import (
     Trained,
     already_ended,
@@ -147,10 +148,30 @@ def train_translation(
         compiled = ", compiled" if unwrap(run.model) is not run.model else ""
         say(f"machine    {machine_of(processes)}{compiled}")
         if dry_run:
-            say(told(run, measure(run), EVALUATIONS, "tokens"))
+            measured = measure(run)
+            say(told(run, measured, EVALUATIONS, "tokens"))
             say("Nothing was trained.   Next: the same command without --dry-run")
-            return Trained(plan.folder, None, {}, len(corpus.left_out))
+            return Trained(plan.folder, None, {}, len(corpus.left_out), _planned(plan, corpus, run, measured))
         return _train_and_report(plan, corpus, run, lock, seconds_of(settings.stop_after, "--stop-after"), say)
+
+
+def _planned(plan: TextPlan, corpus: Corpus, run: Run, found: Measured) -> dict[str, Any]:
+    text = plan.text
+    data = {
+        "name": text.name,
+        "languages": [text.source, text.target],
+        "train": len(corpus.train),
+        "val": len(corpus.val),
+        "notes": list(text.notes),
+    }
+    return planned(
+        plan,
+        run,
+        data=data,
+        seconds=found.total_s(run, EVALUATIONS),
+        per_second=found.images_per_s,
+        machine=machine_of(run.processes),
+    )
 
 
 # What will be run -----------------------------------------------------------------------------------------------------
@@ -343,7 +364,7 @@ def _initialise(network: Seq2Seq, init: Path, vocabulary: Vocabulary) -> None:
     """Start from a run's weights, which belong to its vocabulary."""
     source, files = load_seq2seq(init)
     if files.vocabulary != vocabulary:
-        raise UsageError(f"{init} has another vocabulary than the run that goes on; give a new folder with --out")
+        raise UsageError(f"{init} has another vocabulary than the run to resume; give a new folder with --out")
     load_weights(network, dict(source.state_dict()), f"--init {init}")
 
 
@@ -366,7 +387,7 @@ def _train_and_report(
         for note in found.notes:
             say(f"note: {note}")
         if not has_ended(found, run):
-            say(f"going on with {folder} from step {found.snapshot.step} of {run.schedule.total_steps}")
+            say(f"resuming {folder} at step {found.snapshot.step} of {run.schedule.total_steps}")
     restore = guarded(run, lock, lambda: _write_files(plan, corpus, network))
     run.records = open_records(folder, is_main=processes.is_main, trackers=plan.settings.trackers, restore=restore)
     started = clock.perf_counter()

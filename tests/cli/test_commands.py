@@ -104,7 +104,7 @@ def test_train_evaluate_predict(tmp_path) -> None:
     Image.new("RGB", (40, 30), "red").save(tmp_path / "red.png")
     (tmp_path / "torn.jpg").write_bytes(b"\xff\xd8\xff")
     done = patchloom("predict", run, str(tmp_path / "red.png"), str(tmp_path / "torn.jpg"), "--device", "cpu", "--json")
-    good, bad = (json.loads(line) for line in done.stdout.splitlines())
+    good, bad = json.loads(done.stdout)
     assert done.returncode == 3
     assert len(good["answers"]) == 3
     assert good["error"] is None

@@ -58,7 +58,7 @@ def test_scores_and_several(run, type_in) -> None:
     assert float(scored[0][0]) < 0
     rows = [line.split("\t") for line in type_in(LINES, run, "--n-best", "2").output.splitlines()]
     assert [number for number, _, _ in rows] == ["1", "1", "2", "3", "3", "4", "4", "5", "5"]
-    found = [json.loads(line) for line in type_in(LINES, run, "--json").output.splitlines()]
+    found = json.loads(type_in(LINES, run, "--json").output)
     assert [each["line"] for each in found] == [1, 2, 3, 4, 5]
     assert [each["source"] for each in found] == ["one", "", "two", "日本", "last"]
     assert [each["translations"][0]["text"] for each in found] == plain
@@ -151,3 +151,25 @@ def test_report_again(run, monkeypatch, capsys, tmp_path) -> None:
     done = command(("report", run, "--out", tmp_path / "page.html"), monkeypatch, capsys)
     assert done.code == 0
     assert "Mixing of positions" in (tmp_path / "page.html").read_text()
+
+
+def test_json_is_one_list_that_comes_line_by_line(run, type_in, tmp_path) -> None:
+    done = type_in(LINES, run, "--json")
+    assert [line[0] for line in done.output.splitlines()] == ["[", ",", ",", ",", ",", "]"]
+    assert json.loads(type_in(b"", run, "--json").output) == []
+    assert type_in(LINES, run, "--json", "--out", tmp_path / "out").output == ""
+    assert json.loads((tmp_path / "out").read_text()) == json.loads(done.output)
+    broken = type_in(b"one\n\xff\n", run, "--json")
+    assert broken.code == 3
+    assert not broken.output.rstrip().endswith("]")  # half a list does not look whole
+
+
+def test_scores_as_json_and_at_80_columns(run, monkeypatch, capsys) -> None:
+    line = ("evaluate", run, "--text", "numbers", "--device", "cpu")
+    done = command((*line, "--json"), monkeypatch, capsys)
+    (splits,) = json.loads(done.output).values()
+    monkeypatch.setattr("patchloom.cli.table.WIDTH", 80)
+    printed = command(line, monkeypatch, capsys).output
+    assert "…" not in printed
+    for values in splits.values():
+        assert all(f"{values[name]:.2f}" in printed for name in ("chrf", "exact", "loss", "perplexity"))

@@ -340,7 +340,7 @@ def test_the_commands(trained: Path, tmp_path: Path, monkeypatch, capsys) -> Non
     assert page.is_file()
     done = run("search", out, data / "red" / "0.png", bad, "--top", "2", "--skip-self", "--json")
     assert done.code == 3
-    first, second = map(json.loads, done.output.splitlines())
+    first, second = json.loads(done.output)
     assert first["label"] == "red"
     assert len(first["hits"]) == 2
     assert not any(hit["itself"] for hit in first["hits"])

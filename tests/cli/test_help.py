@@ -1,0 +1,145 @@
+"""What `--help`, `--help-all`, `help`, `--version`, -q, -v and a shell's completion show."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import patchloom
+from patchloom.cli import VERBS
+from tests.reliability.commands import ROOT, command
+
+NAMES = [name for verbs in VERBS.values() for name in verbs]
+USUAL = {
+    "train": ["model", "recipe", "epochs", "time", "size", "init", "labels", "out", "device", "dry-run"],
+    "evaluate": ["split", "knn", "levels", "agreement", "seeds", "cost", "text", "batch", "device", "json"],
+}
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """The command line in this process, at 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    return lambda *arguments: command(arguments, monkeypatch, capsys)
+
+
+def options_in(text: str) -> list[str]:
+    """Long options that stand at the beginning of a line of the help."""
+    return re.findall(r"^│ {1,6}--(?!no-)([\w-]+)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("verb", USUAL)
+def test_the_help_shows_ten_options_and_where_the_rest_is(verb, typed) -> None:
+    few, every = typed(verb, "--help"), typed(verb, "--help-all")
+    assert (few.code, every.code, few.errors) == (0, 0, "")
+    assert options_in(few.output) == [*USUAL[verb], "help-all", "help"]
+    assert {"strict", "workers", "quiet", "verbose", *USUAL[verb]} <= set(options_in(every.output))
+    hidden = len(options_in(every.output)) - len(options_in(few.output))
+    assert few.output.rstrip().splitlines()[-1].strip() == f"{hidden} more options: patchloom {verb} --help-all"
+    assert "more options" not in every.output
+    assert "What is" in every.output  # panels
+
+
+def test_a_help_that_was_folded_does_not_change_the_command(typed) -> None:
+    every = typed("train", "--help-all").output
+    typed("train", "--help")
+    assert typed("train", "--help-all").output == every
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_help_of_a_verb_is_its_help(verb, typed) -> None:
+    said = typed("help", verb)
+    assert (said.code, said.errors) == (0, "")
+    assert said.output == typed(verb, "--help").output
+    assert f"patchloom {verb}" in said.output
+
+
+def test_help_alone_lists_the_verbs(typed) -> None:
+    said = typed("help")
+    assert said.output == typed("--help").output
+    assert all(re.search(rf"^│ {verb} ", said.output, re.MULTILINE) for verb in NAMES)
+
+
+def test_help_of_nothing_says_what_is_near(typed) -> None:
+    said = typed("help", "trian")
+    assert (said.code, said.output) == (2, "")
+    assert said.errors.startswith("error: no command is called 'trian'. Did you mean train")
+
+
+def test_version(typed) -> None:
+    assert typed("--version") == (0, "", f"patchloom {patchloom.__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [("-q", "recipes"), ("recipes", "-q"), ("--quiet", "recipes")])
+def test_quiet_leaves_results(arguments, typed) -> None:
+    loud, quiet = typed("recipes"), typed(*arguments)
+    assert "Next:" in loud.output
+    assert quiet.output == loud.output.partition("Next:")[0]
+
+
+def test_quiet_leaves_errors(typed) -> None:
+    assert typed("-q", "recipes", "dei").errors.startswith("error: There is no recipe")
+
+
+@pytest.mark.parametrize("arguments", [("-v", "recipes", "dei"), ("recipes", "dei", "-v")])
+def test_verbose_shows_where_an_error_arose(arguments, typed) -> None:
+    said = typed(*arguments)
+    assert said.code == 2
+    assert said.errors.startswith("Traceback")
+    assert "in get_recipe" in said.errors
+    assert said.errors.splitlines()[-1].startswith("error: There is no recipe")
+    assert "Traceback" not in typed("recipes", "dei").errors  # the next command begins anew
+
+
+def test_quiet_and_verbose_do_not_go_together(typed) -> None:
+    for arguments in (("-q", "-v", "recipes"), ("-q", "recipes", "-v")):
+        said = typed(*arguments)
+        assert (said.code, said.output) == (2, "")
+        assert said.errors == "error: --quiet and --verbose do not go together; leave one out\n"
+
+
+def completed(line: str, cwd) -> list[str]:
+    """What bash is offered for a line; loading torch would end it with an error."""
+    words = f"import sys; sys.argv[0] = 'patchloom'; sys.modules['torch'] = None; {MAIN}"
+    asked = {"_PATCHLOOM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | asked | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+MAIN = "from patchloom.cli import main; main()"
+
+
+def test_names_are_completed_without_torch(tmp_path) -> None:
+    for name in ("digits", "other"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "runs" / "digits" / "config.json").touch()
+    assert completed("patchloom train data --model smlpnet_t", tmp_path) == ["smlpnet_t2", "smlpnet_t"]
+    assert completed("patchloom train data --recipe dino_", tmp_path) == ["dino_small_images"]
+    assert completed("patchloom models deit3_h", tmp_path) == ["deit3_h", "deit3_h52", "deit3_h26x2"]
+    for verb in ("evaluate", "predict", "report", "look", "index"):
+        assert completed(f"patchloom {verb} ru", tmp_path) == ["runs/digits"]
+
+
+def test_models_are_listed_without_torch() -> None:
+    line = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = sys.argv[2:]; {MAIN}"
+    for arguments in (["models"], ["models", "cait_*", "--json"], ["--help"], ["recipes"]):
+        done = subprocess.run([sys.executable, "-c", line, "", *arguments], capture_output=True, text=True, cwd=ROOT)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout
+
+
+def test_train_says_something_before_torch_is_loaded() -> None:
+    line = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = ['train', 'digits']; {MAIN}"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, cwd=ROOT)
+    assert "torch" in done.stderr
+    assert done.stdout == f"patchloom {patchloom.__version__}: reading digits …\n"
