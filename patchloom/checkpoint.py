@@ -309,7 +309,9 @@ def read_recipe(folder: Path) -> Recipe | None:
     try:
         return Recipe.from_yaml(_checked(folder, "recipe.yaml").decode())
     except (UsageError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error} Restore it, or remove it to go on as given.") from error
+        raise CheckpointError(
+            f"{path} is damaged: {error} Restore it, or remove it to continue with the settings given."
+        ) from error
 
 
 def load_network(folder: Path) -> tuple[Network, RunFiles]:

@@ -120,7 +120,7 @@ def test_a_run_stopped_in_mid_epoch_ends_with_the_same_weights(step, whole, tmp_
     monkeypatch.setattr("patchloom.training.translation.learn_vocabulary", None)
     said: list[str] = []
     run_training(settings(tmp_path), say=said.append)
-    assert any(f"going on with {tmp_path} from step {step + 1}" in line for line in said)
+    assert any(f"resuming {tmp_path} at step {step + 1}" in line for line in said)
     folder, _, _ = whole
     assert (tmp_path / "weights.safetensors").read_bytes() == (folder / "weights.safetensors").read_bytes()
     one, other = (find_checkpoint(each).snapshot.tensors for each in (tmp_path, folder))

@@ -211,7 +211,7 @@ def _find(spec: Spec) -> tuple[str, list[SentenceSplit], tuple[str, ...]]:
     if not splits:
         raise DataError(
             f"{name}: no sentence pairs found; expected files such as train.en and train.de (or .gz), a .tsv with two "
-            "fields a line, or parquet with a column a language"
+            "fields per line, or parquet with one column per language"
         )
     for split in splits:
         if doubled := {a for a in split.languages if a and split.languages.count(a) > 1}:

@@ -161,8 +161,8 @@ class Processes:
             gone = lost_ranks(self._store, self._place)
             who = f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))}" if gone else "a rank"
             raise ResourceError(
-                f"{who} of {self.world} stopped, so rank {self.rank} cannot go on. See the output of that process; "
-                "the same command goes on from the last checkpoint."
+                f"{who} of {self.world} stopped, so rank {self.rank} cannot continue. See the output of that process; "
+                "the same command resumes from the last checkpoint."
             ) from error
 
     @contextmanager

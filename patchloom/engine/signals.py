@@ -18,7 +18,7 @@ class Stopped(PatchloomError):  # noqa: N818 - nothing went wrong
 
     def __init__(self, number: int, step: int, total: int, saved: bool) -> None:
         self.exit_code = 128 + number
-        then = "saved. The same command goes on from there." if saved else "nothing was saved: no folder was given."
+        then = "saved. The same command resumes from there." if saved else "nothing was saved: no folder was given."
         super().__init__(f"Stopped by {signal.Signals(number).name} after step {step} of {total}; {then}")
 
 

@@ -53,7 +53,7 @@ def real_accuracy(predictions: Sequence[int] | np.ndarray, real_labels: Sequence
     if len(predictions) != len(real_labels):
         raise UsageError(
             f"{len(predictions)} predictions and the labels of {len(real_labels)} images were given, expected one "
-            "prediction an image. Choose the labels with real_labels_of."
+            "prediction per image. Choose the labels with real_labels_of."
         )
     right = [int(p) in labels for p, labels in zip(predictions, real_labels, strict=True) if len(labels)]
     if not right:

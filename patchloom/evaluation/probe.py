@@ -180,7 +180,7 @@ def check_shots(train: np.ndarray, test: np.ndarray, classes: Sequence[str], sho
     """The numbers of the classes with labelled images; a UsageError where one has fewer than `shots` in train."""
     train, test = train[train >= 0], test[test >= 0]
     if shots < 1:
-        raise UsageError(f"A few-shot probe needs at least one image a class, given {shots}")
+        raise UsageError(f"A few-shot probe needs at least one image per class, given {shots}")
     wanted = np.union1d(train, test)
     counts = np.bincount(train, minlength=len(classes))
     if few := [f"{classes[c]!r} has {counts[c]}" for c in wanted if counts[c] < shots]:

@@ -64,7 +64,7 @@ def translation_scores(hypotheses: Sequence[str], references: Sequence[str], lan
     for what, lines in (("translation", hypotheses), ("reference", references)):
         for number, line in enumerate(lines, 1):
             if "\n" in line:
-                raise DataError(f"{what} {number} has a line break in it; expected one line a sentence")
+                raise DataError(f"{what} {number} has a line break in it; expected one line per sentence")
     bleu, chrf = metrics.BLEU(), metrics.CHRF()
     plain = bleu.corpus_score(hypotheses, [references]).score
     characters = chrf.corpus_score(hypotheses, [references]).score

@@ -314,6 +314,6 @@ def _cost_rows(cost: Cost) -> list[tuple[str, str, str]]:
     return [
         ("parameters", human(cost.parameters), f"{cost.parameters:,}"),
         ("weights as float32", f"{cost.parameters * 4 / 2**20:.1f} MiB", ""),
-        ("multiply-adds an image", human(cost.multiply_adds), "matrix products and convolutions"),
-        ("other operations an image", human(cost.elementwise), "norms, activations, sums, scales"),
+        ("multiply-adds per image", human(cost.multiply_adds), "matrix products and convolutions"),
+        ("other operations per image", human(cost.elementwise), "norms, activations, sums, scales"),
     ]

@@ -94,7 +94,7 @@ class AttentionPooled(Network):
         """A linear classifier, or one row a class token."""
         if self.config.class_tokens == "per_class" and self.config.num_classes:
             if self.config.head == "mlp":
-                raise UsageError("head=mlp needs one vector an image; with class_tokens=per_class the head is linear")
+                raise UsageError("head=mlp needs one vector per image; with class_tokens=per_class the head is linear")
             linear = PerClassLinear(inputs, self.config.num_classes)
             truncated_normal_(linear)
             return linear

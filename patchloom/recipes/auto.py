@@ -183,7 +183,7 @@ def fitted_size(name: str, side: int, about: str, known: Mapping[str, Any]) -> l
     size = given or _multiple(side, patch)
     reasons = [Reason("model.image_size", size, about)]
     if patch != published:
-        reasons.append(Reason("model.options.patch_size", patch, f"{(size // patch) ** 2} patches an image"))
+        reasons.append(Reason("model.options.patch_size", patch, f"{(size // patch) ** 2} patches per image"))
     return reasons
 
 
@@ -264,7 +264,7 @@ def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list
             Reason("augment.crop_min_scale", scale, "smaller parts only where images are many and the run is long"),
         ]
     altered = strength.policy and not tiny
-    why = "too few pixels to alter" if tiny else "one random change an image" if altered else f"{epochs} epochs"
+    why = "too few pixels to alter" if tiny else "one random change per image" if altered else f"{epochs} epochs"
     return [
         *crop,
         Reason("augment.flip", 0.0 if tiny else 0.5, "digits and letters have sides" if tiny else "mirrored"),

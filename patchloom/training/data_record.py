@@ -100,9 +100,9 @@ def changes_since(folder: Path, record: DataRecord) -> list[str]:
         )
     if before.rows != record.rows:
         counts = f"{before.train:,} → {record.train:,} to train on, {before.val:,} → {record.val:,} to validate"
-        return [f"the data changed since the run began ({counts}): it goes on, not exactly as without that"]
+        return [f"the data changed since the run began ({counts}): it continues, but not exactly as it would have"]
     if before.contents != record.contents:
-        return ["pictures were changed since the run began: it goes on, not exactly as without that"]
+        return ["pictures were changed since the run began: it continues, but not exactly as it would have"]
     return []
 
 

@@ -273,7 +273,7 @@ def test_tables(arguments, shown, runs, monkeypatch, capsys) -> None:
         (("s0", "s1", "--knn", "5"), "--knn needs images: patchloom evaluate "),
         (("s0", "--size", "64"), "--size needs images"),
         (("s0", "--few-shot", "0"), "--few-shot needs images"),
-        (("s0", DATA, "--few-shot", "0"), "A few-shot probe needs at least one image a class, given 0"),
+        (("s0", DATA, "--few-shot", "0"), "A few-shot probe needs at least one image per class, given 0"),
         (("s0", DATA, "--size", "0"), "size is 0, expected a whole number of at least 1"),
         (("s0", "--seeds"), "--seeds compares runs with each other; give at least two"),
         (("s0", DATA, "--knn", "5", "--sweep", "crop"), "--knn does not go with --sweep"),

@@ -226,7 +226,7 @@ def test_few_shots_are_drawn_by_class_and_repeat_themselves(monkeypatch):
 def test_too_few_images_for_the_shots():
     with pytest.raises(UsageError, match=r"5 shots need 5 images of each class in train; 'fox' has 4, 'gnu' has 4\."):
         few_shot_probe(blobs(33), blobs(7), classes=NAMES)
-    with pytest.raises(UsageError, match="at least one image a class, given 0"):
+    with pytest.raises(UsageError, match="at least one image per class, given 0"):
         few_shot_probe(blobs(33), blobs(7), classes=NAMES, shots=0)
     with pytest.raises(UsageError, match="at least one draw, given 0"):
         few_shot_probe(blobs(70), blobs(7), classes=NAMES, draws=0)

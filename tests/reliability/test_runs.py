@@ -94,7 +94,7 @@ def test_a_signal_before_the_first_step_is_one_line(
     finally:
         after = signal.signal(signal.SIGINT, before)
     assert done.code == code
-    assert done.errors == f"stopped by {signal.Signals(number).name}; run the same command to go on\n"
+    assert done.errors == f"stopped by {signal.Signals(number).name}; run the same command to resume\n"
     assert after is signal.SIG_DFL  # a second one ends it without a traceback
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -440,7 +440,7 @@ def test_the_same_command_from_another_folder_goes_on(data: Path, tmp_path: Path
     monkeypatch.chdir(tmp_path / "else")
     done = trained(Path("../data"), Path("../run"), 2, monkeypatch, capsys)
     assert done.code == 0, done.errors
-    assert "going on with ../run from step 4 of 8" in done.output
+    assert "resuming ../run at step 4 of 8" in done.output
     assert "note: the data" not in done.output
 
 
@@ -472,7 +472,7 @@ def test_a_dead_rank_is_named(data: Path, tmp_path: Path, dead: int) -> None:
     processes[dead].communicate()
     assert code == 6, errors
     said = errors.splitlines()[-1]
-    assert said.startswith(f"error: rank {dead} of 2 stopped, so rank {1 - dead} cannot go on")
+    assert said.startswith(f"error: rank {dead} of 2 stopped, so rank {1 - dead} cannot continue")
     assert "Traceback" not in errors
 
 
