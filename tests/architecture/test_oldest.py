@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-UNTESTED = {"faiss-cpu", "tensorboard", "wandb"}  # optional, and used in a line or two
+UNTESTED = {"av", "faiss-cpu", "tensorboard", "wandb"}  # optional, and used in a line or two
 TOOLS = {"pytest", "pytest-xdist", "hypothesis"}  # of dev, what runs the tests
 
 

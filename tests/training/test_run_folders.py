@@ -64,7 +64,7 @@ def test_data_that_moved_are_the_same(here: Path) -> None:
     run, said = train(Path("elsewhere/images"), epochs=3)
     assert run.folder == Path("runs/images")
     assert run.outcome.progress.epoch == 3
-    assert any(line.startswith("going on with runs/images") for line in said)
+    assert any(line.startswith("resuming runs/images") for line in said)
 
 
 def test_a_lost_file_at_the_same_place_is_a_note(here: Path) -> None:
