@@ -97,7 +97,7 @@ def test_a_folder_without_classes_is_enough(tmp_path: Path, monkeypatch, capsys)
     assert command(suggested(told)[0], monkeypatch, capsys).output.endswith("20 files, vectors of 16, exact search\n")
     looks = look_at(str(run.folder), out=tmp_path / "look.html").looks
     assert [(Path(name).parent, detail) for name, detail, _ in looks] == [(photos, "")] * 4
-    with pytest.raises(DataError, match="images have no class labels"):
+    with pytest.raises(DataError, match="pictures have no label"):
         train(tmp_path / "other", data=str(photos), recipe="grafit_small_images")
 
 

@@ -446,7 +446,7 @@ def test_pictures_without_classes_are_refused(tmp_path) -> None:
     Image.new("RGB", (16, 16)).save(tmp_path / "data" / "a.png")
     content = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [], "categories": [{"id": 1, "name": "x"}]}
     (tmp_path / "data" / "annotations" / "instances_train.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match="images have no class labels"):
+    with pytest.raises(DataError, match="classification needs a class for each picture"):
         run_training(on_folder(tmp_path), say=str)
 
 

@@ -87,7 +87,9 @@ def test_floats_are_scaled_or_refused():
         ("LA", (0, 51), "PNG", (204, 204, 204)),
         pytest.param(
             *("YCbCr", (128, 128, 128), "TIFF", (128, 128, 128)),
-            marks=pytest.mark.skipif(PIL.__version__ < "13", reason="Pillow 12 cannot read these, and they are refused"),
+            marks=pytest.mark.skipif(
+                PIL.__version__ < "13", reason="Pillow 12 cannot read these, and they are refused"
+            ),
         ),
     ],
 )
