@@ -9,11 +9,7 @@ from tests.reliability.commands import ROOT
 
 PAGE = (ROOT / "docs" / "reliability.md").read_text("utf-8")
 GOALS = {*range(1, 18), 23, 24}
-<<<<<<< HEAD
-FAULTS = {*range(1, 54)}
-=======
 FAULTS = {*range(1, 55)}
->>>>>>> 08a21fc (A picture handed over in Python is the picture read from its file, to the bit, whatever way it comes in (data/given.py); functions have signatures that an editor shows, objects say what they are and show it in notebooks; docs/python.md)
 # The tables before this one are of trials; it has rates.
 ROWS = re.findall(r"^\| .*\|$", PAGE.split("## What looking first costs")[0], re.MULTILINE)
 
