@@ -57,7 +57,7 @@ def test_all_ways_answer_as_the_command_does(
 ) -> None:
     path = files[mode]
     done = command(("predict", run, path, "--json", "--device", "cpu"), monkeypatch, capsys)
-    first = json.loads(done.output.splitlines()[0])  # of an animation, its first frame
+    first = json.loads(done.output)[0]  # of an animation, its first frame
     said = [(name, share) for name, share in first["answers"]]
     classifier = patchloom.load(run, device="cpu")
     vector, found = classifier.embed(str(path)), index.search(path)

@@ -161,7 +161,7 @@ def test_turning_sentences_round_is_learned(name) -> None:
         texts = [torch.randint(4, 10, (length,)).tolist() for length in torch.randint(1, 5, (count,)).tolist()]
         return [[*text, EOS] for text in texts], [text[::-1] for text in texts]
 
-    for step in range(300):
+    for step in range(400):
         optimiser.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / warmup)
         sources, targets = some(32)
         wanted = padded([[*text, EOS] for text in targets])

@@ -51,7 +51,7 @@ def test_a_run_outlives_its_folder(how: str, after: int, tmp_path: Path, monkeyp
     assert found.snapshot.values["progress"]["ended"] == "finished"
     assert len(read_metrics(run / "metrics.jsonl")) == 9
     assert command(("evaluate", run), monkeypatch, capsys).code == 0
-    assert "from step" in command((*arguments, "--epochs", 4), monkeypatch, capsys).output
+    assert "resuming" in command((*arguments, "--epochs", 4), monkeypatch, capsys).output
 
 
 def test_the_best_weights_are_kept(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_used(
     done = command(("train", data, "--out", run, *OPTIONS), monkeypatch, capsys)
     assert done.code == 0, done.errors
     assert f"note: skipped {new.name}" in done.output
-    assert "from step 4 of 8" in done.output
+    assert "at step 4 of 8" in done.output
     assert (run / "weights.safetensors").read_bytes() == whole
     for path in (run / "checkpoints").iterdir():
         (path / "state.json").write_bytes(b"")
