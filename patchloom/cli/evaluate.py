@@ -82,7 +82,7 @@ def evaluate(
         ),
     ] = False,
     labels: Annotated[
-        str | None, typer.Option(help="CSV with path,label for a folder of images.", rich_help_panel=IMAGES)
+        str | None, typer.Option(help="A table of path,label in any form, for a folder.", rich_help_panel=IMAGES)
     ] = None,
     label_column: Annotated[
         str | None, typer.Option(help="The column of that file that holds the classes.", rich_help_panel=IMAGES)

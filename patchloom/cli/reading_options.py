@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 READING = "How the data are read"  # panel of --help-all
 
-Labels = Annotated[str | None, typer.Option(help="A labels file (path,label) for the folder.", rich_help_panel=READING)]
+Labels = Annotated[
+    str | None, typer.Option(help="A table of path,label in any form, for a folder.", rich_help_panel=READING)
+]
 LabelColumn = Annotated[
     str | None, typer.Option(help="The column of that file that holds the classes.", rich_help_panel=READING)
 ]

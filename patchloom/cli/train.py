@@ -34,7 +34,9 @@ def train(
         str | None,
         typer.Option(help="Start from the weights of a run or of a published file.", autocompletion=complete_run),
     ] = None,
-    labels: Annotated[str | None, typer.Option(help="CSV with path,label for a folder of images.")] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="A table of path,label in any form, for a folder of images.")
+    ] = None,
     out: Annotated[str | None, typer.Option(help="Folder of the run; runs/NAME-OF-DATA when left out.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; auto takes a GPU if there is one.")] = "auto",
     dry_run: Annotated[
