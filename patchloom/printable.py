@@ -2,6 +2,7 @@
 
 import os
 import re
+from typing import TextIO
 
 # Control characters, marks that turn the direction of what follows, line separators, and halves of characters: what a
 # terminal would act upon, and what cannot be encoded.
@@ -31,3 +32,11 @@ def _escaped(match: re.Match[str]) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte of a name that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def for_rich(stream: TextIO) -> TextIO:
+    """Where rich may write on a standard stream: past what escapes control characters in the words of others.
+
+    rich looks for `rich_proxied_file` too, but once a bar is drawn it stands before the stream itself.
+    """
+    return getattr(stream, "rich_proxied_file", stream)

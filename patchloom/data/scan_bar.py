@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from patchloom.data.scan import Progress
+from patchloom.printable import for_rich
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def scan_bar(*, shown: bool = True, what: str = "checking") -> Iterator[Progress
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # No thread of its own: processes are forked while the bar is shown.
-    with Bar(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+    with Bar(*columns, console=Console(file=for_rich(sys.stderr)), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=None, visible=False)
         last = 0.0
 

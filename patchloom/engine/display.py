@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from patchloom.printable import printable
+from patchloom.printable import for_rich, printable
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -94,12 +94,14 @@ class Bar:
     """A bar over the whole run, redrawn in place; evaluations scroll by above it."""
 
     def __init__(self) -> None:
+        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[numbers]}  {task.fields[left]} left"),
+            console=Console(file=for_rich(sys.stdout)),
             refresh_per_second=4,
         )
         self._task = self._progress.add_task("", epoch="", numbers="", left="?", total=None)

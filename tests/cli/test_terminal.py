@@ -1,0 +1,47 @@
+"""What a person sees on a terminal of 80 columns, as the terminal gets it."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from tests.reliability.commands import OPTIONS, ROOT, class_folders
+
+
+def seen(*arguments: object) -> str:
+    """What a command writes to a pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    line = [sys.executable, "-m", "patchloom.cli", *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    parts = []
+    while True:
+        try:
+            part = os.read(ours, 1 << 16)
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not part:
+            break
+        parts.append(part)
+    os.close(ours)
+    text = b"".join(parts).decode()
+    assert process.wait() == 0, text
+    return text
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pseudo-terminals end differently elsewhere")
+def test_bars_are_drawn_and_not_spelled_out(tmp_path) -> None:
+    data = class_folders(tmp_path / "data")
+    said = seen("train", data, "--out", tmp_path / "run", *OPTIONS)
+    said += seen("evaluate", tmp_path / "run", data) + seen("check", data)
+    assert "\\u001b" not in said
+    assert "\\x1b" not in said
+    assert "\x1b[" in said  # bars are drawn by these
+    assert "epoch 2 evaluated" in said
