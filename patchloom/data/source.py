@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from patchloom.data.alike import tidy
 from patchloom.data.annotated import open_annotated
 from patchloom.data.archive import archive_stem, holds_folders
 from patchloom.data.archives import ARCHIVES, is_archive, open_archive
@@ -160,6 +161,13 @@ def find_source(
     download: bool = False,
 ) -> Source:
     """Decide what `spec` is, one or several, and list it; classes are not matched yet."""
+    source = _find(spec, reading, root, strict, download)
+    if not len(source.train) and source.val is None:
+        raise DataError(f"{source.name}: no pictures inside; expected at least one")
+    return tidy(source)
+
+
+def _find(spec: Spec | Sequence[Spec], reading: Reading, root: Spec | None, strict: bool, download: bool) -> Source:
     several = parts_of(spec)
     if len(several) > 1:
         return _find_several(several, reading, root, strict, download)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from patchloom.data.alike import KINDS
 from patchloom.data.sets import UNLABELLED, ClassTable, Listing, PictureSet, Source, Splits, name_some
 from patchloom.data.taxonomy import check_level, numbered_levels
 from patchloom.data.unlabelled import missing_labels
@@ -41,6 +42,7 @@ def make_splits(
     `copies` are groups of positions in train that a split made here keeps on one side.
     """
     table, notes = usable_classes(source, strict=strict, level=level, labelled=labelled)
+    notes += [f"{fault.kind}: {fault.detail}" for fault in source.faults if fault.kind in KINDS]
     train = match(source.train, table)
     if source.val is None:
         kept, held_out = split_rows(train, val_fraction, seed, copies)
@@ -214,7 +216,7 @@ def group_by_split(names: Sequence[str]) -> SplitNames:
     Of several names of val or of test the first is used.
     """
     words = {name: set(re.split(r"[^a-z]+", name.lower())) for name in names}
-    train = [name for name in names if words[name] & set(TRAIN_NAMES)]
+    train = [name for name in names if _says_train(name)]
     if not train:
         return SplitNames(list(names), [], [], [])
     rest = [name for name in names if name not in train]
@@ -226,6 +228,10 @@ def group_by_split(names: Sequence[str]) -> SplitNames:
     val = saying(VAL_NAMES)
     test = [name for name in saying(TEST_NAMES) if name not in val]
     return SplitNames(train, val, test, [name for name in rest if name not in (*val, *test)])
+
+
+def _says_train(name: str) -> bool:
+    return bool(set(re.split(r"[^a-z]+", name.lower())) & set(TRAIN_NAMES))
 
 
 def listings_by_split(
@@ -240,6 +246,9 @@ def listings_by_split(
         return replace(whole, rows=whole.rows[rows], labels=whole.labels[rows])
 
     notes = (f"rows of other splits, not used: {', '.join(names.unused)}",) if names.unused else ()
+    if len(names.train) > 1 and not names.val and not names.test and not any(map(_says_train, names.train)):
+        told = name_some(names.train, [int(np.sum(said == name)) for name in names.train])
+        notes = (f"the split column says {told}, and none of them train, val or test: all are train",)
     val, test = (pick(chosen) if chosen else None for chosen in (names.val, names.test))
     return pick(names.train), val, test, notes
 
