@@ -13,6 +13,7 @@ hf:user/name
 """
 
 import glob
+import math
 import os
 import re
 import shlex
@@ -58,6 +59,7 @@ from patchloom.errors import DataError, UsageError, nearest, with_near_options
 from patchloom.printable import printable
 
 Spec = str | os.PathLike[str]
+MAX_NAMES = 100_000  # that a pattern with braces may stand for
 
 
 @with_near_options
@@ -347,17 +349,25 @@ def _matching(given: str) -> list[str]:
 def _expand_braces(pattern: str) -> list[str]:
     """a-{000..003}.tar → a-000.tar … a-003.tar; {x,y} likewise."""
     parts = re.split(r"\{([^{}]+)\}", pattern)
-    choices = []
+    choices: list[Sequence[str]] = []
     for i, part in enumerate(parts):
         span = re.fullmatch(r"(\d+)\.\.(\d+)", part)
         if i % 2 == 0:
             choices.append([part])
         elif span:
             first, last = span.groups()
-            choices.append([f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1)])
+            numbers = range(int(first), int(last) + 1)
+            _refuse_many(pattern, len(numbers))
+            choices.append([f"{n:0{len(first)}d}" for n in numbers])
         else:
             choices.append(part.split(","))
+    _refuse_many(pattern, math.prod(map(len, choices)))
     return ["".join(chosen) for chosen in product(*choices)]
+
+
+def _refuse_many(pattern: str, names: int) -> None:
+    if names > MAX_NAMES:
+        raise UsageError(f"{printable(pattern)} stands for {names:,} files or more; expected at most {MAX_NAMES:,}")
 
 
 def _nearest_path(given: str) -> str:

@@ -96,6 +96,12 @@ def test_shards_that_are_refused(tmp_path, members, fault):
         open_data(shard(tmp_path / "bad.tar", members))
 
 
+@pytest.mark.parametrize("pattern", ["x-{0..999999999}.tar", "{0..999}-{0..999}.tar", "{a,b}{0..99999}.tar"])
+def test_a_pattern_of_too_many_names_is_refused(pattern):
+    with pytest.raises(UsageError, match=r"stands for [\d,]+ files or more; expected at most 100,000"):
+        open_data(pattern)
+
+
 def pictures_and_labels(tmp_path):
     """A shard of ten pictures with labels, its whole bytes, and where its headers are."""
     members = [pair for i in range(10) for pair in ((f"{i}.png", image_bytes(i)), (f"{i}.cls", str(i % 2).encode()))]
