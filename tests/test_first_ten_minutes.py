@@ -91,6 +91,9 @@ def the_readme_as_it_stands(typed, place: Path) -> None:
     assert "nested folders: 6 classes (innermost folders), levels coarse1 (4), coarse2 (3)" in plan
     for page in ("runs/photos/report.html", "runs/photos/report-test.html", "runs/photos/look.html", "found.html"):
         assert (place / page).stat().st_size > 10_000
+    tested = (place / "runs/photos/report-test.html").read_text()
+    assert "top-1 on test, weights of the" in tested
+    assert tested.count("nested folders: 6 classes") == 1
 
 
 def the_same_answers_everywhere(typed) -> None:

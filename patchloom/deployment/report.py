@@ -102,7 +102,7 @@ def report_run(
         page,
         title=(f"{name} on {record.data_name}" if record else f"{name}, {folder.name}")
         + (f": {split} of {data or 'its data'}" if split else ""),
-        summary=_summary(parts, name, judged, metrics),
+        summary=_summary(parts, name, judged, metrics, split),
         curves=metrics,
         confusion=judged.confusion if judged else None,
         class_names=judged.classes if judged else parts.files.labels,
@@ -111,7 +111,7 @@ def report_run(
         pictures=looked,
         recipe=_recipe_rows(parts),
         cost=count_cost(parts),
-        notes=[*(record.notes if record else []), *parts.notes],
+        notes=list(dict.fromkeys([*(record.notes if record else []), *parts.notes])),
         numbers=number_rows(judged, split or "val") if judged else [],
         environment=_environment(record),
     )
@@ -149,13 +149,17 @@ def number_rows(report: ClassificationReport, split: str = "val") -> list[tuple[
 
 
 def _summary(
-    parts: RunParts, name: str, judged: ClassificationReport | None, metrics: Sequence[Mapping[str, Any]]
+    parts: RunParts,
+    name: str,
+    judged: ClassificationReport | None,
+    metrics: Sequence[Mapping[str, Any]],
+    split: str | None,
 ) -> Summary:
     record, folder = parts.record, parts.folder
-    top1, measure = judged.top(1) if judged else None, "top-1"
+    top1, measure = judged.top(1) if judged else None, f"top-1 on {split}" if split else "best top-1"
     if by_neighbours := neighbour_score(parts, metrics):
         neighbours, top1 = by_neighbours
-        measure = f"top-1 of the {neighbours} nearest"
+        measure = f"best top-1 of the {neighbours} nearest"
     return Summary(
         model=name,
         data=record.data_name if record else "not recorded",

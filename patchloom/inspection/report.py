@@ -43,7 +43,7 @@ class Summary:
     model: str
     data: str
     top1: float | None = None  # best, in percent
-    measure: str = "top-1"  # what it is called
+    measure: str = "best top-1"  # what it is called
     interval: tuple[float, float] | None = None  # of it, in percent
     weights: Literal["model", "ema"] = "model"  # that reached it
     epochs: int | None = None

@@ -213,7 +213,7 @@ def _run(
             f"{_thousands(images)} images: {epochs} epochs (about {_short(epochs * images)} pictures seen)",
         ),
         fitted_warmup(images, batch, epochs),
-        Reason("optim.batch_size", batch, f"{_thousands(math.ceil(images / batch))} steps an epoch"),
+        Reason("optim.batch_size", batch, f"{_thousands(math.ceil(images / batch))} steps per epoch"),
         Reason(
             "optim.lr",
             lr,

@@ -160,7 +160,7 @@ def _run(recipe: Recipe, facts: Facts, budget: Budget, known: Mapping[str, Any],
     affordable = max(budget.epochs[0], round(budget.pictures / images / views))
     epochs = known.get("schedule.epochs") or min(recipe.schedule.epochs, affordable)
     updates = max(1, images // batch) * epochs
-    why = f"{images // batch:,} updates an epoch instead of {images // optim.batch_size:,}"
+    why = f"{images // batch:,} updates per epoch instead of {images // optim.batch_size:,}"
     reasons = [Reason("optim.batch_size", batch, why)]
     if batch != optim.batch_size:
         # Steps of SGD add up; those of Adam and LAMB have a length of their own, whose noise falls with the root.

@@ -181,7 +181,7 @@ def test_a_recipe_that_does_not_suit_the_data_says_so_and_is_fitted(tmp_path, mo
         say=said.append,
     )
     assert not any("Fit it" in line for line in said)
-    assert any("optim.batch_size = 16   (auto: 6 updates an epoch instead of 0)" in line for line in said)
+    assert any("optim.batch_size = 16   (auto: 6 updates per epoch instead of 0)" in line for line in said)
     assert any("grafit.target_decay = 0.97" in line for line in said)
 
 
