@@ -24,6 +24,11 @@ class Reading:
         if self.classes not in (None, "innermost", "outermost"):
             raise UsageError(f"classes is {self.classes!r}, expected innermost or outermost (of nested folders)")
 
+    @classmethod
+    def of(cls, settings: object) -> "Reading":
+        """What settings say that have a field of each of these names."""
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
+
     def given(self) -> dict[str, str]:
         """Name → value of what is not left out."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

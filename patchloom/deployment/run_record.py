@@ -40,13 +40,7 @@ class RunRecord:
     @property
     def reading(self) -> Reading:
         """How the data were read."""
-        return Reading(
-            labels=self.labels,
-            label_column=self.label_column,
-            label_pattern=self.label_pattern,
-            taxonomy=self.taxonomy,
-            classes=self.classes,
-        )
+        return Reading.of(self)
 
     def command(self, folder: Path) -> str:
         """What trains such a run again."""

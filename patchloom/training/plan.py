@@ -85,13 +85,7 @@ class TrainingSettings:
     @property
     def reading(self) -> Reading:
         """How the data are read."""
-        return Reading(
-            labels=self.labels,
-            label_column=self.label_column,
-            label_pattern=self.label_pattern,
-            taxonomy=self.taxonomy,
-            classes=self.classes,
-        )
+        return Reading.of(self)
 
     def recipe_changes(self) -> dict[str, Any]:
         """The options that are recipe fields, under their dotted keys."""
