@@ -1,0 +1,121 @@
+"""Files that anybody may have written: only plain ones are read, of a bounded size, and values of a known shape."""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from types import GenericAlias, UnionType
+from typing import Any, get_args, get_origin
+
+MOST_BYTES = 64 << 20  # of a file of settings, names or records
+_MOST_DEPTH = 64
+
+
+def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file; an OSError too where it is a pipe, a device or a folder, or has more than `most` bytes."""
+    # Without O_NONBLOCK a pipe that nobody writes to is waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a file", os.fspath(path))
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, expected at most {most:,}", os.fspath(path))
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def parse_json(data: bytes | str, most: int = MOST_BYTES, **options: Any) -> Any:
+    """The value; a ValueError says in one line what is wrong with it. `options` are those of json.loads."""
+    if len(data) > most:
+        raise ValueError(f"it has {len(data):,} characters, expected at most {most:,}")
+    try:
+        value = json.loads(data, **options)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not text") from error
+    if _depth_exceeds(value, _MOST_DEPTH):
+        raise ValueError(f"it is nested more than {_MOST_DEPTH} deep")
+    return value
+
+
+def check_shape(value: Any, shape: Any, where: str = "") -> None:
+    """A ValueError where a value read from JSON is not of the shape: what stands where, and what was expected there.
+
+    A shape is a type (`int`, `str`, `list[str]`, `dict[str, int]`, `int | None`), `Any`, or a dict of field → shape, of
+    which a field that ends with a question mark may be absent; other fields are not looked at. An int is a float too,
+    a bool is neither.
+    """
+    if isinstance(shape, Mapping):
+        _expect(isinstance(value, dict), value, "an object with fields", where)
+        for name, inner in shape.items():
+            field = name.removesuffix("?")
+            if field in value:
+                check_shape(value[field], inner, f"{where}.{field}" if where else field)
+            elif field == name:
+                raise ValueError(f"{where + ' has' if where else 'it has'} no field {field!r}")
+        return
+    if not _fits(value, shape):
+        _expect(False, value, _named(shape), where)
+
+
+def _expect(holds: bool, value: Any, expected: str, where: str) -> None:
+    if not holds:
+        shown = json.dumps(value, default=str)
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        raise ValueError(f"{where or 'it'} is {shown}, expected {expected}")
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    if shape is Any:
+        return True
+    if isinstance(shape, UnionType):
+        return any(_fits(value, one) for one in get_args(shape))
+    if isinstance(shape, GenericAlias):
+        inner = get_args(shape)[-1]
+        if get_origin(shape) is dict:
+            return isinstance(value, dict) and all(_fits(one, inner) for one in value.values())
+        return isinstance(value, list) and all(_fits(one, inner) for one in value)
+    if shape is None or shape is type(None):
+        return value is None
+    if shape is float:
+        return type(value) in (int, float)
+    return type(value) is shape
+
+
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _named(shape: Any) -> str:
+    if isinstance(shape, UnionType):
+        return " or ".join(_named(one) for one in get_args(shape))
+    if isinstance(shape, GenericAlias):
+        inner = _named(get_args(shape)[-1])
+        return f"a list, each {inner}" if get_origin(shape) is list else f"an object whose values are each {inner}"
+    return "null" if shape is None or shape is type(None) else _NAMES.get(shape, str(shape))
+
+
+def _depth_exceeds(value: Any, most: int) -> bool:
+    level: Sequence[Any] = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
