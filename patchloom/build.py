@@ -3,6 +3,7 @@
 The only file that knows all of them by name. `train.py` puts the objects into a run.
 """
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from patchloom.data.views import View
 from patchloom.engine.distribution import Processes
 from patchloom.engine.run import Objective
 from patchloom.errors import DataError, UsageError
+from patchloom.foreign import read_plain
 from patchloom.models.network import Network
 from patchloom.models.pooled_convnet import PooledConvNet
 from patchloom.models.published import load_published
@@ -33,6 +35,7 @@ from patchloom.objectives.teacher import Teacher, load_teacher
 from patchloom.recipes import Reason, auto_recipe, get_recipe, override
 from patchloom.recipes.fit import Facts, fitted, scaled_steps, smaller_network
 from patchloom.recipes.parts import DinoPart
+from patchloom.recipes.plain_yaml import MAX_CHARACTERS
 from patchloom.recipes.schema import Recipe
 
 # Pictures of which the median size is taken: enough to know it, few enough to open at once.
@@ -134,10 +137,12 @@ def _following(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
 
 
 def _text(path: Path) -> str:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"{path}: no such recipe file; give one written by a run, or a name from `patchloom recipes`")
     try:
-        return path.read_text("utf-8")
+        return read_plain(path, MAX_CHARACTERS).decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"recipe {path} cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a recipe: it is not text ({error.reason} at byte {error.start})") from error
 

@@ -7,7 +7,6 @@
 A picture whose mask is missing, or a box of an unknown picture or category, is a fault of the source.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,24 +14,35 @@ from typing import Any
 
 import numpy as np
 
+from patchloom.data.class_names import names_by_line
 from patchloom.data.decode import EXTENSIONS, decode_ids
-from patchloom.data.files import FilePictures
+from patchloom.data.files import FilePictures, FolderTree
 from patchloom.data.sets import UNLABELLED, Fault, Listing, Mask, Source, Stamp, file_state
 from patchloom.data.splits import group_by_split
 from patchloom.errors import DataError
+from patchloom.foreign import check_shape, parse_json, read_plain
 from patchloom.printable import printable
 
 IMAGE_FOLDERS = ("images", "imgs", "JPEGImages")
 MASK_FOLDERS = ("masks", "annotations", "labels", "SegmentationClass")
 NOT_LABELLED = 255
+MOST_NAMES, MOST_NAMES_BYTES = 256, 1 << 20  # of the numbers in a mask
+MOST_JSON_BYTES = 1 << 30  # instances_train2017.json has 0.45 GB
+_COCO: dict[str, dict[str, Any]] = {
+    "images": {"id": float | str, "file_name": str},
+    "annotations": {},
+    "categories": {"id": float | str, "name": float | str},
+}
+_SHOWN = 60  # letters of a value in a message
 
 
 def open_annotated(root: Path) -> Source | None:
     """The folder as pictures with boxes or masks; None where it is neither."""
     if files := sorted((root / "annotations").glob("instances_*.json")):
         return _open_coco(root, files)
-    images = next((name for name in IMAGE_FOLDERS if (root / name).is_dir()), None)
-    masks = next((name for name in MASK_FOLDERS if _images_by_stem(root / name)), None) if images else None
+    images = next((name for name in IMAGE_FOLDERS if os.path.isdir(root / name)), None)
+    found = (name for name in MASK_FOLDERS if os.path.isdir(root / name) and _images_by_stem(root / name))
+    masks = next(found, None) if images else None
     return _open_masks(root, images, masks) if images and masks else None
 
 
@@ -69,7 +79,11 @@ class MaskedFiles(FilePictures):
 def _open_masks(root: Path, images: str, masks: str) -> Source:
     pictures, labels = _images_by_stem(root / images), _images_by_stem(root / masks)
     named = root / "classes.txt"
-    names = tuple(named.read_text("utf-8").splitlines()) if named.is_file() else ()
+    names = names_by_line(named, MOST_NAMES_BYTES) or ()
+    if len(names) > MOST_NAMES:
+        raise DataError(
+            f"{printable(named)}: {len(names):,} names, expected at most {MOST_NAMES}, the numbers of a mask"
+        )
     faults = _lonely(root / images, pictures, labels, "picture without mask", masks)
     faults += _lonely(root / masks, labels, pictures, "mask without picture", images)
     both = [stem for stem in pictures if stem in labels]
@@ -93,12 +107,8 @@ def _open_masks(root: Path, images: str, masks: str) -> Source:
 
 def _images_by_stem(folder: Path) -> dict[str, str]:
     """Path below the folder without its extension → the path, of every image file that is not hidden."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        below = path.relative_to(folder)
-        if path.suffix.lower() in EXTENSIONS and path.is_file() and not any(p.startswith(".") for p in below.parts):
-            found[os.fspath(below.with_suffix(""))] = os.fspath(below)
-    return found
+    stems = ((os.path.splitext(path), path) for path in FolderTree(folder).files())
+    return {stem: path for (stem, extension), path in stems if extension.lower() in EXTENSIONS}
 
 
 def _lonely(folder: Path, files: Mapping[str, str], others: Mapping[str, str], kind: str, place: str) -> list[Fault]:
@@ -158,7 +168,7 @@ def _coco_listing(root: Path, file: Path, faults: list[Fault]) -> Listing:
     names = {image["id"]: str(image["file_name"]) for image in content["images"]}
     folder = _image_folder(root, split, list(names.values()))
     boxes: dict[Any, list[tuple[int, ...]]] = {
-        identity: [] for identity, name in names.items() if (root / folder / name).is_file()
+        identity: [] for identity, name in names.items() if os.path.isfile(root / folder / name)
     }
     faults += [
         Fault(printable(root / folder / name), "picture missing", f"{file.name} names it")
@@ -166,14 +176,14 @@ def _coco_listing(root: Path, file: Path, faults: list[Fault]) -> Listing:
         if identity not in boxes
     ]
     for box in content["annotations"]:
-        where = f"{printable(file)}, annotation {box.get('id', '?')}"
-        if box.get("image_id") not in names:
-            faults.append(Fault(where, "unknown picture", f"image_id {box.get('image_id')!r}"))
-        elif box.get("category_id") not in categories:
-            faults.append(Fault(where, "unknown category", f"category_id {box.get('category_id')!r}"))
+        where = f"{printable(file)}, annotation {_shown(box.get('id', '?'))}"
+        if not _is_one_of(box.get("image_id"), names):
+            faults.append(Fault(where, "unknown picture", f"image_id {_shown(box.get('image_id'))}"))
+        elif not _is_one_of(box.get("category_id"), categories):
+            faults.append(Fault(where, "unknown category", f"category_id {_shown(box.get('category_id'))}"))
         elif (corners := _corners(box.get("bbox"))) is None:
             faults.append(
-                Fault(where, "boxes cannot be read", f"bbox {box.get('bbox')!r}, expected x, y, width, height")
+                Fault(where, "boxes cannot be read", f"bbox {_shown(box.get('bbox'))}, expected x, y, width, height")
             )
         elif box["image_id"] in boxes:
             boxes[box["image_id"]].append((*corners, number[box["category_id"]]))
@@ -188,29 +198,42 @@ def _coco_listing(root: Path, file: Path, faults: list[Fault]) -> Listing:
 
 def _read_coco(file: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+        content = parse_json(read_plain(file, MOST_JSON_BYTES), MOST_JSON_BYTES)
+    except OSError as error:
+        raise DataError(f"{printable(file)}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
         raise DataError(f"{printable(file)}: cannot be read as JSON ({error})") from error
-    lists = ("images", "annotations", "categories")
-    if not isinstance(content, dict) or not all(isinstance(content.get(name), list) for name in lists):
-        raise DataError(f"{printable(file)}: expected an object with lists {', '.join(lists)}, as COCO has them")
-    for name, fields in (("images", ("id", "file_name")), ("categories", ("id", "name")), ("annotations", ())):
-        for i, entry in enumerate(content[name]):
-            if not isinstance(entry, dict) or not all(field in entry for field in fields):
-                raise DataError(f"{printable(file)}: {name}[{i}] lacks {' or '.join(fields) or 'its fields'}")
+    if not isinstance(content, dict) or not all(isinstance(content.get(name), list) for name in _COCO):
+        raise DataError(f"{printable(file)}: expected an object with lists {', '.join(_COCO)}, as COCO has them")
+    try:
+        for name, fields in _COCO.items():
+            for i, entry in enumerate(content[name]):
+                check_shape(entry, fields, f"{name}[{i}]")
+    except ValueError as error:
+        raise DataError(f"{printable(file)}: {error}") from error
     return content
 
 
 def _image_folder(root: Path, split: str, names: Sequence[str]) -> str:
     """Where the pictures of a split lie, below the root: the first place that has one of them."""
     places = [split, os.path.join("images", split), "images", ""]
-    return next((p for p in places if any((root / p / name).is_file() for name in names[:100])), split)
+    return next((p for p in places if any(os.path.isfile(root / p / name) for name in names[:100])), split)
+
+
+def _is_one_of(value: Any, known: Mapping[Any, Any]) -> bool:
+    return isinstance(value, int | float | str) and value in known
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 
 def _corners(box: Any) -> tuple[int, int, int, int] | None:
     """Corners of (x, y, width, height) in whole pixels; None where it is nothing of the kind."""
     try:
         x, y, width, height = map(float, box)
-        return round(x), round(y), round(x + width), round(y + height)
+        corners = round(x), round(y), round(x + width), round(y + height)
     except (TypeError, ValueError, OverflowError):
         return None
+    return corners if max(map(abs, corners)) < 1 << 31 else None

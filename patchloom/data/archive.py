@@ -22,7 +22,7 @@ from PIL import Image
 
 from patchloom.data.decode import EXTENSIONS, MAX_FILE_BYTES, decode
 from patchloom.data.sets import Pictures, Stamp, stamps_inside
-from patchloom.data.shards import refuse_early_end
+from patchloom.data.shards import TAR_FAULTS, refuse_early_end
 from patchloom.data.tree import Entry, Tree
 from patchloom.errors import DataError
 from patchloom.printable import printable
@@ -255,7 +255,7 @@ def _tar_members(file: Path, shown: str, limit: int | None = None) -> Iterator[t
                 yield member
             if limit is None:
                 refuse_early_end(file, archive.offset)
-    except (tarfile.TarError, OSError, ValueError) as error:
+    except TAR_FAULTS as error:
         raise DataError(f"{shown}: damaged or not a tar file ({error})") from error
 
 

@@ -4,6 +4,7 @@ Wrong is what would be left out, mislabelled or counted twice: files that cannot
 pictures, the same picture in train and val or under two labels. The data are only ever read.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -160,9 +161,9 @@ def check(
     `workers` are processes (default: one for each core); `cache` keeps what was seen of each file, outside the data,
     until its size or time changes; `progress` is called with the pictures done and their number.
     """
-    sentences = find_sentences(Path(spec).expanduser()) if reading.labels is None else []
+    sentences = find_sentences(Path(os.path.expanduser(spec))) if reading.labels is None else []
     if sentences:
-        return _sentence_report(printable(Path(spec).expanduser().resolve().name), sentences)
+        return _sentence_report(printable(Path(os.path.expanduser(spec)).resolve().name), sentences)
     source = find_source(spec, reading=reading)
     seen = survey(source, workers=workers, cache=cache, progress=progress)
     listings = seen.listings

@@ -4,13 +4,17 @@ classes.txt     a name per line, by their order; or a number and a name
 classes.csv     numbers and names, and those of coarser classes: Class Name,Class ID,Coarse Class Name,Coarse Class ID
 """
 
+import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from patchloom.data.label_table import SPACES, Table, looks_like_a_file, parse_table, plain
 from patchloom.data.tree import Tree
-from patchloom.errors import PatchloomError
+from patchloom.errors import DataError, PatchloomError
+from patchloom.foreign import MOST_BYTES, read_plain
+from patchloom.printable import printable
 
 FILES = tuple(f"{name}.{end}" for name in ("classes", "class_names", "label_names") for end in ("csv", "tsv", "txt"))
 _NO_LEVEL_WORDS = ("class", "label", "name", "category")
@@ -51,6 +55,16 @@ class ClassNames:
                     words = [word for word in plain(title).split("_") if word not in _NO_LEVEL_WORDS]
                     return "_".join(words) or "coarse", dict(pairs)
         return None
+
+
+def names_by_line(path: Path, most: int = MOST_BYTES) -> tuple[str, ...] | None:
+    """The lines of a file on disk; None where there is none, a DataError where it is no text."""
+    try:
+        return tuple(read_plain(path, most).decode("utf-8-sig").splitlines()) if os.path.lexists(path) else None
+    except OSError as error:
+        raise DataError(f"{printable(path)}: cannot be read ({error.strerror}); expected a name per line") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{printable(path)}: is not UTF-8 ({error.reason}); expected a name per line") from error
 
 
 def find_class_names(places: Sequence[tuple[Tree, str]]) -> Iterator[ClassNames]:

@@ -46,6 +46,7 @@ from PIL.ImageFile import ImageFile
 
 from patchloom.data.decode_limits import slow_header, slow_pixels
 from patchloom.errors import DataError, ResourceError
+from patchloom.foreign import read_plain
 
 MAX_PIXELS = 25_000_000
 MIN_SIDE_PIXELS = 4  # nothing smaller holds one patch
@@ -191,13 +192,10 @@ def _facts(name: str, image: ImageFile, data: bytes, where: str) -> ImageFacts:
 def read_file(path: Path, where: str) -> bytes:
     """The bytes of a regular file; anything else is refused unopened, since a pipe would never answer."""
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{where}: {_kind_of(status.st_mode)}, not an image file")
-        if status.st_size > MAX_FILE_BYTES:
-            raise DataError(f"{where}: {status.st_size:,} bytes, more than the limit of {MAX_FILE_BYTES:,}")
-        with open(path, "rb", buffering=0) as file:
-            return file.read()
+        size = refuse_special(path, where, "an image file")
+        if size > MAX_FILE_BYTES:
+            raise DataError(f"{where}: {size:,} bytes, more than the limit of {MAX_FILE_BYTES:,}")
+        return read_plain(path, MAX_FILE_BYTES)
     except FileNotFoundError:
         reason = "a link to a file that does not exist" if path.is_symlink() else "no such file"
         raise DataError(f"{where}: {reason}") from None
@@ -212,6 +210,14 @@ def read_file(path: Path, where: str) -> bytes:
         raise DataError(f"{where}: cannot be read ({reason})") from error
     except ValueError as error:  # a null character
         raise DataError(f"{where!r}: not the path of a file ({error})") from error
+
+
+def refuse_special(path: str | os.PathLike[str], where: str, expected: str) -> int:
+    """The bytes of a regular file; a DataError for anything else, which to open could mean to wait for ever."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{where}: {_kind_of(status.st_mode)}, not {expected}")
+    return status.st_size
 
 
 def short_of_memory(where: str) -> ResourceError:

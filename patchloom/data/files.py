@@ -81,7 +81,9 @@ class FolderTree(Tree):
                 visible = [entry for entry in entries if not entry.name.startswith(".")]
         except OSError as error:
             raise DataError(f"{printable(place)}: cannot be listed ({error.strerror})") from error
-        return [Entry(e.name, _kind(e)) for e in sorted(visible, key=lambda entry: os.fsencode(entry.name))]
+        return [
+            Entry(e.name, _kind(e), e.is_symlink()) for e in sorted(visible, key=lambda entry: os.fsencode(entry.name))
+        ]
 
     def is_file(self, path: str) -> bool:
         """Whether there is a file of this path."""

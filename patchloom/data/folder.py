@@ -25,7 +25,7 @@ from patchloom.data.sets import UNLABELLED, Listing, Source
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
 from patchloom.data.taxonomy import FILES as TAXONOMY_FILES
 from patchloom.data.taxonomy import Taxonomy
-from patchloom.data.tree import Tree
+from patchloom.data.tree import Tree, Walked
 from patchloom.errors import DataError
 from patchloom.printable import printable
 
@@ -44,6 +44,7 @@ class _Scan:
     bare: list[Chain] = field(default_factory=list)  # those without any image inside
     ignored: Counter[str] = field(default_factory=Counter)  # by extension
     special: list[str] = field(default_factory=list)  # pipes, devices, broken links, empty folders named as pictures
+    repeated: list[str] = field(default_factory=list)  # links to folders that are read by another path
 
 
 def open_folder(root: Path | Tree, taxonomy: Taxonomy | None = None, classes: Choice = None) -> Source:
@@ -130,10 +131,14 @@ def _listing(
         notes.append(f"{label}: {loose} images beside the class folders; left out")
     if scan.ignored:
         notes.append(f"{label}: not images by their extension{_ignored(scan.ignored)}; left out")
-    if scan.special:
-        shown = ", ".join(printable(path) for path in scan.special[:SPECIAL_SHOWN])
-        shown += ", …" if len(scan.special) > SPECIAL_SHOWN else ""
-        notes.append(f"{label}: {len(scan.special)} pipes, devices, empty folders or broken links ({shown}); left out")
+    for paths, what in (
+        (scan.special, "pipes, devices, empty folders or broken links"),
+        (scan.repeated, "links to folders that lie in the same data, around them, or are linked twice"),
+    ):
+        if paths:
+            shown = ", ".join(printable(path) for path in paths[:SPECIAL_SHOWN])
+            shown += ", …" if len(paths) > SPECIAL_SHOWN else ""
+            notes.append(f"{label}: {len(paths)} {what} ({shown}); left out")
     pictures = tree.pictures([os.path.join(split, path) for path in scan.paths])
     return Listing(pictures, rows, labels, names, taxonomy), tuple(notes)
 
@@ -146,13 +151,10 @@ def list_images(root: Path) -> list[str]:
 def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _Scan:
     """Walk the folder `start` by name; a class is a folder directly in it, or one whose name is in `fine_names`."""
     found = _Scan()
+    walked = Walked(tree, start)
 
-    def walk(relative: str, class_name: str, above: tuple[str, ...]) -> int:
+    def walk(relative: str, class_name: str, real: str) -> int:
         folder = os.path.join(start, relative)
-        real = tree.identity(folder)
-        if real in above:  # a link to a folder it lies in
-            found.special.append(relative.rstrip(os.sep))
-            return 0
         count = directly = 0
         for entry in tree.entries(folder):
             path = relative + entry.name
@@ -160,7 +162,11 @@ def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _Scan:
             if entry.kind == "folder":
                 own = _class_name(entry.name)
                 is_class = not relative or own in fine_names
-                inside = walk(path + os.sep, own if is_class else class_name, (*above, real))
+                entered = walked.enter(entry, os.path.join(folder, entry.name), real)
+                if entered is None:
+                    found.repeated.append(path)
+                    continue
+                inside = walk(path + os.sep, own if is_class else class_name, entered)
                 if is_class and not inside and own not in found.classes:
                     found.empty.add(own)
                 elif not inside and extension in EXTENSIONS:
@@ -178,7 +184,7 @@ def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _Scan:
             (found.folders if directly else found.bare).append(_chain(relative.rstrip(os.sep)))
         return count + directly
 
-    walk("", "", ())
+    walk("", "", walked.home)
     return found
 
 

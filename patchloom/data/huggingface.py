@@ -3,6 +3,7 @@
 Images are read undecoded, so that a damaged one is named by file and row.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class HubPictures(Pictures):
 
 def is_saved_dataset(folder: Path) -> bool:
     """Whether `save_to_disk` wrote this folder."""
-    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+    return any(os.path.isfile(folder / name) for name in ("dataset_dict.json", "state.json"))
 
 
 def open_huggingface(name: str) -> Source:

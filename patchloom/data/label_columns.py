@@ -10,7 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from patchloom.data.label_table import LABEL_NAMES, SPLIT_NAMES, Table, looks_like_a_file, plain, says_split
+from patchloom.data.label_table import (
+    LABEL_NAMES,
+    SPLIT_NAMES,
+    Table,
+    looks_like_a_file,
+    plain,
+    says_split,
+    shortened,
+)
 from patchloom.errors import UsageError, nearest
 
 _LABEL_WORDS = frozenset({"label", "class", "category", "species", "breed", "target", "diagnosis"})
@@ -119,7 +127,7 @@ def _only(table: Table, rest: Sequence[int], kinds: dict[int, str]) -> int:
         if len(found) == 1 or (found and not table.headed):
             return found[0]
         if found:
-            columns = ", ".join(table.columns[i] for i in found)
+            columns = shortened(", ".join(table.columns[i] for i in found))
             raise UsageError(f"{table.title}: the classes could be in any of {columns}; choose with --label-column")
     raise UsageError(
         f"{table.title}: the first line is {table.first_line!r}; expected a column of labels beside the paths "

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from patchloom.data.decode import EXTENSIONS
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
@@ -18,6 +19,8 @@ _SEPARATORS = ("\t", ";", ",", "|", SPACES)
 _NAMES = {"\t": "tab", SPACES: "spaces"}
 _LOOKED_AT = 64  # rows by which a table is understood
 _SHOWN = 120  # letters of a line in a message
+# A table of labels is rows of a few cells: more is another file, or one made to take long.
+MOST_LINES, MOST_LETTERS, MOST_COLUMNS = 10_000_000, 1 << 20, 1_000
 
 PATH_NAMES = (
     "path", "file", "filename", "file_name", "filepath", "file_path", "fname", "image", "img", "image_name",
@@ -64,7 +67,7 @@ class Table:
 def parse_table(content: bytes, title: str, finds: Finds) -> Table:
     """The table in a file's bytes; a line of another length than the others is a DataError that gives its number."""
     text, encoding = _decoded(content, title)
-    lines = [(n, line) for n, line in enumerate(_lines(text), start=1) if line.strip() and not line.startswith("#")]
+    lines = [(n, line) for n, line in _lines(text, title) if line.strip() and not line.startswith("#")]
     if not lines:
         raise DataError(f"{title}: is empty; expected lines of path,label")
     first_line = shortened(lines[0][1])
@@ -111,9 +114,16 @@ def _decoded(content: bytes, title: str) -> tuple[str, str]:
         return content.decode("latin-1"), "latin-1"
 
 
-def _lines(text: str) -> Iterator[str]:
-    """Lines by their ends alone: `splitlines` would also cut at form feeds and the like, which names may hold."""
-    return iter(re.split(r"\r\n|\n|\r", text))
+def _lines(text: str, title: str) -> Iterator[tuple[int, str]]:
+    """Numbered, by their ends alone: `splitlines` would also cut at form feeds and the like, which names may hold."""
+    start = 0
+    for number, end in enumerate(chain(re.finditer(r"\r\n|\n|\r", text), [None]), start=1):
+        line = text[start : end.start() if end else len(text)]
+        if len(line) > MOST_LETTERS or number > MOST_LINES:
+            has = f"line {number} has {len(line):,} letters" if len(line) > MOST_LETTERS else "it has more lines"
+            raise DataError(f"{title}: {has}; expected at most {MOST_LINES:,} lines of {MOST_LETTERS:,} letters")
+        yield number, line
+        start = end.end() if end else start
 
 
 # Separators -----------------------------------------------------------------------------------------------------------
@@ -139,10 +149,10 @@ def _reading(lines: Sequence[tuple[int, str]], separator: str, title: str, finds
     rows = list(_cells(lines, separator, title))
     seen = [row for _, row in rows[:_LOOKED_AT]]
     width, times = Counter(map(len, seen)).most_common(1)[0]
-    names = [plain(cell) for cell in seen[0]]
+    names = [plain(cell) for cell in seen[0][:MOST_COLUMNS]]
     named = any(name in PATH_NAMES for name in names) and len(names) > 1
     width = len(names) if named else width
-    if width < 2:
+    if not 2 <= width <= MOST_COLUMNS:
         return None
     whole = [row for row in seen[named:] if len(row) == width]
     hits = [sum(finds(row[i]) for row in whole) for i in range(width)]
@@ -174,7 +184,7 @@ def _table(reading: _Reading, title: str, first_line: str, encoding: str, finds:
     columns = tuple(first) if headed else tuple(str(i + 1) for i in range(reading.width))
     for number, row in reading.rows:
         if len(row) != reading.width:
-            shown = f" ({','.join(columns)})" if headed else ""
+            shown = f" ({shortened(','.join(columns))})" if headed else ""
             raise DataError(f"{title}, line {number}: {len(row)} fields, expected {reading.width}{shown}")
     rows = [row for _, row in reading.rows[headed:]]
     return Table(title, first_line, columns, headed, rows, reading.paths, reading.separator, encoding)

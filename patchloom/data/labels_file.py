@@ -75,10 +75,12 @@ def open_listed(
     label_column: str | None = None,
 ) -> Source:
     """The pictures of a tree that a file lists, which lies on disk or, where it does not, in the tree itself."""
-    if file.is_file():
+    if os.path.isfile(file):
         listed = ListFile(FolderTree(file.parent), file.name)
     elif tree is not None and tree.is_file(file.as_posix()):
         listed = ListFile(tree, file.as_posix())
+    elif os.path.lexists(file):
+        raise DataError(f"labels file {printable(file)} is not a file; expected lines of path,label")
     else:
         raise UsageError(f"labels file {printable(file)} does not exist; expected lines of path,label")
     return open_list(listed, tree or listed.place, taxonomy, strict, label_column, whole=tree is not None)

@@ -197,8 +197,8 @@ def holds_pairs(spec: Spec) -> bool:
 def _find(spec: Spec) -> tuple[str, list[SentenceSplit], tuple[str, ...]]:
     """Its name, its splits, and the pair of languages that a built-in set has if none is asked for."""
     given = os.fspath(spec)
-    path = Path(given).expanduser()
-    if not path.exists():
+    path = Path(os.path.expanduser(given))
+    if not os.path.exists(path):
         kind, _, options = given.partition(":")
         if kind == "numbers":
             splits, pair = find_numbers(options)

@@ -8,7 +8,6 @@ from the file names (…train…, …val… or …test…).
 Images stay encoded in arrow memory, which forked workers share; a pickled copy opens its files again.
 """
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +16,20 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchloom.data.decode import decode, decode_ids
+from patchloom.data.decode import decode, decode_ids, refuse_special
 from patchloom.data.sets import UNLABELLED, Listing, Mask, Pictures, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.splits import group_by_split, listings_by_split, name_files
 from patchloom.data.taxonomy import level_columns, levels_of_columns
 from patchloom.errors import DataError, UsageError
+from patchloom.foreign import check_shape, parse_json
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "fine_label")
 MAX_CLASSES = 1_000_000
+# What pyarrow raises for files of any content.
+_FAULTS = (ArithmeticError, LookupError, NotImplementedError, OSError, TypeError, ValueError)
+_BOXES = "expected a list of x0, y0, x1, y1 each, and a class number for each in 'labels'"
+_SHOWN = 200  # letters of a message of pyarrow's
 # Images are compressed already: a file that unpacks to more than both is no data set.
 HARMLESS_BYTES, MAX_EXPANSION = 1 << 30, 64
 BYTES_PER_NUMBER, PAGE_HEADERS_BYTES = 4, 1024  # of a row of such a column; of a few pages
@@ -38,9 +42,9 @@ class ParquetPictures(Pictures):
         self.files = tuple(files)
         self.home = common_folder(self.files)
         self.columns = tuple(self._tables[0].schema.names)
-        self.info = _metadata(self._tables[0].schema)
+        self.info = _metadata(self._tables[0].schema, self.files[0])
         for file, table in zip(self.files, self._tables, strict=True):
-            if set(table.schema.names) != set(self.columns) or _metadata(table.schema) != self.info:
+            if set(table.schema.names) != set(self.columns) or _metadata(table.schema, file) != self.info:
                 raise DataError(f"{file}: other columns or class names than {files[0]}; open them separately")
         self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
         self._image = next((name for name in _IMAGE_COLUMNS if name in self.columns), "")
@@ -55,7 +59,9 @@ class ParquetPictures(Pictures):
         if "boxes" in self.columns:
             self.object_names = names[1:] if self._instance_masks else names
         if self._instance_masks and len(names) != 2:
-            raise DataError(f"{files[0]}: label_names {names}; instance masks need background and one class")
+            raise DataError(f"{files[0]}: {len(names)} label_names; instance masks need background and one class")
+        if self.object_names and not self._instance_masks and "labels" not in self.columns:
+            raise DataError(f"{files[0]}: column 'boxes' without 'labels'; expected a class number for each box")
 
     @cached_property
     def _tables(self) -> list[Any]:
@@ -74,11 +80,17 @@ class ParquetPictures(Pictures):
 
     def _value(self, column: str, index: int) -> Any:
         number, row = self._place(index)
-        return self._tables[number][column][row].as_py()
+        try:
+            return self._tables[number][column][row].as_py()
+        except _FAULTS as error:
+            raise DataError(f"{self.where(index)}: column {column!r} cannot be read ({_line(error)})") from error
 
     def column(self, name: str) -> list[Any]:
         """All values of a column."""
-        return [value for table in self._tables for value in table[name].to_pylist()]
+        try:
+            return [value for table in self._tables for value in table[name].to_pylist()]
+        except _FAULTS as error:
+            raise DataError(f"{self.files[0]}: column {name!r} cannot be read ({_line(error)})") from error
 
     def read(self, index: int) -> Image.Image:
         """The picture: decoded, upright, mode RGB."""
@@ -86,10 +98,13 @@ class ParquetPictures(Pictures):
 
     def encoded(self, index: int) -> bytes:
         """The image's bytes."""
-        value = self._value(self._image, index)
+        return self._bytes(self._image, index)
+
+    def _bytes(self, column: str, index: int) -> bytes:
+        value = self._value(column, index)
         data = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(data, bytes):
-            raise DataError(f"{self.where(index)}: no image bytes in column {self._image!r}")
+            raise DataError(f"{self.where(index)}: no image bytes in column {column!r}")
         return data
 
     def where(self, index: int) -> str:
@@ -111,18 +126,25 @@ class ParquetPictures(Pictures):
         """The decoded `mask`."""
         if not self.mask_names:
             return None
-        ids = decode_ids(self._value("mask", index), f"{self.where(index)}, mask")
+        ids = decode_ids(self._bytes("mask", index), f"{self.where(index)}, mask")
         return Mask((ids > 0).astype(np.uint8), ids) if self._instance_masks else Mask(ids, None)
 
     def boxes(self, index: int) -> np.ndarray | None:
         """The row's `boxes`, each with its class."""
         if not self.object_names:
             return None
-        corners = np.array(self._value("boxes", index), dtype=np.int64)
-        if not len(corners):
-            return np.zeros((0, 5), dtype=np.int64)
-        numbers = 0 if self._instance_masks else np.array(self._value("labels", index), dtype=np.int64)
-        return np.column_stack([corners[:, :4], np.broadcast_to(numbers, len(corners))])
+        boxes, labels = self._value("boxes", index), 0 if self._instance_masks else self._value("labels", index)
+        try:
+            corners = np.array(boxes, dtype=np.int64)
+            if not len(corners):
+                return np.zeros((0, 5), dtype=np.int64)
+            numbers = np.array(labels, dtype=np.int64)
+            found = np.column_stack([corners[:, :4], np.broadcast_to(numbers, len(corners))])
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
+            raise DataError(f"{self.where(index)}: no boxes ({_line(error)}); {_BOXES}") from error
+        if found.shape[1] != 5:
+            raise DataError(f"{self.where(index)}: no boxes (of {found.shape[1] - 1} numbers); {_BOXES}")
+        return found
 
 
 def open_parquet(files: Sequence[Path], name: str) -> Source:
@@ -182,16 +204,36 @@ def _numbered(pictures: ParquetPictures, column: str, names_key: str) -> tuple[n
     return labels, names
 
 
-def _metadata(schema: Any) -> dict[str, Any]:
+def _metadata(schema: Any, file: Path) -> dict[str, Any]:
     """`dataset_info`, or the same facts from Hugging Face's description of the columns."""
     stored = schema.metadata or {}
-    if b"dataset_info" in stored:
-        info = json.loads(stored[b"dataset_info"])
-        return {key: info[key] for key in info if key.endswith("label_names") or key == "ignore_index"}
-    features = json.loads(stored.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    key = b"dataset_info" if b"dataset_info" in stored else b"huggingface"
+    try:
+        info = parse_json(stored.get(key, b"{}"))
+        return _own_facts(info) if key == b"dataset_info" else _hugging_face_facts(info)
+    except ValueError as error:
+        raise DataError(f"{file}: its metadata {key.decode()!r} cannot be read ({error})") from error
+
+
+def _own_facts(info: Any) -> dict[str, Any]:
+    check_shape(info, dict)
+    facts = {key: info[key] for key in info if key.endswith("label_names") or key == "ignore_index"}
+    check_shape(facts, {key: int | None if key == "ignore_index" else list[str] for key in facts})
+    return facts
+
+
+def _hugging_face_facts(info: Any) -> dict[str, Any]:
+    check_shape(info, {"info?": {"features?": dict[str, dict]}})
+    features = info.get("info", {}).get("features", {})
     named = {name: feature["names"] for name, feature in features.items() if "names" in feature}
-    keys = {name: f"{name.removeprefix('fine_')}_names" for name in named if name.endswith("label")}
-    return {key: named[name] for name, key in keys.items()}
+    facts = {f"{name.removeprefix('fine_')}_names": named[name] for name in named if name.endswith("label")}
+    check_shape(facts, dict[str, list[str]])
+    return facts
+
+
+def _line(error: Exception) -> str:
+    """What pyarrow says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:_SHOWN]
 
 
 def _read(file: Path) -> Any:
@@ -200,14 +242,15 @@ def _read(file: Path) -> Any:
     except ImportError:
         raise UsageError(f"{file}: reading parquet needs pyarrow; pip install 'patchloom[parquet]'") from None
     try:
+        refuse_special(file, str(file), "a parquet file")
         about = pyarrow.parquet.read_metadata(file)
         groups = [about.row_group(i) for i in range(about.num_row_groups)]
         size, unpacked = file.stat().st_size, sum(group.total_byte_size for group in groups)
         if unpacked > max(HARMLESS_BYTES, MAX_EXPANSION * size):
             raise DataError(f"{file}: {size:,} bytes that unpack to {unpacked:,}; no data set of images does. Refused")
         return pyarrow.parquet.read_table(file, read_dictionary=_stored_once(groups))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read as parquet ({str(error).splitlines()[0]})") from error
+    except _FAULTS as error:
+        raise DataError(f"{file}: cannot be read as parquet ({_line(error)})") from error
 
 
 def _stored_once(groups: Sequence[Any]) -> list[str]:

@@ -9,26 +9,32 @@ A split is read once, from beginning to end, and eight bytes of each pair are ke
 
 import gzip
 import hashlib
+import os
 import re
 import unicodedata
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from patchloom.data.decode import refuse_special
 from patchloom.data.label_table import PATH_NAMES, names_image, plain
 from patchloom.data.sets import Fault
 from patchloom.data.splits import TRAIN_NAMES
 from patchloom.errors import DataError
+from patchloom.printable import printable
 
 # Sides whose characters, with SHORT more on either, differ by this factor hardly say the same: found 2 of 29,000 in
 # Multi30k (both '@@' for a sentence) and none of 169,813 in Tatoeba, whose most uneven true pair has 3.6.
 MAX_RATIO, SHORT = 5.0, 5
+MOST_LINE_BYTES = 1 << 24  # as much as the vocabulary is learned from
+_FAULTS = (ArithmeticError, LookupError, NotImplementedError, OSError, TypeError, ValueError)  # pyarrow's
 # train.de, train.de.gz, newstest.zh-CN; but not notes.md beside notes.py
 _PARALLEL = re.compile(r"(?P<stem>.+)\.(?P<language>(?!md|py|js|sh|gz)[a-z]{2}(?:[-_][A-Za-z]{2,4})?)(?:\.gz)?")
 
@@ -69,12 +75,12 @@ class SentenceFindings:
 
 def find_sentences(path: Path) -> list[SentenceSplit]:
     """The splits of sentence pairs at `path`, train first; none where there is something else."""
-    if path.is_dir():
+    if os.path.isdir(path):
         found = _parallel_files(path) or _parquet_files(sorted(path.glob("*.parquet")))
-    elif path.name.endswith((".tsv", ".tsv.gz")) and path.is_file():
+    elif path.name.endswith((".tsv", ".tsv.gz")) and os.path.isfile(path):
         found = [] if _is_labels_file(path) else [_tab_separated(path)]
     else:
-        found = _parquet_files([path]) if path.suffix == ".parquet" and path.is_file() else []
+        found = _parquet_files([path]) if path.suffix == ".parquet" and os.path.isfile(path) else []
     return sorted(found, key=lambda split: (not is_train(split.name), split.name))
 
 
@@ -169,10 +175,14 @@ def _repeated(digests: Sequence[int], counts: Sequence[int]) -> tuple[tuple[tupl
 
 def _parallel_files(folder: Path) -> list[SentenceSplit]:
     by_stem: dict[str, list[tuple[str, Path]]] = {}
-    for path in sorted(folder.iterdir()):
-        matched = _PARALLEL.fullmatch(path.name)
-        if matched and path.is_file():
-            by_stem.setdefault(matched["stem"], []).append((matched["language"], path))
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise DataError(f"{printable(folder)}: cannot be listed ({error.strerror})") from error
+    for name in names:
+        matched = _PARALLEL.fullmatch(name)
+        if matched and os.path.isfile(folder / name):
+            by_stem.setdefault(matched["stem"], []).append((matched["language"], folder / name))
     return [parallel_split(stem, files) for stem, files in by_stem.items() if len(files) > 1]
 
 
@@ -192,39 +202,50 @@ def _parquet_files(files: Sequence[Path]) -> list[SentenceSplit]:
     found = []
     for file in files:
         if columns := _text_columns(file):
-            sides = tuple(f"{file}, {column}" for column in columns)
-            languages = tuple(column.removeprefix("translation.") for column in columns)
+            sides = tuple(f"{file}, {'.'.join(column)}" for column in columns)
+            languages = tuple(column[-1] for column in columns)
             read = partial(_columns, file, columns)
             found.append(SentenceSplit(file.stem, sides, "row", languages, (file,) * len(columns), read))
     return found
 
 
-def _text_columns(file: Path) -> list[str]:
+def _text_columns(file: Path) -> list[tuple[str, ...]]:
     """Columns of sentences, as names or as fields of `translation`; none where the file holds images."""
+    if not os.path.isfile(file):
+        return []
     try:
         import pyarrow
         import pyarrow.parquet
 
         schema = pyarrow.parquet.read_schema(file)
-    except (ImportError, OSError, ValueError):  # told by whoever opens it as images
+    except (ImportError, *_FAULTS):  # told by whoever opens it as images
         return []
     if {"image", "img"} & set(schema.names):
         return []
-    if "translation" in schema.names and pyarrow.types.is_struct(schema.field("translation").type):
-        return [f"translation.{part.name}" for part in schema.field("translation").type]
-    texts = [f.name for f in schema if pyarrow.types.is_string(f.type) or pyarrow.types.is_large_string(f.type)]
-    return texts if len(texts) > 1 else []
+    above: tuple[str, ...] = ()
+    fields: Iterable[Any] = schema
+    if schema.names.count("translation") == 1 and pyarrow.types.is_struct(schema.field("translation").type):
+        above, fields = ("translation",), schema.field("translation").type
+    texts = [f.name for f in fields if pyarrow.types.is_string(f.type) or pyarrow.types.is_large_string(f.type)]
+    return [(*above, text) for text in texts] if len(set(texts)) == len(texts) > 1 else []
 
 
-def _columns(file: Path, columns: Sequence[str], sides: Sequence[int]) -> Iterator[Sides]:
+def _columns(file: Path, columns: Sequence[tuple[str, ...]], sides: Sequence[int]) -> Iterator[Sides]:
     import pyarrow.parquet
 
     columns = [columns[i] for i in sides]
-    with pyarrow.parquet.ParquetFile(file) as table:
-        for batch in table.iter_batches(columns=columns):
-            flat = [batch.column(0).field(c.partition(".")[2]) if "." in c else batch.column(c) for c in columns]
-            for texts in zip(*(column.to_pylist() for column in flat), strict=True):
-                yield ["" if text is None else text for text in texts]
+    done = 0
+    try:
+        refuse_special(file, str(file), "a parquet file")
+        with pyarrow.parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(columns=[".".join(column) for column in columns]):
+                flat = [batch.column(top).field(inner[0]) if inner else batch.column(top) for top, *inner in columns]
+                for texts in zip(*(column.to_pylist() for column in flat), strict=True):
+                    yield ["" if text is None else text for text in texts]
+                    done += 1
+    except _FAULTS as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{file}: cannot be read after row {done:,} ({said})") from error
 
 
 def _side_by_side(files: Sequence[Path], sides: Sequence[int]) -> Iterator[Sides]:
@@ -242,8 +263,11 @@ def _lines(file: Path) -> Iterator[bytes]:
     opened = gzip.open if file.suffix == ".gz" else open
     done = 0
     try:
+        refuse_special(file, str(file), "a file of text")
         with opened(file, "rb") as lines:
-            for line in lines:
+            while line := lines.readline(MOST_LINE_BYTES + 1):
+                if len(line) > MOST_LINE_BYTES:
+                    raise DataError(f"{file}: line {done + 1:,} has more than {MOST_LINE_BYTES:,} bytes; cut it")
                 yield line.rstrip(b"\r\n")
                 done += 1
     except (OSError, EOFError, zlib.error) as error:

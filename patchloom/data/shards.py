@@ -5,23 +5,26 @@ any order and from any process. The label is the text of `.cls` (a number or a n
 a file `classes.txt` beside the shards, a name a line, names the numbers. Nothing is unpacked to disk.
 """
 
-import json
-import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image
 
-from patchloom.data.decode import EXTENSIONS, MAX_FILE_BYTES, decode
+from patchloom.data.class_names import names_by_line
+from patchloom.data.decode import EXTENSIONS, MAX_FILE_BYTES, decode, refuse_special
 from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.splits import group_by_split, name_files
 from patchloom.errors import DataError, UsageError
+from patchloom.foreign import check_shape, parse_json
 
 _MAX_LABEL_BYTES = 1 << 20
+_MAX_LABEL_LETTERS = 1_000
+# What `tarfile` raises for headers of any content.
+TAR_FAULTS = (tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError, RecursionError)
 
 
 class ShardPictures(Pictures):
@@ -95,8 +98,8 @@ def _index(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]
     """Images (name, offset, size) and labels, by key; links and paths that escape are refused."""
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, str] = {}
-    total = os.path.getsize(shard)
     try:
+        total = refuse_special(shard, str(shard), "a tar file")
         with tarfile.open(shard, "r:") as archive:
             for member in archive:
                 where = f"{shard}, {member.name}"
@@ -122,8 +125,9 @@ def _index(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]
                     if label is not None:
                         labels[key] = label
             refuse_early_end(shard, archive.offset)
-    except tarfile.ReadError as error:
-        hint = "compressed or not a tar file; expected plain .tar" if not images else f"damaged tar ({error})"
+    except TAR_FAULTS as error:
+        plain = isinstance(error, tarfile.ReadError) and not images
+        hint = "compressed or not a tar file; expected plain .tar" if plain else f"damaged tar ({error})"
         raise DataError(f"{shard}: {hint}") from error
     return images, labels
 
@@ -154,13 +158,17 @@ def _members_behind(file: BinaryIO, start: int) -> Iterator[str]:
 
 def _label(content: bytes, extension: str, where: str) -> str | None:
     try:
-        if extension == "cls":
-            return content.decode().strip()
-        value = json.loads(content)
+        value: Any = content.decode().strip()
+        if extension == "json":
+            value = parse_json(content, _MAX_LABEL_BYTES)
+            value = value.get("label") if isinstance(value, dict) else value
+            check_shape(value, str | float | bool | None, "label")
+        label = None if value is None else str(value)
+        if label is not None and len(label) > _MAX_LABEL_LETTERS:
+            raise ValueError(f"it has {len(label):,} letters, expected at most {_MAX_LABEL_LETTERS:,}")
     except ValueError as error:
         raise DataError(f"{where}: cannot be read as a label ({error})") from error
-    value = value.get("label") if isinstance(value, dict) else value
-    return None if value is None else str(value)
+    return label
 
 
 def _class_names(folder: Path, labels: set[str]) -> dict[str, str]:
@@ -169,9 +177,9 @@ def _class_names(folder: Path, labels: set[str]) -> dict[str, str]:
         return {label: label for label in sorted(labels)}
     ordered = sorted(labels, key=int)
     listed = folder / "classes.txt"
-    if not listed.is_file():
+    names = names_by_line(listed)
+    if names is None:
         return {label: label for label in ordered}
-    names = listed.read_text(encoding="utf-8").splitlines()
     if ordered and int(ordered[-1]) >= len(names):
         raise UsageError(f"{listed}: {len(names)} names, but the shards have label {ordered[-1]}")
     return {label: names[int(label)] for label in ordered}

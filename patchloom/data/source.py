@@ -18,6 +18,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -174,7 +175,7 @@ def _find(spec: Spec | Sequence[Spec], reading: Reading, root: Spec | None, stri
     if len(several) > 1:
         return _find_several(several, reading, root, strict, download)
     given = several[0]
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     within = _split_of_a_set(path, reading, strict)
     if within is not None:
         return within
@@ -183,14 +184,16 @@ def _find(spec: Spec | Sequence[Spec], reading: Reading, root: Spec | None, stri
     _check_reading(reading, path)
     if reading.labels is not None and not is_archive(path):
         return with_test_as_val(open_labels_file(Path(reading.labels), path, levels, strict, reading.label_column))
-    if reading.label_pattern is not None and path.is_dir():
+    if reading.label_pattern is not None and os.path.isdir(path):
         source = open_by_pattern(FolderTree(path), reading.label_pattern, strict)
-    elif path.is_dir():
+    elif os.path.isdir(path):
         source = _open_directory(path, levels, reading)
-    elif path.is_file():
+    elif os.path.isfile(path):
         source = _open_file(path, levels, reading, strict)
     elif files := _matching(given):
         return _find_several(files, reading, root, strict, download, printable(path.name))
+    elif os.path.lexists(path):
+        raise DataError(f"{printable(path)}: neither a file nor a folder, or a link to nothing; expected data")
     else:
         source = _open_named(given, Path(root) if root is not None else None, download)
 
@@ -233,9 +236,9 @@ def _find_several(
 ) -> Source:
     if reading.labels is not None:
         raise UsageError(f"--labels goes with one folder or archive; {len(specs)} were given")
-    paths = [Path(spec).expanduser() for spec in specs]
+    paths = [Path(os.path.expanduser(spec)) for spec in specs]
     ends = {path.suffix.lower() for path in paths}
-    if ends == {".parquet"} or (ends == {".tar"} and all(map(Path.is_file, paths)) and not holds_folders(paths[0])):
+    if ends == {".parquet"} or (ends == {".tar"} and all(map(os.path.isfile, paths)) and not holds_folders(paths[0])):
         shown = ", ".join(printable(path.name) for path in paths[:3]) + (" …" if len(paths) > 3 else "")
         return with_test_as_val(_open_files(paths, name or shown))
     sources = [find_source(spec, reading=reading, root=root, strict=strict, download=download) for spec in specs]
@@ -249,13 +252,17 @@ def _check_reading(reading: Reading, path: Path) -> None:
     table = reading.labels is not None or path.suffix.lower() in LABELS_FILES or is_archive(path)
     if reading.label_column is not None and not table:
         raise UsageError("--label-column chooses a column of a labels file; give one with --labels")
-    if reading.label_pattern is not None and not (path.is_dir() or is_archive(path)):
+    if reading.label_pattern is not None and not (os.path.isdir(path) or is_archive(path)):
         raise UsageError(f"--label-pattern reads the names of files in a folder or archive; given {printable(path)}")
 
 
 def _split_of_a_set(path: Path, reading: Reading, strict: bool) -> Source | None:
     """photos/test, where photos/train is beside it: what is said about photos says its classes; else None."""
-    beside = path.is_dir() and path.name.lower() in (*VAL_NAMES, *TEST_NAMES) and split_folders(FolderTree(path.parent))
+    beside = (
+        os.path.isdir(path)
+        and path.name.lower() in (*VAL_NAMES, *TEST_NAMES)
+        and split_folders(FolderTree(path.parent))
+    )
     if not beside or not beside["train"]:
         return None
     whole = find_source(path.parent, reading=reading, strict=strict)
@@ -372,10 +379,12 @@ def _refuse_many(pattern: str, names: int) -> None:
 
 def _nearest_path(given: str) -> str:
     """What may have been meant: a neighbour of the path in the last folder that exists, or a known name."""
-    path = Path(given).expanduser()
-    while not path.parent.is_dir():
+    path = Path(os.path.expanduser(given))
+    while not os.path.isdir(path.parent):
         path = path.parent
-    known = [printable(entry.name) for entry in os.scandir(path.parent)]
+    known = []
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        known = [printable(entry.name) for entry in entries]
     if os.sep not in given:
         known += ["digits", "shapes", *TORCHVISION]
     return nearest(printable(path.name), known)

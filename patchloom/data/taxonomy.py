@@ -10,7 +10,7 @@ A file of one of these names in the folder of the data is read where no other is
 """
 
 import csv
-import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,8 @@ import numpy as np
 
 from patchloom.data.sets import UNLABELLED, name_some
 from patchloom.errors import DataError, UsageError, nearest
+from patchloom.foreign import parse_json, read_plain
+from patchloom.printable import printable
 from patchloom.recipes.plain_yaml import load_yaml
 
 Taxonomy = Mapping[str, Mapping[str, str]]  # level name → {class: coarse class}
@@ -29,18 +31,22 @@ FILES = tuple(f"taxonomy.{end}" for end in ("csv", "tsv", "json", "yaml", "yml")
 
 def find_taxonomy(folder: Path) -> Path | None:
     """The taxonomy that lies in a folder of data."""
-    return next((folder / name for name in FILES if (folder / name).is_file()), None)
+    there = (folder / name for name in FILES if os.path.lexists(folder / name))
+    return next((path for path in there if not os.path.isdir(path)), None)
 
 
 def read_taxonomy(path: Path) -> Taxonomy:
     """The levels of a file; what is no tree is a DataError."""
-    if not path.is_file():
-        raise UsageError(f"taxonomy {path} is not a file; expected a .json, .yaml or .csv of class → coarse class")
+    shown = printable(path)
+    if not os.path.isfile(path):
+        raise UsageError(f"taxonomy {shown} is not a file; expected a .json, .yaml or .csv of class → coarse class")
     try:
         records = _records(path)
+    except MemoryError:
+        raise
     except Exception as error:  # three parsers, each with its own errors
-        reason = " ".join(str(error).split())
-        raise UsageError(f"taxonomy {path} cannot be read ({reason}); expected class → coarse class") from error
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise UsageError(f"taxonomy {shown} cannot be read ({reason[:200]}); expected class → coarse class") from error
     levels: dict[str, dict[str, str]] = {}
     for level, fine, coarse in records:
         of_level = levels.setdefault(level, {})
@@ -52,14 +58,12 @@ def read_taxonomy(path: Path) -> Taxonomy:
 
 def _records(path: Path) -> list[tuple[str, str, str]]:
     """(level, class, coarse class) of each entry; '' where a table has an empty cell."""
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"it has {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}")
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_plain(path, MAX_BYTES).decode("utf-8-sig")
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
         header, *rows = csv.reader(text.splitlines(), delimiter="\t" if suffix == ".tsv" else ",")
         return [entry for line, row in enumerate(rows, start=2) if row for entry in _of_row(header, row, line)]
-    content = load_yaml(text) if suffix in (".yaml", ".yml") else json.loads(text, object_pairs_hook=_each_once)
+    content = load_yaml(text) if suffix in (".yaml", ".yml") else parse_json(text, object_pairs_hook=_each_once)
     if isinstance(content, list):
         return [
             entry

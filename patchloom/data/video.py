@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from patchloom.data.decode import MAX_PIXELS, decode, decode_frames, read_file
+from patchloom.data.decode import MAX_PIXELS, decode, decode_frames, read_file, refuse_special
 from patchloom.errors import DataError, UsageError, at_least
 
 VIDEOS = frozenset(
@@ -53,6 +53,7 @@ def _animation_frames(path: str, every: int) -> Iterator[tuple[str, Image.Image]
 def _video_frames(path: str, every: int | None) -> Iterator[tuple[str, Image.Image]]:
     av = _pyav(path)
     try:
+        refuse_special(path, path, "a video")
         with av.open(path) as video:
             if not video.streams.video:
                 raise DataError(f"{path}: no video in this file")

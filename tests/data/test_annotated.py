@@ -160,7 +160,7 @@ def test_faults_of_boxes(tmp_path):
     [
         ("{", "cannot be read as JSON"),
         ("[]", "expected an object with lists images, annotations, categories"),
-        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"images\[0\] lacks id or file_name"),
+        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"images\[0\] has no field 'file_name'"),
         ('{"images": [{"id": 1, "file_name": "x"}], "annotations": [], "categories": []}', "none of its 1 pictures is"),
     ],
 )
