@@ -5,15 +5,21 @@ tiles larger than the picture, numbers written as text. Each bound here is what 
 """
 
 import re
+from typing import Literal
 
 from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import MARKER
 
 HEADER_BYTES = 1 << 16  # of a PPM, read byte by byte
+BLOCKS = 100_000  # of a JPEG before its pixels, and of a PNG: 200 MB in chunks of 8 kB are 25,000
 COMMENT_BYTES = 1 << 20  # of a GIF, before its first frame
 SCANNED_PIXELS = 2_500_000_000  # of a JPEG: 100 passes over the largest picture
 TEXT_SAMPLES = 6_000_000  # of a PPM whose numbers are text
 TILE_PIXELS = 25_000_000  # of a TIFF
+TIFF_PIECES = 250_000  # 25 megapixels in tiles of 16×16 are 100,000
+RUN_BYTES, RUN_WIDTH = 8 << 20, 1 << 16  # of a BMP; a run may pass over 255 rows
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # TIFF 6.0, section 15
+_OFFSETS = (273, 324)  # of strips, of tiles
 
 
 def slow_header(name: str, data: bytes) -> str:
@@ -22,6 +28,14 @@ def slow_header(name: str, data: bytes) -> str:
         return f"a GIF with more than {COMMENT_BYTES:,} bytes of comments before its first frame"
     if name == "PPM":
         return _slow_ppm(data)
+    if (name == "JPEG" and _jpeg_steps(data) > BLOCKS) or (name == "PNG" and _png_chunks(data) > BLOCKS):
+        return f"a {name} of more than {BLOCKS:,} parts"
+    if name == "TIFF" and _tiff_pieces(data) > TIFF_PIECES:
+        return f"a TIFF in more than {TIFF_PIECES:,} strips or tiles"
+    if name == "BMP" and data[30:34] in (b"\1\0\0\0", b"\2\0\0\0"):  # runs, which Pillow goes through in Python
+        width = abs(int.from_bytes(data[18:22], "little", signed=True))
+        if len(data) > RUN_BYTES or width > RUN_WIDTH:
+            return f"a BMP of {len(data):,} bytes of runs, {width:,} pixels wide"
     return ""
 
 
@@ -40,6 +54,42 @@ def slow_pixels(name: str, image: ImageFile, data: bytes) -> str:
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
+
+
+def _jpeg_steps(data: bytes) -> int:
+    """What Pillow goes through one by one before the first pass: markers, fill bytes, bytes between; bounded itself."""
+    at, count = 2, 0
+    while count <= BLOCKS and at + 1 < len(data):
+        count += 1
+        code = data[at + 1] if data[at] == 0xFF else None
+        if code is None or code == 0xFF:
+            at += 1
+        elif code == 0xDA or (code and 0xFF00 | code not in MARKER):
+            break
+        elif code and MARKER[0xFF00 | code][2]:  # with a length
+            at += 2 + max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
+        else:
+            at += 2
+    return count
+
+
+def _tiff_pieces(data: bytes) -> int:
+    """Strips or tiles of the first page: Pillow makes an object of each."""
+    order: Literal["little", "big"] = "big" if data[:2] == b"MM" else "little"
+    start = int.from_bytes(data[4:8], order)
+    entries = [data[at : at + 12] for at in range(start + 2, start + 2 + 12 * 4096, 12)]
+    found = entries[: int.from_bytes(data[start : start + 2], order)]
+    counts = [int.from_bytes(e[4:8], order) for e in found if int.from_bytes(e[:2], order) in _OFFSETS]
+    return max(counts, default=0)
+
+
+def _png_chunks(data: bytes) -> int:
+    """All of them, or one more than BLOCKS."""
+    at, count = 8, 0
+    while count <= BLOCKS and at < len(data):
+        at += 12 + int.from_bytes(data[at : at + 4], "big")
+        count += 1
+    return count
 
 
 def _bytes_before_first_frame(data: bytes) -> int:

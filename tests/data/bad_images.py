@@ -126,6 +126,18 @@ def tiff_of_one_tile(side: int) -> bytes:
     return b"II*\0" + struct.pack("<LH", 8, len(entries)) + fields + struct.pack("<L", 0) + bytes(99)
 
 
+def tiff_of_strips(number: int) -> bytes:
+    """Only its header is ever looked at."""
+    entries = [(256, 1, 8), (257, 1, 8), (258, 1, 8), (259, 1, 1), (262, 1, 1), (273, number, 8), (279, number, 8)]
+    fields = b"".join(struct.pack("<HHLL", tag, 4, count, value) for tag, count, value in entries)
+    return b"II*\0" + struct.pack("<LH", 8, len(entries)) + fields + bytes(68)
+
+
+def bmp_of_runs(width: int) -> bytes:
+    header = struct.pack("<LllHHLLllLL", 40, width, 8, 1, 8, 1, 0, 0, 0, 2, 0)
+    return b"BM" + struct.pack("<LHHL", 63, 0, 0, 62) + header + bytes(8) + b"\0"
+
+
 def gif_of_comments(number: int) -> bytes:
     frame = GIF.index(b"\x2c")
     return GIF[:frame] + (b"\x21\xfe\xff" + b"a" * 255 + b"\0") * number + GIF[frame:]
@@ -293,6 +305,13 @@ REFUSED = {
     "JPEG of 300 passes": Kind(
         "passes.jpg", lambda path: path.write_bytes(jpeg_of_scans(300)), refused="passes over 4900×4900 pixels"
     ),
+    "JPEG of fill bytes": Kind("fill.jpg", data(JPEG[:2] + b"\xff" * 100_001 + JPEG[2:]), refused="100,000 parts"),
+    "JPEG of comments": Kind("comments.jpg", data(JPEG[:2] + b"\xff\xfe\0\2" * 100_001 + JPEG[2:]), refused="parts"),
+    "PNG of empty chunks": Kind(
+        "chunks.png", data(PNG[:33] + chunk(b"abCd", b"") * 100_001 + PNG[33:]), refused="100,000 parts"
+    ),
+    "TIFF of a million strips": Kind("strips.tif", data(tiff_of_strips(1_000_000)), refused="250,000 strips or tiles"),
+    "BMP of runs": Kind("runs.bmp", data(bmp_of_runs(1 << 17)), refused="bytes of runs, 131,072 pixels wide"),
     "PPM of comments": Kind(
         "comments.ppm", data(b"P6\n#" + b"a" * 99_999 + b"\n8 8 255\n"), refused="header is longer"
     ),

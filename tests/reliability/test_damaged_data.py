@@ -1,0 +1,439 @@
+"""Users' data of any content: what they say or one line, and never a wait, whatever stands where a file is expected."""
+
+import copy
+import io
+import json
+import os
+import random
+import signal
+import tarfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from patchloom.build import base_recipe
+from patchloom.data.check import check
+from patchloom.data.given import files_of
+from patchloom.data.pairs import open_parallel
+from patchloom.data.reading import Reading
+from patchloom.data.source import open_data
+from patchloom.data.taxonomy import read_taxonomy
+from patchloom.errors import DataError, PatchloomError, UsageError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+LIMIT_S = 20  # a wait for a pipe would have no end
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """What hangs fails."""
+
+    def fail(*_: object) -> None:
+        raise TimeoutError(f"no answer within {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def png(number: int, mode: str = "RGB") -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, (8, 8), (number * 20 % 256, number, 0) if mode == "RGB" else number).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def class_folders(root: Path, *names: str) -> Path:
+    for i, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for j in range(2):
+            (root / name / f"{j}.png").write_bytes(png(2 * i + j))
+    return root
+
+
+def looked_at(spec: Path, **reading: str) -> None:
+    """Check it and open it: whatever is wrong is one line."""
+    said = []
+    for use in (
+        lambda: check(spec, reading=Reading(**reading), workers=1, cache=False).to_dict(),
+        lambda: opened(spec),
+    ):
+        try:
+            use()
+        except PatchloomError as error:
+            said.append(str(error))
+    assert [line for line in said if not line or "\n" in line] == []
+
+
+def opened(spec: Path) -> None:
+    if (spec / "train.de").exists() or spec.suffix == ".tsv":
+        list(open_parallel(spec).train)
+    else:
+        open_data(spec)
+
+
+# What is no file ------------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_among_pictures_is_left_out_and_named(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "data", "cat", "dog")
+    os.mkfifo(root / "cat" / "pipe.png")
+    (root / "cat" / "zero.png").symlink_to("/dev/zero")
+    report = check(root, workers=1, cache=False)
+    assert "2 pipes, devices, empty folders or broken links (cat/pipe.png, cat/zero.png); left out" in report.notes[0]
+    assert list(files_of([root / "cat"])) == [f"{root}/cat/{i}.png" for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("pipe", "expected"),
+    [
+        ("data/labels.csv", "neither a file nor a folder"),
+        ("data/a.parquet", "a pipe, not a parquet file"),
+        ("data/a.tar", "a pipe, not a tar file"),
+        ("data/annotations/instances_train.json", r"cannot be read \(it is not a file\)"),
+        ("data/taxonomy.csv", "is not a file"),
+        ("data/taxonomy.yaml", "is not a file"),
+        ("data/classes.txt", r"cannot be read \(it is not a file\); expected a name per line"),
+    ],
+)
+def test_a_pipe_in_place_of_a_file_is_one_line(tmp_path: Path, pipe: str, expected: str) -> None:
+    place = tmp_path / pipe
+    place.parent.mkdir(parents=True)
+    if place.name == "classes.txt":
+        for folder, mode in (("images", "RGB"), ("masks", "L")):
+            (tmp_path / "data" / folder).mkdir()
+            (tmp_path / "data" / folder / "0.png").write_bytes(png(0, mode))
+    os.mkfifo(place)
+    with pytest.raises(PatchloomError, match=expected):
+        check(place if place.suffix == ".csv" and "labels" in pipe else tmp_path / "data", workers=1, cache=False)
+
+
+def test_labels_recipes_and_text_that_are_pipes(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "data", "cat", "dog")
+    for name in ("labels.csv", "recipe.yaml", "train.de", "train.en"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=r"labels file .* is not a file; expected lines of path,label"):
+        check(root, reading=Reading(labels=tmp_path / "labels.csv"))
+    with pytest.raises(UsageError, match="no such recipe file"):
+        base_recipe(str(tmp_path / "recipe.yaml"), None)
+    with pytest.raises(DataError, match="no sentence pairs found"):
+        open_parallel(tmp_path)
+
+
+# Links ----------------------------------------------------------------------------------------------------------------
+
+
+def branching(folder: Path, levels: int) -> Path:
+    """Folders of two links each to the next: 2^levels paths lead to the last."""
+    for level in range(levels):
+        (folder / f"level{level}").mkdir(parents=True)
+        for way in "ab":
+            (folder / f"level{level}" / way).symlink_to(folder / f"level{level + 1}")
+    return class_folders(folder, f"level{levels}")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_links_that_branch_are_followed_once(tmp_path: Path, inside: bool) -> None:
+    root = class_folders(tmp_path / "data", "cat", "dog")
+    levels = branching(root / "dog" if inside else tmp_path / "elsewhere", 30)
+    (root / "cat" / "more").symlink_to(levels / "level0")
+    report = check(root, workers=1, cache=False)
+    assert report.splits == {"train": 6}
+    assert any(
+        "links to folders that lie in the same data, around them, or are linked twice" in n for n in report.notes
+    )
+    assert len(list(files_of([root]))) == 6
+    looked_at(root, label_pattern="{label}.png")
+
+
+def test_class_folders_may_be_links(tmp_path: Path) -> None:
+    elsewhere = class_folders(tmp_path / "elsewhere", "a", "b", "c")
+    root = tmp_path / "data"
+    (root / "train").mkdir(parents=True)
+    (root / "val").symlink_to(elsewhere)
+    for name in "abc":
+        (root / "train" / name).symlink_to(elsewhere / name)
+    report = check(root, workers=1, cache=False)
+    assert report.splits == {"train": 6, "val": 6}
+    assert report.notes == ()
+
+
+def test_a_class_that_links_to_another_is_left_out_and_named(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "data", "cat", "dog")
+    (root / "kitten").symlink_to("cat")
+    (root / "loop").symlink_to("..")
+    report = check(root, workers=1, cache=False)
+    assert (list(report.classes), report.empty_classes) == (["cat", "dog"], ())
+    assert (
+        "2 links to folders that lie in the same data, around them, or are linked twice (kitten, loop)"
+        in (report.notes[0])
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_folders_in_folders_without_end(tmp_path: Path, packed: bool) -> None:
+    place = tmp_path / ("deep.tar" if packed else "deep")
+    if packed:
+        with tarfile.open(place, "w") as archive:
+            for name in ("a/" * 2000 + "0.png", "b/1.png"):
+                member = tarfile.TarInfo(name)
+                member.size = len(png(0))
+                archive.addfile(member, io.BytesIO(png(0)))
+    else:
+        for level in range(0, 600, 200):
+            os.makedirs(place / ("a/" * (level + 200)))
+        class_folders(place, "b")
+    with pytest.raises(DataError, match="more than 100 folders in one another"):
+        check(place, workers=1, cache=False)
+
+
+def test_a_folder_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", refused)
+    monkeypatch.setattr(os, "listdir", refused)
+    with pytest.raises(DataError, match=r"cannot be listed \(Permission denied\)"):
+        check(tmp_path, workers=1, cache=False)
+    with pytest.raises(UsageError, match="neither a path nor a known data set"):
+        check(tmp_path / "none", workers=1, cache=False)
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b", "~nobody-of-that-name/x", "y/" * 3000])
+def test_paths_that_are_none(tmp_path: Path, path: str) -> None:
+    root = class_folders(tmp_path / "data", "cat", "dog")
+    for reading in (Reading(labels=path), Reading(taxonomy=path)):
+        with pytest.raises(PatchloomError, match=r"does not exist|is not a file"):
+            check(root, reading=reading)
+    with pytest.raises(UsageError, match="neither a path nor"):
+        check(path)
+    with pytest.raises(UsageError, match="neither a path nor"):
+        open_parallel(path)
+    with pytest.raises(UsageError, match="no such recipe file"):
+        base_recipe(f"{path}.yaml", None)
+
+
+# Any value anywhere ---------------------------------------------------------------------------------------------------
+
+DEEP: list[Any] = []
+for _ in range(60):
+    DEEP = [DEEP]
+VALUES = (None, True, -1, 10**30, float("inf"), 1.5, "x", "a\0b", "y" * 5000, [], {}, ["x"], {"x": 1}, DEEP)
+
+
+def places(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield at
+    if isinstance(tree, dict | list):
+        for key in tree if isinstance(tree, dict) else range(len(tree)):
+            yield from places(tree[key], (*at, key))
+
+
+def changed(tree: Any) -> Iterator[Any]:
+    """The tree with each of its values replaced by each of VALUES, and without it."""
+    for at in places(tree):
+        for value in (*VALUES, KeyError):
+            new = copy.deepcopy(tree)
+            node = new
+            for key in at[:-1]:
+                node = node[key]
+            if not at:
+                new = None if value is KeyError else value
+            elif value is KeyError:
+                del node[at[-1]]
+            else:
+                node[at[-1]] = value
+            yield new
+
+
+def damaged(content: bytes, number: int) -> Iterator[bytes]:
+    """Flipped, cut, repeated, with strange bytes between; the same each time."""
+    chance = random.Random(number)
+    for _ in range(number):
+        at = chance.randrange(len(content))
+        strange = chance.choice([b"\0", b"\xff\xfe", b'"', b"\n", b"[", b","]) * chance.choice([1, 1000])
+        yield chance.choice(
+            [
+                content[:at] + bytes([content[at] ^ 1 << chance.randrange(8)]) + content[at + 1 :],
+                content[:at],
+                content[:at] + content[at : at + 40] * 20 + content[at:],
+                content[:at] + strange + content[at:],
+            ]
+        )
+
+
+COCO = {
+    "images": [{"id": 0, "file_name": "0.png"}],
+    "categories": [{"id": 1, "name": "cat"}],
+    "annotations": [{"id": 1, "image_id": 0, "category_id": 1, "bbox": [1, 1, 3, 3], "segmentation": [[1, 2, 3]]}],
+}
+
+
+def test_annotations_of_any_content(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "train" / "0.png").write_bytes(png(0))
+    file = tmp_path / "annotations" / "instances_train.json"
+    for tree in changed(COCO):
+        file.write_text(json.dumps(tree))
+        with suppress(PatchloomError):
+            check(tmp_path, workers=1, cache=False)
+    for content in (b"[" * 100_000, *damaged(json.dumps(COCO).encode(), 40)):
+        file.write_bytes(content)
+        looked_at(tmp_path)
+
+
+def test_boxes_of_impossible_numbers_are_faults(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "train" / "0.png").write_bytes(png(0))
+    boxes = [{"image_id": 0, "category_id": 1, "bbox": [1, 1, 1e300, 3]}, {"image_id": [], "category_id": 1}]
+    (tmp_path / "annotations" / "instances_train.json").write_text(json.dumps(COCO | {"annotations": boxes}))
+    report = check(tmp_path, workers=1, cache=False)
+    assert [fault.kind for fault in report.faults] == ["boxes cannot be read", "unknown picture"]
+
+
+def parquet(path: Path, columns: dict[str, Any], **metadata: str | bytes) -> Path:
+    images = pa.array([png(i) for i in range(4)])
+    table = pa.table({"image": images, "label": pa.array([0, 1, 0, 1]), **columns})
+    pq.write_table(table.replace_schema_metadata(metadata or None), path)
+    return path
+
+
+INFO = {"label_names": ["a", "b"], "coarse_label_names": ["x", "y"], "ignore_index": 255}
+HUB = {"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}
+
+
+def test_parquet_metadata_of_any_content(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    levels = {"coarse_label": pa.array([0, 1, 0, 1])}
+    for key, tree in (("dataset_info", INFO), ("huggingface", HUB)):
+        for new in changed(tree):
+            looked_at(parquet(file, levels, **{key: json.dumps(new)}))
+        for content in (b"[" * 100_000, b"\xff", b"", b"9" * 5000):
+            looked_at(parquet(file, levels, **{key: content}))
+    with pytest.raises(DataError, match=r"'dataset_info' cannot be read .label_names is 3, expected a list, each text"):
+        check(parquet(file, {}, dataset_info='{"label_names": 3}'))
+
+
+def test_parquet_columns_of_any_type(tmp_path: Path) -> None:
+    kinds = {
+        "null": pa.nulls(4),
+        "numbers": pa.array([1, 2, 3, 4]),
+        "large": pa.array([2**64 - 1, 0, 1, 2], pa.uint64()),
+        "durations": pa.array([2**62] * 4, pa.duration("s")),
+        "text": pa.array(list("abcd")),
+        "some": pa.array([png(0), None, b"", b"x"]),
+        "lists": pa.array([[1], [2, 3], [], None]),
+        "boxes": pa.array([[[1, 1, 3, 3]], [[1, 1]], [], None]),
+        "struct": pa.array([{"bytes": png(0)}, {"bytes": None}, None, {"bytes": b""}]),
+        "struct of numbers": pa.array([{"bytes": 1}] * 4),
+        "nested": pa.array([{"bytes": {"bytes": png(0)}}] * 4),
+        "dictionary": pa.array(list("abab")).dictionary_encode(),
+    }
+    info = json.dumps({"label_names": ["a", "b"]})
+    for column in ("image", "label", "coarse_label", "split", "mask", "boxes", "labels"):
+        for values in kinds.values():
+            beside = {"boxes": kinds["boxes"]} if column == "labels" else {}
+            looked_at(parquet(tmp_path / "a.parquet", {**beside, column: values}, dataset_info=info))
+
+
+def test_parquet_of_any_bytes(tmp_path: Path) -> None:
+    whole = parquet(tmp_path / "a.parquet", {}, dataset_info=json.dumps(INFO)).read_bytes()
+    (tmp_path / "b.parquet").unlink(missing_ok=True)
+    pq.write_table(pa.table({"translation": [{"de": "x", "en": "y"}, {"de": "z", "en": "w"}]}), tmp_path / "t.parquet")
+    text = (tmp_path / "t.parquet").read_bytes()
+    for content in (*damaged(whole, 60), *damaged(text, 90)):
+        (tmp_path / "a.parquet").write_bytes(content)
+        looked_at(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    "label", [b"[" * 100_000, b"9" * 5000, b"\xff", b'{"label": []}', b'{"label": 1e400}', '"१"'.encode(), b""]
+)
+def test_labels_of_shards_of_any_content(tmp_path: Path, label: bytes) -> None:
+    for number, (member, names) in enumerate((("0.json", b"a\nb"), ("0.cls", b"a\nb"), ("0.txt", label))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "classes.txt").write_bytes(names)
+        with tarfile.open(folder / "a.tar", "w") as shard:
+            for name, content in (("0.png", png(0)), (member, label), ("1.png", png(1)), ("1.cls", b"1")):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                shard.addfile(info, io.BytesIO(content))
+        looked_at(folder)
+
+
+def test_tars_of_any_bytes(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in ("é" * 120 + ".png", "1.png"):
+            member = tarfile.TarInfo(name)
+            member.size = len(png(0))
+            archive.addfile(member, io.BytesIO(png(0)))
+    long_names = bytes(tarfile.TarInfo("x").tobuf(tarfile.GNU_FORMAT)).replace(b"0", b"L", 0)
+    for content in (*damaged(packed.getvalue(), 150), long_names * 5):
+        (tmp_path / "a.tar").write_bytes(content)
+        looked_at(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"path,label\n0.png," + b"x" * (2 << 20),
+        b'path,label\n"0.png,a\n' + b"1.png,b\n" * 50_000,
+        b"," * 500_000,
+        b"a " * 500_000,
+        b"path,label\n0.png,a\0b\n1.png,\xff\n",
+        b"path,label\n" + b"x/" * 3000 + b".png,a\na\0b.png,b\n",
+        b"\xff\xfe" + b"\xd8" * 99,
+    ],
+)
+def test_label_tables_of_any_content(tmp_path: Path, content: bytes) -> None:
+    for i in range(2):
+        (tmp_path / f"{i}.png").write_bytes(png(i))
+    (tmp_path / "labels.csv").write_bytes(content)
+    looked_at(tmp_path / "labels.csv")
+
+
+def test_taxonomies_of_any_content(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "data", "a", "b")
+    trees = [{"family": {"a": "x", "b": "y"}}, [{"class": "a", "family": "x"}]]
+    for end in ("json", "yaml"):
+        for tree in trees:
+            for new in changed(tree):
+                (root / f"taxonomy.{end}").write_text(json.dumps(new))
+                with suppress(PatchloomError):
+                    read_taxonomy(root / f"taxonomy.{end}")
+        (root / f"taxonomy.{end}").write_text("[" * 100_000)
+        with pytest.raises(UsageError, match="cannot be read"):
+            open_data(root)
+        (root / f"taxonomy.{end}").unlink()
+
+
+def test_class_names_of_masks_of_any_content(tmp_path: Path) -> None:
+    for folder, mode in (("images", "RGB"), ("masks", "L")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "0.png").write_bytes(png(0, mode))
+    for content, expected in (
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"\n" * 3000, "3,000 names, expected at most 256"),
+        (b"x" * (2 << 20), "it has 2,097,152 bytes, expected at most 1,048,576"),
+    ):
+        (tmp_path / "classes.txt").write_bytes(content)
+        with pytest.raises(DataError, match=expected):
+            check(tmp_path)
+
+
+def test_an_endless_line_of_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.de").write_bytes(b"x" * ((1 << 24) + 1))
+    (tmp_path / "train.en").write_bytes(b"y\n")
+    with pytest.raises(DataError, match="line 1 has more than 16,777,216 bytes"):
+        open_parallel(tmp_path)
+    assert "cannot be read" in {fault.kind for fault in check(tmp_path).faults}
