@@ -14,7 +14,8 @@ HEADER_BYTES = 1 << 16  # of a PPM, read byte by byte
 BLOCKS = 100_000  # of a JPEG before its pixels, and of a PNG: 200 MB in chunks of 8 kB are 25,000
 COMMENT_BYTES = 1 << 20  # of a GIF, before its first frame
 SCANNED_PIXELS = 2_500_000_000  # of a JPEG: 100 passes over the largest picture
-TEXT_SAMPLES = 6_000_000  # of a PPM whose numbers are text
+TEXT_SAMPLES = 6_000_000  # of a PPM whose numbers are text, or have a range that Pillow converts in Python
+_WHOLE = (b"255", b"65535")  # ranges that it takes as they are, the second of grey alone
 TILE_PIXELS = 25_000_000  # of a TIFF
 TIFF_PIECES = 250_000  # 25 megapixels in tiles of 16×16 are 100,000
 RUN_BYTES, RUN_WIDTH = 8 << 20, 1 << 16  # of a BMP; a run may pass over 255 rows
@@ -110,12 +111,18 @@ def _slow_ppm(data: bytes) -> str:
     kind, *numbers = start[: 3 if data[:2] in (b"P1", b"P4") else 4]
     if len(numbers) < (2 if kind in (b"P1", b"P4") else 3):
         return f"a PPM whose header is longer than {HEADER_BYTES:,} bytes" if len(data) > HEADER_BYTES else ""
-    if kind not in (b"P1", b"P2", b"P3"):
+    text = kind in (b"P1", b"P2", b"P3")
+    if (
+        kind in (b"P4", b"Pf")
+        or (kind == b"P5" and numbers[2] in _WHOLE)
+        or (kind == b"P6" and numbers[2] == _WHOLE[0])
+    ):
         return ""
-    if b"#" in data[HEADER_BYTES:]:
+    if text and b"#" in data[HEADER_BYTES:]:
         return "a PPM with comments between its pixels"
     try:
-        samples = int(numbers[0]) * int(numbers[1]) * (3 if kind == b"P3" else 1)
+        samples = int(numbers[0]) * int(numbers[1]) * (3 if kind in (b"P3", b"P6") else 1)
     except ValueError:
         return ""  # Pillow has words for it
-    return f"a PPM of {samples:,} numbers as text" if samples > TEXT_SAMPLES else ""
+    how = "as text" if text else "of a range other than 0…255"
+    return f"a PPM of {samples:,} numbers {how}" if samples > TEXT_SAMPLES else ""

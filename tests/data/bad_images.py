@@ -312,6 +312,7 @@ REFUSED = {
     ),
     "TIFF of a million strips": Kind("strips.tif", data(tiff_of_strips(1_000_000)), refused="250,000 strips or tiles"),
     "BMP of runs": Kind("runs.bmp", data(bmp_of_runs(1 << 17)), refused="bytes of runs, 131,072 pixels wide"),
+    "PPM of 16 bits": Kind("deep.ppm", data(b"P6 4000 4000 65535\n"), refused="48,000,000 numbers of a range other"),
     "PPM of comments": Kind(
         "comments.ppm", data(b"P6\n#" + b"a" * 99_999 + b"\n8 8 255\n"), refused="header is longer"
     ),
