@@ -248,9 +248,19 @@ def _read(file: Path) -> Any:
         size, unpacked = file.stat().st_size, sum(group.total_byte_size for group in groups)
         if unpacked > max(HARMLESS_BYTES, MAX_EXPANSION * size):
             raise DataError(f"{file}: {size:,} bytes that unpack to {unpacked:,}; no data set of images does. Refused")
+        _read_first_rows(file)
         return pyarrow.parquet.read_table(file, read_dictionary=_stored_once(groups))
     except _FAULTS as error:
         raise DataError(f"{file}: cannot be read as parquet ({_line(error)})") from error
+
+
+def _read_first_rows(file: Path) -> None:
+    """One row of each group: asked about a damaged column before it is read, pyarrow ends the process."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(file) as table:
+        for group in range(table.num_row_groups):
+            next(table.iter_batches(batch_size=1, row_groups=[group]), None)
 
 
 def _stored_once(groups: Sequence[Any]) -> list[str]:

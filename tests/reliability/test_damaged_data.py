@@ -354,6 +354,14 @@ def test_parquet_of_any_bytes(tmp_path: Path) -> None:
         looked_at(tmp_path / "a.parquet")
 
 
+def test_parquet_whose_columns_are_described_wrongly_does_not_end_the_process(tmp_path: Path) -> None:
+    whole = parquet(tmp_path / "a.parquet", {}).read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for at in range(footer, footer + 40):  # the schema
+        (tmp_path / "a.parquet").write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        looked_at(tmp_path / "a.parquet")
+
+
 @pytest.mark.parametrize(
     "label", [b"[" * 100_000, b"9" * 5000, b"\xff", b'{"label": []}', b'{"label": 1e400}', '"१"'.encode(), b""]
 )
