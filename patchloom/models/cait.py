@@ -29,6 +29,7 @@ from patchloom.layers.residual import (
     make_scale,
 )
 from patchloom.models.network import Network, NetworkConfig
+from patchloom.models.pyramid import Kept, Level, Taps
 from patchloom.models.vit import check_heads
 
 
@@ -106,18 +107,27 @@ class CaiT(Network):
         """Channels of the features."""
         return self.config.dim
 
-    def features(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) → (B, 1+N, C), class token first."""
+    def taps(self) -> Taps:
+        """Every self-attention block, at the stride of the patches."""
+        return dict.fromkeys(self.blocks, Level(self.config.patch_size, self.config.dim))
+
+    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
+        """(B, 3, H, W) → (B, N, C), before the class blocks; (B, 1+N, C) where the class token has joined."""
         self.check_images(images)
         tokens = self.position(self.stem(images).flatten(1, 2))  # (B, N, C)
-        summary = self.class_token(tokens.shape[0])  # (B, 1, C)
         at = self.config.insert_class_at
         if at is None:
-            patches = self.run_all(self.blocks, tokens)
-        else:
-            tokens = torch.cat([summary, self.run_all(self.blocks[:at], tokens)], dim=1)
-            tokens = self.run_all(self.blocks[at:], tokens)
-            summary, patches = tokens[:, :1], tokens[:, 1:]
+            return self.run_all(self.blocks, tokens, kept)
+        tokens = self.run_all(self.blocks[:at], tokens, kept)
+        tokens = torch.cat([self.class_token(tokens.shape[0]), tokens], dim=1)
+        return self.run_all(self.blocks[at:], tokens, kept)
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) → (B, 1+N, C), class token first."""
+        tokens = self.run_blocks(images)
+        joined = self.config.insert_class_at is not None
+        summary = tokens[:, :1] if joined else self.class_token(tokens.shape[0])  # (B, 1, C)
+        patches = tokens[:, 1:] if joined else tokens
         for block in self.class_blocks:
             summary = self.run(block, summary, patches)
         return self.norm(torch.cat([summary, patches], dim=1))

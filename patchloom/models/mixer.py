@@ -22,6 +22,7 @@ from patchloom.layers.patches import PatchProjection
 from patchloom.layers.residual import Block, Branch, Residual
 from patchloom.layers.token_mixing import GroupedTokenMLP, TokenMLP, UntiedTokenMLP, integer_factor
 from patchloom.models.network import Network, NetworkConfig
+from patchloom.models.pyramid import Kept, Level, Taps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +112,18 @@ class Mixer(Network):
         """Channels of the features."""
         return self.config.dim
 
+    def taps(self) -> Taps:
+        """Every block, at the stride of the patches; none with a pyramid of tokens, which have no places."""
+        return {} if self.config.pyramid else dict.fromkeys(self.blocks, Level(self.config.patch_size, self.config.dim))
+
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → (B, N, C)."""
+        return self.norm(self.run_blocks(images))
+
+    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
+        """(B, 3, H, W) → (B, N, C), before the last norm."""
         self.check_images(images)
-        return self.norm(self.run_all(self.blocks, self.stem(images).flatten(1, 2)))
+        return self.run_all(self.blocks, self.stem(images).flatten(1, 2), kept)
 
     @classmethod
     def config_at(cls, config: MixerConfig, size: tuple[int, int]) -> MixerConfig:

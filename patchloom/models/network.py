@@ -3,11 +3,12 @@
 A network is features → pool → head. `features(images)` gives the tokens after the last norm (class tokens first) or,
 for pyramids, the last map; `head(features)` pools and classifies; `forward` does both. Resolution change, a new head,
 gradient checkpointing, parameter groups, checks of the input and absorption work the same for all families.
+`pyramid(images, strides)` gives maps from blocks or stages to tasks that answer at every place.
 """
 
 import dataclasses
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -19,6 +20,7 @@ from patchloom.errors import UsageError
 from patchloom.layers.projector import HIDDEN_DIM, Projector
 from patchloom.layers.resample import Resampled
 from patchloom.layers.residual import drop_path_rates
+from patchloom.models.pyramid import STRIDES, Kept, Level, Taps, as_map, chosen_taps
 
 Size = int | tuple[int, int]
 
@@ -113,6 +115,14 @@ class Network(nn.Module):
             f"{type(self).__name__} has no features for {tuple(images.shape)} images: a family defines them"
         )
 
+    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:  # noqa: ARG002
+        """Images through stem and blocks, without the last norm; what the blocks named in `kept` give is put there."""
+        raise UsageError(f"{type(self).__name__} has no blocks for {tuple(images.shape)} images: a family defines them")
+
+    def taps(self) -> Taps:
+        """Block → stride and channels of what it gives, first to last; none where places of the image are lost."""
+        return {}
+
     def pool(self, features: Tensor) -> Tensor:
         """Features → one vector an image, (B, C)."""
         return features.flatten(1, -2).mean(dim=1)
@@ -140,6 +150,31 @@ class Network(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, channels, H, W) → logits (B, classes)."""
         return self.head(self.features(images))
+
+    def pyramid(self, images: Tensor, strides: Sequence[int] = STRIDES) -> list[Tensor]:
+        """(B, channels, H, W) → one map per stride asked for, each (B, C, H/stride, W/stride), rounded up.
+
+        A map has the stride nearest to the one asked for that the network has, as `pyramid_levels` says beforehand: a
+        column of blocks gives all maps at its patches' stride, from blocks of growing depth, and the caller resizes
+        them by layers of its own. Maps are as the blocks leave them, without the last norm, pooling or class tokens;
+        they may be views of one another, so do not write into them.
+        """
+        taps, chosen = self._chosen(strides)
+        kept: Kept = dict.fromkeys(chosen)
+        self.run_blocks(images, kept)
+        return [as_map(kept[block], taps[block].stride, images) for block in chosen]
+
+    def pyramid_levels(self, strides: Sequence[int] = STRIDES) -> list[Level]:
+        """Stride and channels of each map that `pyramid` gives for the same strides."""
+        taps, chosen = self._chosen(strides)
+        return [taps[block] for block in chosen]
+
+    def _chosen(self, strides: Sequence[int]) -> tuple[Taps, list[Any]]:
+        taps = self.taps()
+        if not taps:
+            name = self.config.name or type(self).__name__
+            raise UsageError(f"{name} as it is configured gives no maps of an image; choose another network")
+        return taps, chosen_taps(taps, strides)
 
     def make_classifier(self, inputs: int) -> nn.Module:
         """A fresh classifier for the config's number of classes."""
@@ -260,10 +295,12 @@ class Network(nn.Module):
             return checkpoint(block, *inputs, use_reentrant=False)
         return block(*inputs)
 
-    def run_all(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-        """The blocks one after the other."""
+    def run_all(self, blocks: Iterable[nn.Module], x: Tensor, kept: Kept | None = None) -> Tensor:
+        """The blocks one after the other; what those named in `kept` give is put there."""
         for block in blocks:
             x = self.run(block, x)
+            if kept is not None and block in kept:
+                kept[block] = x
         return x
 
     def check_images(self, images: Tensor) -> None:

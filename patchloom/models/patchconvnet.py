@@ -23,6 +23,7 @@ from patchloom.layers.norms import make_norm
 from patchloom.layers.patches import ConvStem, LearnedTokens, PatchProjection
 from patchloom.layers.residual import ClassBlock, ClassResidual, Residual, make_scale
 from patchloom.models.network import Network, NetworkConfig
+from patchloom.models.pyramid import Kept, Level, Taps
 from patchloom.models.vit import check_heads
 
 
@@ -139,10 +140,19 @@ class PatchConvNet(AttentionPooled):
         """Channels of the features."""
         return self.config.dim
 
+    def taps(self) -> Taps:
+        """The last block alone, whose output is read at all levels (thesis 5.3.3)."""
+        stride = 16 if self.config.stem == "conv" else self.config.patch_size
+        return {self.blocks[-1]: Level(stride, self.config.dim)}
+
+    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
+        """(B, 3, H, W), any size → (B, H/16, W/16, C), rounded up, before pooling and the last norm."""
+        self.check_images(images)
+        return self.run_all(self.blocks, self.stem(images), kept)
+
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W), any size → (B, T+N, C), class tokens first."""
-        self.check_images(images)
-        positions = self.run_all(self.blocks, self.stem(images)).flatten(1, 2)  # (B, N, C)
+        positions = self.run_blocks(images).flatten(1, 2)  # (B, N, C)
         if self.attention_pool is not None:
             positions = self.attention_pool(positions)
         return self.norm(positions)

@@ -2,6 +2,7 @@
 (thesis 5.3.4: ResNet-50, 4.1 → 4.6 G). What a trunk gives is found in `timm_trunk`."""
 
 import copy
+import functools
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,8 @@ from patchloom.errors import UsageError
 from patchloom.layers.norms import make_norm
 from patchloom.models.network import Network
 from patchloom.models.patchconvnet import AttentionPool, AttentionPoolConfig, AttentionPooled
-from patchloom.models.timm_trunk import make_trunk, trunk_of
+from patchloom.models.pyramid import Kept, Level, Taps
+from patchloom.models.timm_trunk import PYRAMID_SIDE, levels_of, make_trunk, trunk_of
 from patchloom.models.vit import check_heads
 
 
@@ -41,6 +43,7 @@ class PooledConvNet(AttentionPooled):
                 "use its own pooling: --set model.options.pool=average"
             )
         self._gives, self._dim, self.any_resolution = found.gives, found.dim, found.any_size
+        self._levels: dict[int, Level] | None = None  # found when first asked for, since it takes a while
         if config.drop_path and not found.drops_paths:
             self.notes = (
                 f"timm's {config.backbone} has no stochastic depth: drop_path {config.drop_path:g} is not used",
@@ -71,16 +74,34 @@ class PooledConvNet(AttentionPooled):
         """Only where no weight belongs to a position: timm's cannot be resampled with gradients."""
         return self.any_resolution
 
-    def features(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) → (B, T+N, C), class tokens first; maps with the network's own head (B, H, W, C)."""
+    def taps(self) -> Taps:
+        """What timm counts as the trunk's intermediate features: stages of a convnet, blocks of a column."""
+        if self._levels is None:
+            c = self.config
+            self._levels = _levels(c.backbone, c.image_size, c.channels, c.small_stem)
+        return self._levels
+
+    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Any:
+        """What timm's network gives before its head, in timm's layout; with `kept` its intermediate features alone."""
         self.check_images(images)
         trunk: Any = self.trunk
+        if kept is None:
+            return self.run(trunk if self._gives == "map" else trunk.forward_features, images)
+        wanted = sorted(kept)
+        between = functools.partial(trunk.forward_intermediates, indices=wanted, intermediates_only=True)
+        found: Any = self.run(between, images)
+        kept.update({i: each.permute(0, 2, 3, 1) for i, each in zip(wanted, found, strict=True)})
+        return found[-1]
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) → (B, T+N, C), class tokens first; maps with the network's own head (B, H, W, C)."""
+        trunk: Any = self.trunk
+        found = self.run_blocks(images)
         if self._gives == "map":
-            positions = self.run(trunk, images).flatten(2).transpose(1, 2)  # (B, N, C)
+            positions = found.flatten(2).transpose(1, 2)  # (B, N, C)
             if self.attention_pool is not None:
                 positions = self.attention_pool(positions)
             return self.norm(positions)
-        found = self.run(trunk.forward_features, images)
         if self._gives == "vector":
             return trunk.forward_head(found, pre_logits=True)[:, None]
         return found.permute(0, 2, 3, 1) if self._gives == "nchw" else found
@@ -150,6 +171,15 @@ class PooledConvNet(AttentionPooled):
         after = self.features(images)
         if not torch.allclose(after, before, rtol=1e-3, atol=1e-4 * float(before.abs().max())):
             self.trunk = whole
+
+
+def _levels(backbone: str, image_size: tuple[int, int], channels: int, small_stem: bool) -> dict[int, Level]:
+    found = trunk_of(backbone, image_size, channels)
+    with torch.device("meta"):
+        trunk = make_trunk(backbone, found, channels=channels, drop_path=0.0).eval()
+        if small_stem:
+            _shrink_stem_(trunk, backbone)
+    return levels_of(trunk, (PYRAMID_SIDE, PYRAMID_SIDE) if found.any_size else image_size, channels)
 
 
 def _shrink_stem_(trunk: nn.Module, name: str) -> None:

@@ -23,6 +23,7 @@ from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmb
 from patchloom.layers.residual import Block, ClassBlock, ClassResidual, Residual, make_scale
 from patchloom.layers.token_mixing import TokenLinear, TokenMLP, integer_factor
 from patchloom.models.network import Network, NetworkConfig
+from patchloom.models.pyramid import Kept, Level, Taps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +100,21 @@ class ResMLP(Network):
         """Channels of the features."""
         return self.config.dim
 
-    def features(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) → (B, N, C), or (B, 1+N, C) with class-MLP pooling."""
+    def taps(self) -> Taps:
+        """Every block, at the stride of the patches."""
+        return dict.fromkeys(self.blocks, Level(self.config.patch_size, self.config.dim))
+
+    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
+        """(B, 3, H, W) → (B, N, C), before pooling and the last norm."""
         self.check_images(images)
         tokens = self.stem(images).flatten(1, 2)  # (B, N, C)
         if self.position is not None:
             tokens = self.position(tokens)
-        tokens = self.run_all(self.blocks, tokens)
+        return self.run_all(self.blocks, tokens, kept)
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) → (B, N, C), or (B, 1+N, C) with class-MLP pooling."""
+        tokens = self.run_blocks(images)
         if self.config.pool == "class_mlp":
             summary = self.class_token(tokens.shape[0])  # (B, 1, C)
             for block in self.class_blocks:

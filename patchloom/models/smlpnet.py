@@ -20,6 +20,7 @@ from patchloom.layers.patches import PatchMerging, PatchProjection
 from patchloom.layers.residual import Block, Residual
 from patchloom.layers.sparse_mlp import Fusion, MapMLP, NormActMix, NormActMixes, SparseMLP
 from patchloom.models.network import Network, NetworkConfig
+from patchloom.models.pyramid import Kept, Level, Taps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +101,23 @@ class SMLPNet(Network):
         """Channels of the features."""
         return self.config.dim * 2 ** (len(self.config.depths) - 1)
 
+    def taps(self) -> Taps:
+        """The last block of each stage: strides 4, 8, 16 and 32."""
+        c = self.config
+        lasts = [list(stage.children())[-1] for stage in self.stages]
+        return {block: Level(c.patch_size * 2**i, c.dim * 2**i) for i, block in enumerate(lasts)}
+
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → the last stage's map (B, H/32, W/32, 8C)."""
+        return self.norm(self.run_blocks(images))
+
+    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
+        """(B, 3, H, W) → (B, H/32, W/32, 8C), before the last norm."""
         self.check_images(images)
         maps = self.stem(images)  # (B, H/4, W/4, C)
         for i, stage in enumerate(self.stages):
-            maps = self.run_all(stage, self.merges[i - 1](maps) if i else maps)  # type: ignore[arg-type]
-        return self.norm(maps)
+            maps = self.run_all(stage, self.merges[i - 1](maps) if i else maps, kept)  # type: ignore[arg-type]
+        return maps
 
 
 # Name → what differs from the defaults (table 6; T* has α = 2).

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.errors import UsageError, nearest
+from patchloom.models.pyramid import Level
 
 Gives = Literal["map", "nchw", "nhwc", "tokens", "vector"]
+PYRAMID_SIDE = 256  # pixels of the image by which strides are found: a multiple of all of them
 OTHER_SIDE = 32  # pixels by which an image is made larger to see whether the size is fixed
 # Sides to propose where the one asked for cannot be taken; multiples of 14 and 32 come first.
 PROPOSED = (96, 128, 224, 256, 299)
@@ -43,6 +45,22 @@ def make_trunk(backbone: str, trunk: Trunk, *, channels: int, drop_path: float) 
     """timm's network with random weights."""
     rate = {"drop_path_rate": drop_path} if trunk.drops_paths else {}
     return _made(backbone, num_classes=0, in_chans=channels, **dict(trunk.options), **rate)
+
+
+@torch.no_grad()
+def levels_of(trunk: Any, image_size: tuple[int, int], channels: int) -> dict[int, Level]:
+    """Number of each map that timm's network, made on the meta device, gives on its way → stride and channels.
+
+    None where timm cannot give them, or where they are no maps of the whole image.
+    """
+    with torch.device("meta"):
+        try:
+            maps = trunk.forward_intermediates(torch.zeros(2, channels, *image_size), intermediates_only=True)
+        except Exception:  # whatever timm raises, it has none
+            return {}
+    if not all(isinstance(each, Tensor) and each.ndim == 4 for each in maps):
+        return {}
+    return {i: Level(round(image_size[0] / each.shape[2]), each.shape[1]) for i, each in enumerate(maps)}
 
 
 @functools.cache

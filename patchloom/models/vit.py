@@ -22,6 +22,7 @@ from patchloom.layers.norms import LayerNorm
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
 from patchloom.layers.residual import Block, Parallel, Residual, make_scale
 from patchloom.models.network import Network, NetworkConfig
+from patchloom.models.pyramid import Kept, Level, Taps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +105,16 @@ class ViT(Network):
         names = ["classifier", "distillation_classifier"] if self.config.distilled else ["classifier"]
         return dict.fromkeys(names, self.config.dim)
 
+    def taps(self) -> Taps:
+        """Every block, at the stride of the patches."""
+        return dict.fromkeys(self.blocks, Level(self.config.patch_size, self.config.dim))
+
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) → (B, T+N, C), class tokens first."""
+        return self.norm(self.run_blocks(images))
+
+    def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
+        """(B, 3, H, W) → (B, T+N, C), class tokens first, before the last norm."""
         self.check_images(images)
         tokens = self.stem(images).flatten(1, 2)  # (B, N, C)
         if not self.config.class_position:
@@ -116,7 +125,7 @@ class ViT(Network):
             tokens = self.position(tokens)
         if self.config.dropout and self.training:
             tokens = F.dropout(tokens, self.config.dropout)
-        return self.norm(self.run_all(self.blocks, tokens))
+        return self.run_all(self.blocks, tokens, kept)
 
     def pool(self, features: Tensor) -> Tensor:
         """The class token, or the average of the patches; a distilled network averages its two tokens."""
