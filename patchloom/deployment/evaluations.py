@@ -35,7 +35,6 @@ from patchloom.evaluation.predictions import fingerprint
 from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
 from patchloom.inspection.notebook import number_texts, numbers_line, piece
 from patchloom.models.network import Network
-from patchloom.models.vit import ViT
 
 if TYPE_CHECKING:
     from patchloom.deployment.classifier import Classifier
@@ -148,7 +147,7 @@ def evaluate_on(classifier: "Classifier", pictures: PictureSet, shown: Shown, *,
         names = [pictures.where(int(i)) for i in report.index]
         right = real_accuracy(report.predictions, real_labels_of(names, read_real_labels(shown.real)))
     of_heads = {}
-    if heads and isinstance(model, ViT) and model.config.distilled:
+    if heads and model.has_distillation_token:
         of_heads = head_decisions(model, loader.epoch(0))
     notes = list(pictures.notes)
     if loader.broken:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from patchloom.data.loader import ImageBatch, normalise
 from patchloom.errors import UsageError
 from patchloom.evaluation.classification import in_eval_mode
-from patchloom.models.vit import ViT
+from patchloom.models.network import Network
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ def disagreement(decisions: Mapping[str, Sequence[int] | np.ndarray | Tensor]) -
 
 
 @torch.no_grad()
-def head_decisions(model: ViT, batches: Iterable[ImageBatch]) -> dict[str, Tensor]:
+def head_decisions(model: Network, batches: Iterable[ImageBatch]) -> dict[str, Tensor]:
     """Classes (N,) chosen by each head of a distilled network and by both together, as rows of table 3.4.
 
     They are about the images that `evaluate` reports on, in its order: with a label, once each, by place in the set.
@@ -61,25 +62,18 @@ def head_decisions(model: ViT, batches: Iterable[ImageBatch]) -> dict[str, Tenso
 
 
 @torch.no_grad()
-def token_cosines(model: ViT, images: Tensor) -> Tensor:
+def token_cosines(model: Network, images: Tensor) -> Tensor:
     """Cosine of the class and the distillation token: as learned, then after each block: (1 + depth,).
 
     `images` (B, 3, H, W) are normalised; a block's cosine is the mean over them.
     """
-    if not model.config.distilled or model.class_tokens is None:
+    if not model.has_distillation_token:
         raise UsageError(f"{model.config.name} has no distillation token; create it with distilled=True")
-    cosines = [_cosine(model.class_tokens.weight)]
-    hooks = [
-        block.register_forward_hook(lambda _block, _inputs, tokens: cosines.append(_cosine(tokens)))
-        for block in model.blocks
-    ]
-    try:
-        with in_eval_mode(model):
-            model.features(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return torch.stack(cosines)
+    learned: Any = model.class_tokens
+    kept: dict[Any, Any] = dict.fromkeys(model.taps())
+    with in_eval_mode(model):
+        model.run_blocks(images, kept)
+    return torch.stack([_cosine(tokens) for tokens in (learned.weight, *kept.values())])
 
 
 def _cosine(tokens: Tensor) -> Tensor:

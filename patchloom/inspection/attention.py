@@ -1,6 +1,6 @@
 """Where a network looks: attention of class tokens, rollout, and what each patch says for a class.
 
-Letters: B images, T class tokens, h×w patches. A map is (h, w) and comes from one of five places:
+Letters: B images, T class tokens, h×w patches. A map is (h, w) and comes from one of four places:
 
 class attention   the weights with which class tokens read the patches: in every layer of a ViT, in the class layers of
                   a CaiT, in the pooling of a PatchConvNet. With talking heads they may be negative.
@@ -8,8 +8,6 @@ rollout           of a ViT: the layers' attention, averaged over heads, mixed ha
                   residual connection), multiplied from the first layer to the last: A = Π (½ Āₗ + ½ I); the row of a
                   class token (or the mean of all rows, where the network averages patches), its patches alone
                   (Abnar and Zuidema 2020, arXiv 2005.00928). Rows of A sum to one.
-saliency          one map an image: the first class layer of a CaiT, averaged over heads (thesis 3.7.2.5); the pooling
-                  of a PatchConvNet, of the predicted class where there is one token a class; the rollout of a ViT.
 evidence          where the head is linear in the average of patches: each patch's own logit of a class. The mean over
                   patches is the logit, so red patches speak for the class and blue ones against it.
 share             of a network without a classifier whose vector v is the average of patches p: ⟨p, v⟩ / ⟨v, v⟩, what
@@ -24,11 +22,7 @@ from torch import Tensor, nn
 from patchloom.errors import UsageError
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.layers.attention import Attention, ClassAttention, record_attention
-from patchloom.models.cait import CaiT
 from patchloom.models.network import Network
-from patchloom.models.patchconvnet import AttentionPooled
-from patchloom.models.pooled_convnet import PooledConvNet
-from patchloom.models.vit import ViT
 
 
 class ClassMaps(NamedTuple):
@@ -41,7 +35,7 @@ class ClassMaps(NamedTuple):
 @torch.no_grad()
 def class_attention(network: Network, images: Tensor) -> list[ClassMaps]:
     """Of every layer in which class tokens read patches; `images` (B, channels, H, W) are normalised."""
-    if not has_class_attention(network):
+    if not network.has_class_attention:
         raise UsageError(
             f"{type(network).__name__} has no class token that attends to patches. Give it a DeiT, CaiT or "
             "PatchConvNet; class_evidence shows networks that average."
@@ -53,7 +47,7 @@ def class_attention(network: Network, images: Tensor) -> list[ClassMaps]:
         counts[kind] += 1
         to_patches = _to_patches(network, module, weights)
         if to_patches.shape[2]:
-            name = "pooling" if isinstance(network, AttentionPooled) else f"{kind} {counts[kind]}"
+            name = "pooling" if network.pools_by_attention else f"{kind} {counts[kind]}"
             found.append(ClassMaps(name, to_patches.unflatten(-1, _grid(network, images, to_patches.shape[-1]))))
     return found
 
@@ -61,30 +55,17 @@ def class_attention(network: Network, images: Tensor) -> list[ClassMaps]:
 @torch.no_grad()
 def attention_rollout(network: Network, images: Tensor) -> Tensor:
     """(B, T, h, w) of a ViT: class token, then distillation token; T is 1 where the network averages patches."""
-    if not isinstance(network, ViT):
+    if not network.attends_in_every_block:
         raise UsageError(f"rollout is of a ViT, whose layers all attend; {type(network).__name__} has other maps")
-    parallel = network.config.parallel
-    layers = [weights.mean(dim=1) for _, weights in _recorded(network, images)]  # (B, T+N, T+N) each
-    rolled = torch.eye(layers[0].shape[-1]).expand_as(layers[0])
-    for start in range(0, len(layers), parallel):
-        side_by_side = torch.stack(layers[start : start + parallel]).mean(dim=0)
-        rolled = (0.5 * side_by_side + 0.5 * torch.eye(side_by_side.shape[-1])) @ rolled
-    tokens = rolled.shape[-1] - network.grid[0] * network.grid[1]
+    layers = {module: weights.mean(dim=1) for module, weights in _recorded(network, images)}  # (B, T+N, T+N) each
+    size = next(iter(layers.values())).shape[-1]
+    rolled = torch.eye(size).expand(len(images), size, size)
+    for block in network.taps():
+        side_by_side = torch.stack([layers[module] for module in block.modules() if module in layers]).mean(dim=0)
+        rolled = (0.5 * side_by_side + 0.5 * torch.eye(size)) @ rolled
+    tokens = _class_tokens(network, size)
     rows = rolled[:, :tokens, tokens:] if tokens else rolled.mean(dim=1, keepdim=True)
-    return rows.unflatten(-1, network.grid)
-
-
-@torch.no_grad()
-def saliency(network: Network, images: Tensor) -> Tensor:
-    """(B, h, w): the one map a family has; see above for which."""
-    if isinstance(network, ViT):
-        return attention_rollout(network, images)[:, 0]
-    first = class_attention(network, images)[0].weights.mean(dim=1)  # (B, T, h, w)
-    if not has_token_per_class(network):
-        return first[:, 0]
-    with in_eval_mode(network):
-        likeliest = network(images).argmax(dim=1).cpu()
-    return first[torch.arange(len(first)), likeliest]
+    return rows.unflatten(-1, _grid(network, images, size - tokens))
 
 
 @torch.no_grad()
@@ -93,7 +74,7 @@ def class_evidence(network: Network, images: Tensor) -> Tensor:
     if not has_evidence(network):
         raise UsageError(
             f"{type(network).__name__} does not classify the average of its patches, so a patch has no logits of its "
-            "own. saliency shows what its class token reads."
+            "own." + (" class_attention shows what its class token reads." if network.has_class_attention else "")
         )
     with in_eval_mode(network):
         logits = network.classifier(_patches(network, images))
@@ -103,7 +84,7 @@ def class_evidence(network: Network, images: Tensor) -> Tensor:
 @torch.no_grad()
 def vector_share(network: Network, images: Tensor) -> Tensor:
     """(B, h, w): what each patch gives to the image's vector, its average; the mean over patches is one."""
-    if not _averages(network):
+    if not network.averages_patches:
         raise UsageError(f"the vector of {type(network).__name__} is not the average of its patches; it has other maps")
     with in_eval_mode(network):
         patches = _patches(network, images).float()
@@ -112,34 +93,14 @@ def vector_share(network: Network, images: Tensor) -> Tensor:
     return (shares / vectors.square().sum(dim=1)[:, None, None]).cpu()
 
 
-def has_class_attention(network: Network) -> bool:
-    """Whether class tokens read patches by attention."""
-    if isinstance(network, ViT):
-        return network.class_tokens is not None
-    if isinstance(network, AttentionPooled):
-        return network.config.pool == "attention"
-    return isinstance(network, CaiT)
-
-
-def has_token_per_class(network: Network) -> bool:
-    """Whether each class has a class token, and so a map, of its own."""
-    return isinstance(network, AttentionPooled) and network.config.class_tokens == "per_class"
-
-
 def has_evidence(network: Network) -> bool:
     """Whether the logits are linear in the average of the patches."""
-    return _averages(network) and isinstance(network.classifier, nn.Linear)
+    return network.averages_patches and isinstance(network.classifier, nn.Linear)
 
 
 def has_share(network: Network) -> bool:
     """Whether the average of the patches is all the network tells: it has no classifier."""
-    return _averages(network) and not network.config.num_classes
-
-
-def _averages(network: Network) -> bool:
-    if isinstance(network, PooledConvNet):
-        return network.averages
-    return getattr(network.config, "pool", "average") == "average" and not isinstance(network, CaiT)
+    return network.averages_patches and not network.config.num_classes
 
 
 def _patches(network: Network, images: Tensor) -> Tensor:
@@ -161,15 +122,20 @@ def _to_patches(network: Network, module: nn.Module, weights: Tensor) -> Tensor:
     if isinstance(module, ClassAttention):
         tokens = weights.shape[2]
         return weights[..., tokens:] if module.class_in_keys else weights
-    assert isinstance(network, ViT | CaiT)  # no other family has self-attention
-    tokens = weights.shape[-1] - network.grid[0] * network.grid[1]
+    tokens = _class_tokens(network, weights.shape[-1])
     return weights[:, :, :tokens, tokens:]
+
+
+def _class_tokens(network: Network, tokens: int) -> int:
+    """How many of the tokens that attend to one another are no patches."""
+    assert network.grid is not None  # whatever has self-attention keeps one grid
+    return tokens - network.grid[0] * network.grid[1]
 
 
 def _grid(network: Network, images: Tensor, patches: int) -> tuple[int, int]:
     """Patches down and across; of a network for any size, those of the stride that gives so many."""
-    if hasattr(network, "grid"):
-        return network.grid  # type: ignore[return-value]
+    if network.grid is not None:
+        return network.grid
     height, width = images.shape[2:]
     for stride in range(1, max(height, width) + 1):
         grid = (-(-height // stride), -(-width // stride))

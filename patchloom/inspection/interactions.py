@@ -22,7 +22,7 @@ from patchloom.layers.mlp import MLP
 from patchloom.layers.residual import Block, Branch
 from patchloom.layers.sparse_mlp import SparseMLP
 from patchloom.layers.token_mixing import TokenLinear, TokenMLP
-from patchloom.models.smlpnet import SMLPNet
+from patchloom.models.network import Network
 
 MATRIX = 84  # pixels of a whole matrix: 14 blocks fill a line
 SMALL = 0.05  # of the largest weight: below counts as zero (ResMLP, section 3.3)
@@ -162,8 +162,8 @@ def _blocks(network: nn.Module) -> list[Block]:
 
 
 def _sparse_mlps(network: nn.Module) -> list[list[SparseMLP]]:
-    """Of each stage of an sMLPNet."""
-    stages = list(network.stages) if isinstance(network, SMLPNet) else []
+    """Of each stage of a network that has stages."""
+    stages = network.stages_in_order() if isinstance(network, Network) else []
     return [[unit for unit in stage.modules() if isinstance(unit, SparseMLP)] for stage in stages]
 
 

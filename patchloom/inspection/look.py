@@ -19,10 +19,8 @@ from patchloom.inspection.attention import (
     attention_rollout,
     class_attention,
     class_evidence,
-    has_class_attention,
     has_evidence,
     has_share,
-    has_token_per_class,
     vector_share,
 )
 from patchloom.inspection.charts import BARS_WIDTH, bars
@@ -31,7 +29,6 @@ from patchloom.inspection.overlays import SIDE, attention_overlay, attention_til
 from patchloom.inspection.page import data_uri
 from patchloom.inspection.sheets import GAP, PAGE, Cell, Line, displayed, grid_sheet, numbers, sheet
 from patchloom.models.network import Network
-from patchloom.models.vit import ViT
 
 LIKELY = 0.1  # classes above it are named on a sheet (thesis, figure 3.10)
 CLASSES_SHOWN = 3  # with a map of their own (thesis, figure 5.6)
@@ -164,7 +161,7 @@ def head_sheet(shown: Shown, *, pictures: int | None = None) -> Image.Image:
     side = min(HEAD_SIDE if len(layers) * count <= FEW_ROWS else SMALL_HEAD_SIDE, room)
     rows: list[tuple[str, list[Image.Image | None]]] = []
     for i in range(count):
-        token = int(shown.probabilities[i].argmax()) if has_token_per_class(shown.network) else 0
+        token = int(shown.probabilities[i].argmax()) if shown.network.has_token_per_class else 0
         for number, layer in enumerate(layers):
             maps = [attention_tile(numbers(head[token]), side) for head in layer.weights[i]]
             rows.append((layer.layer, [displayed(shown.seen[i], side) if number == 0 else None, *maps]))
@@ -188,11 +185,11 @@ def _maps(shown: Shown, names: Sequence[str]) -> list[list[Cell]]:
     """The maps the family has, for each picture."""
     network = shown.network
     maps: list[list[Cell]] = [[] for _ in shown.seen]
-    if isinstance(network, ViT):
+    if network.attends_in_every_block:
         rolled = attention_rollout(network, shown.images)
         for token, name in zip(range(rolled.shape[1]), ("rollout", "rollout, distillation token"), strict=False):
             _add_attention(maps, shown, rolled[:, token], name)
-    if has_class_attention(network):
+    if network.has_class_attention:
         _add_class_attention(maps, shown, names)
     if has_evidence(network):
         evidence = numbers(class_evidence(network, shown.images), "the logits")
@@ -209,9 +206,9 @@ def _maps(shown: Shown, names: Sequence[str]) -> list[list[Cell]]:
 def _add_class_attention(maps: list[list[Cell]], shown: Shown, names: Sequence[str]) -> None:
     """A CaiT's class layers, a ViT's last layer, a PatchConvNet's pooling: mean of heads, or a map a likely class."""
     layers = class_attention(shown.network, shown.images)
-    for layer in layers[-1:] if isinstance(shown.network, ViT) else layers:
+    for layer in layers[-1:] if shown.network.attends_in_every_block else layers:
         weights = layer.weights.mean(dim=1)  # (B, T, h, w)
-        if not has_token_per_class(shown.network):
+        if not shown.network.has_token_per_class:
             _add_attention(maps, shown, weights[:, 0], layer.layer)
             continue
         for cells, picture, tokens, shares in zip(maps, shown.seen, weights, shown.probabilities, strict=True):

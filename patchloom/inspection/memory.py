@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from patchloom.errors import ResourceError
+from patchloom.models.network import Network
 
 MIB = 2**20
 
@@ -42,7 +43,7 @@ def memory_by_size(
     for size in sizes:
         try:
             model = make(size).to(device, dtype).eval()
-            channels = getattr(getattr(model, "config", None), "channels", 3)
+            channels = model.config.channels if isinstance(model, Network) else 3
             found[size] = peak_mem_mib(model, torch.zeros(batch, channels, size, size, device=device, dtype=dtype))
         except torch.OutOfMemoryError:
             found[size] = None

@@ -15,7 +15,7 @@ from torch import Tensor
 from patchloom.checkpoint import Preprocessing
 from patchloom.errors import PatchloomError, UsageError
 from patchloom.evaluation.agreement import token_cosines
-from patchloom.inspection.attention import has_class_attention, has_evidence, has_share
+from patchloom.inspection.attention import has_evidence, has_share
 from patchloom.inspection.branches import branch_norm_chart, has_branches
 from patchloom.inspection.charts import Series, line_chart
 from patchloom.inspection.embeddings import LEAST, embed, embedding_chart, pca_energy_chart, tsne
@@ -31,7 +31,6 @@ from patchloom.inspection.interactions import (
 )
 from patchloom.inspection.look import Shown, head_sheet, look_sheet, looks, names_of, show
 from patchloom.models.network import Network
-from patchloom.models.vit import ViT
 
 SHOWN = 4  # images with maps of their own
 PLACED = 500  # images looked at in all: 300 MB at 224 pixels, a few seconds of t-SNE
@@ -119,9 +118,7 @@ def _drawn(kind: Kind, subject: Subject) -> Picture:
 
 
 def _cosine_chart(subject: Subject) -> Markup:
-    network = subject.mapped.network
-    assert isinstance(network, ViT)
-    cosines = token_cosines(network, subject.mapped.images).tolist()
+    cosines = token_cosines(subject.mapped.network, subject.mapped.images).tolist()
     return line_chart([Series("cosine", list(enumerate(cosines)))], x_label="after block; 0: as learned")
 
 
@@ -136,26 +133,26 @@ def _energy(subject: Subject) -> Markup:
 
 def _has_maps(subject: Subject) -> bool:
     network = subject.network
-    return subject.few is not None and (
-        isinstance(network, ViT) or has_class_attention(network) or has_evidence(network) or has_share(network)
-    )
+    attends = network.attends_in_every_block or network.has_class_attention
+    return subject.few is not None and (attends or has_evidence(network) or has_share(network))
 
 
 def _caption_of_maps(subject: Subject) -> str:
-    parts = ["Above each picture the classes above 10 %."] if subject.network.config.num_classes else []
-    if isinstance(subject.network, ViT) or has_class_attention(subject.network):
+    network = subject.network
+    parts = ["Above each picture the classes above 10 %."] if network.config.num_classes else []
+    if network.attends_in_every_block or network.has_class_attention:
         parts.append("Yellow is what is read most, blue least, each map from its least to its largest (mean of heads).")
-    if isinstance(subject.network, ViT):
+    if network.attends_in_every_block:
         parts.append("Rollout follows attention through all layers, half of each being its residual connection.")
-    if has_evidence(subject.network):
+    if has_evidence(network):
         parts.append("Patches are averaged: red ones speak for the class, blue ones against it.")
-    if has_share(subject.network):
+    if has_share(network):
         parts.append("Yellow patches give most to the average that is the picture's vector, blue ones least.")
     return " ".join(parts)
 
 
 def _is_distilled(subject: Subject) -> bool:
-    return subject.few is not None and isinstance(subject.network, ViT) and subject.network.config.distilled
+    return subject.few is not None and subject.network.has_distillation_token
 
 
 def _can_be_placed(subject: Subject) -> bool:
@@ -171,7 +168,7 @@ KINDS = (
     ),
     Kind(
         "Attention by head",
-        lambda subject: subject.few is not None and has_class_attention(subject.network),
+        lambda subject: subject.few is not None and subject.network.has_class_attention,
         lambda subject: head_sheet(subject.mapped),
         "How much the class token takes from each patch: a row a layer, a column a head, each map from 0 (dark) to its "
         "largest weight.",

@@ -64,6 +64,8 @@ class CaiT(Network):
 
     Config = CaiTConfig
     config: CaiTConfig
+    grid: tuple[int, int]
+    has_class_attention = True
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__(config)

@@ -65,6 +65,7 @@ class Mixer(Network):
 
     Config = MixerConfig
     config: MixerConfig
+    grid: tuple[int, int]
     pixel_mean = (0.5, 0.5, 0.5)
     pixel_std = (0.5, 0.5, 0.5)
 
@@ -111,6 +112,11 @@ class Mixer(Network):
     def feature_dim(self) -> int:
         """Channels of the features."""
         return self.config.dim
+
+    @property
+    def averages_patches(self) -> bool:
+        """Unless they have become fewer tokens, which stand for no place."""
+        return not self.config.pyramid
 
     def taps(self) -> Taps:
         """Every block, at the stride of the patches; none with a pyramid of tokens, which have no places."""

@@ -92,6 +92,7 @@ class Network(nn.Module):
 
     Config: ClassVar[type[NetworkConfig]]
     any_resolution: bool = False  # True where nothing in the network depends on the image size
+    grid: tuple[int, int] | None = None  # patches down and across, where the image size is fixed and one grid is kept
     notes: tuple[str, ...] = ()  # what was asked for and could not be had
     pixel_mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)
     pixel_std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
@@ -135,6 +136,46 @@ class Network(nn.Module):
     def feature_dim(self) -> int:
         """Channels of the features."""
         raise UsageError(f"{type(self).__name__} does not say how wide its features are")
+
+    # What a family has, where others do not; asked instead of its class ---------------------------------------------
+
+    @property
+    def averages_patches(self) -> bool:
+        """Whether the vector of an image is the average of its patches' features."""
+        return False
+
+    @property
+    def has_class_attention(self) -> bool:
+        """Whether class tokens read patches by attention."""
+        return False
+
+    @property
+    def pools_by_attention(self) -> bool:
+        """Whether class tokens read patches once, in the pooling, and nowhere before."""
+        return False
+
+    @property
+    def has_token_per_class(self) -> bool:
+        """Whether each class has a class token, and so an attention map, of its own."""
+        return False
+
+    @property
+    def attends_in_every_block(self) -> bool:
+        """Whether tokens are mixed by attention alone, so that it can be followed from the last block to the first."""
+        return False
+
+    @property
+    def has_distillation_token(self) -> bool:
+        """Whether a second token with a classifier of its own follows a teacher."""
+        return False
+
+    def both_heads(self, features: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Logits of the class token and of the distillation token, where there is one."""
+        raise UsageError(f"{self.config.name} has one head; create it with distilled=True for two")
+
+    def stages_in_order(self) -> list[nn.Module]:
+        """Parts that work at a stride of their own each; none where all blocks have the same."""
+        return []
 
     @classmethod
     def config_at(cls, config: Any, size: tuple[int, int]) -> Any:

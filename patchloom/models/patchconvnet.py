@@ -91,6 +91,26 @@ class AttentionPooled(Network):
     config: AttentionPoolConfig
     any_resolution = True
 
+    @property
+    def averages_patches(self) -> bool:
+        """Where the pooling is an average."""
+        return self.config.pool == "average"
+
+    @property
+    def pools_by_attention(self) -> bool:
+        """Where the pooling is no average."""
+        return self.config.pool == "attention"
+
+    @property
+    def has_class_attention(self) -> bool:
+        """In the pooling."""
+        return self.pools_by_attention
+
+    @property
+    def has_token_per_class(self) -> bool:
+        """As the config says."""
+        return self.config.class_tokens == "per_class"
+
     def make_classifier(self, inputs: int) -> nn.Module:
         """A linear classifier, or one row a class token."""
         if self.config.class_tokens == "per_class" and self.config.num_classes:

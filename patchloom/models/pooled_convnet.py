@@ -65,8 +65,8 @@ class PooledConvNet(AttentionPooled):
         return self._dim
 
     @property
-    def averages(self) -> bool:
-        """Whether the vector of an image is the average of its positions."""
+    def averages_patches(self) -> bool:
+        """Where timm's own head does nothing but average the last map."""
         return self._gives == "map" and self.config.pool == "average"
 
     @property

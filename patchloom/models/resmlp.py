@@ -48,6 +48,7 @@ class ResMLP(Network):
 
     Config = ResMLPConfig
     config: ResMLPConfig
+    grid: tuple[int, int]
 
     def __init__(self, config: ResMLPConfig) -> None:
         super().__init__(config)
@@ -99,6 +100,11 @@ class ResMLP(Network):
     def feature_dim(self) -> int:
         """Channels of the features."""
         return self.config.dim
+
+    @property
+    def averages_patches(self) -> bool:
+        """Unless a class token reads them."""
+        return self.config.pool == "average"
 
     def taps(self) -> Taps:
         """Every block, at the stride of the patches."""

@@ -57,6 +57,7 @@ class SMLPNet(Network):
 
     Config = SMLPNetConfig
     config: SMLPNetConfig
+    averages_patches = True
 
     def __init__(self, config: SMLPNetConfig) -> None:
         super().__init__(config)
@@ -100,6 +101,10 @@ class SMLPNet(Network):
     def feature_dim(self) -> int:
         """Channels of the features."""
         return self.config.dim * 2 ** (len(self.config.depths) - 1)
+
+    def stages_in_order(self) -> list[nn.Module]:
+        """The first at the stride of the patches, each further one at twice the stride."""
+        return list(self.stages)
 
     def taps(self) -> Taps:
         """The last block of each stage: strides 4, 8, 16 and 32."""

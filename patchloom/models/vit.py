@@ -62,6 +62,8 @@ class ViT(Network):
 
     Config = ViTConfig
     config: ViTConfig
+    grid: tuple[int, int]
+    attends_in_every_block = True
     distillation_classifier: nn.Module
 
     def __init__(self, config: ViTConfig) -> None:
@@ -100,6 +102,21 @@ class ViT(Network):
         """Channels of the features."""
         return self.config.dim
 
+    @property
+    def averages_patches(self) -> bool:
+        """Without class tokens."""
+        return self.config.pool == "average"
+
+    @property
+    def has_class_attention(self) -> bool:
+        """In every block, where there are class tokens."""
+        return self.class_tokens is not None
+
+    @property
+    def has_distillation_token(self) -> bool:
+        """As the config says."""
+        return self.config.distilled
+
     def classifiers(self) -> dict[str, int]:
         """One classifier, and a second for the distillation token."""
         names = ["classifier", "distillation_classifier"] if self.config.distilled else ["classifier"]
@@ -136,7 +153,7 @@ class ViT(Network):
     def both_heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the class token and of the distillation token of a distilled network."""
         if not self.config.distilled:
-            raise UsageError(f"{self.config.name} has one head; create it with distilled=True for two")
+            return super().both_heads(features)
         return self.classifier(features[:, 0]), self.distillation_classifier(features[:, 1])
 
     def head(self, features: Tensor) -> Tensor:

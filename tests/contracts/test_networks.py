@@ -1,5 +1,8 @@
 """What every registered network does, checked on all of them at a small size."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -354,3 +357,53 @@ def test_a_pyramid_of_tokens() -> None:
 
 def test_small_options_cover_every_family() -> None:
     assert set(SMALL) == {family_of(name) for name in list_models()}
+
+
+ASKED = (
+    "averages_patches",
+    "has_class_attention",
+    "pools_by_attention",
+    "has_token_per_class",
+    "attends_in_every_block",
+    "has_distillation_token",
+)
+
+
+@pytest.mark.parametrize(("name", "options", "has"), [
+    ("resmlp_s12", {}, {"averages_patches"}),
+    ("resmlp_s12", {"pool": "class_mlp"}, set()),
+    ("mixer_b16", {}, {"averages_patches"}),
+    ("mixer_b16", {"pyramid": {0: 4}}, set()),
+    ("smlpnet_t", {}, {"averages_patches"}),
+    ("deit_s", {}, {"has_class_attention", "attends_in_every_block"}),
+    ("deit_s", {"pool": "average"}, {"averages_patches", "attends_in_every_block"}),
+    ("deit_s_distilled", {}, {"has_class_attention", "attends_in_every_block", "has_distillation_token"}),
+    ("cait_xxs24", {}, {"has_class_attention"}),
+    ("patchconvnet_s60", {}, {"has_class_attention", "pools_by_attention"}),
+    ("patchconvnet_s60", {"pool": "average"}, {"averages_patches"}),
+    (
+        "patchconvnet_s60",
+        {"class_tokens": "per_class"},
+        {"has_class_attention", "pools_by_attention", "has_token_per_class"},
+    ),
+    ("resnet50_attention_pool", {}, {"has_class_attention", "pools_by_attention"}),
+    ("resnet50_attention_pool", {"pool": "average"}, {"averages_patches"}),
+    ("resnet50_attention_pool", {"backbone": "test_vit", "pool": "average"}, set()),
+])  # fmt: skip
+def test_each_family_says_what_it_has(name, options, has) -> None:
+    network = small(name, **options)
+    assert {asked for asked in ASKED if getattr(network, asked)} == has
+    assert len(network.stages_in_order()) == (4 if name == "smlpnet_t" else 0)
+    if "has_distillation_token" not in has:
+        with pytest.raises(UsageError, match="has one head; create it with distilled=True for two"):
+            network.both_heads(torch.zeros(1, 2, network.feature_dim))
+
+
+def test_who_looks_at_networks_asks_them_and_not_their_class() -> None:
+    """A new family is shown and evaluated by what it says of itself: no other file names it."""
+    families = {"cait", "mixer", "patchconvnet", "pooled_convnet", "resmlp", "smlpnet", "vit"}
+    package = Path(patchloom.__file__).parent
+    for stage in ("evaluation", "inspection", "deployment"):
+        for path in (package / stage).glob("*.py"):
+            imported = set(re.findall(r"^\s*from patchloom\.models\.(\w+) import", path.read_text(), re.MULTILINE))
+            assert not imported & families, path

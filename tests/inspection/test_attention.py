@@ -1,4 +1,4 @@
-"""Attention maps point where weights were built to point; rollout, saliency and evidence against slow references."""
+"""Attention maps point where weights were built to point; rollout and evidence against slow references."""
 
 import numpy as np
 import pytest
@@ -9,10 +9,8 @@ from patchloom.inspection.attention import (
     attention_rollout,
     class_attention,
     class_evidence,
-    has_class_attention,
     has_evidence,
     has_share,
-    saliency,
     vector_share,
 )
 from patchloom.layers.attention import ClassAttention, record_attention
@@ -65,7 +63,6 @@ def test_attention_built_for_a_bright_square_points_at_it(name, options):
             for token in head:
                 assert np.unravel_index(int(token.argmax()), (4, 4)) == (1, 2)
                 assert token[1, 2] > 0.9
-    assert np.unravel_index(int(saliency(network, bright_square())[0].argmax()), (4, 4)) == (1, 2)
 
 
 def test_a_vit_built_to_look_at_a_square_rolls_out_to_it():
@@ -110,20 +107,20 @@ def test_rollout_is_the_product_written_out(name, tokens):
 
 def test_rollout_of_averaged_patches_is_the_mean_of_all_rows():
     network = small("deit_ti", pool="average")
-    assert not has_class_attention(network)
+    assert not network.has_class_attention
     rolled = attention_rollout(network, images(network))
     assert rolled.shape == (2, 1, 4, 4)
     assert_same(rolled.sum(dim=(1, 2, 3)), torch.ones(2))  # no class token takes a share
 
 
-def test_saliency_is_the_mean_of_heads_of_the_first_class_layer():
+def test_class_layers_are_those_recorded_without_the_class_token_itself():
     network = small("cait_xxs24")
     batch = images(network)
     with torch.no_grad(), record_attention(network) as maps:
         network(batch)
-    first = maps["class_blocks.0.attend.mix"][0]  # (B, 2, 1, 17), the class token first
-    expected = (first[:, 0, 0, 1:] + first[:, 1, 0, 1:]) / 2
-    assert_same(saliency(network, batch).flatten(1), expected)
+    for number, layer in enumerate(class_attention(network, batch)):
+        recorded = maps[f"class_blocks.{number}.attend.mix"][0]  # (B, 2, 1, 17), the class token first
+        assert torch.equal(layer.weights.flatten(3), recorded[..., 1:])
 
 
 def test_layers_before_the_class_token_joins_have_no_class_attention():
@@ -133,16 +130,11 @@ def test_layers_before_the_class_token_joins_have_no_class_attention():
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-def test_a_token_a_class_gives_the_predicted_class_its_map(classes):
+def test_a_token_a_class_gives_each_class_its_map(classes):
     network = small("patchconvnet_s60", class_tokens="per_class", num_classes=classes)
-    batch = images(network)
-    with torch.no_grad():
-        predicted = network(batch).argmax(dim=1)
-    (layer,) = class_attention(network, batch)
+    (layer,) = class_attention(network, images(network))
     assert layer.layer == "pooling"
     assert layer.weights.shape == (2, 1, classes, 4, 4)
-    for image in range(2):
-        assert_same(saliency(network, batch)[image], layer.weights[image, 0, predicted[image]])
 
 
 def test_a_pyramid_of_any_size_finds_its_grid():
@@ -198,11 +190,12 @@ def test_the_shares_of_the_patches_make_the_vector(name):
 def test_each_family_says_which_maps_it_has():
     with pytest.raises(UsageError, match=r"ResMLP has no class token that attends.*class_evidence"):
         class_attention(small("resmlp_s12"), torch.zeros(1, 3, 32, 32))
-    with pytest.raises(UsageError, match=r"CaiT does not classify the average.*saliency"):
+    with pytest.raises(UsageError, match=r"CaiT does not classify the average.*class_attention shows what"):
         class_evidence(small("cait_xxs24"), torch.zeros(1, 3, 32, 32))
     with pytest.raises(UsageError, match="rollout is of a ViT"):
         attention_rollout(small("cait_xxs24"), torch.zeros(1, 3, 32, 32))
     assert not has_evidence(small("resmlp_s12", pool="class_mlp"))
+    assert not has_evidence(small("mixer_b16", pyramid={0: 4}))  # its tokens lie nowhere
     assert not has_evidence(small("mixer_b16", num_classes=0))
     assert not has_share(small("mixer_b16"))
     with pytest.raises(UsageError, match="the vector of CaiT is not the average of its patches"):
