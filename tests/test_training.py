@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import patchloom
 from patchloom.build import (
@@ -31,6 +32,7 @@ from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.predictions import load_predictions
+from patchloom.models import network as network_module
 from patchloom.models.registry import family_of
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes import get_recipe, list_recipes, override
@@ -123,6 +125,22 @@ def settings(out, **changes) -> TrainingSettings:
 
 def weights_of(folder) -> dict[str, torch.Tensor]:
     return load_file(next(iter(sorted((folder / "checkpoints").iterdir(), reverse=True))) / "weights.safetensors")
+
+
+def test_a_run_that_recomputes_activations_ends_with_the_same_weights(tmp_path, monkeypatch) -> None:
+    recomputed = []
+    monkeypatch.setattr(network_module, "checkpoint", lambda *a, **k: recomputed.append(1) or checkpoint(*a, **k))
+    tiny = TINY | {"model.drop_path": 0.2, "model.options.norm": "batch"}
+    ends = []
+    for on in (False, True):
+        given = replace(settings(tmp_path / str(on)), changes=tiny | {"model.gradient_checkpointing": on})
+        run_training(given, say=str)
+        assert bool(recomputed) is on
+        rows = [json.loads(line) for line in (tmp_path / str(on) / "metrics.jsonl").read_text().splitlines()]
+        ends.append((weights_of(tmp_path / str(on)), [row["values"] for row in rows]))
+    (plain, numbers), (lean, same_numbers) = ends
+    assert numbers == same_numbers != []
+    assert all(torch.equal(lean[key], tensor) for key, tensor in plain.items())
 
 
 def test_a_run_stopped_in_mid_epoch_ends_with_the_same_weights(tmp_path, monkeypatch) -> None:

@@ -27,12 +27,6 @@ class Resampled(nn.Module):
         """Name → the weights of `other` on this layer's grid; differentiable, and of this layer reads only shapes."""
         raise UsageError(f"{type(self).__name__} does not say how {type(other).__name__} is resampled")
 
-    @torch.no_grad()
-    def load_resampled_(self, other: Any) -> None:
-        """Become `other` on this grid."""
-        for name, weight in self.resampled_from(other).items():
-            getattr(self, name).copy_(weight)
-
 
 # Kept, because a training that shows a network small views resamples at every step. Where that is compiled they are
 # constants; the cache is a function of its own, since torch.compile does not look past one.

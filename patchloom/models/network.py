@@ -9,11 +9,13 @@ gradient checkpointing, parameter groups, checks of the input and absorption wor
 import dataclasses
 import typing
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from patchloom.errors import UsageError
@@ -332,9 +334,13 @@ class Network(nn.Module):
 
     def run(self, block: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """block(*inputs); with gradient checkpointing its activations are recomputed in the backward pass."""
-        if self.gradient_checkpointing and self.training:
+        if not (self.gradient_checkpointing and self.training):
+            return block(*inputs)
+        if torch.compiler.is_compiling():  # which recomputes operations alone, without what they note
             return checkpoint(block, *inputs, use_reentrant=False)
-        return block(*inputs)
+        module = block if isinstance(block, nn.Module) else self
+        contexts = (nullcontext(), _StatisticsKept(module))
+        return checkpoint(block, *inputs, use_reentrant=False, context_fn=lambda: contexts)
 
     def run_all(self, blocks: Iterable[nn.Module], x: Tensor, kept: Kept | None = None) -> Tensor:
         """The blocks one after the other; what those named in `kept` give is put there."""
@@ -371,3 +377,20 @@ class Network(nn.Module):
                 f"{name} was made for {height}×{width} images, given {given}; resize the images, or use "
                 f"model.at_resolution({wanted}) or create_model(..., image_size={wanted})"
             )
+
+
+class _StatisticsKept:
+    """While a forward pass is repeated for its gradients: the batch's statistics were noted the first time."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __enter__(self) -> None:
+        norms = [norm for norm in self._module.modules() if isinstance(norm, _BatchNorm)]
+        self._noted = [(norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)]
+        for norm, name, buffer in self._noted:
+            setattr(norm, name, buffer.clone())
+
+    def __exit__(self, *_: object) -> None:
+        for norm, name, buffer in self._noted:
+            setattr(norm, name, buffer)

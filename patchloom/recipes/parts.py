@@ -59,6 +59,7 @@ class ModelPart(Checked):
     dropout: Probability = 0.0
     trainable: Literal["all", "attention", "head"] = "all"
     eval_mode: bool = False  # fine-tune without stochastic depth and dropout, batch statistics fixed
+    gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
     options: Mapping[str, OptionValue] = field(default_factory=Options)
 
 

@@ -131,7 +131,7 @@ _OPTION = "model.options."
 
 # Of the groups that every method has, what translation does not read.
 _UNREAD_FIELDS = {
-    "model": ("image_size", "drop_path", "drop_path_rule", "trainable", "eval_mode"),
+    "model": ("image_size", "drop_path", "drop_path_rule", "trainable", "eval_mode", "gradient_checkpointing"),
     "objective": ("loss", "distillation", "teacher", "distillation_weight", "temperature"),
     "optim": ("ema_decay",),
 }

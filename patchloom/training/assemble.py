@@ -58,6 +58,7 @@ def make_run(
     if processes.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     network = make_network(recipe, len(plan.splits.classes))
+    network.gradient_checkpointing = recipe.model.gradient_checkpointing
     if settings.init:
         initialise(network, settings.init, keep_head=plan.start is None or plan.start.keeps(plan.splits.classes.names))
         refuse_bad(dict(network.state_dict()), settings.init, CheckpointError)

@@ -170,7 +170,7 @@ def test_folding_while_training_keeps_dropout() -> None:
 
 def test_resampling_at_the_same_size_is_the_identity() -> None:
     layer, other = TokenLinear((3, 4)), TokenLinear((3, 4))
-    other.load_resampled_(layer)
+    other.load_state_dict(other.resampled_from(layer))
     assert torch.equal(other.weight, layer.weight)
     assert torch.equal(other.bias, layer.bias)
 
@@ -183,7 +183,7 @@ def test_resampling_is_torchs_bicubic() -> None:
 
 def test_resampled_mixing_keeps_what_a_constant_image_gives() -> None:
     layer, other = TokenLinear((3, 4)), TokenLinear((7, 5))
-    other.load_resampled_(layer)
+    other.load_state_dict(other.resampled_from(layer))
     out, resized = layer(torch.ones(1, 12, 2)), other(torch.ones(1, 35, 2))
     expected = resample_rows(out[0].detach(), (3, 4), (7, 5))
     torch.testing.assert_close(resized[0], expected, rtol=1e-4, atol=1e-5)

@@ -286,6 +286,7 @@ FIELDS = {
     "model.name": lines,
     "model.drop_path": st.floats(0, 1),
     "model.eval_mode": st.booleans(),
+    "model.gradient_checkpointing": st.booleans(),
     "augment.mixup": st.floats(0, 1e300),
     "augment.repeats": st.integers(1, 10),
     "objective.smoothing": st.floats(0, 1),
