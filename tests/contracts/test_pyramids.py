@@ -8,6 +8,7 @@ from patchloom.errors import UsageError
 from patchloom.models.network import Network
 from patchloom.models.pyramid import Level, chosen_taps
 from patchloom.models.registry import family_of, list_models
+from patchloom.models.timm_trunk import levels_of
 from tests.networks import ONE_OF_EACH, assert_same, images, small
 
 every_network = pytest.mark.parametrize("name", list_models())
@@ -97,7 +98,7 @@ def test_a_network_for_any_size_gives_maps_of_any_size(name) -> None:
         assert [tuple(each.shape) for each in maps] == expected_shapes(network, x, (4, 8, 16, 32))
 
 
-@every_family
+@pytest.mark.parametrize("name", ["deit_s_distilled", "resnet50_attention_pool"])  # seconds each
 @torch.no_grad()
 def test_a_pyramid_compiles_in_one_graph(name) -> None:
     network = small(name)
@@ -175,7 +176,6 @@ def test_a_network_whose_tokens_lose_their_places_has_no_maps() -> None:
 @pytest.mark.parametrize(("backbone", "size", "levels"), [
     ("resnet18", 64, [(4, 64), (8, 128), (16, 256), (32, 512)]),
     ("convnext_atto", 64, [(4, 40), (8, 80), (16, 160), (32, 320)]),
-    ("mobilenetv3_small_050", 64, [(4, 8), (8, 16), (16, 24), (32, 288)]),
     ("swin_tiny_patch4_window7_224", 224, [(4, 96), (8, 192), (16, 384), (32, 768)]),
     ("deit_tiny_patch16_224", 64, [(16, 192)] * 4),
 ])  # fmt: skip
@@ -190,11 +190,8 @@ def test_timms_networks_give_the_maps_they_announce(backbone, size, levels) -> N
     assert [tuple(each.shape) for each in maps] == expected_shapes(network, x, (4, 8, 16, 32))
 
 
-def test_a_small_stem_gives_finer_maps_and_crossvit_none() -> None:
+def test_a_small_stem_gives_finer_maps_and_what_timm_cannot_tap_none() -> None:
     options = {"pool": "average", "image_size": 32, "num_classes": 5}
-    small_stem = patchloom.create_model("resnet50_attention_pool", backbone="resnet18", small_stem=True, **options)
+    small_stem = patchloom.create_model("resnet50_attention_pool", backbone="test_resnet", small_stem=True, **options)
     assert [level.stride for level in small_stem.pyramid_levels((1, 2, 4, 8))] == [1, 2, 4, 8]
-    with torch.device("meta"):
-        crossvit = patchloom.create_model("resnet50_attention_pool", backbone="crossvit_9_240", pool="average")
-    with pytest.raises(UsageError, match="gives no maps"):
-        crossvit.pyramid_levels()
+    assert levels_of(torch.nn.Conv2d(3, 4, kernel_size=3, device="meta"), (32, 32), 3) == {}
