@@ -23,7 +23,7 @@ from patchloom.data.augment import train_transform
 from patchloom.data.device import DeviceLoader, Store
 from patchloom.data.folder import FilePictures
 from patchloom.data.loader import Loader, normalise
-from patchloom.data.mixing import mix
+from patchloom.data.mixing import draw_blend
 from patchloom.data.sampler import step_seed
 from patchloom.data.sets import ClassTable, PictureSet
 from patchloom.recipes.parts import AugmentPart
@@ -125,8 +125,9 @@ def on_device(device: str, batch: int) -> None:
 
     def train(epoch: int, loader: DeviceLoader) -> Iterable[torch.Tensor]:
         for step, batch in enumerate(loader.epoch(epoch)):
-            seed = step_seed(0, epoch, step)
-            images, targets = mix(normalise(batch.images), batch.labels, 100, mixup=0.8, cutmix=1.0, seed=seed)
+            blend = draw_blend(32, 32, mixup=0.8, cutmix=1.0, seed=step_seed(0, epoch, step))
+            images = blend.images(normalise(batch.images))
+            targets = blend.targets(batch.labels, 100, 0.0, torch.float32)
             loss_of(images, targets).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -170,13 +170,6 @@ def decode_ids(data: bytes, where: str) -> np.ndarray:
     return ids
 
 
-def facts(data: bytes | Path, where: str) -> ImageFacts:
-    """What the header says, without decoding pixels; a header that cannot be read is a `DataError`."""
-    if isinstance(data, Path):
-        data = read_file(data, where)
-    return _facts(*_open(data, where), data, where)
-
-
 def _facts(name: str, image: ImageFile, data: bytes, where: str) -> ImageFacts:
     with _reading(name, data, where):
         return ImageFacts(

@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.errors import UsageError
-
 Box = tuple[int, int, int, int]  # top, bottom, left, right
 
 
@@ -62,31 +60,6 @@ def draw_blend(
         # The box may be cut off at the border: the labels follow the area that was really replaced.
         return Blend(1 - (bottom - top) * (right - left) / (height * width), box)
     return Blend(float(rng.beta(mixup, mixup)))
-
-
-def mix(
-    images: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    *,
-    mixup: float,
-    cutmix: float,
-    probability: float = 1.0,
-    switch: float = 0.5,
-    smoothing: float = 0.0,
-    seed: int,
-) -> tuple[Tensor, Tensor]:
-    """Mix a batch: images (B, 3, H, W) floating point, labels (B,) → images, soft targets (B, num_classes)
-    float32.
-
-    With `seed=step_seed(seed, epoch, step)` the result repeats exactly, also on several processes
-    (`rank_positions`).
-    """
-    if not images.is_floating_point():
-        raise UsageError(f"mix() blends normalised images, but these are {images.dtype}. Normalise them first.")
-    height, width = images.shape[-2:]
-    blend = draw_blend(height, width, mixup=mixup, cutmix=cutmix, probability=probability, switch=switch, seed=seed)
-    return blend.images(images), blend.targets(labels, num_classes, smoothing, torch.float32)
 
 
 def _random_box(height: int, width: int, weight: float, rng: np.random.Generator) -> Box:

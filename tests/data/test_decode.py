@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from patchloom.data.decode import MAX_PIXELS, decode, decode_ids, facts
+from patchloom.data.decode import MAX_PIXELS, decode, decode_ids, decode_with_facts
 from patchloom.errors import DataError
 
 
@@ -120,7 +120,7 @@ def test_animation_gives_its_first_frame():
         options = {"lossless": True} if kind == "WEBP" else {}
         data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)
         assert pixel(data) == (255, 0, 0)
-        assert facts(data, "test").animated
+        assert decode_with_facts(data, "test")[1].animated
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
@@ -250,7 +250,7 @@ def test_ids_are_not_touched():
 
 
 def test_facts_come_from_the_header():
-    found = facts(encoded(Image.new("CMYK", (20, 10)), "JPEG"), "test")
+    _, found = decode_with_facts(encoded(Image.new("CMYK", (20, 10)), "JPEG"), "test")
     assert (found.format, found.mode, found.width, found.height) == ("JPEG", "CMYK", 20, 10)
     assert not found.rotated
     assert not found.animated
@@ -265,10 +265,9 @@ def test_any_damage_gives_a_picture_or_a_named_error(name, changes):
     data = bytearray(SEEDS[name])
     for place, value in changes:
         data[int(place * len(data))] = value
-    for read in (decode, facts):
-        try:
-            said = read(bytes(data), "hurt.img")
-        except DataError as error:
-            assert str(error).startswith("hurt.img: ")  # noqa: PT017 (either is right)
-        else:
-            assert read is facts or said.mode == "RGB"
+    try:
+        picture, _ = decode_with_facts(bytes(data), "hurt.img")
+    except DataError as error:
+        assert str(error).startswith("hurt.img: ")  # noqa: PT017 (either is right)
+    else:
+        assert picture.mode == "RGB"

@@ -3,9 +3,8 @@ import pytest
 import timm.data.mixup as timm_mixup
 import torch
 
-from patchloom.data.mixing import Blend, draw_blend, mix
+from patchloom.data.mixing import Blend, draw_blend
 from patchloom.data.sampler import rank_positions
-from patchloom.errors import UsageError
 
 
 def batch(size: int = 6, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,7 +23,7 @@ def test_equal_to_timm_given_the_same_draws(monkeypatch, mixup, cutmix, smoothin
         monkeypatch.setattr(reference, "_params_per_batch", lambda: (blend.weight, blend.box is not None))  # noqa: B023
         monkeypatch.setattr(timm_mixup, "rand_bbox", lambda *_, **__: blend.box)  # noqa: B023
         expected_images, expected_targets = reference(images.clone(), labels)
-        mixed, targets = mix(images, labels, 5, mixup=mixup, cutmix=cutmix, smoothing=smoothing, seed=seed)
+        mixed, targets = blend.images(images), blend.targets(labels, 5, smoothing, torch.float32)
         torch.testing.assert_close(mixed, expected_images)
         torch.testing.assert_close(targets, expected_targets)
         assert not torch.equal(mixed, images)
@@ -63,8 +62,9 @@ def test_draws_have_the_asked_frequencies():
 
 def test_without_mixing_the_labels_are_only_smoothed():
     images, labels = batch()
-    mixed, targets = mix(images, labels, 5, mixup=0.0, cutmix=0.0, smoothing=0.2, seed=1)
-    assert mixed is images
+    blend = draw_blend(12, 16, mixup=0.0, cutmix=0.0, seed=1)
+    targets = blend.targets(labels, 5, 0.2, torch.float32)
+    assert blend.images(images) is images
     assert torch.equal(targets.argmax(1), labels)
     torch.testing.assert_close(targets.sum(1), torch.ones(6))
     torch.testing.assert_close(targets.max(1).values, torch.full((6,), 0.8 + 0.2 / 5))
@@ -74,16 +74,9 @@ def test_without_mixing_the_labels_are_only_smoothed():
 def test_several_processes_mix_as_one(world):
     images, labels = batch(size=16)
     for seed in range(4):
-        options = {"mixup": 0.8, "cutmix": 1.0, "seed": seed}
-        whole, whole_targets = mix(images, labels, 5, **options)
+        blend = draw_blend(12, 16, mixup=0.8, cutmix=1.0, seed=seed)
+        whole, whole_targets = blend.images(images), blend.targets(labels, 5, 0.0, torch.float32)
         for rank in range(world):
             rows = torch.from_numpy(rank_positions(16, rank, world))
-            part, targets = mix(images[rows], labels[rows], 5, **options)
-            assert torch.equal(part, whole[rows])
-            assert torch.equal(targets, whole_targets[rows])
-
-
-def test_bytes_are_refused():
-    images, labels = batch()
-    with pytest.raises(UsageError, match=r"these are torch.uint8. Normalise them first"):
-        mix(images.to(torch.uint8), labels, 5, mixup=0.8, cutmix=1.0, seed=0)
+            assert torch.equal(blend.images(images[rows]), whole[rows])
+            assert torch.equal(blend.targets(labels[rows], 5, 0.0, torch.float32), whole_targets[rows])

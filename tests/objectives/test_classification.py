@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from patchloom.data.loader import ImageBatch, normalise
-from patchloom.data.mixing import Blend, mix
+from patchloom.data.mixing import Blend, draw_blend
 from patchloom.data.sampler import step_seed
 from patchloom.errors import UsageError
 from patchloom.objectives.classification import Classification, binary_cross_entropy, cross_entropy
@@ -126,14 +126,9 @@ def test_a_mixed_batch_follows_from_seed_epoch_and_step(loss):
     for epoch, step in [(0, 0), (0, 1), (1, 0), (0, 0)]:
         results = objective(network, images, epoch=epoch, step=step)
         assert set(results) == {"loss"}
-        mixed, shares = mix(
-            normalise(images.images, MEAN, STD),
-            images.labels,
-            5,
-            mixup=0.8,
-            cutmix=1.0,
-            seed=step_seed(3, epoch, step),
-        )
+        blend = draw_blend(*images.images.shape[2:], mixup=0.8, cutmix=1.0, seed=step_seed(3, epoch, step))
+        mixed = blend.images(normalise(images.images, MEAN, STD))
+        shares = blend.targets(images.labels, 5, 0.0, torch.float32)
         expected = (binary_cross_entropy if loss == "bce" else cross_entropy)(network(mixed), shares)
         torch.testing.assert_close(results["loss"], expected)
         assert seen.setdefault((epoch, step), results["loss"].item()) == results["loss"].item()
@@ -145,8 +140,9 @@ def test_smoothing_before_or_after_mixing_is_the_same():
     network, images = small("resmlp_s12"), batch()
     pixels = normalise(images.images, MEAN, STD)
     results = make(ObjectivePart(smoothing=0.1), AugmentPart(mixup=0.8))(network, images, epoch=0, step=2)
-    mixed, shares = mix(pixels, images.labels, 5, mixup=0.8, cutmix=0, smoothing=0.1, seed=step_seed(3, 0, 2))
-    torch.testing.assert_close(results["loss"], cross_entropy(network(mixed), shares))
+    blend = draw_blend(*pixels.shape[2:], mixup=0.8, cutmix=0, seed=step_seed(3, 0, 2))
+    shares = blend.targets(images.labels, 5, 0.1, torch.float32)
+    torch.testing.assert_close(results["loss"], cross_entropy(network(blend.images(pixels)), shares))
 
 
 def test_the_model_is_called_as_a_whole():

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.data.loader import normalise
-from patchloom.data.mixing import mix
+from patchloom.data.mixing import draw_blend
 from patchloom.data.sampler import step_seed
 from patchloom.errors import UsageError
 from patchloom.objectives.classification import cross_entropy
@@ -92,9 +92,9 @@ def test_each_head_gets_its_term(name, method):
     objective = ObjectivePart(distillation=method, distillation_weight=0.3, temperature=2.0, smoothing=0.1)
     token = name.endswith("_distilled")
     results = make(objective, teacher, token=token)(student, images, epoch=1, step=4)
-    mixed, shares = mix(
-        normalise(images.images, MEAN, STD), images.labels, 5, mixup=0.8, cutmix=1.0, seed=step_seed(3, 1, 4)
-    )
+    blend = draw_blend(*images.images.shape[2:], mixup=0.8, cutmix=1.0, seed=step_seed(3, 1, 4))
+    mixed = blend.images(normalise(images.images, MEAN, STD))
+    shares = blend.targets(images.labels, 5, 0.0, torch.float32)
     answer = teacher.module(mixed)
     if token:
         features = student.features(mixed)
@@ -127,7 +127,8 @@ def test_a_teacher_with_its_own_normalisation_sees_the_same_mixed_pixels():
         teacher = make_teacher(mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
         objective = make(ObjectivePart(distillation="soft"), teacher, token=False)
         own = normalise(images.images, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
-        mixed, _ = mix(own, images.labels, 5, mixup=0.8, cutmix=1.0, seed=step_seed(3, 0, step))
+        blend = draw_blend(*own.shape[2:], mixup=0.8, cutmix=1.0, seed=step_seed(3, 0, step))
+        mixed = blend.images(own)
         seen: list[Tensor] = []
         teacher.module.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
         objective(student, images, epoch=0, step=step)
