@@ -7,6 +7,7 @@
 A picture whose mask is missing, or a box of an unknown picture or category, is a fault of the source.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -132,11 +133,11 @@ class CocoPictures(FilePictures):
         super().__init__(root, paths)
         self.object_names = names
         self._file = file
-        self._boxes = np.concatenate([np.zeros((0, 5), np.int64), *boxes])
+        self._boxes = np.concatenate([np.zeros((0, 5)), *boxes])
         self._starts = np.cumsum([0, *map(len, boxes)])
 
     def boxes(self, index: int) -> np.ndarray:
-        """Its boxes, rounded to whole pixels."""
+        """Its boxes, in fractions of pixels as COCO has them."""
         return self._boxes[self._starts[index] : self._starts[index + 1]]
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
@@ -167,7 +168,7 @@ def _coco_listing(root: Path, file: Path, faults: list[Fault]) -> Listing:
     number = {identity: i for i, identity in enumerate(categories)}
     names = {image["id"]: str(image["file_name"]) for image in content["images"]}
     folder = _image_folder(root, split, list(names.values()))
-    boxes: dict[Any, list[tuple[int, ...]]] = {
+    boxes: dict[Any, list[tuple[float, ...]]] = {
         identity: [] for identity, name in names.items() if os.path.isfile(root / folder / name)
     }
     faults += [
@@ -189,7 +190,7 @@ def _coco_listing(root: Path, file: Path, faults: list[Fault]) -> Listing:
             boxes[box["image_id"]].append((*corners, number[box["category_id"]]))
     if not boxes:
         raise DataError(f"{printable(file)}: none of its {len(names)} pictures is in {printable(root / folder)}")
-    arrays = [np.array(found, dtype=np.int64).reshape(-1, 5) for found in boxes.values()]
+    arrays = [np.array(found, dtype=np.float64).reshape(-1, 5) for found in boxes.values()]
     paths = [os.path.join(folder, names[identity]) for identity in boxes]
     objects = tuple(categories.values())
     pictures = CocoPictures(root, paths, file, objects, arrays)
@@ -229,11 +230,11 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 
-def _corners(box: Any) -> tuple[int, int, int, int] | None:
-    """Corners of (x, y, width, height) in whole pixels; None where it is nothing of the kind."""
+def _corners(box: Any) -> tuple[float, float, float, float] | None:
+    """Corners of (x, y, width, height); None where it is nothing of the kind."""
     try:
         x, y, width, height = map(float, box)
-        corners = round(x), round(y), round(x + width), round(y + height)
     except (TypeError, ValueError, OverflowError):
         return None
-    return corners if max(map(abs, corners)) < 1 << 31 else None
+    corners = x, y, x + width, y + height
+    return corners if all(math.isfinite(each) and abs(each) < 1 << 31 for each in corners) else None

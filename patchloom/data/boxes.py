@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from patchloom.data.sets import Pictures
 from patchloom.errors import DataError
 
@@ -13,7 +15,8 @@ def box_faults(pictures: Pictures, row: int, size: tuple[int, int]) -> Iterator[
     except (DataError, ValueError, TypeError, IndexError) as error:  # whatever a foreign column holds
         yield "boxes cannot be read", str(error)
         return
-    for x0, y0, x1, y1, number in [] if boxes is None else boxes.tolist():
+    # Whole pixels: annotations end a fraction beyond the border, and nothing is seen of a fraction of a pixel.
+    for x0, y0, x1, y1, number in [] if boxes is None else boxes.round().astype(np.int64).tolist():
         if fault := corners_fault(x0, y0, x1, y1, size):
             yield fault
         if not 0 <= number < len(pictures.object_names):

@@ -121,7 +121,7 @@ def test_boxes_without_fault(tmp_path):
     assert (report.faults, report.problems(strict=True)) == ((), [])
     pictures = report.listings["train"].pictures
     assert pictures.object_names == ("dog", "bottle")
-    assert pictures.boxes(1).tolist() == [[3, 4, 14, 16, 1]]
+    assert pictures.boxes(1).tolist() == [pytest.approx([3.2, 4, 13.7, 16, 1])]
 
 
 def box(identity, bbox, image=1, category=18):
