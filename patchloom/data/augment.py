@@ -1,23 +1,25 @@
-"""One picture on its way into a batch: decoded RGB → uint8 (H, W, 3), in a worker.
+"""One picture on its way into a batch: decoded RGB → uint8 (H, W, 3), in a worker; with it its mask and boxes.
 
-Training:   crop → flip → policy → colour jitter → grey → blur → solarising → erasing
-Evaluation: resize the short side → centre crop
+Training:   crop → flip │ policy → colour jitter → grey → blur → solarising → erasing
+Evaluation: resize the short side → centre crop │
 
-Every random choice is drawn from the `random.Random` that comes with the picture, so a picture depends on
-nothing but its seed. Mixing is done later, on the batch. The same augmentation for a whole batch at once is
+What stands before the bar is geometry (`geometry.py`): drawn once, applied to picture, mask and boxes. The rest changes
+the picture alone. Every random choice is drawn from the `random.Random` that comes with the picture, so a picture
+depends on nothing but its seed. Mixing is done later, on the batch. The same augmentation for a whole batch at once is
 in `batched.py`.
 """
 
 import math
 import random
+from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from PIL import Image
 
+from patchloom.data.geometry import Geometry, resize
 from patchloom.data.policies import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -29,12 +31,16 @@ from patchloom.data.policies import (
     make_policy,
     solarise,
 )
+from patchloom.data.samples import LAYERS, Sample
 from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart
 
+# Policies that leave every pixel where it is, so that masks and boxes stay true.
+COLOUR_POLICIES = ("none", "three_augment")
 CROP_ASPECTS = (3 / 4, 4 / 3)
 ERASED_AREAS = (0.02, 1 / 3)  # of the picture
 ERASED_ASPECTS = (0.3, 1 / 0.3)
+NO_CHANCE = random.Random(0)  # for transforms that draw nothing
 _MEAN, _STD = np.array(IMAGENET_MEAN, np.float32), np.array(IMAGENET_STD, np.float32)
 
 
@@ -43,8 +49,44 @@ def as_size(image_size: int | Size) -> Size:
     return (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
 
 
+class PictureTransform(ABC):
+    """Geometry, then colours: what becomes of a picture and of the parts that were read with it."""
+
+    image_size: Size  # (H, W) of what comes out
+
+    @abstractmethod
+    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
+        """Where the view comes from."""
+
+    def resized(self, picture: Image.Image, size: Size) -> np.ndarray:
+        """A picture at another size, (H, W, 3)."""
+        return resize(picture, size)
+
+    def coloured(self, pixels: np.ndarray, rng: random.Random) -> np.ndarray:  # noqa: ARG002
+        """What is done to the pixels after the crop; they stay where they are."""
+        return pixels
+
+    def __call__(self, picture: Image.Image, rng: random.Random) -> np.ndarray:
+        """RGB picture of any size → (H, W, 3) uint8."""
+        return self.arrays(Sample(picture), rng)["image"]
+
+    def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
+        """The view and its parts, by name."""
+        geometry = self.geometry(sample, rng)
+        made = {"image": self.coloured(geometry.apply_picture(sample.picture, self.resized), rng)}
+        for name, layer in sample.layers.items():
+            made[name] = geometry.apply_mask(layer.numbers, layer.outside)
+        if sample.boxes is not None:
+            made["boxes"] = geometry.apply_boxes(sample.boxes)
+        return made
+
+    def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """What `arrays` gives for samples with these parts, of fixed size."""
+        return {"image": (*self.image_size, 3)} | {name: self.image_size for name in parts if name in LAYERS}
+
+
 @dataclass(frozen=True)
-class TrainTransform:
+class TrainTransform(PictureTransform):
     """Random augmentation of one picture, as a recipe's `augment` part says.
 
     `color_jitter` is applied wherever it is above 0, after the policy; timm leaves it out next to
@@ -68,10 +110,21 @@ class TrainTransform:
             changes.insert(0, (policy, 1.0))
         return [(change, probability) for change, probability in changes if probability]
 
-    def __call__(self, image: Image.Image, rng: random.Random) -> np.ndarray:
-        """RGB picture of any size → (H, W, 3) uint8."""
-        augment = self.augment
-        pixels = self._cropped(image, rng)
+    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
+        """Crop and flip."""
+        augment, seen, size = self.augment, self.image_size, sample.picture.size
+        box, scaled, start = (0, 0, *size), seen, (0, 0)
+        if augment.crop == "random_resized":
+            box = random_crop_box(size, (augment.crop_min_scale, augment.crop_max_scale), rng)
+        flip = rng.random() < augment.flip
+        if augment.crop == "simple_random":
+            scaled = covering_size(size, seen)
+        if augment.crop in ("simple_random", "pad"):
+            start = random_start(scaled, seen, augment.crop_padding, rng)
+        return Geometry(box, scaled, seen, start, flip, reflect=augment.crop == "simple_random")
+
+    def coloured(self, pixels: np.ndarray, rng: random.Random) -> np.ndarray:
+        """The policy, colours, erasing."""
         if self._after_crop:
             view = Image.fromarray(pixels)
             for change, probability in self._after_crop:
@@ -79,40 +132,48 @@ class TrainTransform:
                 if probability == 1 or rng.random() < probability:
                     view = change(view, rng)
             pixels = np.asarray(view)
-        if augment.erasing and rng.random() < augment.erasing:
+        if self.augment.erasing and rng.random() < self.augment.erasing:
             pixels = erase(pixels, rng)
         return pixels
 
-    def _cropped(self, image: Image.Image, rng: random.Random) -> np.ndarray:
-        """(H, W, 3): the crop, flipped or not; flipped before resizing, where there are fewer pixels."""
-        crop, padding = self.augment.crop, self.augment.crop_padding
-        if crop == "random_resized":
-            scales = self.augment.crop_min_scale, self.augment.crop_max_scale
-            image = image.crop(random_crop_box(image.size, scales, rng))
-        if rng.random() < self.augment.flip:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        if crop == "simple_random":
-            pixels = resize(image, covering_size(image, self.image_size))
-            return shifted_crop(pixels, self.image_size, padding, rng, reflect=True)
-        pixels = resize(image, self.image_size)
-        return shifted_crop(pixels, self.image_size, padding, rng, reflect=False) if crop == "pad" else pixels
+    def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Of fixed size; a policy that parts cannot follow is refused."""
+        check_policy(self.augment, parts)
+        return super().shapes(parts)
 
 
 @dataclass(frozen=True)
-class EvaluationTransform:
+class EvaluationTransform(PictureTransform):
     """Resize so that the centre crop is `crop_ratio` of the picture's short side; nothing random."""
 
     image_size: Size
     crop_ratio: float = 1.0
     interpolation: str = "bicubic"
 
-    def __call__(self, image: Image.Image, rng: random.Random | None = None) -> np.ndarray:  # noqa: ARG002
-        """RGB picture of any size → (H, W, 3) uint8."""
+    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
+        """The whole picture, made smaller or larger, and the middle of it."""
+        size = sample.picture.size
         target = (int(self.image_size[0] / self.crop_ratio), int(self.image_size[1] / self.crop_ratio))
-        height, width = covering_size(image, target)
-        image = image.resize((width, height), Image.Resampling[self.interpolation.upper()])
-        top, left = round((height - self.image_size[0]) / 2), round((width - self.image_size[1]) / 2)
-        return np.asarray(image.crop((left, top, left + self.image_size[1], top + self.image_size[0])))
+        height, width = scaled = covering_size(size, target)
+        start = round((height - self.image_size[0]) / 2), round((width - self.image_size[1]) / 2)
+        return Geometry((0, 0, *size), scaled, self.image_size, start)
+
+    def resized(self, picture: Image.Image, size: Size) -> np.ndarray:
+        """By Pillow, as those who published weights did."""
+        return np.asarray(picture.resize((size[1], size[0]), Image.Resampling[self.interpolation.upper()]))
+
+    def __call__(self, picture: Image.Image, rng: random.Random = NO_CHANCE) -> np.ndarray:
+        """RGB picture of any size → (H, W, 3) uint8."""
+        return super().__call__(picture, rng)
+
+
+def check_policy(augment: AugmentPart, parts: Collection[str]) -> None:
+    """Refuse a policy that turns and shifts the picture alone, where parts belong to its pixels."""
+    if parts and augment.policy not in COLOUR_POLICIES:
+        raise UsageError(
+            f"augment.policy {augment.policy} turns and shifts pictures, which {' and '.join(parts)} cannot follow; "
+            f"expected {' or '.join(COLOUR_POLICIES)}"
+        )
 
 
 def train_transform(augment: AugmentPart, image_size: int | Size) -> TrainTransform:
@@ -151,29 +212,10 @@ def random_crop_box(
     return left, top, left + w, top + h
 
 
-def resize(image: Image.Image, size: Size) -> np.ndarray:
-    """Bicubic with antialiasing → (H, W, 3). torch takes a fifth of Pillow's time and stays within 1."""
-    if image.size == (size[1], size[0]):
-        return np.asarray(image)
-    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    pixels = pixels.view(1, image.height, image.width, 3).permute(0, 3, 1, 2)  # (1, 3, h, w), channels last
-    return F.interpolate(pixels, size, mode="bicubic", antialias=True)[0].permute(1, 2, 0).numpy()
-
-
-def shifted_crop(pixels: np.ndarray, size: Size, padding: int, rng: random.Random, *, reflect: bool) -> np.ndarray:
-    """Crop anywhere in a picture padded by its reflection (Simple Random Crop) or by black (CIFAR's crop)."""
-    sampled: list[np.ndarray] = []
-    inside: list[np.ndarray] = []
-    for axis in (0, 1):
-        length = pixels.shape[axis]
-        places = np.arange(size[axis]) + rng.randint(-padding, length + padding - size[axis])
-        inside.append((places >= 0) & (places < length))
-        sampled.append(length - 1 - abs(length - 1 - abs(places)) if reflect else places.clip(0, length - 1))
-    cropped = pixels.take(sampled[0], axis=0).take(sampled[1], axis=1)
-    if not reflect:
-        cropped[~inside[0]] = 0
-        cropped[:, ~inside[1]] = 0
-    return cropped
+def random_start(scaled: Size, size: Size, padding: int, rng: random.Random) -> tuple[int, int]:
+    """Top and left of a window of `size` anywhere in a picture of `scaled`, padded on all sides."""
+    top, left = (rng.randint(-padding, scaled[axis] + padding - size[axis]) for axis in (0, 1))
+    return top, left
 
 
 def erase(pixels: np.ndarray, rng: random.Random) -> np.ndarray:
@@ -193,9 +235,9 @@ def erase(pixels: np.ndarray, rng: random.Random) -> np.ndarray:
     return pixels
 
 
-def covering_size(image: Image.Image, size: Size) -> Size:
-    """The smallest size of the picture's own shape that holds `size`."""
+def covering_size(picture: tuple[int, int], size: Size) -> Size:
+    """The smallest (height, width) of the shape of a picture of (width, height) that holds `size`."""
     height, width = size
-    if height * image.width >= width * image.height:
-        return height, int(height * image.width / image.height)
-    return int(width * image.height / image.width), width
+    if height * picture[0] >= width * picture[1]:
+        return height, int(height * picture[0] / picture[1])
+    return int(width * picture[1] / picture[0]), width

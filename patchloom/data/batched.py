@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.data.augment import CROP_ASPECTS, ERASED_AREAS, ERASED_ASPECTS
+from patchloom.data.augment import ERASED_AREAS, ERASED_ASPECTS
+from patchloom.data.crops import BOX_TRIES, Crops, Draws, draw_crops, first_box, uniform
 from patchloom.data.policies import (
     BLUR_RADII,
     FILL_COLOUR,
@@ -33,7 +34,6 @@ from patchloom.data.policies import (
 from patchloom.recipes.parts import AugmentPart
 
 BATCHED_POLICIES = ("none", "randaugment", "three_augment")
-BOX_TRIES = 10
 # Of each picture: crop 23, 3-Augment 2, jitter 6, erasing 25; for each layer of RandAugment; and for hue, grey, blur
 # and solarising, which are drawn last so that runs from before there were these go on as they were.
 FIXED_DRAWS, LAYER_DRAWS, LATER_DRAWS = 56, 4, 7
@@ -53,26 +53,6 @@ OPERATIONS = (
 )
 NO_OPERATION = -1
 HUE = 3  # its number among the colour jitters
-
-
-class Draws:
-    """Random numbers of each picture, taken one after the other: `values` (b, n) from U(0, 1).
-
-    `field` (2H, 2W, 3) is noise from N(0, 1), one for all pictures, which random erasing takes its windows from.
-    """
-
-    def __init__(self, values: Tensor, field: Tensor) -> None:
-        self.values, self.field = values, field
-        self._next = 0
-
-    def one(self) -> Tensor:
-        """(b,)"""
-        return self.several(1)[:, 0]
-
-    def several(self, count: int) -> Tensor:
-        """(b, count)"""
-        self._next += count
-        return self.values[:, self._next - count : self._next]
 
 
 def draw(
@@ -99,9 +79,10 @@ def draw(
     return Draws(torch.cat([first, numbers(LATER_DRAWS)], 1), field)
 
 
-def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size, draws: Draws) -> Tensor:
-    """Pictures `index` (b,) of `store` (N, h, w, 3) uint8 → (b, 3, H, W) uint8, augmented."""
-    pixels = crop(store, index, augment, size, draws)
+def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size, draws: Draws) -> tuple[Tensor, Crops]:
+    """Pictures `index` (b,) of `store` (N, h, w, 3) uint8 → (b, 3, H, W) uint8, augmented; and their crops."""
+    crops = draw_crops((store.shape[1], store.shape[2]), augment, size, draws)
+    pixels = crops.pictures(store, index)
     if augment.policy == "randaugment":
         for _ in range(augment.policy_layers):
             operation = (draws.one() * len(OPERATIONS)).long()
@@ -110,41 +91,18 @@ def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size
             level = (augment.policy_magnitude + noise).clamp(0, 10) / 10
             pixels = operate(pixels, operation, level, (draws.one() < 0.5) * 2.0 - 1)
     elif augment.policy == "three_augment":
-        pixels = three_augment(pixels, (draws.one() * 3).long(), _uniform(draws.one(), *BLUR_RADII))
+        pixels = three_augment(pixels, (draws.one() * 3).long(), uniform(draws.one(), *BLUR_RADII))
     if any(augment.jitters) and augment.jitter_probability:
         pixels = _where_drawn(augment.jitter_probability, draws, _jittered(pixels, augment, draws), pixels)
     if augment.grey:
         pixels = _where_drawn(augment.grey, draws, _grey(pixels), pixels)
     if augment.blur:
-        pixels = _where_drawn(augment.blur, draws, blur(pixels, _uniform(draws.one(), *BLUR_RADII)), pixels)
+        pixels = _where_drawn(augment.blur, draws, blur(pixels, uniform(draws.one(), *BLUR_RADII)), pixels)
     if augment.solarise:
         pixels = _where_drawn(augment.solarise, draws, solarise(pixels), pixels)
     if augment.erasing:
         pixels = erase(pixels, augment.erasing, draws)
-    return pixels.to(torch.uint8, memory_format=torch.channels_last)
-
-
-def crop(store: Tensor, index: Tensor, augment: AugmentPart, size: Size, draws: Draws) -> Tensor:
-    """Crop and flip as `augment` says: (N, h, w, 3) uint8 → (b, 3, H, W) float32."""
-    flipped = draws.one() < augment.flip
-    if augment.crop == "random_resized":
-        scales = augment.crop_min_scale, augment.crop_max_scale
-        return _resized_crop(store[index], scales, size, flipped, draws)
-    padding = 0 if augment.crop == "resize" else augment.crop_padding
-    places, inside = [], []
-    for axis, length in enumerate(store.shape[1:3]):
-        steps = torch.arange(size[axis], device=store.device).expand(len(index), -1)  # (b, H) or (b, W)
-        if axis == 1:
-            steps = torch.where(flipped[:, None], size[1] - 1 - steps, steps)
-        room = length + 2 * padding - size[axis] + 1
-        place = steps + (draws.one() * room).long()[:, None] - padding
-        inside.append((place >= 0) & (place < length))
-        reflected = length - 1 - (length - 1 - place.abs()).abs()
-        places.append(reflected if augment.crop == "simple_random" else place.clamp(0, length - 1))
-    pixels = store[index[:, None, None], places[0][:, :, None], places[1][:, None, :]]  # (b, H, W, 3)
-    if augment.crop == "pad":
-        pixels = pixels * (inside[0][:, :, None] & inside[1][:, None, :])[..., None]
-    return pixels.permute(0, 3, 1, 2).float()
+    return pixels.to(torch.uint8, memory_format=torch.channels_last), crops
 
 
 def operate(pixels: Tensor, operation: Tensor, level: Tensor, sign: Tensor) -> Tensor:
@@ -210,8 +168,8 @@ def erase(pixels: Tensor, probability: float, draws: Draws) -> Tensor:
     """Random erasing: a box becomes noise that is N(0, 1) once normalised, clipped to 0…255."""
     _, _, height, width = pixels.shape
     erased = draws.one() < probability
-    area = _uniform(draws.several(BOX_TRIES), *ERASED_AREAS) * height * width
-    h, w, found = _first_box(area, draws, ERASED_ASPECTS, height - 1, width - 1)
+    area = uniform(draws.several(BOX_TRIES), *ERASED_AREAS) * height * width
+    h, w, found = first_box(area, draws, ERASED_ASPECTS, height - 1, width - 1)
     top, left = (draws.one() * (height - h + 1)).floor(), (draws.one() * (width - w + 1)).floor()
     y = torch.arange(height, device=pixels.device)
     x = torch.arange(width, device=pixels.device)
@@ -224,28 +182,6 @@ def erase(pixels: Tensor, probability: float, draws: Draws) -> Tensor:
     rows, columns = ((draws.one() * side.numel()).long()[:, None] + side for side in (y, x))
     noise = field[rows[:, :, None], columns[:, None, :]]  # (b, H, W, 3)
     return torch.where(box[:, None], noise.permute(0, 3, 1, 2), pixels)
-
-
-def _resized_crop(images: Tensor, scales: tuple[float, float], size: Size, flipped: Tensor, draws: Draws) -> Tensor:
-    """Random Resized Crop: (b, h, w, 3) uint8 → (b, 3, H, W)."""
-    _, height, width, _ = images.shape
-    area = _uniform(draws.several(BOX_TRIES), *scales) * height * width
-    box_width, box_height, found = _first_box(area, draws, CROP_ASPECTS, width, height)
-    box_height = box_height.where(found, min(height, width / CROP_ASPECTS[0]))
-    box_width = box_width.where(found, min(width, height * CROP_ASPECTS[1]))
-    top = (draws.one().where(found, 0.5) * (height - box_height + 1)).floor()
-    left = (draws.one().where(found, 0.5) * (width - box_width + 1)).floor()
-    y = (torch.arange(size[0], device=images.device) + 0.5) / size[0]
-    x = (torch.arange(size[1], device=images.device) + 0.5) / size[1]
-    x = torch.where(flipped[:, None], 1 - x, x)  # (b, W)
-    rows = (top[:, None] + y * box_height[:, None]) / height * 2 - 1
-    columns = (left[:, None] + x * box_width[:, None]) / width * 2 - 1
-    shape = (len(images), *size)
-    grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], -1)
-    sampled = F.grid_sample(
-        images.permute(0, 3, 1, 2).float(), grid, mode="bicubic", padding_mode="border", align_corners=False
-    )
-    return sampled.clamp(0, 255).round()
 
 
 def _where_drawn(probability: float, draws: Draws, changed: Tensor, pixels: Tensor) -> Tensor:
@@ -271,17 +207,6 @@ def _blend_in_turn(pixels: Tensor, order: Tensor, factors: Tensor) -> Tensor:
         base = torch.where(kind == 2, grey, torch.where(kind == 1, _mean_grey(grey), torch.zeros_like(grey)))
         pixels = _blend(base, pixels, factors[:, turn])
     return pixels
-
-
-def _first_box(
-    area: Tensor, draws: Draws, aspects: tuple[float, float], most_tall: int, most_wide: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The first box with √(area·aspect) ≤ most_tall, √(area/aspect) ≤ most_wide, and whether there is one."""
-    aspect = _uniform(draws.several(BOX_TRIES), math.log(aspects[0]), math.log(aspects[1])).exp()
-    tall, wide = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()  # (b, tries)
-    fits = (tall <= most_tall) & (wide <= most_wide) & (tall > 0) & (wide > 0)
-    first = fits.float().argmax(1, keepdim=True)
-    return tall.gather(1, first)[:, 0], wide.gather(1, first)[:, 0], fits.any(1)
 
 
 def _tables(pixels: Tensor, level: Tensor, factor: Tensor, operation: Tensor) -> Tensor:
@@ -377,7 +302,3 @@ def _smooth(pixels: Tensor) -> Tensor:
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     """Sent once: a transfer makes the host wait for the device."""
     return torch.tensor(values, dtype=torch.float32, device=device)
-
-
-def _uniform(draw: Tensor, low: float, high: float) -> Tensor:
-    return low + (high - low) * draw

@@ -13,12 +13,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.augment import as_size, covering_size, resize, train_transform
-from patchloom.data.batched import BATCHED_POLICIES, Draws, augment_batch, draw
+from patchloom.data.augment import PictureTransform, as_size, check_policy, covering_size, train_transform
+from patchloom.data.batched import BATCHED_POLICIES, augment_batch, draw
+from patchloom.data.crops import Draws
+from patchloom.data.geometry import Geometry
 from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch, Loader, Transform, cores, read_or_next
 from patchloom.data.policies import Size
+from patchloom.data.ragged import Boxes, Parts, padded, ragged
 from patchloom.data.replay import record
 from patchloom.data.sampler import Plan, rank_positions, step_seed
+from patchloom.data.samples import Sample
 from patchloom.data.sets import ImageSet
 from patchloom.errors import DataError, UsageError
 from patchloom.recipes.parts import AugmentPart
@@ -27,6 +31,7 @@ DEFAULT_BUDGET_BYTES = 4 << 30
 # Crops are not antialiased on the device; from pictures much larger than the crop it would show.
 LARGEST_REDUCTION = 1.5
 DECODED_AT_ONCE = 256
+RGB_BYTES = 3
 # Values in a batch that is augmented by replay, which keeps the memory of about twenty such batches in float32. With
 # more of them the work takes longer than the launches.
 MOST_VALUES_REPLAYED = 16 << 20
@@ -35,9 +40,16 @@ MOST_VALUES_AT_ONCE = 16 << 20
 BYTES_AUGMENTED = 32  # a value, while it is augmented: about eight copies in float32
 
 
-def fits_in_memory(pictures: int, size: Size, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> bool:
-    """Whether `pictures` of (height, width), a byte a value, take at most `budget_bytes`."""
-    return pictures * size[0] * size[1] * 3 <= budget_bytes
+def fits_in_memory(
+    pictures: int, size: Size, budget_bytes: int = DEFAULT_BUDGET_BYTES, pixel_bytes: int = RGB_BYTES
+) -> bool:
+    """Whether `pictures` of (height, width) take at most `budget_bytes`."""
+    return pictures * size[0] * size[1] * pixel_bytes <= budget_bytes
+
+
+def pixel_bytes(dataset: ImageSet) -> int:
+    """What is kept of a pixel: its colours and its numbers in the layers that are read."""
+    return RGB_BYTES + sum(np.dtype(kind.dtype).itemsize for kind in dataset.layers.values())
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,14 @@ class Store:
     pixels: Tensor  # (N, h, w, 3) uint8
     labels: Tensor  # (N,) int64
     broken: dict[int, str] = field(default_factory=dict)  # what was replaced, and why
+    layers: dict[str, Tensor] = field(default_factory=dict)  # each (N, h, w)
+    outside: dict[str, int] = field(default_factory=dict)  # what a layer has where there is no picture
+    boxes: Tensor | None = None  # (N, most of a picture, 6), NaN where a picture has fewer
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What there is beside pictures and labels."""
+        return (*self.layers, *(["boxes"] if self.boxes is not None else []))
 
 
 def decode_all(
@@ -69,16 +89,26 @@ def decode_all(
         skip_broken=skip_broken,
         timeout_s=timeout_s,
     )
-    pixels = torch.empty((len(dataset), *transform.image_size, 3), dtype=torch.uint8, device=device)
-    labels = torch.empty(len(dataset), dtype=torch.int64, device=device)
-    done = 0
+    shapes, labels, done = transform.shapes(dataset.parts), torch.empty(len(dataset), dtype=torch.int64), 0
+    pixels = torch.empty((len(dataset), *shapes.pop("image")), dtype=torch.uint8, device=device)
+    layers: dict[str, Tensor] = {}
+    boxes: list[Boxes] = []
     with closing(loader):
         for batch in loader.epoch(0):
             rows = slice(done, done + len(batch))
             pixels[rows] = batch.images.permute(0, 2, 3, 1).to(device)
-            labels[rows] = batch.labels.to(device)
+            labels[rows] = batch.labels
+            for name, part in batch.parts.items():
+                if isinstance(part, Boxes):
+                    boxes.append(part)
+                    continue
+                if name not in layers:
+                    layers[name] = torch.empty((len(dataset), *shapes[name]), dtype=part.dtype, device=device)
+                layers[name][rows] = part.to(device)
             done = rows.stop
-    return Store(pixels, labels, loader.broken)
+    outside = {name: kind.outside for name, kind in dataset.layers.items()}
+    kept = padded(boxes).to(device) if boxes else None
+    return Store(pixels, labels.to(device), loader.broken, layers, outside, kept)
 
 
 class UnevenSizesError(DataError):
@@ -86,7 +116,7 @@ class UnevenSizesError(DataError):
 
 
 @dataclass(frozen=True)
-class BeforeCrop:
+class BeforeCrop(PictureTransform):
     """What the random part of a crop starts from, the same size for every picture of a set."""
 
     crop: str
@@ -98,17 +128,17 @@ class BeforeCrop:
         """For a set of pictures like its first."""
         return cls(crop, crop_size, cls._size(first, crop, crop_size))
 
-    def __call__(self, image: Image.Image, rng: random.Random | None = None) -> np.ndarray:  # noqa: ARG002
-        """RGB picture → (h, w, 3) uint8."""
-        if self._size(image, self.crop, self.crop_size) != self.image_size:
+    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
+        """The whole picture."""
+        if self._size(sample.picture, self.crop, self.crop_size) != self.image_size:
             raise UnevenSizesError("the pictures differ in size")
-        return resize(image, self.image_size)
+        return Geometry((0, 0, *sample.picture.size), self.image_size, self.image_size)
 
     @staticmethod
     def _size(image: Image.Image, crop: str, crop_size: Size) -> Size:
         if crop == "random_resized":
             return image.height, image.width
-        return covering_size(image, crop_size) if crop == "simple_random" else crop_size
+        return covering_size(image.size, crop_size) if crop == "simple_random" else crop_size
 
 
 class DeviceLoader:
@@ -135,6 +165,8 @@ class DeviceLoader:
         drop_last: bool = True,
         views: Sequence[int] = (0,),
     ) -> None:
+        if augment:
+            check_policy(augment, store.parts)
         if augment and augment.policy not in BATCHED_POLICIES:
             raise UsageError(
                 f"augment.policy {augment.policy} has no version for whole batches; "
@@ -146,7 +178,7 @@ class DeviceLoader:
         self._augment = augment
         self._size = as_size(image_size)
         self._views = views
-        self._replay: Callable[..., Tensor] | None = None
+        self._replay: Callable[..., tuple[Tensor, ...]] | None = None
         self._rows: dict[int, Tensor] = {}  # of a batch of so many pictures, sent to the device once
 
     @property
@@ -168,10 +200,10 @@ class DeviceLoader:
             if self._augment:
                 seeds = [step_seed(self.plan.seed, epoch, step, view) for view in self._views]
                 draws = draw(size, self._augment, self._size, seeds, device, rows)
-                images = self._augmented(index.repeat(len(self._views)), draws.values, draws.field)
+                images, *parts = self._augmented(index.repeat(len(self._views)), draws.values, draws.field)
             else:
-                images = self._store.pixels[index].permute(0, 3, 1, 2)
-            yield ImageBatch(images, self._store.labels[index], index)
+                images, parts = self._store.pixels[index].permute(0, 3, 1, 2), self._stored_parts(index)
+            yield ImageBatch(images, self._store.labels[index], index, self._named(parts))
 
     def sample(self, pictures: int) -> ImageBatch:
         """The first so many pictures of the run: what a step costs is measured on them."""
@@ -208,8 +240,8 @@ class DeviceLoader:
             views=views,
         )
 
-    def _augmented(self, index: Tensor, values: Tensor, field: Tensor) -> Tensor:
-        """Pictures `index` with these numbers; whole batches of small pictures in one launch."""
+    def _augmented(self, index: Tensor, values: Tensor, field: Tensor) -> tuple[Tensor, ...]:
+        """Pictures `index` with these numbers, and their parts; whole batches of small pictures in one launch."""
         whole = len(index) == self.plan.batch_size // self.plan.world * len(self._views)
         small = len(index) * 3 * self._size[0] * self._size[1] <= MOST_VALUES_REPLAYED
         if not (index.is_cuda and whole and small):
@@ -219,14 +251,28 @@ class DeviceLoader:
             if len(index) <= at_once:
                 return self._augment_each(index, values, field)
             parts = zip(index.split(at_once), values.split(at_once), strict=True)
-            return torch.cat([self._augment_each(rows, numbers, field) for rows, numbers in parts])
+            made = [self._augment_each(rows, numbers, field) for rows, numbers in parts]
+            return tuple(torch.cat(some) for some in zip(*made, strict=True))
         if self._replay is None:
             self._replay = record(self._augment_each, index, values, field)
         return self._replay(index, values, field)
 
-    def _augment_each(self, index: Tensor, values: Tensor, field: Tensor) -> Tensor:
+    def _augment_each(self, index: Tensor, values: Tensor, field: Tensor) -> tuple[Tensor, ...]:
+        """Images, then the parts in the order of the store's."""
         assert self._augment
-        return augment_batch(self._store.pixels, index, self._augment, self._size, Draws(values, field))
+        store = self._store
+        images, crops = augment_batch(store.pixels, index, self._augment, self._size, Draws(values, field))
+        layers = [crops.layer(numbers, index, store.outside[name]) for name, numbers in store.layers.items()]
+        return images, *layers, *([] if store.boxes is None else [crops.boxes(store.boxes[index])])
+
+    def _stored_parts(self, index: Tensor) -> list[Tensor]:
+        layers = [numbers[index] for numbers in self._store.layers.values()]
+        return layers if self._store.boxes is None else [*layers, self._store.boxes[index]]
+
+    def _named(self, parts: Sequence[Tensor]) -> Parts:
+        """Parts in the order of the store's → by name."""
+        named = zip(self._store.parts, parts, strict=True)
+        return {name: ragged(part) if name == "boxes" else part for name, part in named}
 
     def _own_rows(self, size: int) -> Tensor:
         if size not in self._rows:
@@ -259,9 +305,10 @@ def make_loader(
     What is decoded is left in `stores`, where it is given, and taken from there when the loader is made again.
     """
     size = as_size(image_size)
+    check_policy(augment, dataset.parts)
     first, _, _ = read_or_next(dataset, 0, skip_broken)
-    before_crop = BeforeCrop.like(first, augment.crop, size)
-    reason = _against_device(len(dataset), augment, before_crop, budget_bytes)
+    before_crop = BeforeCrop.like(first.picture, augment.crop, size)
+    reason = _against_device(dataset, augment, before_crop, budget_bytes)
     if not reason:
         try:
             stores = {} if stores is None else stores
@@ -280,7 +327,7 @@ def make_loader(
                 rank=rank,
                 world=world,
             )
-            mib = store.pixels.numel() / 2**20
+            mib = (store.pixels.nbytes + sum(numbers.nbytes for numbers in store.layers.values())) / 2**20
             return loader, f"pictures stay decoded on {device} ({mib:.0f} MiB) and are augmented there"
         except UnevenSizesError as error:
             reason = str(error)
@@ -308,13 +355,13 @@ def _who(workers: int) -> str:
     return f"{workers} workers" + (f" (more than the {cores()} cores: likely no faster)" if workers > cores() else "")
 
 
-def _against_device(pictures: int, augment: AugmentPart, before_crop: BeforeCrop, budget_bytes: int) -> str:
+def _against_device(dataset: ImageSet, augment: AugmentPart, before_crop: BeforeCrop, budget_bytes: int) -> str:
     """Why a set cannot be kept and augmented on the device; '' where it can."""
     (height, width), size = before_crop.image_size, before_crop.crop_size
     if augment.policy not in BATCHED_POLICIES:
         return f"augment.policy {augment.policy} has no version for whole batches"
-    if not fits_in_memory(pictures, (height, width), budget_bytes):
-        needed, allowed = pictures * height * width * 3 / 2**20, budget_bytes / 2**20
+    if not fits_in_memory(len(dataset), (height, width), budget_bytes, pixel_bytes(dataset)):
+        needed, allowed = len(dataset) * height * width * pixel_bytes(dataset) / 2**20, budget_bytes / 2**20
         return f"decoded they take {needed:,.0f} MiB, more than the {allowed:,.0f} MiB set aside"
     if augment.crop == "random_resized" and max(height / size[0], width / size[1]) > LARGEST_REDUCTION:
         return f"pictures of {height}×{width} are reduced too much for crops without antialiasing"

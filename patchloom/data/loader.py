@@ -1,14 +1,15 @@
 """Batches from worker processes, the same whatever their number, startable at any step.
 
 `Plan` says which picture is seen when and from which seed; workers read, augment and write it straight into
-shared memory; the main process joins their parts into one batch. Only numbers travel between processes.
+shared memory; the main process joins their parts into one batch. Beside it only numbers travel between processes, and
+what is ragged: boxes.
 """
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -18,8 +19,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from patchloom.data.policies import IMAGENET_MEAN, IMAGENET_STD, Size
+from patchloom.data.policies import IMAGENET_MEAN, IMAGENET_STD
+from patchloom.data.ragged import Boxes, Parts
 from patchloom.data.sampler import Plan
+from patchloom.data.samples import Sample
 from patchloom.data.sets import UNLABELLED, ImageSet
 from patchloom.data.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
 from patchloom.errors import DataError, ResourceError
@@ -30,26 +33,27 @@ PREFETCHED_PARTS = 2
 REPLACEMENTS_TRIED = 20
 # Without a picture from a worker: longer than a slow disk takes, shorter than a night.
 WORKER_TIMEOUT_S = 120.0
+_TORCH: dict[type[np.integer], torch.dtype] = {np.uint8: torch.uint8, np.int16: torch.int16, np.int32: torch.int32}
 
 
 class Transform(Protocol):
-    """From a picture and its random numbers to (H, W, 3) uint8."""
+    """From a sample and its random numbers to rows of a batch's arrays."""
 
-    @property
-    def image_size(self) -> Size:
-        """(H, W) of what comes out."""
+    def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Of the arrays of fixed size: image, (H, W, 3), and each layer among `parts`."""
 
-    def __call__(self, image: Image.Image, rng: random.Random) -> np.ndarray:
-        """The picture as it goes into the batch."""
+    def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
+        """The picture as it goes into the batch, uint8, and its parts; boxes are those of each view in turn."""
 
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Pictures and labels of one step, of one process."""
+    """Pictures, labels and whatever else was asked of the set, of one step, of one process."""
 
     images: Tensor  # (B, 3, H, W) uint8, channels last in memory
     labels: Tensor  # (B,) int64
     index: Tensor  # (B,) int64, places in the set
+    parts: Parts = field(default_factory=dict)  # name → (B, H, W) whole numbers of a layer, or boxes
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -64,32 +68,29 @@ class ImageBatch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "ImageBatch":
         """The same batch on another device; `non_blocking` pays when the loader pins its memory."""
         tensors = (self.images, self.labels, self.index)
-        return ImageBatch(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
+        images, labels, index = (tensor.to(device, non_blocking=non_blocking) for tensor in tensors)
+        parts = {name: part.to(device, non_blocking=non_blocking) for name, part in self.parts.items()}
+        return ImageBatch(images, labels, index, parts)
 
 
-def normalise(
-    images: Tensor,
-    mean: tuple[float, ...] = IMAGENET_MEAN,
-    std: tuple[float, ...] = IMAGENET_STD,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """(B, 3, H, W) of 0…255 → (x/255 − mean)/std of `dtype`, channels last in memory."""
+def normalise(images: Tensor, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD) -> Tensor:
+    """(B, 3, H, W) of 0…255 → (x/255 − mean)/std in float32, channels last in memory."""
     width = images.shape[3]
     # Rows of W·3 values: with the 3 channels as its innermost loop a CPU takes much longer.
-    rows = images.permute(0, 2, 3, 1).flatten(2).to(dtype, copy=True)  # (B, H, W·3)
-    scale = _row(tuple(1 / (255 * s) for s in std), width, dtype, images.device)
-    shift = _row(tuple(-m / s for m, s in zip(mean, std, strict=True)), width, dtype, images.device)
+    rows = images.permute(0, 2, 3, 1).flatten(2).to(torch.float32, copy=True)  # (B, H, W·3)
+    scale = _row(tuple(1 / (255 * s) for s in std), width, images.device)
+    shift = _row(tuple(-m / s for m, s in zip(mean, std, strict=True)), width, images.device)
     return rows.mul_(scale).add_(shift).unflatten(2, (width, -1)).permute(0, 3, 1, 2)
 
 
 @lru_cache(maxsize=16)
-def _row(values: tuple[float, ...], width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _row(values: tuple[float, ...], width: int, device: torch.device) -> Tensor:
     """(W·3,), sent to the device once: a transfer makes the host wait."""
-    return torch.tensor(values, dtype=dtype, device=device).repeat(width)
+    return torch.tensor(values, dtype=torch.float32, device=device).repeat(width)
 
 
 class Loader:
-    """An `ImageSet` in batches.
+    """An `ImageSet` in batches, with the `parts` that it reads.
 
     `batch_size` counts all processes; this one yields its `rank`'s share of each batch. One epoch is iterated
     at a time. With `skip_broken`, a picture that cannot be read is replaced by the next one that can, and
@@ -121,7 +122,11 @@ class Loader:
         self._parts = max(1, workers)
         self._tasks = _Tasks(self._parts, slots=PREFETCHED_PARTS * workers + 1)
         part_size = -(-batch_size // world // self._parts)
-        self._shared = _shared_memory((self._tasks.slots, part_size, *transform.image_size, 3), workers)
+        dtypes = {"image": torch.uint8} | {name: _TORCH[kind.dtype] for name, kind in dataset.layers.items()}
+        self._shared = {
+            name: _shared_memory((self._tasks.slots, part_size, *shape), dtypes[name], workers)
+            for name, shape in transform.shapes(dataset.parts).items()
+        }
         pictures = _Pictures(dataset, transform, self.plan, self._parts, self._shared, skip_broken)
         self._timeout_s = timeout_s
         with no_word_about_cores():
@@ -149,14 +154,23 @@ class Loader:
         for step in range(start_step, self.steps_per_epoch):
             views = self.plan.views(epoch, step)
             index = torch.from_numpy(views.index.copy())
-            buffer = torch.empty((len(index), *self._shared.shape[2:]), dtype=torch.uint8, pin_memory=self._pin)
+            buffers = {
+                name: torch.empty((len(index), *shared.shape[2:]), dtype=shared.dtype, pin_memory=self._pin)
+                for name, shared in self._shared.items()
+            }
+            ragged: dict[str, list[np.ndarray]] = {}
             for rows in _split(len(index), self._parts):
-                slot, replaced = next(filled)
-                buffer[rows] = self._shared[slot, : rows.stop - rows.start]
-                for row, (used, message) in replaced.items():
+                part = next(filled)
+                for name, buffer in buffers.items():
+                    buffer[rows] = self._shared[name][part.slot, : rows.stop - rows.start]
+                for name, arrays in part.ragged.items():
+                    ragged.setdefault(name, []).extend(arrays)
+                for row, (used, message) in part.replaced.items():
                     self.broken[int(index[rows][row])] = message
                     index[rows][row] = used
-            yield ImageBatch(buffer.permute(0, 3, 1, 2), self._labels[index], index)
+            images = buffers.pop("image").permute(0, 3, 1, 2)
+            parts: Parts = {**buffers, **{name: Boxes.of(arrays) for name, arrays in ragged.items()}}
+            yield ImageBatch(images, self._labels[index], index, parts)
 
     def sample(self, pictures: int) -> ImageBatch:
         """The first so many pictures of the run, made in this process: what a step costs is measured on them."""
@@ -174,23 +188,24 @@ class Loader:
 
     def preparing_bytes(self) -> int:
         """Memory that batches take: what the workers write into, the batch that is learned from, and the next."""
-        batch = self.plan.batch_size // self.plan.world * self._shared[0, 0].numel()
-        return self._shared.numel() + 2 * batch
+        picture = sum(shared[0, 0].nbytes for shared in self._shared.values())
+        batch = self.plan.batch_size // self.plan.world * picture
+        return sum(shared.nbytes for shared in self._shared.values()) + 2 * batch
 
     def close(self) -> None:
         """End the workers now instead of when the loader is forgotten."""
         Workers(self._pool._iterator).end()
         self._pool._iterator = None
 
-    def _filled_parts(self) -> Iterator[tuple[int, dict[int, tuple[int, str]]]]:
+    def _filled_parts(self) -> Iterator["_Filled"]:
         try:
             # Later epochs start no processes but wait for those there are, and that a signal must be able to end.
             with workers_started() if self._pool._iterator is None else nullcontext(), no_word_about_cores():
                 parts = watched(iter(self._pool))
-            for slot, replaced in parts:
-                if isinstance(replaced, DataError | ResourceError):
-                    raise replaced
-                yield slot, replaced
+            for part in parts:
+                if isinstance(part, DataError | ResourceError):
+                    raise part
+                yield part
         except GeneratorExit:
             raise  # an epoch that is left early: the workers wait for the next
         except BaseException as error:
@@ -234,6 +249,15 @@ class _Tasks:
 
 
 @dataclass(frozen=True)
+class _Filled:
+    """A part of a step as a worker hands it over."""
+
+    slot: int
+    replaced: dict[int, tuple[int, str]]  # row → the picture used instead, and what was wrong
+    ragged: dict[str, list[np.ndarray]]  # name → one array of each row
+
+
+@dataclass(frozen=True)
 class _Pictures(Dataset):
     """A worker's view of the work: fill a slot of `shared` with one part of a step."""
 
@@ -241,32 +265,36 @@ class _Pictures(Dataset):
     transform: Transform
     plan: Plan
     parts: int
-    shared: Tensor  # (slots, pictures of a part, H, W, 3)
+    shared: dict[str, Tensor]  # each (slots, pictures of a part, …)
     skip_broken: bool
 
-    def __getitem__(self, task: _Task) -> tuple[int, dict[int, tuple[int, str]] | DataError | ResourceError]:
+    def __getitem__(self, task: _Task) -> _Filled | DataError | ResourceError:
         views = self.plan.views(task.epoch, task.step)
         rows = _split(len(views.index), self.parts)[task.part]
-        out = self.shared[task.slot].numpy()
-        replaced = {}
+        out = {name: shared[task.slot].numpy() for name, shared in self.shared.items()}
+        filled = _Filled(task.slot, {}, {})
         try:
             for row, (index, seed) in enumerate(zip(views.index[rows], views.seed[rows], strict=True)):
-                image, used, message = read_or_next(self.dataset, int(index), self.skip_broken)
-                out[row] = self.transform(image, random.Random(int(seed)))
+                sample, used, message = read_or_next(self.dataset, int(index), self.skip_broken)
+                for name, values in self.transform.arrays(sample, random.Random(int(seed))).items():
+                    if name in out:
+                        out[name][row] = values
+                    else:
+                        filled.ragged.setdefault(name, []).append(values)
                 if message:
-                    replaced[row] = (used, message)
+                    filled.replaced[row] = (used, message)
         except (DataError, ResourceError) as error:
-            return task.slot, error
-        return task.slot, replaced
+            return error
+        return filled
 
 
-def read_or_next(dataset: ImageSet, index: int, skip_broken: bool) -> tuple[Image.Image, int, str]:
-    """The picture, the place it was read from, and what was wrong with the one asked for ('' if nothing)."""
+def read_or_next(dataset: ImageSet, index: int, skip_broken: bool) -> tuple[Sample, int, str]:
+    """The sample, the place it was read from, and what was wrong with the one asked for ('' if nothing)."""
     message = ""
     for attempt in range(REPLACEMENTS_TRIED):
         used = (index + attempt) % len(dataset)
         try:
-            return dataset.read(used), used, message
+            return dataset.sample(used), used, message
         except DataError as error:
             if not skip_broken:
                 raise
@@ -274,15 +302,15 @@ def read_or_next(dataset: ImageSet, index: int, skip_broken: bool) -> tuple[Imag
     raise DataError(f"{REPLACEMENTS_TRIED} pictures in a row cannot be read. The first: {message}")
 
 
-def _shared_memory(shape: tuple[int, ...], workers: int) -> Tensor:
-    memory = torch.empty(shape, dtype=torch.uint8)
+def _shared_memory(shape: tuple[int, ...], dtype: torch.dtype, workers: int) -> Tensor:
+    memory = torch.empty(shape, dtype=dtype)
     if not workers:
         return memory
     try:
         return memory.share_memory_()
     except RuntimeError as error:
         raise ResourceError(
-            f"{memory.numel() / 2**20:,.0f} MiB of shared memory for batches cannot be had: {error}. "
+            f"{memory.nbytes / 2**20:,.0f} MiB of shared memory for batches cannot be had: {error}. "
             "Use fewer workers or a smaller batch, or give the container more (docker: --shm-size)."
         ) from error
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def record(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., Tensor]:
+def record(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
     """`function` for inputs of these shapes, as a CUDA graph; it must not draw random numbers or wait for the device.
 
     The graph keeps the memory of one call.
@@ -21,12 +21,12 @@ def record(function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., Te
     graph = torch.cuda.CUDAGraph()
     # Other threads may use the device meanwhile.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = function(*own)
+        results = function(*own)
 
-    def replay(*inputs: Tensor) -> Tensor:
+    def replay(*inputs: Tensor) -> tuple[Tensor, ...]:
         for mine, given in zip(own, inputs, strict=True):
             mine.copy_(given)
         graph.replay()
-        return result.clone()
+        return tuple(result.clone() for result in results)
 
     return replay

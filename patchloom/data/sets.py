@@ -9,13 +9,17 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
 
+from patchloom.data.samples import PARTS, LayerKind, Sample, checked_boxes, checked_layer
+from patchloom.errors import DataError, UsageError
+
 UNLABELLED = -1  # the label of a picture that has none
+NOT_LABELLED = 255  # of a pixel in a mask, where its source has no number for that
 Stamp = tuple[bytes, int, int]  # a picture's name below its home; `file_state` of the file it is in
 
 
@@ -35,10 +39,11 @@ class ClassTable:
 
 
 class Mask(NamedTuple):
-    """What each pixel shows: `classes` holds numbers of `mask_names`, `instances` 0 for none, else 1, 2, …"""
+    """What each pixel shows: `classes` holds numbers of `mask_names`; `instances` 0 for none, 1 for the object of the
+    first of `boxes`, 2 for the second …"""
 
-    classes: np.ndarray  # (H, W) uint8
-    instances: np.ndarray | None  # (H, W) uint8, or None where objects are not told apart
+    classes: np.ndarray  # (H, W) of the source's `mask_dtype`
+    instances: np.ndarray | None  # (H, W) uint8 or int16, or None where objects are not told apart
 
 
 @runtime_checkable
@@ -55,10 +60,24 @@ class ImageSet(Protocol):
         """(len,) int64, numbers of `classes`; UNLABELLED for a picture without a label."""
         ...
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What `sample` reads beside the picture: names of `samples.PARTS`."""
+        ...
+
+    @property
+    def layers(self) -> dict[str, LayerKind]:
+        """What the layers among `parts` hold."""
+        ...
+
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Image.Image:
         """The picture: decoded, upright, mode RGB. An unreadable file is a `DataError` that names it."""
+        ...
+
+    def sample(self, index: int) -> Sample:
+        """The picture with its `parts`. What cannot be read, or does not fit the picture, is a `DataError`."""
         ...
 
     def where(self, index: int) -> str:
@@ -78,6 +97,7 @@ class Pictures(ABC):
     object_names: tuple[str, ...] = ()  # what the classes of `boxes` mean; empty without boxes
     mask_names: tuple[str, ...] = ()  # what the classes of `mask` mean; empty without masks
     mask_ignore: int | None = None  # the mask class that stands for 'not labelled'
+    mask_dtype: type[np.integer] = np.uint8  # what all its masks fit into: uint8, int16 or int32
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -107,7 +127,7 @@ class Pictures(ABC):
         return None
 
     def boxes(self, index: int) -> np.ndarray | None:  # noqa: ARG002
-        """(objects, 5) int64: x0, y0, x1, y1 in half-open pixels, number of `object_names`; or None."""
+        """(objects, 5): x0, y0, x1, y1 in half-open pixels, number of `object_names`; or None."""
         return None
 
 
@@ -226,9 +246,46 @@ class PictureSet:
     labels: np.ndarray  # (len,) int64
     classes: ClassTable
     notes: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def showing(self, *parts: str) -> "PictureSet":
+        """The same pictures, of which `sample` reads these parts too."""
+        source = self.pictures
+        has_masks = bool(source.mask_names) or source.mask_ignore is not None
+        offered = [name for name in PARTS if (source.object_names if name == "boxes" else has_masks)]
+        if missing := [name for name in parts if name not in offered]:
+            raise UsageError(f"these data have no {' and '.join(missing)}; beside pictures: {name_some(offered)}")
+        return replace(self, parts=parts)
+
+    @property
+    def layers(self) -> dict[str, LayerKind]:
+        """What the layers among `parts` hold."""
+        source = self.pictures
+        ignored = NOT_LABELLED if source.mask_ignore is None else source.mask_ignore
+        kinds = {"mask": LayerKind(source.mask_dtype, ignored), "instances": LayerKind(np.int16, 0)}
+        return {name: kinds[name] for name in self.parts if name in kinds}
+
+    def sample(self, index: int) -> Sample:
+        """The picture with its `parts`."""
+        picture = self.read(index)
+        if not self.parts:
+            return Sample(picture)
+        where, layers, boxes = self.where(index), {}, None
+        mask = self.mask(index) if self.layers else None
+        for name, kind in self.layers.items():
+            numbers = None if mask is None else mask.classes if name == "mask" else mask.instances
+            if numbers is None:
+                raise DataError(f"{where}: has no {name}")
+            layers[name] = checked_layer(numbers, kind, picture.size, where)
+        if "boxes" in self.parts:
+            try:
+                boxes = checked_boxes(self.boxes(index), self.pictures.object_names, where)
+            except (ValueError, TypeError, IndexError) as error:  # whatever a foreign column holds
+                raise DataError(f"{where}: boxes cannot be read ({error})") from error
+        return Sample(picture, layers, boxes)
 
     def read(self, index: int) -> Image.Image:
         """The picture: decoded, upright, mode RGB."""

@@ -5,21 +5,22 @@ picture once, draws all its views, and hands them over in a row of pixels.
 """
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from patchloom.data.augment import TrainTransform, as_size, train_transform
+from patchloom.data.augment import TrainTransform, as_size, check_policy, train_transform
 from patchloom.data.device import BeforeCrop, DeviceLoader, Store, make_loader
 from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch, Loader
 from patchloom.data.policies import Size
+from patchloom.data.ragged import Parts
+from patchloom.data.samples import Sample
 from patchloom.data.sets import ImageSet
 from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart
@@ -40,6 +41,7 @@ class ViewBatch:
     views: list[Tensor]  # each (B, 3, H, W) uint8; sizes may differ
     labels: Tensor  # (B,) int64
     index: Tensor  # (B,) int64, places in the set
+    parts: list[Parts] = field(default_factory=list)  # of each view; none where none were asked for
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -48,7 +50,8 @@ class ViewBatch:
         """The same batch on another device."""
         views = [view.to(device, non_blocking=non_blocking) for view in self.views]
         labels, index = (tensor.to(device, non_blocking=non_blocking) for tensor in (self.labels, self.index))
-        return ViewBatch(views, labels, index)
+        parts = [{name: part.to(device, non_blocking=non_blocking) for name, part in of.items()} for of in self.parts]
+        return ViewBatch(views, labels, index, parts)
 
 
 @dataclass(frozen=True)
@@ -63,25 +66,43 @@ class ManyViews:
         return [train_transform(view.augment, view.size) for view in self.views]
 
     @property
-    def image_size(self) -> Size:
-        """A row of pixels."""
-        return 1, sum(height * width for height, width in self.sizes)
-
-    @property
     def sizes(self) -> list[Size]:
         """(H, W) of each view."""
         return [as_size(view.size) for view in self.views]
 
-    def __call__(self, image: Image.Image, rng: random.Random) -> np.ndarray:
-        """Every view draws on from where the one before stopped."""
-        return np.concatenate([make(image, rng).reshape(1, -1, 3) for make in self.transforms], axis=1)
+    def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """A row of pixels of each."""
+        each = [make.shapes(parts) for make in self.transforms]
+        length = sum(height * width for height, width in self.sizes)
+        return {name: (1, length, *shape[2:]) for name, shape in each[0].items()}
 
-    def apart(self, rows: Tensor) -> list[Tensor]:
-        """(B, 3, 1, pixels) of a batch → its views."""
-        pixels = rows.permute(0, 2, 3, 1).split([height * width for height, width in self.sizes], dim=2)
-        return [
-            part.reshape(len(rows), *size, 3).permute(0, 3, 1, 2) for part, size in zip(pixels, self.sizes, strict=True)
-        ]
+    def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
+        """Every view draws on from where the one before stopped; boxes, which are ragged, stay apart by name."""
+        views = [make.arrays(sample, rng) for make in self.transforms]
+        made = {_boxes_of(number): view.pop("boxes") for number, view in enumerate(views) if "boxes" in view}
+        for name, first in views[0].items():
+            made[name] = np.concatenate([view[name].reshape(1, -1, *first.shape[2:]) for view in views], axis=1)
+        return made
+
+    def apart(self, batch: ImageBatch) -> ViewBatch:
+        """A batch of rows of pixels → its views."""
+        pixels = self._split(batch.images.permute(0, 2, 3, 1))
+        layers = {name: self._split(part) for name, part in batch.parts.items() if isinstance(part, Tensor)}
+        parts: list[Parts] = [{} for _ in self.views] if batch.parts else []
+        for number, of in enumerate(parts):
+            of |= {name: split[number] for name, split in layers.items()}
+            if (name := _boxes_of(number)) in batch.parts:
+                of["boxes"] = batch.parts[name]
+        return ViewBatch([view.permute(0, 3, 1, 2) for view in pixels], batch.labels, batch.index, parts)
+
+    def _split(self, rows: Tensor) -> list[Tensor]:
+        """(B, 1, pixels, …) → (B, H, W, …) of each view."""
+        split = rows.split([height * width for height, width in self.sizes], dim=2)
+        return [part.reshape(len(rows), *size, *rows.shape[3:]) for part, size in zip(split, self.sizes, strict=True)]
+
+
+def _boxes_of(view: int) -> str:
+    return f"boxes of view {view}"
 
 
 class ViewLoader:
@@ -104,9 +125,10 @@ class ViewLoader:
     def _together(self, batches: tuple[ImageBatch, ...]) -> ViewBatch:
         first = batches[0]
         if self._joined:
-            return ViewBatch(self._joined.apart(first.images), first.labels, first.index)
-        views = [view for batch in batches for view in batch.images.split(len(first.index))]
-        return ViewBatch(views, first.labels, first.index)
+            return self._joined.apart(first)
+        size = len(first.index)
+        views = [view for batch in batches for view in batch.images.split(size)]
+        return ViewBatch(views, first.labels, first.index, [of for batch in batches for of in _parts_of(batch, size)])
 
     def sample(self, pictures: int) -> ViewBatch:
         """The first so many pictures of the run, made in this process: what a step costs is measured on them."""
@@ -127,6 +149,14 @@ class ViewLoader:
             loader.close()
 
 
+def _parts_of(batch: ImageBatch, size: int) -> list[Parts]:
+    """The parts of each view, where a batch has `size` pictures in the first view, then in the second …"""
+    if not batch.parts:
+        return []
+    rows = [slice(start, start + size) for start in range(0, len(batch.images), size)]
+    return [{name: part[own] for name, part in batch.parts.items()} for own in rows]
+
+
 def make_view_loader(
     dataset: ImageSet,
     views: Sequence[View],
@@ -144,6 +174,8 @@ def make_view_loader(
     """Batches of views, drawn on the device where that applies, else by workers; and the reason."""
     if not views:
         raise UsageError("a batch has at least one view of each picture; none is asked for")
+    for view in views:
+        check_policy(view.augment, dataset.parts)
     shared: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "rank": rank, "world": world}
     shared |= {"skip_broken": skip_broken, "workers": workers, "timeout_s": timeout_s}
     first, note = make_loader(dataset, views[0].augment, views[0].size, device=device, stores=stores, **shared)

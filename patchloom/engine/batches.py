@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from patchloom.data.ragged import Boxes
 from patchloom.data.sampler import rank_positions
 from patchloom.engine.distribution import Processes
 from patchloom.errors import UsageError
@@ -75,7 +76,7 @@ def _rows(size: int, part: int, parts: int, device: torch.device) -> Tensor:
 
 
 def _mapped(batch: Any, change: Any) -> Any:
-    if isinstance(batch, Tensor):
+    if isinstance(batch, Tensor | Boxes):
         return change(batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}

@@ -17,7 +17,8 @@ from torchvision.transforms.autoaugment import TrivialAugmentWide
 
 from patchloom.data import augment as augmentation
 from patchloom.data import policies
-from patchloom.data.augment import erase, random_crop_box, resize, shifted_crop, train_transform
+from patchloom.data.augment import erase, random_crop_box, random_start, train_transform
+from patchloom.data.geometry import Geometry, resize
 from patchloom.data.policies import make_policy, three_augment
 from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart
@@ -93,6 +94,14 @@ def test_resize_is_close_to_pillow():
         assert abs(ours - exact).mean() <= abs(theirs - exact).mean() + 0.005
 
 
+def shifted_crop(picture: np.ndarray, padding: int, rng: random.Random, *, reflect: bool) -> np.ndarray:
+    """A square window as high as the picture, anywhere in it and its padding."""
+    (height, width), side = picture.shape[:2], picture.shape[0]
+    start = random_start((height, width), (side, side), padding, rng)
+    geometry = Geometry((0, 0, width, height), (height, width), (side, side), start, reflect=reflect)
+    return geometry.apply_picture(Image.fromarray(picture))
+
+
 def test_simple_random_crop_is_any_window_of_the_reflected_picture():
     picture = np.asarray(photo(32, 50))
     padded = np.pad(picture, ((4, 4), (4, 4), (0, 0)), mode="reflect")
@@ -101,9 +110,7 @@ def test_simple_random_crop_is_any_window_of_the_reflected_picture():
         for y in range(padded.shape[0] - 31)
         for x in range(padded.shape[1] - 31)
     }
-    found = {
-        windows[shifted_crop(picture, (32, 32), 4, random.Random(seed), reflect=True).tobytes()] for seed in range(3000)
-    }
+    found = {windows[shifted_crop(picture, 4, random.Random(seed), reflect=True).tobytes()] for seed in range(3000)}
     assert found == set(windows.values())
 
 
@@ -111,7 +118,7 @@ def test_simple_random_crop_first_fits_the_short_side():
     part = AugmentPart(crop="simple_random", flip=0.0)
     view = train_transform(part, 32)(photo(64, 100), random.Random(3))
     resized = resize(photo(64, 100), (32, 50))
-    assert (view == shifted_crop(resized, (32, 32), 4, _after_flip(3), reflect=True)).all()
+    assert (view == shifted_crop(resized, 4, _after_flip(3), reflect=True)).all()
 
 
 def _after_flip(seed: int) -> random.Random:
@@ -122,7 +129,7 @@ def _after_flip(seed: int) -> random.Random:
 
 def test_pad_crop_adds_black():
     picture = np.full((8, 8, 3), 200, np.uint8)
-    seen = [shifted_crop(picture, (8, 8), 2, random.Random(seed), reflect=False) for seed in range(300)]
+    seen = [shifted_crop(picture, 2, random.Random(seed), reflect=False) for seed in range(300)]
     kept = {(int((view[:, :, 0] > 0).any(1).sum()), int((view[:, :, 0] > 0).any(0).sum())) for view in seen}
     assert kept == {(h, w) for h in (6, 7, 8) for w in (6, 7, 8)}
     assert {int(value) for view in seen for value in np.unique(view)} == {0, 200}

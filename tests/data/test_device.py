@@ -175,7 +175,7 @@ def test_jitter_draws_factors_then_an_order():
     """As it always did: runs that were begun before there was a hue go on as they were."""
     arrays = photos()
     part = AugmentPart(crop="resize", flip=0.0, color_jitter=0.3)
-    ours = augment_batch(torch.from_numpy(arrays), torch.arange(12), part, (24, 32), draws(12))
+    ours = augment_batch(torch.from_numpy(arrays), torch.arange(12), part, (24, 32), draws(12))[0]
     numbers = torch.rand(12, 64, generator=torch.Generator().manual_seed(0))[:, 3:]  # after flip and place
     factors, order = 0.7 + 0.6 * numbers[:, :3], numbers[:, 3:6].argsort(1)
     assert (as_pixels(ours) == as_pixels(batched.jitter_colours(planes(arrays), order, factors))).all()
@@ -189,7 +189,7 @@ def test_each_picture_draws_jitter_grey_blur_and_solarising_in_this_order(monkey
     monkeypatch.setattr(batched, "blur", stripes)
     arrays = photos(200)
     part = AugmentPart(crop="resize", flip=0.0, blur=0.5, **COLOURS)
-    ours = as_pixels(augment_batch(torch.from_numpy(arrays), torch.arange(200), part, (24, 32), draws(200)))
+    ours = as_pixels(augment_batch(torch.from_numpy(arrays), torch.arange(200), part, (24, 32), draws(200))[0])
     numbers = draws(200)
     numbers.several(3)  # flip and place
     shares, order, jitter = numbers.several(4), numbers.several(4).argsort(1), numbers.one() < 0.8
@@ -217,7 +217,7 @@ def test_each_picture_draws_jitter_grey_blur_and_solarising_in_this_order(monkey
 def test_a_certain_change_reaches_every_picture():
     arrays = photos()
     part = AugmentPart(crop="resize", flip=0.0, grey=1.0, blur=1.0)
-    ours = augment_batch(torch.from_numpy(arrays), torch.arange(12), part, (24, 32), draws(12))
+    ours = augment_batch(torch.from_numpy(arrays), torch.arange(12), part, (24, 32), draws(12))[0]
     numbers = draws(12)
     numbers.several(3)
     grey = planes(np.stack([np.asarray(Image.fromarray(array).convert("L").convert("RGB")) for array in arrays]))
@@ -233,7 +233,7 @@ def test_shifted_crops_are_windows_of_the_padded_picture(crop, mode):
     }
     part = AugmentPart(crop=crop, crop_padding=3)
     index = torch.zeros(3000, dtype=torch.int64)
-    views = augment_batch(torch.from_numpy(arrays), index, part, (10, 10), draws(3000))
+    views, _ = augment_batch(torch.from_numpy(arrays), index, part, (10, 10), draws(3000))
     assert {view.permute(1, 2, 0).numpy().tobytes() for view in views} == windows
 
 
@@ -245,7 +245,7 @@ def test_resized_crops_cover_the_picture_like_the_workers_do(scales):
     ramp[0, :, :, 1] = np.arange(48) * 5
     part = AugmentPart(crop="random_resized", crop_min_scale=scales[0], crop_max_scale=scales[1])
     index = torch.zeros(4000, dtype=torch.int64)
-    views = augment_batch(torch.from_numpy(ramp), index, part, (16, 16), draws(4000)).float()
+    views = augment_batch(torch.from_numpy(ramp), index, part, (16, 16), draws(4000))[0].float()
 
     def ends(channel: int, pixels_a_step: int, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
         line = views[:, channel].mean(2 - axis) / pixels_a_step  # (b, 16)
@@ -274,7 +274,7 @@ def test_a_whole_crop_is_the_picture():
     square = np.ascontiguousarray(arrays[:, :, :24])
 
     no_chance = Draws(torch.full((12, 64), 0.5), torch.zeros(0))
-    views = augment_batch(torch.from_numpy(square), torch.arange(12), part, (24, 24), no_chance)
+    views, _ = augment_batch(torch.from_numpy(square), torch.arange(12), part, (24, 24), no_chance)
     assert (as_pixels(views) == square).all()
 
 

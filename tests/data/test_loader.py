@@ -11,9 +11,11 @@ import torch
 from PIL import Image
 
 from patchloom.data import workers
-from patchloom.data.augment import train_transform
+from patchloom.data.augment import PictureTransform, train_transform
 from patchloom.data.device import make_loader
+from patchloom.data.geometry import Geometry
 from patchloom.data.loader import Loader, cores, normalise
+from patchloom.data.samples import Sample
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
 from patchloom.errors import DataError, ResourceError
 from patchloom.recipes.parts import AugmentPart
@@ -134,10 +136,10 @@ def test_a_set_of_broken_pictures_is_an_error_even_when_they_may_be_skipped():
 
 
 @dataclass(frozen=True)
-class Deadly:
+class Deadly(PictureTransform):
     image_size: tuple[int, int] = (16, 16)
 
-    def __call__(self, image: Image.Image, rng: random.Random) -> np.ndarray:
+    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
@@ -171,10 +173,10 @@ def test_each_end_of_a_worker_has_its_words(code, words):
 
 
 @dataclass(frozen=True)
-class Stuck:
+class Stuck(PictureTransform):
     image_size: tuple[int, int] = (16, 16)
 
-    def __call__(self, image: Image.Image, rng: random.Random) -> np.ndarray:
+    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
         time.sleep(60)
         raise AssertionError
 
@@ -276,4 +278,3 @@ def test_normalise_in_both_memory_layouts():
     expected = (images / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     for layout in (torch.contiguous_format, torch.channels_last):
         torch.testing.assert_close(normalise(images.contiguous(memory_format=layout), mean, std), expected)
-    assert normalise(images, dtype=torch.bfloat16).dtype == torch.bfloat16

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from patchloom.data import device as device_module
-from patchloom.data.device import DeviceLoader, Store
+from patchloom.data.device import DeviceLoader, Store, make_loader
+from patchloom.data.loader import ImageBatch
 from patchloom.recipes.parts import AugmentPart
+from tests.data.painted import check_aligned, painted
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -34,3 +36,20 @@ def test_replayed_pictures_are_the_same_to_the_bit(crop, policy, views, monkeypa
         assert torch.equal(ours, plain)
         assert ours.stride() == plain.stride()
     assert not torch.equal(replayed[0], replayed[1])
+
+
+@pytest.mark.parametrize("crop", ["random_resized", "pad", "simple_random", "resize"])
+def test_replayed_masks_and_boxes_are_the_same_and_stay_with_their_pictures(crop, monkeypatch):
+    augment = AugmentPart(crop=crop, crop_min_scale=0.5, crop_padding=0 if crop == "simple_random" else 6)
+
+    def annotated() -> list[ImageBatch]:
+        dataset = painted("mask", "instances", "boxes")
+        loader, _ = make_loader(dataset, augment, 36, batch_size=4, seed=3, device="cuda")
+        return [batch.to("cpu") for epoch in (0, 1) for batch in loader.epoch(epoch)]
+
+    replayed = annotated()
+    monkeypatch.setattr(device_module, "MOST_VALUES_REPLAYED", 0)
+    for ours, plain in zip(replayed, annotated(), strict=True):
+        assert torch.equal(ours.parts["mask"], plain.parts["mask"])
+        assert torch.equal(ours.parts["boxes"].values, plain.parts["boxes"].values)
+        check_aligned(ours.images, ours.parts)

@@ -9,7 +9,8 @@ import torch
 
 from patchloom.data.augment import train_transform
 from patchloom.data.device import DeviceLoader
-from patchloom.data.loader import Loader
+from patchloom.data.loader import ImageBatch, Loader
+from patchloom.data.samples import Sample
 from patchloom.data.views import ManyViews, View, make_view_loader
 from patchloom.engine.batches import len_of, move, split
 from patchloom.errors import UsageError
@@ -126,11 +127,11 @@ def test_each_view_shows_as_much_of_the_picture_as_it_is_told(policy, monkeypatc
 def test_views_in_a_row_are_those_made_one_by_one() -> None:
     image = pictures(photos()).read(0)
     joined = ManyViews(tuple(BY_WORKERS))
-    row = joined(image, random.Random(5))
-    assert row.shape == (1, 16 * 16 + 8 * 12, 3)
+    row = joined.arrays(Sample(image), random.Random(5))["image"]
+    assert row.shape == joined.shapes(())["image"] == (1, 16 * 16 + 8 * 12, 3)
     rng = random.Random(5)
     expected = [train_transform(view.augment, view.size)(image, rng) for view in BY_WORKERS]
-    apart = joined.apart(torch.from_numpy(row)[None].permute(0, 3, 1, 2))
+    apart = joined.apart(ImageBatch(torch.from_numpy(row)[None].permute(0, 3, 1, 2), *torch.zeros(2, 1))).views
     for view, pixels in zip(apart, expected, strict=True):
         assert np.array_equal(view[0].permute(1, 2, 0).numpy(), pixels)
 
