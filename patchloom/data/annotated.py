@@ -18,7 +18,7 @@ import numpy as np
 from patchloom.data.class_names import names_by_line
 from patchloom.data.decode import EXTENSIONS, decode_ids
 from patchloom.data.files import FilePictures, FolderTree
-from patchloom.data.sets import UNLABELLED, Fault, Listing, Mask, Source, Stamp, file_state
+from patchloom.data.sets import NOT_LABELLED, UNLABELLED, Fault, Listing, Mask, Source, Stamp, file_state
 from patchloom.data.splits import group_by_split
 from patchloom.errors import DataError
 from patchloom.foreign import check_shape, parse_json, read_plain
@@ -26,7 +26,6 @@ from patchloom.printable import printable
 
 IMAGE_FOLDERS = ("images", "imgs", "JPEGImages")
 MASK_FOLDERS = ("masks", "annotations", "labels", "SegmentationClass")
-NOT_LABELLED = 255
 MOST_NAMES, MOST_NAMES_BYTES = 256, 1 << 20  # of the numbers in a mask
 MOST_JSON_BYTES = 1 << 30  # instances_train2017.json has 0.45 GB
 _COCO: dict[str, dict[str, Any]] = {

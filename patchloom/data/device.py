@@ -312,7 +312,8 @@ def make_loader(
     if not reason:
         try:
             stores = {} if stores is None else stores
-            if before_crop not in stores:
+            kept = stores.get(before_crop)
+            if kept is None or set(kept.parts) != set(dataset.parts):
                 stores[before_crop] = decode_all(
                     dataset, before_crop, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s
                 )

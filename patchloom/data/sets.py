@@ -19,7 +19,7 @@ from patchloom.data.samples import PARTS, LayerKind, Sample, checked_boxes, chec
 from patchloom.errors import DataError, UsageError
 
 UNLABELLED = -1  # the label of a picture that has none
-NOT_LABELLED = 255  # of a pixel in a mask, where its source has no number for that
+NOT_LABELLED = 255  # the class of a pixel that has none, in masks of 8 bits
 Stamp = tuple[bytes, int, int]  # a picture's name below its home; `file_state` of the file it is in
 
 
@@ -257,14 +257,17 @@ class PictureSet:
         has_masks = bool(source.mask_names) or source.mask_ignore is not None
         offered = [name for name in PARTS if (source.object_names if name == "boxes" else has_masks)]
         if missing := [name for name in parts if name not in offered]:
-            raise UsageError(f"these data have no {' and '.join(missing)}; beside pictures: {name_some(offered)}")
+            has = " and ".join(offered) or "nothing"
+            raise UsageError(f"these data have no {' and '.join(missing)}; beside pictures they have {has}")
         return replace(self, parts=parts)
 
     @property
     def layers(self) -> dict[str, LayerKind]:
         """What the layers among `parts` hold."""
         source = self.pictures
-        ignored = NOT_LABELLED if source.mask_ignore is None else source.mask_ignore
+        ignored = source.mask_ignore
+        if ignored is None:
+            ignored = NOT_LABELLED if source.mask_dtype is np.uint8 else UNLABELLED
         kinds = {"mask": LayerKind(source.mask_dtype, ignored), "instances": LayerKind(np.int16, 0)}
         return {name: kinds[name] for name in self.parts if name in kinds}
 

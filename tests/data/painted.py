@@ -18,7 +18,7 @@ HEIGHT, WIDTH = 48, 54
 
 
 class Painted(Pictures):
-    """Rectangles, one to three a picture, in the colour of their class; objects are numbered as their boxes."""
+    """Rectangles, one to three per picture, in the colour of their class; objects are numbered as their boxes."""
 
     object_names = ("red", "green", "blue")
     mask_names = ("ground", *object_names)
@@ -45,16 +45,18 @@ class Painted(Pictures):
     def mask(self, index: int) -> Mask:
         if index in self._broken and index % 2:
             raise DataError(f"{self.where(index)}, mask: ends after 3 bytes")
-        classes, instances = np.zeros((2, HEIGHT + self._uneven * (index % 2), WIDTH), np.uint8)
-        for number, (x0, y0, x1, y1, category) in enumerate(self.boxes(index), start=1):
-            classes[y0:y1, x0:x1], instances[y0:y1, x0:x1] = category + 1, number
-        return Mask(classes, instances)
+        return self._drawn(index)
 
     def read(self, index: int) -> Image.Image:
         if index in self._broken and not index % 2:
             raise DataError(f"{self.where(index)}: ends after 3 bytes")
-        whole = PALETTE[Painted.mask(Painted(uneven=self._uneven), index).classes]
-        return Image.fromarray(whole)
+        return Image.fromarray(PALETTE[self._drawn(index).classes])
+
+    def _drawn(self, index: int) -> Mask:
+        classes, instances = np.zeros((2, HEIGHT + self._uneven * (index % 2), WIDTH), np.uint8)
+        for number, (x0, y0, x1, y1, category) in enumerate(self.boxes(index), start=1):
+            classes[y0:y1, x0:x1], instances[y0:y1, x0:x1] = category + 1, number
+        return Mask(classes, instances)
 
 
 def painted(*parts: str, **options: object) -> PictureSet:

@@ -224,8 +224,37 @@ def test_policies_that_move_pixels_are_refused(policy):
 
 def test_a_part_that_the_data_do_not_have_is_refused(monkeypatch):
     monkeypatch.setattr(Painted, "object_names", ())
-    with pytest.raises(UsageError, match="these data have no boxes; beside pictures: 'mask', 'instances'"):
+    with pytest.raises(UsageError, match="these data have no boxes; beside pictures they have mask and instances"):
         painted("boxes")
+    monkeypatch.setattr(Painted, "mask_names", ())
+    monkeypatch.setattr(Painted, "mask_ignore", None)
+    with pytest.raises(UsageError, match="these data have no mask; beside pictures they have nothing"):
+        painted("mask")
+
+
+@pytest.mark.parametrize("make", [loader, on_device])
+def test_masks_of_more_classes_than_a_byte_holds(make, monkeypatch):
+    small = Painted.mask
+
+    def large(self: Painted, index: int) -> Mask:
+        classes, instances = small(self, index)
+        return Mask(classes.astype(np.int16) * 300, instances)
+
+    padded_crop = AugmentPart(crop="pad", crop_padding=6)
+    expected = [batch.parts["mask"] for batch in make(padded_crop).epoch(0)]
+    monkeypatch.setattr(Painted, "mask", large)
+    monkeypatch.setattr(Painted, "mask_dtype", np.int16)
+    monkeypatch.setattr(Painted, "mask_ignore", None)
+    for batch, mask in zip(make(padded_crop).epoch(0), expected, strict=True):
+        assert batch.parts["mask"].dtype == torch.int16
+        assert torch.equal(batch.parts["mask"], torch.where(mask == OUTSIDE, -1, mask.short() * 300))
+
+
+def test_a_set_decoded_for_other_parts_is_decoded_again():
+    stores: dict = {}
+    for parts in ((), ("mask",), PARTS):
+        made, _ = make_loader(painted(*parts), CROP, 36, batch_size=4, seed=0, device="cpu", stores=stores)
+        assert set(next(made.epoch(0)).parts) == set(parts)
 
 
 @pytest.mark.parametrize(
