@@ -261,7 +261,7 @@ def make_teacher(spec: str, splits: Splits) -> Teacher:
 
 def is_run(path: str) -> bool:
     """Whether `path` is the folder of a run."""
-    return (Path(path) / "config.json").is_file()
+    return os.path.isfile(os.path.join(path, "config.json"))  # of no path an error, however long it is
 
 
 # Objective and loaders ----------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -43,8 +44,10 @@ from patchloom.engine.disk import (
     temporary_beside,
     write_new,
 )
-from patchloom.engine.state import Snapshot, load_weights
+from patchloom.engine.state import Progress, Snapshot, load_weights
 from patchloom.errors import CheckpointError, NumericalError, UsageError
+from patchloom.foreign import MOST_BYTES, check_shape, parse_json, read_plain
+from patchloom.models.from_config import make_for
 from patchloom.models.network import Network
 from patchloom.models.registry import create_model
 from patchloom.recipes.schema import Recipe
@@ -53,7 +56,40 @@ FORMAT = 1
 WEIGHTS = "weights.safetensors"
 KEPT = 2
 CHANNELS = 3
-MOST_PIXELS = 16_384  # of a side
+MOST_PIXELS = 4096  # of a side
+LARGER = 8  # times the size of training at which a config may show pictures, from 1,024 pixels on
+MOST_WEIGHTS = 1 << 40  # bytes
+_CONFIG = {"format": int, "network": str, "options": dict}
+_OF_PICTURES = {
+    "options": {"num_classes": int, "image_size": list[int]},
+    "preprocessing": {
+        "mean": list[float],
+        "std": list[float],
+        "image_size": list[int],
+        "crop_ratio": float,
+        "interpolation?": str,
+    },
+    "level?": str | None,
+}
+_STATE = {
+    "progress": {
+        "step": int,
+        "epoch": int,
+        "best?": float | None,
+        "best_tie?": float | None,
+        "best_weights": str,
+        "best_step?": int,
+        "not_better?": int,
+        "records?": int,
+        "ended": str,
+    },
+    "steps_per_epoch": int,
+    "averaged": float,
+    "world": int,
+    "optimizer": {"kind": str, "plain": dict},
+    "scaler": dict | None,
+}
+_RANDOM = {"python": 627, "numpy": 627}  # numbers of the states of generators
 _NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 
 
@@ -171,28 +207,33 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
         # By the time of writing: a damaged one of a later step must not push out those of the run that went on.
         others = sorted((p for p in checkpoints_of(folder) if p != target), key=_written_at, reverse=True)
         for old in others[KEPT - 1 :]:
-            shutil.rmtree(old)
+            if old.is_dir() and not old.is_symlink():  # what a stranger put there stays
+                shutil.rmtree(old)
     return target
 
 
 def load_checkpoint(path: Path) -> Snapshot:
     """Read one checkpoint; every file is compared with the manifest before it is used."""
     packed = _read(path / "manifest.json")
-    manifest = _parsed(packed, path / "manifest.json")
+    manifest = _parsed(packed, path / "manifest.json", {"format": int, "sha256": dict[str, str]})
     _check_format(manifest, path / "manifest.json")
-    digests = manifest.get("sha256", {})
-    if not isinstance(digests, dict) or packed != _manifest(digests):
+    digests = manifest["sha256"]
+    if packed != _manifest(digests):
         raise CheckpointError(f"{path / 'manifest.json'} is damaged: its checksum is not its own.")
     contents = {}
     for name, digest in digests.items():
         plain_name(name, path / "manifest.json")
-        contents[name] = _read(path / name)
+        contents[name] = _read(path / name, MOST_WEIGHTS)
         if hashlib.sha256(contents[name]).hexdigest() != digest:
             raise CheckpointError(f"{path / name} is damaged: its checksum is not that of the manifest.")
-    values = json.loads(contents.pop("state.json"))
+    for needed in ("state.json", "weights.safetensors"):
+        if needed not in contents:
+            raise CheckpointError(f"{path / 'manifest.json'} is damaged: it names no {needed}.")
+    values = _state(contents.pop("state.json"), path / "state.json")
     tensors = {name.removesuffix(".safetensors"): _unpacked(data, path / name) for name, data in contents.items()}
     for part, named in tensors.items():
         refuse_bad(named, str(path / f"{part}.safetensors"), CheckpointError)
+        _check_part(part, named, path / f"{part}.safetensors")
     return Snapshot(tensors, values)
 
 
@@ -216,9 +257,9 @@ def epochs_begun(folder: Path) -> int:
     """Epochs of which the newest checkpoint that can be read has at least a part; 0 where there is none."""
     for path in checkpoints_of(folder):
         try:
-            values = _parsed(_read(path / "state.json"), path / "state.json")
+            values = _state(_read(path / "state.json"), path / "state.json")
             return -(-values["progress"]["step"] // values["steps_per_epoch"])
-        except (CheckpointError, KeyError, TypeError, ZeroDivisionError):
+        except CheckpointError:
             continue
     return 0
 
@@ -236,7 +277,7 @@ def save_weights(folder: Path, weights: dict[str, Tensor], about: dict[str, Any]
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The weights of a safetensors file; one that `save_weights` wrote is compared with its checksum."""
-    data = _read(path)
+    data = _read(path, MOST_WEIGHTS)
     weights = _unpacked(data, path)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
     ours = header.get("patchloom")
@@ -274,10 +315,13 @@ def write_config(
 
 def read_config(folder: Path) -> dict[str, Any]:
     """What `write_config` wrote, of any kind of run; its options as they were."""
-    config = _parsed(_checked(folder, "config.json"), folder / "config.json")
-    _check_format(config, folder / "config.json")
-    if isinstance(config.get("options"), dict):
-        config["options"] = {name: _tuples(value) for name, value in config["options"].items()}
+    path = folder / "config.json"
+    config = _parsed(_checked(folder, path.name), path, {"format": int})
+    _check_format(config, path)
+    _check_shape(config, _CONFIG, path)
+    if "vocabulary" not in config:
+        _check_shape(config, _OF_PICTURES, path)
+    config["options"] = {name: _tuples(value) for name, value in config["options"].items()}
     return config
 
 
@@ -288,23 +332,24 @@ def read_run_files(folder: Path) -> RunFiles:
         raise UsageError(
             f"{folder} translates and knows no images; use it with `patchloom translate` or `evaluate --text`"
         )
+    options, labels = config["options"], _read_labels(folder)
     try:
-        return RunFiles(
-            network=config["network"],
-            options=dict(config["options"]),
-            preprocessing=_usable(Preprocessing(**{k: _tuples(v) for k, v in config["preprocessing"].items()})),
-            recipe=read_recipe(folder),
-            labels=_read_labels(folder),
-            level=config.get("level"),
-        )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        shown = _usable(Preprocessing(**{k: _tuples(v) for k, v in config["preprocessing"].items()}))
+        _check_size(shown, options["image_size"])
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder / 'config.json'} lacks a field or has one too many: {error}.") from error
+    if labels and options["num_classes"] not in (0, len(labels)):
+        raise CheckpointError(
+            f"{folder / 'labels.json'} is damaged: it names {len(labels):,} classes, and the network of config.json "
+            f"tells {options['num_classes']:,} apart. Restore it."
+        )
+    return RunFiles(config["network"], options, shown, read_recipe(folder), labels, config.get("level"))
 
 
 def read_recipe(folder: Path) -> Recipe | None:
     """What a run in this folder was asked for; None where there is none."""
     path = folder / "recipe.yaml"
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
         return Recipe.from_yaml(_checked(folder, "recipe.yaml").decode())
@@ -317,8 +362,11 @@ def read_recipe(folder: Path) -> Recipe | None:
 def load_network(folder: Path) -> tuple[Network, RunFiles]:
     """The trained network of a run folder, in eval mode, and what belongs to it."""
     files = read_run_files(folder)
-    network = create_model(files.network, **files.options)
-    load_weights(network, read_weights(folder / WEIGHTS), str(folder / WEIGHTS))
+    weights, options = read_weights(folder / WEIGHTS), files.options
+    network = make_for(
+        weights, lambda: create_model(files.network, **options), options, config=str(folder / "config.json")
+    )
+    load_weights(network, weights, str(folder / WEIGHTS))
     return network.eval(), files
 
 
@@ -338,7 +386,24 @@ def _usable(shown: Preprocessing) -> Preprocessing:
         raise ValueError(f"image_size is {_list(size)}, expected height and width of 1 to {MOST_PIXELS} pixels")
     if not _is_finite(shown.crop_ratio) or not 0 < shown.crop_ratio <= 1:
         raise ValueError(f"crop_ratio is {shown.crop_ratio}, expected a number above 0 and up to 1")
+    if max(size) / shown.crop_ratio > 2 * MOST_PIXELS:
+        raise ValueError(
+            f"crop_ratio is {shown.crop_ratio}, which resizes pictures to more than {2 * MOST_PIXELS} pixels"
+        )
+    if shown.interpolation.upper() not in Image.Resampling.__members__:
+        known = ", ".join(name.lower() for name in Image.Resampling.__members__)
+        raise ValueError(f"interpolation is {shown.interpolation!r}, expected one of {known}")
     return shown
+
+
+def _check_size(shown: Preprocessing, trained_at: Sequence[int]) -> None:
+    """A ValueError where pictures would be shown so large that the network for them has no end."""
+    most = max(1024, LARGER * max(trained_at, default=0))
+    if max(shown.image_size) > most:
+        raise ValueError(
+            f"preprocessing.image_size is {_list(shown.image_size)}, expected at most {most} pixels for a network of "
+            f"{_list(tuple(trained_at))}"
+        )
 
 
 def _is_finite(value: Any) -> bool:
@@ -351,10 +416,30 @@ def _list(values: Any) -> Any:
 
 def _read_labels(folder: Path) -> tuple[str, ...]:
     path = folder / "labels.json"
-    labels = _parsed(_checked(folder, path.name), path)
-    if not isinstance(labels, list) or not all(isinstance(name, str) for name in labels):
-        raise CheckpointError(f"{path} is damaged: expected a list of class names.")
-    return tuple(labels)
+    return tuple(_parsed(_checked(folder, path.name), path, list[str]))
+
+
+def _state(data: bytes, path: Path) -> dict[str, Any]:
+    """What stands in `state.json`, with numbers that fit together."""
+    values = _parsed(data, path, _STATE)
+    progress, steps = values["progress"], values["steps_per_epoch"]
+    if unknown := progress.keys() - {field.name for field in dataclasses.fields(Progress)}:
+        raise CheckpointError(f"{path} is damaged: progress has an unknown field {min(unknown)!r}.")
+    counts = [progress.get(name, 0) for name in ("step", "epoch", "best_step", "not_better", "records")]
+    fits = steps > 0 and progress["epoch"] * steps <= progress["step"] <= (progress["epoch"] + 1) * steps
+    if min(counts) < 0 or values["averaged"] < 0 or values["world"] < 1 or not fits:
+        raise CheckpointError(f"{path} is damaged: its counts of steps and epochs do not fit together.")
+    return values
+
+
+def _check_part(part: str, tensors: dict[str, Tensor], path: Path) -> None:
+    """What every run keeps in one shape; parts with the shapes of a network are compared with it by whoever has it."""
+    for name, tensor in tensors.items():
+        expected = (_RANDOM.get(name),) if part.startswith("random-") and name in _RANDOM else ()
+        if (part == "averages" or expected) and (tensor.shape != expected or not tensor.is_floating_point()):
+            raise CheckpointError(f"{path} is damaged: {name} is {tuple(tensor.shape)}, expected {expected}.")
+    if part.startswith("random-") and not tensors.keys() >= {*_RANDOM, "torch"}:
+        raise CheckpointError(f"{path} is damaged: it lacks the state of a generator.")
 
 
 # Bytes --------------------------------------------------------------------------------------------------------------
@@ -362,7 +447,11 @@ def _read_labels(folder: Path) -> tuple[str, ...]:
 
 def checkpoints_of(folder: Path) -> list[Path]:
     """The checkpoints of a run, newest first."""
-    found = [(m, path) for path in (folder / "checkpoints").glob("step-*") if (m := _NAME.fullmatch(path.name))]
+    try:
+        names = os.listdir(folder / "checkpoints")
+    except OSError:
+        return []
+    found = [(m, folder / "checkpoints" / name) for name in names if (m := _NAME.fullmatch(name))]
     return [p for _, p in sorted(found, key=lambda f: (int(f[0][1]), int(f[0][2] or 1)), reverse=True)]
 
 
@@ -374,7 +463,7 @@ def _remove_unfinished(parent: Path) -> None:
 
 
 def _written_at(path: Path) -> int:
-    return path.stat().st_mtime_ns
+    return path.lstat().st_mtime_ns
 
 
 def _free_name(parent: Path, step: int) -> Path:
@@ -420,7 +509,9 @@ def refuse_bad(tensors: dict[str, Tensor], where: str, error: type[Exception] = 
     names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
     if not names:
         return
-    finite = torch.stack([tensors[name].isfinite().all().cpu() for name in names]).tolist()
+    # Of numbers of 8 bits torch cannot tell.
+    wide = [tensors[name].float() if tensors[name].itemsize == 1 else tensors[name] for name in names]
+    finite = torch.stack([tensor.isfinite().all().cpu() for tensor in wide]).tolist()
     bad = [name for name, good in zip(names, finite, strict=True) if not good]
     if bad:
         raise error(f"{where}: {bad[0]} and {len(bad) - 1} other tensors hold NaN or infinity.")
@@ -430,9 +521,9 @@ def _json(values: Any) -> bytes:
     return (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int = MOST_BYTES) -> bytes:
     try:
-        data = path.read_bytes()
+        data = read_plain(path, most)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     if not data:
@@ -447,11 +538,20 @@ def _checked(folder: Path, name: str) -> bytes:
     return data
 
 
-def _parsed(data: bytes, path: Path) -> Any:
+def _parsed(data: bytes, path: Path, shape: Any) -> Any:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: it is not JSON.") from error
+        value = parse_json(data)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: it is not JSON ({error}).") from error
+    _check_shape(value, shape, path)
+    return value
+
+
+def _check_shape(value: Any, shape: Any, path: Path) -> None:
+    try:
+        check_shape(value, shape)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
 
 
 def _manifest(digests: dict[str, str]) -> bytes:
@@ -460,10 +560,8 @@ def _manifest(digests: dict[str, str]) -> bytes:
     return _json({"format": FORMAT, "sha256": digests, "own_sha256": own})
 
 
-def _check_format(values: Any, path: Path) -> None:
-    found = values.get("format") if isinstance(values, dict) else None
-    if not isinstance(found, int):
-        raise CheckpointError(f"{path} does not say which format it has.")
+def _check_format(values: dict[str, Any], path: Path) -> None:
+    found = values["format"]
     if found > FORMAT:
         raise CheckpointError(
             f"{path} has format {found}, written by a newer patchloom; this one reads up to {FORMAT}. Update patchloom."

@@ -2,9 +2,11 @@
 
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from types import GenericAlias, UnionType
 from typing import Any, get_args, get_origin
 
@@ -12,20 +14,29 @@ MOST_BYTES = 64 << 20  # of a file of settings, names or records
 _MOST_DEPTH = 64
 
 
-def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
-    """The bytes of a file; an OSError too where it is a pipe, a device or a folder, or has more than `most` bytes."""
+def open_plain(path: str | os.PathLike[str]) -> FileIO:
+    """A file to read from; an OSError too where it is a pipe, a device or a folder, which is never waited for."""
+    given = os.fspath(path)
+    if "\0" in given:
+        raise OSError(errno.EINVAL, "a NUL character is in its name", given)
     # Without O_NONBLOCK a pipe that nobody writes to is waited for.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is not a file", os.fspath(path))
-        if found.st_size > most:
-            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, expected at most {most:,}", os.fspath(path))
-        with open(descriptor, "rb", buffering=0, closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(descriptor)
+    file = os.fdopen(os.open(given, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a file", given)
+    return file
+
+
+def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file; an OSError too where `open_plain` has one, or where it has more than `most` bytes."""
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        # Files of /proc say that they have none.
+        data = file.read(most + 1) if size == 0 else file.read() if size <= most else b""
+    size = max(size, len(data))
+    if size > most:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, expected at most {most:,}", os.fspath(path))
+    return data
 
 
 def parse_json(data: bytes | str, most: int = MOST_BYTES, **options: Any) -> Any:
@@ -48,7 +59,7 @@ def check_shape(value: Any, shape: Any, where: str = "") -> None:
 
     A shape is a type (`int`, `str`, `list[str]`, `dict[str, int]`, `int | None`), `Any`, or a dict of field → shape, of
     which a field that ends with a question mark may be absent; other fields are not looked at. An int is a float too,
-    a bool is neither.
+    a bool is neither; a float is finite, and whole numbers have 64 bits.
     """
     if isinstance(shape, Mapping):
         _expect(isinstance(value, dict), value, "an object with fields", where)
@@ -82,8 +93,10 @@ def _fits(value: Any, shape: Any) -> bool:
         return isinstance(value, list) and all(_fits(one, inner) for one in value)
     if shape is None or shape is type(None):
         return value is None
-    if shape is float:
-        return type(value) in (int, float)
+    if shape in (int, float):
+        # A float may be a whole number of JSON, which has any number of digits.
+        is_one = type(value) is int or (shape is float and type(value) is float)
+        return is_one and abs(value) < (math.inf if type(value) is float else 1 << 63)
     return type(value) is shape
 
 

@@ -1,5 +1,6 @@
 """The command line: one verb a file, each importing what it needs only when it runs."""
 
+import errno
 import signal
 import sys
 import traceback
@@ -30,7 +31,7 @@ from patchloom.cli.help import help_on
 from patchloom.cli.stopping import ToldToStop, told_to_stop
 from patchloom.cli.streams import Failures, watched
 from patchloom.cli.verb import Verb, verb
-from patchloom.errors import PatchloomError, ResourceError
+from patchloom.errors import PatchloomError, ResourceError, UsageError
 from patchloom.printable import printable
 
 LOST = ResourceError.exit_code
@@ -110,6 +111,8 @@ def _is_bare_knn(argument: str, after: str) -> bool:
 
 def _run(stdout: Failures) -> int:
     output.forget()
+    if any("\0" in argument for argument in sys.argv):
+        return _complain("an argument has a NUL character in it, which no path or option can have", 2)
     try:
         with told_to_stop():
             code = app(_with_number(sys.argv[1:]), prog_name="patchloom", standalone_mode=False)
@@ -119,6 +122,12 @@ def _run(stdout: Failures) -> int:
         return _complain(str(error), error.exit_code)
     except BrokenPipeError:
         return 128 + signal.SIGPIPE  # as any command in a pipe whose reader left
+    except (OSError, MemoryError) as error:
+        if stdout.first:
+            return _lost(stdout.first)
+        if output.is_verbose():
+            traceback.print_exc()
+        return _complain(*refused_by_system(error))
     except (Exception, SystemExit) as error:
         if stdout.first:
             # typer ends by itself, with 1, where nobody reads any more.
@@ -128,6 +137,22 @@ def _run(stdout: Failures) -> int:
             raise
         return _complain(error.format_message().replace("\n", " "), 2)
     return code if isinstance(code, int) else 0
+
+
+# What the system has too little of: files that are open at once, memory, disk.
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
+
+
+def refused_by_system(error: OSError | MemoryError) -> tuple[str, int]:
+    """What the system refuses where nobody foresaw it, in a line, and the exit code."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this", ResourceError.exit_code
+    name = f"{error.filename}: " if error.filename else ""
+    advice = ""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "; allow more with ulimit -n, or give fewer --workers"
+    code = ResourceError.exit_code if error.errno in _SCARCE else UsageError.exit_code
+    return f"{name}{error.strerror or error}{advice}", code
 
 
 def _lost(error: OSError) -> int:

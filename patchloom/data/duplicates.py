@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 COLUMNS, ROWS = 9, 8
+DIGEST_BYTES, THUMBNAIL_BYTES = 16, ROWS * COLUMNS * 3
 MAX_BITS = 3  # of 64
 MAX_LEVELS = 4.0  # of 255, mean over the thumbnail
 FLAT_LEVELS = 16  # brightest minus darkest of the grey thumbnail
@@ -25,7 +26,7 @@ def digest(content: Image.Image | bytes) -> bytes:
     """Equal for equal pixels, however stored; or for equal bytes of a file, which takes a tenth of the time."""
     if isinstance(content, Image.Image):
         content = f"{content.width}×{content.height}".encode() + content.tobytes()
-    return hashlib.sha256(content).digest()[:16]
+    return hashlib.sha256(content).digest()[:DIGEST_BYTES]
 
 
 def thumbnail(picture: Image.Image) -> bytes:

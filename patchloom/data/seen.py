@@ -4,17 +4,20 @@ One SQLite file for each folder of data, in $XDG_CACHE_HOME/patchloom/check or ~
 look through the same folder take turns, so that the later ones find what the first has seen.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
 import sqlite3
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
+from patchloom.data.duplicates import DIGEST_BYTES, THUMBNAIL_BYTES
 from patchloom.data.sets import Stamp
 from patchloom.data.workers import is_stopped
 
@@ -37,6 +40,20 @@ class Sight(NamedTuple):
     faults: str = ""  # of its mask and boxes: lines of kind, tab, detail
 
 
+_TYPES = (bytes, int, int, str, str, int, int, int, int, bytes, bytes, str)  # of a row
+
+
+def _is_whole(row: tuple[Any, ...]) -> bool:
+    """Whether a row is one that was written here, in which others rely on lengths."""
+    if tuple(map(type, row)) != _TYPES:
+        return False
+    sight = Sight._make(row[3:])
+    if sight.error:
+        return not sight.thumbnail
+    lengths = (len(sight.digest), len(sight.thumbnail))
+    return lengths == (DIGEST_BYTES, THUMBNAIL_BYTES) and min(sight.width, sight.height) > 0
+
+
 class Seen:
     """The sights of one folder. A damaged file is begun anew; one that cannot be written is done without."""
 
@@ -50,12 +67,16 @@ class Seen:
         """Everything that is kept."""
         try:
             with closing(self._open()) as database:
-                rows = database.execute("SELECT * FROM sights").fetchall()
+                found = database.execute("SELECT * FROM sights")
+                rows = found.fetchall()
+            if len(found.description) != len(_TYPES) or not all(map(_is_whole, rows)):
+                raise TypeError("not rows that were written here")
             return {row[:3]: Sight._make(row[3:]) for row in rows}
         except (OSError, sqlite3.OperationalError):
             return {}
         except (sqlite3.DatabaseError, TypeError):
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.unlink()
             return {}
 
     def count(self) -> int:
@@ -74,6 +95,8 @@ class Seen:
         places = ", ".join("?" * (3 + len(Sight._fields)))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if os.path.lexists(self.path) and not os.path.isfile(self.path):
+                raise OSError("not a file: SQLite would wait for a pipe")
             with closing(sqlite3.connect(self.path)) as database, database:
                 # Nothing is lost when this process dies; after a power cut the file may be begun anew.
                 database.execute("PRAGMA synchronous = OFF")
@@ -85,7 +108,7 @@ class Seen:
             self._usable = False
 
     def _open(self) -> sqlite3.Connection:
-        if not self.path.exists():
+        if not os.path.isfile(self.path):
             raise FileNotFoundError(self.path)
         return sqlite3.connect(self.path)
 
@@ -97,7 +120,7 @@ def taking_turns(kept: Sequence[Seen], waiting: Callable[[int], None]) -> Iterat
         for one in sorted(kept, key=lambda one: one.path):
             try:
                 one.path.parent.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(open(one.path.with_suffix(".lock"), "a+"))
+                file = stack.enter_context(open_lock(one.path.with_suffix(".lock")))
                 asked = 0
                 while not _locked(file.fileno()):
                     waiting(sum(other.count() for other in kept))
@@ -105,6 +128,7 @@ def taking_turns(kept: Sequence[Seen], waiting: Callable[[int], None]) -> Iterat
                     asked += 1
                     if asked == _SAID_AFTER:
                         _say_who(file)
+                file.seek(0)
                 file.truncate(0)
                 file.write(str(os.getpid()))
                 file.flush()
@@ -113,10 +137,20 @@ def taking_turns(kept: Sequence[Seen], waiting: Callable[[int], None]) -> Iterat
         yield
 
 
+def open_lock(path: Path) -> TextIO:
+    """The file of a lock, made where there is none; an OSError where it is a link or no file."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return os.fdopen(descriptor, "r+", errors="replace")
+
+
 def _say_who(file: TextIO) -> None:
     """Who holds the lock, on stderr: a wait for a process that is stopped would never end."""
     file.seek(0)
-    holder = file.read().strip()
+    holder = file.read(32).strip()
     if holder.isdecimal() and is_stopped(int(holder)):
         advice = f"it is stopped; let it go on with kill -CONT {holder}, or end it"
     else:

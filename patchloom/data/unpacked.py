@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from patchloom.data.seen import open_lock
 from patchloom.data.sets import file_state
 from patchloom.errors import DataError, ResourceError
 from patchloom.printable import printable
@@ -44,7 +45,7 @@ def plain_tar(file: Path) -> tuple[Path, str]:
     target = cache / f"{known_by}-{state[0]}-{state[1]}.tar"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with open(cache / f"{known_by}.lock", "w") as lock:
+        with open_lock(cache / f"{known_by}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one unpacks, the others find what it made
             if not target.is_file():
                 for older in cache.glob(f"{known_by}-*"):

@@ -16,7 +16,6 @@ from patchloom.deployment.levels import MEASURES, LevelEvaluations, evaluate_lev
 from patchloom.deployment.report import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run
 from patchloom.deployment.runs import RunEvaluations, evaluate_runs, named
 from patchloom.engine.display import duration
-from patchloom.engine.records import read_metrics
 from patchloom.errors import PatchloomError, UsageError
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.inspection.charts import LINE_COLORS, Point, Series, line_chart, scatter_chart
@@ -133,7 +132,7 @@ def _numbers(
     measures |= {"calibration error, %": ("calibration_error", min)}
     values = {name: dict(report) for name, report in judged.items()}
     for name, each in parts.items():
-        if by_neighbours := neighbour_score(each, read_metrics(each.folder / "metrics.jsonl")):
+        if by_neighbours := neighbour_score(each, each.metrics):
             neighbours, score = by_neighbours
             measures[f"top-1 of the {neighbours} nearest, %"] = (f"knn{neighbours}_top1", max)
             values[name] = {f"knn{neighbours}_top1": score}
@@ -164,7 +163,7 @@ def _curves(parts: dict[str, RunParts]) -> list[tuple[str, Markup]]:
     """Validation top-1, by neighbours too, and training loss; where a run averages its weights, the average's top-1."""
     charts: dict[str, list[Series]] = {}
     for i, (name, each) in enumerate(parts.items()):
-        records = read_metrics(each.folder / "metrics.jsonl")
+        records = each.metrics
         steps = steps_per_unit(records)[1]
         neighbours = neighbours_of(records)
         judged = {"Validation top-1, %": "top1", f"Top-1 of the {neighbours} nearest, %": f"knn{neighbours}_top1"}

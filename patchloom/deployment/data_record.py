@@ -1,7 +1,7 @@
 """`data.json` of a run's folder: which pictures it trains and validates on, and what it started from."""
 
 import hashlib
-import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +13,19 @@ from patchloom.data.survey import Survey
 from patchloom.deployment.run_record import data_files
 from patchloom.engine.checksums import read_checked
 from patchloom.errors import CheckpointError
+from patchloom.foreign import check_shape, parse_json
 
 RECORD = "data.json"
+_SHAPE = {
+    "classes": list[str],
+    "train": int,
+    "val": int,
+    "rows": str,
+    "contents": str,
+    "place?": str | None,
+    "init?": str | None,
+    "init_weights?": str,
+}
 
 
 @dataclass(frozen=True)
@@ -52,15 +63,16 @@ def record_of(splits: Splits, seen: Survey | None = None) -> DataRecord:
 def read_record(folder: Path) -> DataRecord | None:
     """What the run in `folder` began with; None where it kept none, a CheckpointError where it is damaged."""
     file = folder / RECORD
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
     try:
-        values = json.loads(read_checked(folder, RECORD))
+        values = parse_json(read_checked(folder, RECORD).decode("utf-8", "surrogateescape"))
+        check_shape(values, _SHAPE)
         known = DataRecord.__dataclass_fields__
         values = {name: value for name, value in values.items() if name in known}  # a newer one may have more
         return DataRecord(**(values | {"classes": tuple(values["classes"])}))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}. Restore it, or remove it.") from error
 
 
 def held_out_of(folder: Path, data: str, given: Reading = AS_IT_IS) -> PictureSet | None:

@@ -33,9 +33,25 @@ from patchloom.engine.checksums import own_sha256
 from patchloom.engine.disk import atomic_file, plain_name
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.exact_search import write_faiss
+from patchloom.foreign import check_shape, open_plain, parse_json, read_plain
 
 FORMAT = 1
 FILE, FAISS = "index.json", "faiss.index"
+_FORMAT = {"format": int, "own_sha256?": str}
+_SHAPE = {
+    "files": int,
+    "exact": bool,
+    "model": str,
+    "weights_sha256": str,
+    "preprocessing": dict,
+    "dimension": int,
+    "trunk?": bool,
+    "labels?": dict[str, int],
+    "parts": list[dict],
+    "faiss_sha256?": str,
+}
+_PART = {"name": str, "rows": int, "vectors_sha256": str, "rows_sha256": str, "dropped": list[int]}
+_ROW = {"path": str, "label": str, "size": int, "changed_ns": int}
 
 
 class Row(NamedTuple):
@@ -100,12 +116,13 @@ def read_about(folder: Path, *, accepted: bool = False) -> About:
     `accepted`: its own checksum need not be right, as where somebody changed it on purpose.
     """
     path = folder / FILE
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise UsageError(
             f"{folder} is not an index: it has no {FILE}. Make one: patchloom index RUN IMAGES --out {folder}"
         )
     try:
-        values = json.loads(path.read_bytes())
+        values = parse_json(read_plain(path))
+        check_shape(values, _FORMAT)
         kept = values.get("own_sha256")
         # One of an earlier version has none.
         if kept is not None and kept != own_sha256(values) and not accepted:
@@ -120,6 +137,9 @@ def read_about(folder: Path, *, accepted: bool = False) -> About:
                 f"{path} has format {made_by}, written by a newer patchloom; this one reads up to {FORMAT}. "
                 "Update patchloom."
             )
+        check_shape(values, _SHAPE)
+        for part in values["parts"]:
+            check_shape(part, _PART)
         parts = tuple(Part(**part | {"dropped": tuple(part["dropped"])}) for part in values.pop("parts"))
         files, exact = values.pop("files"), values.pop("exact")
         about = About(**values, parts=parts)
@@ -127,7 +147,7 @@ def read_about(folder: Path, *, accepted: bool = False) -> About:
         return about
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError) as error:  # the latter: an unknown field
         raise CheckpointError(f"{path} is damaged: {error}. Restore it, or build the index again.") from error
 
 
@@ -135,17 +155,15 @@ def _check_counts(about: About, path: Path, files: int, exact: bool) -> None:
     """A ValueError where the numbers do not agree with one another: positions would mean other files."""
     for part in about.parts:
         plain_name(part.name, path)
-        if not isinstance(part.rows, int) or part.rows < 1:
+        if part.rows < 1:
             raise ValueError(f"{part.name} has {part.rows!r} rows")
-        if len(set(part.dropped)) < len(part.dropped) or not all(
-            type(at) is int and 0 <= at < part.rows for at in part.dropped
-        ):
+        if len(set(part.dropped)) < len(part.dropped) or not all(0 <= at < part.rows for at in part.dropped):
             raise ValueError(f"{part.name} drops rows it does not have")
     if len({part.name for part in about.parts}) < len(about.parts):
         raise ValueError("it names a part twice")
     if files != len(about) or exact != about.exact:
         raise ValueError(f"it counts {files} files, its parts {len(about)}")
-    if type(about.dimension) is not int or about.dimension < 1:
+    if about.dimension < 1:
         raise ValueError(f"its vectors have {about.dimension!r} numbers")
 
 
@@ -196,9 +214,17 @@ class StoredVectors:
         """All rows of a part, the dropped ones too."""
         path = self.folder / f"{part.name}.json"
         self._compare(path, part.rows_sha256)
-        rows = [Row(*row) for row in json.loads(path.read_bytes())]
+        try:
+            rows = parse_json(read_plain(path))
+            check_shape(rows, list[list])
+            for row in rows:
+                check_shape(dict(zip(Row._fields, row, strict=True)), _ROW)
+        except OSError as error:
+            raise self._unreadable(path, error) from error
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged: {error}. Build the index again.") from error
         self._refuse_unless(len(rows) == part.rows, path, f"{len(rows)} rows", f"{part.rows}")
-        return rows
+        return [Row(*row) for row in rows]
 
     def faiss_file(self) -> Path:
         """The path of `faiss.index`, whole."""
@@ -227,9 +253,12 @@ class StoredVectors:
         path = self.folder / f"{part.name}.npy"
         self._compare(path, part.vectors_sha256)
         # Copy on write, though nothing writes: torch warns of memory that cannot be written.
-        vectors = np.load(path, mmap_mode="c", allow_pickle=False)
+        try:
+            vectors = np.load(path, mmap_mode="c", allow_pickle=False)
+        except (OSError, ValueError, EOFError, SyntaxError) as error:  # the header of .npy is a line of Python
+            raise CheckpointError(f"{path} is damaged: it is no array of numpy. Build the index again.") from error
         expected = (part.rows, self.about.dimension)
-        is_right = vectors.shape == expected and vectors.dtype == np.float32
+        is_right = isinstance(vectors, np.ndarray) and vectors.shape == expected and vectors.dtype == np.float32
         self._refuse_unless(is_right, path, f"{vectors.shape} {vectors.dtype}", f"{expected} float32")
         return torch.from_numpy(vectors)
 
@@ -239,14 +268,17 @@ class StoredVectors:
                 f"{path} has {found}, {FILE} says {expected}. Restore {FILE}, or build the index again."
             )
 
+    def _unreadable(self, path: Path, error: OSError) -> CheckpointError:
+        return CheckpointError(f"{path} cannot be read: {error.strerror}. Build the index again.")
+
     def _compare(self, path: Path, sha256: str) -> None:
         if path.name in self._whole:
             return
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}. Build the index again.") from error
+            raise self._unreadable(path, error) from error
         if found != sha256:
             raise CheckpointError(
                 f"{path} is damaged: its checksum is not that of {FILE}. Restore it, or build the index again."

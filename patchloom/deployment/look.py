@@ -1,5 +1,6 @@
 """What a trained network saw in given pictures, in those it got most wrong, or in some of val, on one page."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from patchloom.build import is_run
 from patchloom.checkpoint import Preprocessing
 from patchloom.data.given import pictures_in
 from patchloom.deployment.hub import is_on_hub, run_folder
@@ -86,7 +88,7 @@ def look_at(spec: str, paths: Sequence[str] = (), *, data: str | None = None, ou
 def open_subject(spec: str) -> Subject:
     """A run's network, or one with published weights, whose classes are then numbers."""
     name, at, path = spec.partition("@")
-    if at and not Path(spec).is_dir():
+    if at and not os.path.isdir(spec):
         return Subject(load_published(create_model(name), path).eval(), None, ())
     return _subject_of(_run(spec))
 
@@ -94,7 +96,7 @@ def open_subject(spec: str) -> Subject:
 def _run(spec: str) -> RunParts:
     if is_on_hub(spec):
         return read_run(run_folder(spec))
-    if not (Path(spec) / "config.json").is_file():
+    if not is_run(spec):
         raise UsageError(f"{spec} is not the folder of a run; give one, or NAME@FILE for published weights")
     return read_run(Path(spec))
 

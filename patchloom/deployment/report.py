@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from PIL import Image
 
+from patchloom.build import is_run
 from patchloom.checkpoint import RunFiles, load_network, read_run_files
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ImageSet
@@ -16,7 +17,7 @@ from patchloom.data.source import open_data
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Shown, evaluate_on
 from patchloom.deployment.run_record import RunRecord, read_run_record
-from patchloom.engine.records import damaged_lines, read_metrics
+from patchloom.engine.records import Record, damaged_lines, read_metrics
 from patchloom.errors import DataError, PatchloomError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, Mistake
 from patchloom.evaluation.intervals import LEVEL
@@ -24,6 +25,7 @@ from patchloom.evaluation.predictions import Predictions, fingerprint, load_pred
 from patchloom.inspection.cost import Cost, cost
 from patchloom.inspection.pictures import Picture, pictures_of
 from patchloom.inspection.report import RecipeRow, Summary, neighbours_of, recipe_rows, write_report
+from patchloom.models.from_config import make_frame
 from patchloom.models.network import Network
 from patchloom.models.registry import create_model
 
@@ -43,6 +45,7 @@ class RunParts:
     record: RunRecord | None = None
     predictions: Predictions | None = None
     network: Network | None = None
+    metrics: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def attempt(self, read: Callable[[], T]) -> T | None:
@@ -56,13 +59,14 @@ class RunParts:
 
 def read_run(folder: Path) -> RunParts:
     """A run's folder as far as it can be read; only its config must be there."""
-    if not (folder / "config.json").is_file():
+    if not is_run(str(folder)):
         raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
     parts = RunParts(folder, read_run_files(folder))
     parts.record = parts.attempt(lambda: read_run_record(folder))
     if parts.files.decides:
-        parts.predictions = parts.attempt(lambda: load_predictions(folder))
+        parts.predictions = parts.attempt(lambda: load_predictions(folder, len(parts.files.labels)))
     parts.network = parts.attempt(lambda: load_network(folder)[0])
+    parts.metrics = parts.attempt(lambda: read_metrics(folder / "metrics.jsonl")) or []
     return parts
 
 
@@ -91,8 +95,8 @@ def report_run(
     page = out or folder / (f"report-{split}.html" if split else "report.html")
     looked = parts.attempt(lambda: _pictures(parts, val)) or []
     mistakes = _mistakes(parts, val, judged)
-    metrics = read_metrics(folder / "metrics.jsonl")
-    if damaged := damaged_lines(folder / "metrics.jsonl"):
+    metrics = parts.metrics
+    if damaged := parts.attempt(lambda: damaged_lines(folder / "metrics.jsonl")):
         parts.notes.append(f"{folder / 'metrics.jsonl'}: {len(damaged)} damaged lines are left out of the curves")
     if not metrics:
         parts.notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")
@@ -178,7 +182,8 @@ def neighbour_score(parts: RunParts, metrics: Sequence[Mapping[str, Any]]) -> tu
     """How many neighbours judged a run that names no classes, and its best top-1; None where none did."""
     neighbours = 0 if parts.files.decides else neighbours_of(metrics)
     key = f"knn{neighbours}_top1"
-    return (neighbours, max(r["values"][key] for r in metrics if key in r.get("values", {}))) if neighbours else None
+    scores = [value for r in metrics if (value := r["values"].get(key)) is not None] if neighbours else []
+    return (neighbours, max(scores)) if scores else None
 
 
 def val_of(parts: RunParts, data: str | None, given: Reading = AS_IT_IS) -> ImageSet | None:
@@ -196,6 +201,8 @@ def val_of(parts: RunParts, data: str | None, given: Reading = AS_IT_IS) -> Imag
         raise DataError(f"no pictures are shown, since the data cannot be opened: {error}") from error
     if parts.predictions and fingerprint(val) != parts.predictions.fingerprint:
         raise DataError(f"no pictures are shown: those of {place} are not those the run was validated on")
+    if parts.predictions and parts.predictions.report.index[-1] >= len(val):
+        raise DataError(f"no pictures are shown: the run decided about more than the {len(val):,} of {place}")
     return val
 
 
@@ -252,8 +259,12 @@ def count_cost(parts: RunParts) -> Cost | None:
     """Of the network the config tells, so also where its weights are lost."""
 
     def counted() -> Cost:
+        options = parts.files.options
+        frame = make_frame(
+            lambda: create_model(parts.files.network, **options), options, config=str(parts.folder / "config.json")
+        )
         with torch.device("meta"):
-            return cost(create_model(parts.files.network, **parts.files.options))
+            return cost(frame)
 
     return parts.attempt(counted)
 

@@ -11,8 +11,29 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.splits import TEST_NAMES, VAL_NAMES
 from patchloom.engine.checksums import read_checked, write_checked
 from patchloom.errors import CheckpointError
+from patchloom.foreign import check_shape, parse_json
 
 FILE = "run.json"
+_TEXT = str | None
+_SHAPE = {
+    "data": str,
+    "data_name": str,
+    "level?": _TEXT,
+    "labels?": _TEXT,
+    "label_column?": _TEXT,
+    "label_pattern?": _TEXT,
+    "taxonomy?": _TEXT,
+    "classes?": _TEXT,
+    "init?": _TEXT,
+    "ended?": str,
+    "epochs?": int,
+    "seconds?": float,
+    "best_weights?": str,
+    "machine?": str,
+    "versions?": dict[str, str],
+    "choices?": dict[str, str],
+    "notes?": list[str],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +95,16 @@ def is_place_of(data: str, trained_on: str) -> bool:
 def read_run_record(folder: Path) -> RunRecord | None:
     """What `write_run_record` wrote; None where the run has not ended, or is of a version that kept no record."""
     path = folder / FILE
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     try:
-        values: dict[str, Any] = json.loads(read_checked(folder, FILE).decode("utf-8", "surrogateescape"))
-        known = RunRecord.__dataclass_fields__
-        return RunRecord(
-            **{name: value for name, value in values.items() if name in known}
-        )  # a newer one may have more
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        values: dict[str, Any] = parse_json(read_checked(folder, FILE).decode("utf-8", "surrogateescape"))
+        check_shape(values, _SHAPE)
+        known = RunRecord.__dataclass_fields__  # a newer one may have more
+        record = RunRecord(**{name: value for name, value in values.items() if name in known})
+        if min(record.epochs, record.seconds) < 0:
+            raise ValueError("it counts epochs or seconds below 0")
+        Reading.of(record)  # which refuses words that it does not know
+        return record
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}. Restore it, or remove it.") from error

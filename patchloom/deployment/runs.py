@@ -164,12 +164,13 @@ def _in_words(pair: Comparison) -> str:
 
 
 def _kept(folder: Path) -> Predictions:
-    if not read_run_files(folder).decides:
+    files = read_run_files(folder)
+    if not files.decides:
         raise UsageError(
             f"{folder} names no classes, so it kept no decisions. Measure its features: "
             f"patchloom evaluate {shlex.quote(str(folder))} DATA --knn"
         )
-    return load_predictions(folder)
+    return load_predictions(folder, len(files.labels))
 
 
 def _evaluate_run(

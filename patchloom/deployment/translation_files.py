@@ -1,18 +1,22 @@
 """What is known of a translation run in its folder: `config.json`, `recipe.yaml` and `vocabulary.model`."""
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchloom.checkpoint import read_config, read_recipe, read_weights, write_config
+from patchloom.checkpoint import WEIGHTS, read_config, read_recipe, read_weights, write_config
 from patchloom.data.vocabulary import Vocabulary
 from patchloom.engine.state import load_weights
 from patchloom.errors import CheckpointError, UsageError
+from patchloom.foreign import check_shape, read_plain
+from patchloom.models.from_config import make_for
 from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
 from patchloom.recipes.schema import Recipe
 
 VOCABULARY = "vocabulary.model"
+_SHAPE = {"source": str, "target": str, "longest": list[int], "vocabulary": str}
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class TranslationFiles:
 
 def translates_text(folder: Path) -> bool:
     """Whether it is the folder of a translation run."""
-    return (folder / "config.json").is_file() and "vocabulary" in read_config(folder)
+    return os.path.isfile(folder / "config.json") and "vocabulary" in read_config(folder)
 
 
 def write_translation_files(
@@ -51,7 +55,7 @@ def write_translation_files(
 
 def read_translation_files(folder: Path) -> TranslationFiles:
     """What `write_translation_files` wrote."""
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):
         raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
     config = read_config(folder)
     if "vocabulary" not in config:
@@ -59,24 +63,33 @@ def read_translation_files(folder: Path) -> TranslationFiles:
             f"{folder} was not trained to translate; train with --recipe translation_small, or another such"
         )
     try:
-        return TranslationFiles(
-            network=config["network"],
-            options=dict(config["options"]),
-            source=config["source"],
-            target=config["target"],
-            longest=(int(config["longest"][0]), int(config["longest"][1])),
-            vocabulary=read_vocabulary(folder, config["vocabulary"]),
-            recipe=read_recipe(folder),
-        )
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        check_shape(config, _SHAPE)
+        if len(config["longest"]) != 2 or min(config["longest"]) < 1:
+            raise ValueError(f"longest is {config['longest']}, expected the subwords of a source and a target")
+    except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'} lacks a field or has a wrong one: {error}.") from error
+    vocabulary = read_vocabulary(folder, config["vocabulary"])
+    if config["options"].get("vocabulary") != len(vocabulary):
+        raise CheckpointError(
+            f"{folder / 'config.json'} is of a vocabulary of {config['options'].get('vocabulary')!r} subwords, "
+            f"{VOCABULARY} has {len(vocabulary):,}. Restore both."
+        )
+    return TranslationFiles(
+        network=config["network"],
+        options=config["options"],
+        source=config["source"],
+        target=config["target"],
+        longest=(config["longest"][0], config["longest"][1]),
+        vocabulary=vocabulary,
+        recipe=read_recipe(folder),
+    )
 
 
 def read_vocabulary(folder: Path, sha256: str | None) -> Vocabulary:
     """The run's vocabulary, compared with its checksum: with another one, every word would mean something else."""
     path = folder / VOCABULARY
     try:
-        data = path.read_bytes()
+        data = read_plain(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     if sha256 and hashlib.sha256(data).hexdigest() != sha256:
@@ -87,6 +100,9 @@ def read_vocabulary(folder: Path, sha256: str | None) -> Vocabulary:
 def load_seq2seq(folder: Path) -> tuple[Seq2Seq, TranslationFiles]:
     """The trained network of a translation run, in eval mode, and what belongs to it."""
     files = read_translation_files(folder)
-    network = create_seq2seq(files.network, **files.options)
-    load_weights(network, read_weights(folder / "weights.safetensors"), str(folder / "weights.safetensors"))
+    weights, options = read_weights(folder / WEIGHTS), files.options
+    network = make_for(
+        weights, lambda: create_seq2seq(files.network, **options), options, config=str(folder / "config.json")
+    )
+    load_weights(network, weights, str(folder / WEIGHTS))
     return network.eval(), files

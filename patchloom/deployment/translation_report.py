@@ -1,9 +1,11 @@
 """`report.html` of a translation run, from what its folder holds."""
 
 import json
+import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from markupsafe import Markup
 from PIL import Image
@@ -14,14 +16,24 @@ from patchloom.deployment.translation_files import TranslationFiles, load_seq2se
 from patchloom.engine.checksums import read_checked, write_checked
 from patchloom.engine.records import read_metrics
 from patchloom.errors import CheckpointError
+from patchloom.foreign import check_shape, parse_json
 from patchloom.inspection.report import RecipeRow, Summary, recipe_rows, write_report
 from patchloom.inspection.sequences import attention_chart, cross_attention, position_picture
 from patchloom.models.seq2seq import Seq2Seq
+
+T = TypeVar("T")
 
 VAL = "val.json"
 SAMPLES = 20
 # Subwords of the sentence whose attention is shown: more are no longer read.
 READABLE = 40
+_SHAPE = {
+    "values": dict[str, float],
+    "signature": str,
+    "chrf_signature": str,
+    "notes": list[str],
+    "samples": list[list[str]],
+}
 _TOLD = {
     "bleu": "sacreBLEU, cased",
     "bleu_tokenised": "of words and marks, cased",
@@ -53,10 +65,12 @@ def keep_val(folder: Path, judged: TextEvaluation) -> None:
 def report_translation(folder: Path, *, out: Path | None = None) -> Path:
     """Write the report of a translation run and return its path."""
     network, files = load_seq2seq(folder)
-    record, val = read_run_record(folder), _read_val(folder)
+    lost: list[str] = []
+    record, val = _attempt(read_run_record, folder, lost), _attempt(read_val, folder, lost) or {}
+    metrics = _attempt(read_metrics, folder / "metrics.jsonl", lost) or []
     told = {"bleu": val["signature"], "chrf": val["chrf_signature"]} if val else {}
     numbers = [
-        (name, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", told.get(name, _TOLD[name]))
+        (name, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", told.get(name, _TOLD.get(name, "")))
         for name, value in val.get("values", {}).items()
     ]
     page = out or folder / "report.html"
@@ -73,10 +87,10 @@ def report_translation(folder: Path, *, out: Path | None = None) -> Path:
             command=record.command(folder) if record else "",
             next_command=f"patchloom translate {shlex.quote(str(folder))} < source.txt",
         ),
-        curves=read_metrics(folder / "metrics.jsonl"),
+        curves=metrics,
         pictures=_pictures(network, files, val.get("samples", [])),
         recipe=[RecipeRow(row.key, row.value, why.get(row.key, row.why)) for row in rows],
-        notes=[*(record.notes if record else []), *val.get("notes", [])],
+        notes=[*(record.notes if record else []), *val.get("notes", []), *lost],
         numbers=numbers,
         samples=[tuple(row) for row in val.get("samples", [])],
         environment=record.versions | {"machine": record.machine} if record else None,
@@ -84,16 +98,28 @@ def report_translation(folder: Path, *, out: Path | None = None) -> Path:
     return page
 
 
-def _read_val(folder: Path) -> dict[str, Any]:
+def _attempt(read: Callable[[Path], T], path: Path, notes: list[str]) -> T | None:
+    """What `read` gives; where it cannot, its reason becomes a note."""
+    try:
+        return read(path)
+    except CheckpointError as error:
+        notes.append(str(error))
+        return None
+
+
+def read_val(folder: Path) -> dict[str, Any]:
+    """What `keep_val` wrote; nothing where there is none."""
     path = folder / VAL
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
     try:
-        return json.loads(read_checked(folder, VAL))
+        values = parse_json(read_checked(folder, VAL))
+        check_shape(values, _SHAPE)
+        if any(len(row) != 3 for row in values["samples"]):
+            raise ValueError("a sample is not a source, a reference and a translation")
+        return values
     except ValueError as error:
-        raise CheckpointError(
-            f"{path} is damaged: it is not JSON. Remove it, or write it again by training."
-        ) from error
+        raise CheckpointError(f"{path} is damaged: {error}. Remove it, or write it again by training.") from error
 
 
 def _pictures(

@@ -1,6 +1,6 @@
 """Everything a run's folder or an index holds, compared with its checksums, and read as whoever uses it would."""
 
-import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,21 +10,25 @@ from pathlib import Path
 import numpy as np
 
 from patchloom.checkpoint import WEIGHTS, checkpoints_of, load_checkpoint, load_network, read_recipe, read_run_files
+from patchloom.deployment.data_record import RECORD as DATA_RECORD
+from patchloom.deployment.data_record import read_record
 from patchloom.deployment.index_files import FAISS, About, Part, StoredVectors, read_about, write_about
 from patchloom.deployment.index_files import FILE as INDEX
 from patchloom.deployment.run_record import FILE as RUN_RECORD
 from patchloom.deployment.run_record import read_run_record
 from patchloom.deployment.translation_files import VOCABULARY, load_seq2seq, translates_text
+from patchloom.deployment.translation_report import VAL, read_val
 from patchloom.engine.checksums import FILE as CHECKSUMS
 from patchloom.engine.checksums import accept, read_checked, read_checksums
 from patchloom.engine.disk import locked
 from patchloom.engine.records import damaged_lines
 from patchloom.errors import CheckpointError, PatchloomError, UsageError
 from patchloom.evaluation.predictions import FILE as PREDICTIONS
-from patchloom.evaluation.predictions import load_predictions
+from patchloom.evaluation.predictions import MOST_BYTES, load_predictions
+from patchloom.foreign import parse_json, read_plain
 
 # What a person may change on purpose: text. Numbers and weights are as they were computed, or damaged.
-BY_HAND = ("config.json", "labels.json", "recipe.yaml", "data.json", RUN_RECORD, "val.json")
+BY_HAND = ("config.json", "labels.json", "recipe.yaml", DATA_RECORD, RUN_RECORD, VAL)
 METRICS = "metrics.jsonl"
 
 
@@ -52,9 +56,9 @@ class Verified:
 
 def verify(folder: Path, *, accepted: bool = False) -> Verified:
     """Look at everything in the folder of a run or of an index; `accepted` takes text as it is for right first."""
-    if (folder / INDEX).is_file():
+    if os.path.isfile(folder / INDEX):
         return _verify_index(folder, accepted=accepted)
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):
         raise UsageError(f"{folder} is neither the folder of a run nor an index: it has no config.json and no {INDEX}")
     taken: list[str] = []
     if accepted:
@@ -79,25 +83,27 @@ def _verify_run(folder: Path) -> Verified:
     found = Verified(folder, "run")
     found.look(CHECKSUMS, lambda: read_checksums(folder))
     known = {} if CHECKSUMS in found.wrong else read_checksums(folder)
-    kept = [name for name in (*BY_HAND, VOCABULARY, PREDICTIONS) if (folder / name).is_file()]
-    if not (folder / CHECKSUMS).is_file():
+    kept = [name for name in (*BY_HAND, VOCABULARY, PREDICTIONS) if os.path.lexists(folder / name)]
+    if not os.path.lexists(folder / CHECKSUMS):
         found.checked.remove(CHECKSUMS)
-    for name in dict.fromkeys([*kept, *(name for name in known if (folder / name).is_file())]):
-        found.look(name, partial(read_checked, folder, name))
+    for name in dict.fromkeys([*kept, *(name for name in known if os.path.lexists(folder / name))]):
+        found.look(name, partial(read_checked, folder, name, MOST_BYTES))
     found.without_checksum = [name for name in kept if name not in known]
     found.look("recipe.yaml", lambda: read_recipe(folder))
     found.look("config.json", lambda: _read_config(found))
-    if (folder / WEIGHTS).exists():
+    if os.path.lexists(folder / WEIGHTS):
         found.look(WEIGHTS, lambda: _read_weights(found))
     else:
         found.missing.append(WEIGHTS)
     found.look(RUN_RECORD, lambda: read_run_record(folder))
-    if (folder / PREDICTIONS).is_file():
+    found.look(DATA_RECORD, lambda: read_record(folder))
+    found.look(VAL, lambda: read_val(folder))
+    if os.path.lexists(folder / PREDICTIONS):
         found.look(PREDICTIONS, lambda: _read_predictions(folder))
     found.look(METRICS, lambda: _read_metrics(folder / METRICS))
     for path in reversed(checkpoints_of(folder)):
         found.look(str(path.relative_to(folder)), partial(load_checkpoint, path))
-    found.checked = [name for name in found.checked if name in found.wrong or (folder / name).exists()]
+    found.checked = [name for name in found.checked if name in found.wrong or os.path.lexists(folder / name)]
     return found
 
 
@@ -134,14 +140,14 @@ def _verify_index(folder: Path, *, accepted: bool) -> Verified:
     if accepted:
         with locked(folder):
             about = read_about(folder, accepted=True)
-            before = (folder / INDEX).read_bytes()
+            before = read_plain(folder / INDEX)
             write_about(folder, about)
-            found.accepted = [INDEX] if (folder / INDEX).read_bytes() != before else []
+            found.accepted = [INDEX] if read_plain(folder / INDEX) != before else []
     found.look(INDEX, lambda: read_about(folder))
     if INDEX in found.wrong:
         return found
     about = read_about(folder)
-    if "own_sha256" not in json.loads((folder / INDEX).read_bytes()):
+    if "own_sha256" not in parse_json(read_plain(folder / INDEX)):
         found.without_checksum = [INDEX]
     stored = StoredVectors(folder, about)
     for part in about.parts:

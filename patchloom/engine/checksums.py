@@ -15,10 +15,12 @@ from typing import Any
 
 from patchloom.engine.disk import atomic_write, plain_name
 from patchloom.errors import CheckpointError
+from patchloom.foreign import MOST_BYTES, check_shape, parse_json, read_plain
 
 FILE = "checksums.json"
 FORMAT = 1
-MOST_BYTES = 1 << 20  # of checksums.json; a folder has a handful of files
+_MOST_OWN = 1 << 20  # bytes of checksums.json; a folder has a handful of files
+_MOST_ANY = 1 << 32  # of a file that is about to be replaced
 
 Checksums = dict[str, list[str]]
 
@@ -42,11 +44,11 @@ def write_checked(folder: Path, files: Mapping[str, bytes]) -> None:
             atomic_write(folder / name, data)
 
 
-def read_checked(folder: Path, name: str) -> bytes:
-    """The bytes of a file of a folder; a CheckpointError where they are not those that were written."""
+def read_checked(folder: Path, name: str, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file of a folder, `most` of them; a CheckpointError where they are not those that were written."""
     path = folder / name
     try:
-        data = path.read_bytes()
+        data = read_plain(path, most)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     known = read_checksums(folder).get(name)
@@ -62,24 +64,24 @@ def read_checksums(folder: Path) -> Checksums:
     """File → the checksums it may have; nothing where the folder is of a version that kept none."""
     path = folder / FILE
     try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES)
+        data = read_plain(path, _MOST_OWN)
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     try:
-        values = json.loads(data)
+        values = parse_json(data)
+        check_shape(values, {"format": int, "sha256": dict[str, list[str]]})
         found = values["sha256"]
-        if isinstance(values["format"], int) and values["format"] > FORMAT:
+        if values["format"] > FORMAT:
             raise CheckpointError(f"{path} was written by a newer patchloom. Update patchloom.")
         if data != _packed(found):
             raise ValueError("its checksum is not its own")
-        return {plain_name(name, path): [str(one) for one in digests] for name, digests in found.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return {plain_name(name, path): digests for name, digests in found.items()}
+    except ValueError as error:
         raise CheckpointError(
-            f"{path} is damaged: {error or 'it is no table of checksums'}. Restore it; or, if the other files are "
-            f"right, write it again: patchloom verify {shlex.quote(str(folder))} --accept"
+            f"{path} is damaged: {error}. Restore it; or, if the other files are right, write it again: "
+            f"patchloom verify {shlex.quote(str(folder))} --accept"
         ) from error
 
 
@@ -106,7 +108,7 @@ def _for_writing(folder: Path) -> Checksums:
 
 def _digest_of(path: Path) -> str | None:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_plain(path, _MOST_ANY)).hexdigest()
     except OSError:
         return None
 

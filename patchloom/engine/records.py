@@ -15,7 +15,18 @@ from typing import Any, Protocol
 
 from patchloom.engine.disk import atomic_write, disk_errors
 from patchloom.engine.display import Display, Status, make_display
-from patchloom.errors import UsageError
+from patchloom.errors import CheckpointError, UsageError
+from patchloom.foreign import check_shape, parse_json, read_plain
+
+MOST_BYTES, MOST_OF_LINE = 1 << 28, 1 << 20  # of metrics.jsonl; a year of steps has less
+_SHAPE = {
+    "step?": int,
+    "epoch?": int,
+    "kind?": str,
+    "weights?": str,
+    "values": dict[str, float | None],
+    "time?": dict[str, float | None],
+}
 
 Record = dict[str, Any]
 
@@ -80,17 +91,29 @@ class MetricsFile:
 
 
 def read_metrics(path: Path, kept: int | None = None) -> list[Record]:
-    """The records of a metrics.jsonl, or its first `kept`; lines that are damaged or unfinished are left out."""
-    lines = path.read_bytes().split(b"\n")[:kept] if path.exists() else []
+    """The records of a metrics.jsonl, or its first `kept`; lines that are damaged or unfinished are left out.
+
+    A CheckpointError where it is there and cannot be read.
+    """
+    lines = _lines(path)[:kept]
     return [record for line in lines if (record := _record(line)) is not None]
 
 
 def damaged_lines(path: Path) -> list[int]:
     """Numbers, from 1, of the lines of a metrics.jsonl that are not as written; a last one may be unfinished."""
-    *whole, last = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    *whole, last = _lines(path)
     damaged = [number for number, line in enumerate(whole, 1) if _record(line) is None]
     # A killed writer leaves the beginning of a line; a whole one and a letter more had another end.
     return [*damaged, len(whole) + 1] if _record(last) is None and _record(last[:-1]) is not None else damaged
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return read_plain(path, MOST_BYTES).split(b"\n")
+    except FileNotFoundError:
+        return [b""]
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}. Restore it, or remove it.") from error
 
 
 def _line(record: Record) -> bytes:
@@ -100,15 +123,17 @@ def _line(record: Record) -> bytes:
 def _record(line: bytes) -> Record | None:
     """The record of a line, without its checksum; None where it is none, or is not as it was written."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line, MOST_OF_LINE)
+        check_shape(record, _SHAPE)
+    except ValueError:
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("values"), dict):
+    if min(record.get("step", 0), record.get("epoch", 0)) < 0:
         return None
     # One of an earlier version has no checksum.
     if "crc32" in record and record["crc32"] != _crc32(record):
         return None
-    return {name: value for name, value in record.items() if name != "crc32"}
+    known = {name.removesuffix("?") for name in _SHAPE}
+    return {name: value for name, value in record.items() if name in known}
 
 
 def _crc32(record: Record) -> int:

@@ -16,9 +16,18 @@ from torch.optim import Optimizer
 
 from patchloom.engine.distribution import Processes, unwrap, whole
 from patchloom.engine.run import Run
-from patchloom.errors import CheckpointError, UsageError
+from patchloom.errors import CheckpointError, PatchloomError, UsageError
+from patchloom.models.from_config import differences
 
 Tensors = dict[str, Tensor]
+# What optimisers keep of each parameter.
+_KEPT = {
+    "AdamW": {"step", "exp_avg", "exp_avg_sq"},
+    "Adam": {"step", "exp_avg", "exp_avg_sq"},
+    "Lamb": {"exp_avg", "exp_avg_sq"},
+    "SGD": {"momentum_buffer"},
+    "Adagrad": {"step", "sum"},
+}
 
 
 @dataclass
@@ -76,6 +85,19 @@ def capture(run: Run, progress: Progress) -> Snapshot:
 
 def restore(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
     """Bring a freshly built run to where the snapshot was taken; the notes say what could not be exact."""
+    try:
+        return _restored(run, snapshot)
+    except PatchloomError:
+        raise
+    except Exception as error:  # names, shapes and values that no optimiser, scaler or generator of this run has
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(
+            f"The checkpoint of step {snapshot.step} cannot be used in this run: {reason}. Remove it to go on from the "
+            "one before, or give a new folder with --out."
+        ) from error
+
+
+def _restored(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
     values = snapshot.values
     notes: list[str] = []
     load_weights(unwrap(run.model), snapshot.tensors["weights"], "the checkpoint")
@@ -99,16 +121,8 @@ def restore(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
 def load_weights(module: nn.Module, weights: Tensors, source: str) -> None:
     """Load exactly these weights, or a CheckpointError that lists the names and shapes that differ."""
     own = module.state_dict()
-    differ = [f"{name} is missing" for name in own if name not in weights]
-    differ += [f"{name} is unknown" for name in weights if name not in own]
-    differ += [
-        f"{name} is {tuple(weights[name].shape)}, expected {tuple(own[name].shape)}"
-        for name in own
-        if name in weights and weights[name].shape != own[name].shape
-    ]
-    if differ:
-        shown = "; ".join(differ[:5]) + (f"; and {len(differ) - 5} more" if len(differ) > 5 else "")
-        raise CheckpointError(f"{source} is of another network or number of classes: {shown}.")
+    if differ := differences(own, weights):
+        raise CheckpointError(f"{source} is of another network or number of classes: {differ}.")
     module.load_state_dict({name: _like(own[name], value) for name, value in weights.items()})
 
 
@@ -144,11 +158,18 @@ def load_optimizer_state(optimizer: Optimizer, tensors: Tensors, values: dict[st
         owner, key = name.split(".", 1)
         if owner == "group":
             number, key = key.split(".", 1)
+            if key not in _moving(optimizer, {key: value}) or not isinstance(value, int | float | Tensor):
+                raise ValueError(f"{name} is no state of {kind}")
             state["param_groups"][int(number)][key] = value
             continue
-        if isinstance(value, Tensor) and value.shape == params[int(owner)].shape and value.ndim:
+        if isinstance(value, Tensor) and value.ndim and value.shape != params[int(owner)].shape:
+            raise ValueError(f"{name} is {tuple(value.shape)}, expected {tuple(params[int(owner)].shape)}")
+        if isinstance(value, Tensor) and value.ndim:
             value = _like(params[int(owner)], value)
         state["state"].setdefault(int(owner), {})[key] = value
+    for number, kept in state["state"].items():
+        if kind in _KEPT and kept.keys() != _KEPT[kind]:
+            raise ValueError(f"of parameter {number} {kind} keeps {sorted(_KEPT[kind])}, given {sorted(kept)}")
     optimizer.load_state_dict(state)
 
 

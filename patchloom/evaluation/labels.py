@@ -8,17 +8,16 @@ V2     10,000 new images (arXiv 1902.10811) in folders "0" … "999". The names 
 Class numbers are places in the sorted list of WordNet ids, as in every published network.
 """
 
-import json
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from patchloom.data.sets import ClassTable, PictureSet
 from patchloom.data.source import find_source
 from patchloom.errors import DataError, UsageError
+from patchloom.foreign import check_shape, parse_json, read_plain
 
 _VAL_NAME = re.compile(r"ILSVRC2012_val_(\d{8})")
 
@@ -26,11 +25,12 @@ _VAL_NAME = re.compile(r"ILSVRC2012_val_(\d{8})")
 def read_real_labels(path: str | os.PathLike[str]) -> list[tuple[int, ...]]:
     """The right classes of each image of val, in the order of their file names."""
     try:
-        lists = json.loads(Path(path).read_text(encoding="utf-8"))
-        return [tuple(int(number) for number in labels) for labels in lists]
+        lists = parse_json(read_plain(path))
+        check_shape(lists, list[list[int]])
+        return [tuple(labels) for labels in lists]
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}. Give the path of ReaL's real.json.") from error
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise DataError(f"{path} is not a list with a list of class numbers for each image: {error}") from error
 
 

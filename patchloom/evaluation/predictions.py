@@ -6,6 +6,8 @@ compared image by image without their data or a GPU. A fingerprint of the images
 
 import hashlib
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +19,12 @@ from patchloom.data.sets import ImageSet
 from patchloom.engine.checksums import read_checked, write_checked
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.classification import ClassificationReport
+from patchloom.foreign import check_shape, parse_json
 
 FILE = "predictions.safetensors"
 FORMAT = 1
+MOST_BYTES = 1 << 31  # 24 an image
+_ABOUT = {"format": int, "fingerprint": str, "classes": list[str], "topk": list[int]}
 _WHOLE = ("index", "labels", "predictions", "ranks")
 _REAL = ("confidence", "losses")
 
@@ -60,24 +65,54 @@ def save_predictions(folder: Path, predictions: Predictions) -> Path:
     return folder / FILE
 
 
-def load_predictions(folder: Path) -> Predictions:
-    """What `save_predictions` wrote; a UsageError where the run has none."""
+def load_predictions(folder: Path, classes: int | None = None) -> Predictions:
+    """What `save_predictions` wrote, of so many `classes` where these are known; a UsageError where there is none."""
     path = folder / FILE
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise UsageError(
             f"{folder} keeps no decisions ({FILE}): it was not trained to its end by this version. "
             "Give the data too: patchloom evaluate RUN… DATA"
         )
     try:
-        data = read_checked(folder, FILE)
+        data = read_checked(folder, FILE, MOST_BYTES)
         columns = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["patchloom"]
-        about = json.loads(header)
+        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        check_shape(header, {"__metadata__": {"patchloom": str}})
+        about = parse_json(header["__metadata__"]["patchloom"])
+        check_shape(about, _ABOUT)
         if about["format"] > FORMAT:
             raise CheckpointError(f"{path} was written by a newer patchloom. Update patchloom.")
+        if classes not in (None, len(about["classes"])):
+            raise ValueError(f"it is about {len(about['classes']):,} classes, the run tells {classes:,} apart")
+        _check_columns(columns, len(about["classes"]))
         whole = [columns[name].astype(np.int64) for name in _WHOLE]
         real = [columns[name] for name in _REAL]
-        report = ClassificationReport(tuple(about["classes"]), tuple(about["topk"]), *whole, *real)
-        return Predictions(report, str(about["fingerprint"]))
+        report = ClassificationReport(tuple(about["classes"]), _ks(about["topk"]), *whole, *real)
+        return Predictions(report, about["fingerprint"])
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}. Evaluate the run on its data instead.") from error
+
+
+def _ks(topk: list[int]) -> tuple[int, ...]:
+    if 1 not in topk or min(topk) < 1:
+        raise ValueError(f"topk is {topk}, expected whole numbers with 1 among them")
+    return tuple(topk)
+
+
+def _check_columns(columns: Mapping[str, np.ndarray], classes: int) -> None:
+    """A ValueError where the columns are not rows about images of so many classes."""
+    for name in (*_WHOLE, *_REAL):
+        if name not in columns:
+            raise ValueError(f"it has no column {name}")
+        column, expected = columns[name], np.int32 if name in _WHOLE else np.float32
+        if column.dtype != expected or column.shape != columns["index"].shape or column.ndim != 1 or not len(column):
+            shape = columns["index"].shape[:1]
+            raise ValueError(f"{name} is {column.shape} {column.dtype}, expected {shape} {np.dtype(expected)}")
+        # Places rise, since an image counts once; the others are numbers of classes.
+        low, high = (0, None) if name == "index" else (0, classes - 1)
+        if name in _WHOLE and (column.min() < low or (high is not None and column.max() > high)):
+            raise ValueError(f"{name} has {column.min()} to {column.max()}, expected {low} to {high or 'any'}")
+    if (np.diff(columns["index"]) <= 0).any():
+        raise ValueError("index names an image twice, or not in their order")
+    if not ((columns["confidence"] >= 0) & (columns["confidence"] <= 1 + 1e-3)).all():
+        raise ValueError("confidence is no probability")

@@ -5,6 +5,7 @@ What a run ends with is its last evaluation, not its best: the best would select
 The name of a spread is the name of the number; its values: mean, std (n − 1), min, max and how many runs.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,11 +98,9 @@ def spread_by_epoch(folders: Sequence[Path], name: str = "top1", weights: Weight
 def evaluations(folder: Path, weights: Weights = "model") -> list[dict[str, Any]]:
     """The evaluation records of a run, oldest first."""
     path = folder / "metrics.jsonl"
-    try:
-        path.open("rb").close()
-        damaged, records = damaged_lines(path), read_metrics(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}. Give the folder of a run.") from error
+    if not os.path.lexists(path):
+        raise CheckpointError(f"{path} cannot be read: there is no such file. Give the folder of a run.")
+    damaged, records = damaged_lines(path), read_metrics(path)
     if damaged:
         raise CheckpointError(f"{path} is damaged: line {damaged[0]} is not as it was written.")
     return [r for r in records if r.get("kind") == "evaluation" and r.get("weights") == weights]

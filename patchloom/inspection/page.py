@@ -13,6 +13,7 @@ from PIL import Image
 
 from patchloom.engine.disk import atomic_write
 from patchloom.errors import ResourceError, UsageError
+from patchloom.printable import printable
 
 _PAGES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
@@ -24,15 +25,16 @@ _PAGES = Environment(
 
 
 def render(template: str, **values: Any) -> str:
-    """The HTML of a template of this folder; every text in it is escaped."""
-    return _PAGES.get_template(template).render(**values)
+    """The HTML of a template of this folder; every text in it is escaped, and what would steer a browser's text too."""
+    html = _PAGES.get_template(template).render(**values)
+    return "\n".join(map(printable, html.split("\n")))
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:
     """Write the page, whole or not at all."""
     html = render(template, **values)
     try:
-        atomic_write(path, html.encode("utf-8", "backslashreplace"))
+        atomic_write(path, html.encode())
     except (UsageError, ResourceError) as error:
         reason = getattr(error.__cause__, "strerror", None) or error
         raise ResourceError(f"the page {path} cannot be written ({reason})") from error

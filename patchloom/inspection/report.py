@@ -204,7 +204,7 @@ def curve(
 def neighbours_of(records: Sequence[Mapping[str, Any]]) -> int:
     """How many neighbours judged the run; 0 where none did."""
     names = (name for r in records if r.get("kind") == "evaluation" for name in r.get("values", {}))
-    found = (re.fullmatch(r"knn(\d+)_top1", name) for name in names)
+    found = (re.fullmatch(r"knn(\d{1,9})_top1", name) for name in names)
     return next((int(match[1]) for match in found if match), 0)
 
 

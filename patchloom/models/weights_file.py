@@ -1,6 +1,7 @@
 """Files of weights that others wrote, looked at before they are opened: no code of theirs runs, none fills memory."""
 
 import argparse
+import os
 import pickletools
 import warnings
 import zipfile
@@ -21,7 +22,7 @@ GLOBALS_SHOWN = 5
 
 def read_weights_file(path: Path) -> Mapping[str, Any]:
     """What a .safetensors, .npz, .pth or .pt file holds, once it is known to be harmless."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"{path}: no such file; give the path of a .safetensors, .pth or .npz file")
     check_weights_file(path)
     try:

@@ -1,6 +1,7 @@
 """ClusterFit's labels: clusters of the features of another run, found once and kept in the run's folder."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from patchloom.data.sets import ClassTable, ImageSet
 from patchloom.engine.distribution import Processes
 from patchloom.errors import CheckpointError
 from patchloom.evaluation.embeddings import embed
+from patchloom.foreign import check_shape, parse_json, read_plain
 from patchloom.objectives.clusters import cluster_labels
 from patchloom.training.plan import Plan
 
@@ -26,7 +28,9 @@ def clustered(plan: Plan, processes: Processes, workers: int) -> ImageSet:
     labels = None
     if processes.is_main:
         path = plan.folder / FILE
-        labels = _kept(path, len(images)) if path.exists() else _found(plan, images, processes, workers)
+        clusters = plan.recipe.grafit.clusters
+        is_kept = os.path.lexists(path)
+        labels = _kept(path, len(images), clusters) if is_kept else _found(plan, images, processes, workers)
         if plan.folder.is_dir():  # a dry run has none
             atomic_write(path, json.dumps(labels).encode())
     names = tuple(f"cluster {number}" for number in range(plan.recipe.grafit.clusters))
@@ -51,10 +55,13 @@ def _found(plan: Plan, images: ImageSet, processes: Processes, workers: int) -> 
     return cluster_labels(found.vectors, part.clusters, seed=plan.recipe.seed).tolist()
 
 
-def _kept(path: Path, images: int) -> list[int]:
+def _kept(path: Path, images: int, clusters: int) -> list[int]:
     """A resumed run goes on with the clusters it began with: on a GPU they would not be found the same again."""
     try:
-        labels = json.loads(path.read_text())
+        labels = parse_json(read_plain(path))
+        check_shape(labels, list[int])
+        if not all(0 <= label < clusters for label in labels):
+            raise ValueError(f"it has numbers that are none of {clusters:,} clusters")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}). Remove the folder to start again.") from error
     if len(labels) != images:
