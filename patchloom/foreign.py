@@ -10,29 +10,43 @@ from io import FileIO
 from types import GenericAlias, UnionType
 from typing import Any, get_args, get_origin
 
+from patchloom.errors import ResourceError
+
 MOST_BYTES = 64 << 20  # of a file of settings, names or records
 _MOST_DEPTH = 64
+# What the system has too little of at the moment, and what a user can do.
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+ADVICE = "Allow more open files with ulimit -n, or give fewer --workers, and run the command again."
 
 
 def open_plain(path: str | os.PathLike[str]) -> FileIO:
-    """A file to read from; an OSError too where it is a pipe, a device or a folder, which is never waited for."""
+    """A file to read from; an OSError too where it is a pipe, a device or a folder, which is never waited for.
+
+    Where too many files are open, a ResourceError.
+    """
     given = os.fspath(path)
     if "\0" in given:
         raise OSError(errno.EINVAL, "a NUL character is in its name", given)
-    # Without O_NONBLOCK a pipe that nobody writes to is waited for.
-    file = os.fdopen(os.open(given, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    try:
+        # Without O_NONBLOCK a pipe that nobody writes to is waited for.
+        descriptor = os.open(given, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in SCARCE:  # which is no fact about the file
+            raise ResourceError(f"{given} cannot be read now: {error.strerror}. {ADVICE}") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a file", given)
-    return file
+    return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     """The bytes of a file; an OSError too where `open_plain` has one, or where it has more than `most` bytes."""
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
-        # Files of /proc say that they have none.
-        data = file.read(most + 1) if size == 0 else file.read() if size <= most else b""
+        data = file.read() if 0 < size <= most else b""
+        while size == 0 and len(data) <= most and (more := file.read(1 << 16)):  # as of /proc
+            data += more
     size = max(size, len(data))
     if size > most:
         raise OSError(errno.EFBIG, f"it has {size:,} bytes, expected at most {most:,}", os.fspath(path))

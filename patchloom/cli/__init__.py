@@ -32,6 +32,7 @@ from patchloom.cli.stopping import ToldToStop, told_to_stop
 from patchloom.cli.streams import Failures, watched
 from patchloom.cli.verb import Verb, verb
 from patchloom.errors import PatchloomError, ResourceError, UsageError
+from patchloom.foreign import ADVICE, SCARCE
 from patchloom.printable import printable
 
 LOST = ResourceError.exit_code
@@ -139,20 +140,15 @@ def _run(stdout: Failures) -> int:
     return code if isinstance(code, int) else 0
 
 
-# What the system has too little of: files that are open at once, memory, disk.
-_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
-
-
 def refused_by_system(error: OSError | MemoryError) -> tuple[str, int]:
     """What the system refuses where nobody foresaw it, in a line, and the exit code."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for this", ResourceError.exit_code
     name = f"{error.filename}: " if error.filename else ""
-    advice = ""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        advice = "; allow more with ulimit -n, or give fewer --workers"
-    code = ResourceError.exit_code if error.errno in _SCARCE else UsageError.exit_code
-    return f"{name}{error.strerror or error}{advice}", code
+    if error.errno in SCARCE:
+        return f"{name}{error.strerror}. {ADVICE}", ResourceError.exit_code
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"{name}{error.strerror or error}", ResourceError.exit_code if is_full else UsageError.exit_code
 
 
 def _lost(error: OSError) -> int:

@@ -22,7 +22,7 @@ from patchloom.engine.checksums import FILE as CHECKSUMS
 from patchloom.engine.checksums import accept, read_checked, read_checksums
 from patchloom.engine.disk import locked
 from patchloom.engine.records import damaged_lines
-from patchloom.errors import CheckpointError, PatchloomError, UsageError
+from patchloom.errors import CheckpointError, PatchloomError, ResourceError, UsageError
 from patchloom.evaluation.predictions import FILE as PREDICTIONS
 from patchloom.evaluation.predictions import MOST_BYTES, load_predictions
 from patchloom.foreign import parse_json, read_plain
@@ -50,6 +50,8 @@ class Verified:
             self.checked.append(name)
         try:
             read()
+        except ResourceError:
+            raise  # which is no fact about the file
         except PatchloomError as error:
             self.wrong.setdefault(name, str(error))
 
