@@ -63,10 +63,10 @@ _CONFIG = {"format": int, "network": str, "options": dict}
 _OF_PICTURES = {
     "options": {"num_classes": int, "image_size": list[int]},
     "preprocessing": {
-        "mean": list[float],
-        "std": list[float],
-        "image_size": list[int],
-        "crop_ratio": float,
+        "mean": Any,  # these four are looked at by `_usable`, which has more to say of them
+        "std": Any,
+        "image_size": Any,
+        "crop_ratio": Any,
         "interpolation?": str,
     },
     "level?": str | None,
@@ -226,23 +226,35 @@ def load_checkpoint(path: Path) -> Snapshot:
         contents[name] = _read(path / name, MOST_WEIGHTS)
         if hashlib.sha256(contents[name]).hexdigest() != digest:
             raise CheckpointError(f"{path / name} is damaged: its checksum is not that of the manifest.")
-    for needed in ("state.json", "weights.safetensors"):
-        if needed not in contents:
-            raise CheckpointError(f"{path / 'manifest.json'} is damaged: it names no {needed}.")
-    values = _state(contents.pop("state.json"), path / "state.json")
+    if "state.json" not in contents:
+        raise CheckpointError(f"{path / 'manifest.json'} is damaged: it names no state.json.")
+    values = _parsed(contents.pop("state.json"), path / "state.json", dict)
     tensors = {name.removesuffix(".safetensors"): _unpacked(data, path / name) for name, data in contents.items()}
     for part, named in tensors.items():
         refuse_bad(named, str(path / f"{part}.safetensors"), CheckpointError)
-        _check_part(part, named, path / f"{part}.safetensors")
     return Snapshot(tensors, values)
 
 
-def find_checkpoint(folder: Path) -> Found | None:
-    """The newest checkpoint that is whole; None where there never was one, an error where all are damaged."""
+def read_checkpoint(path: Path) -> Snapshot:
+    """What `load_checkpoint` gives, where it can be that of a run: its values and parts are of the shapes of one."""
+    snapshot = load_checkpoint(path)
+    _check_state(snapshot.values, path / "state.json")
+    if "weights" not in snapshot.tensors:
+        raise CheckpointError(f"{path / 'manifest.json'} is damaged: it names no weights.safetensors.")
+    for part, named in snapshot.tensors.items():
+        _check_part(part, named, path / f"{part}.safetensors")
+    return snapshot
+
+
+def find_checkpoint(folder: Path, read: Callable[[Path], Snapshot] = load_checkpoint) -> Found | None:
+    """The newest checkpoint that is whole; None where there never was one, an error where all are damaged.
+
+    To go on with a run, `read` is `read_checkpoint`: one of another shape is then passed over too.
+    """
     notes: list[str] = []
     for path in checkpoints_of(folder):
         try:
-            return Found(path, load_checkpoint(path), notes)
+            return Found(path, read(path), notes)
         except CheckpointError as error:
             notes.append(f"skipped {path.name}: {error}")
     if notes:
@@ -257,7 +269,8 @@ def epochs_begun(folder: Path) -> int:
     """Epochs of which the newest checkpoint that can be read has at least a part; 0 where there is none."""
     for path in checkpoints_of(folder):
         try:
-            values = _state(_read(path / "state.json"), path / "state.json")
+            values = _parsed(_read(path / "state.json"), path / "state.json", dict)
+            _check_state(values, path / "state.json")
             return -(-values["progress"]["step"] // values["steps_per_epoch"])
         except CheckpointError:
             continue
@@ -419,9 +432,9 @@ def _read_labels(folder: Path) -> tuple[str, ...]:
     return tuple(_parsed(_checked(folder, path.name), path, list[str]))
 
 
-def _state(data: bytes, path: Path) -> dict[str, Any]:
-    """What stands in `state.json`, with numbers that fit together."""
-    values = _parsed(data, path, _STATE)
+def _check_state(values: dict[str, Any], path: Path) -> None:
+    """A CheckpointError where what stands in `state.json` is not that of a run, or its numbers do not fit together."""
+    _check_shape(values, _STATE, path)
     progress, steps = values["progress"], values["steps_per_epoch"]
     if unknown := progress.keys() - {field.name for field in dataclasses.fields(Progress)}:
         raise CheckpointError(f"{path} is damaged: progress has an unknown field {min(unknown)!r}.")
@@ -429,7 +442,6 @@ def _state(data: bytes, path: Path) -> dict[str, Any]:
     fits = steps > 0 and progress["epoch"] * steps <= progress["step"] <= (progress["epoch"] + 1) * steps
     if min(counts) < 0 or values["averaged"] < 0 or values["world"] < 1 or not fits:
         raise CheckpointError(f"{path} is damaged: its counts of steps and epochs do not fit together.")
-    return values
 
 
 def _check_part(part: str, tensors: dict[str, Tensor], path: Path) -> None:

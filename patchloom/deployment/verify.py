@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.checkpoint import WEIGHTS, checkpoints_of, load_checkpoint, load_network, read_recipe, read_run_files
+from patchloom.checkpoint import WEIGHTS, checkpoints_of, load_network, read_checkpoint, read_recipe, read_run_files
 from patchloom.deployment.data_record import RECORD as DATA_RECORD
 from patchloom.deployment.data_record import read_record
 from patchloom.deployment.index_files import FAISS, About, Part, StoredVectors, read_about, write_about
@@ -104,7 +104,7 @@ def _verify_run(folder: Path) -> Verified:
         found.look(PREDICTIONS, lambda: _read_predictions(folder))
     found.look(METRICS, lambda: _read_metrics(folder / METRICS))
     for path in reversed(checkpoints_of(folder)):
-        found.look(str(path.relative_to(folder)), partial(load_checkpoint, path))
+        found.look(str(path.relative_to(folder)), partial(read_checkpoint, path))
     found.checked = [name for name in found.checked if name in found.wrong or os.path.lexists(folder / name)]
     return found
 

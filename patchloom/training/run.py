@@ -11,7 +11,15 @@ from typing import Any
 import torch
 
 from patchloom.build import reads_labels, tells_classes
-from patchloom.checkpoint import Folder, Found, find_checkpoint, read_weights, save_weights, write_run_files
+from patchloom.checkpoint import (
+    Folder,
+    Found,
+    find_checkpoint,
+    read_checkpoint,
+    read_weights,
+    save_weights,
+    write_run_files,
+)
 from patchloom.data.pairs import Pairs
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import Classifier, load
@@ -160,7 +168,7 @@ def _train_and_report(
     time_limit_s: float | None,
     say: Callable[[str], None],
 ) -> Trained:
-    found = find_checkpoint(plan.folder)
+    found = find_checkpoint(plan.folder, read_checkpoint)
     if found:
         found = with_best_weights(found, plan.folder, run.processes)
         for note in found.notes:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from patchloom.build import Choice, base_recipe, changed_recipe, is_run, make_seq2seq
-from patchloom.checkpoint import Folder, find_checkpoint, read_config
+from patchloom.checkpoint import Folder, find_checkpoint, read_checkpoint, read_config
 from patchloom.data.encoded import EncodedPairs, encode_pairs, learn_vocabulary
 from patchloom.data.pairs import LeftOut, ParallelText, open_parallel
 from patchloom.data.token_batches import TokenLoader
@@ -381,7 +381,7 @@ def _train_and_report(
 ) -> Trained:
     processes, folder = run.processes, plan.folder
     network: Any = unwrap(run.model)
-    found = find_checkpoint(folder)
+    found = find_checkpoint(folder, read_checkpoint)
     if found:
         found = with_best_weights(found, folder, processes)
         for note in found.notes:

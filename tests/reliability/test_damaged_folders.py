@@ -24,7 +24,7 @@ from safetensors.numpy import load as load_columns
 from safetensors.numpy import save as save_columns
 
 from patchloom import checkpoint
-from patchloom.checkpoint import _manifest, find_checkpoint, load_checkpoint, load_network
+from patchloom.checkpoint import _manifest, find_checkpoint, load_network, read_checkpoint
 from patchloom.data.seen import Seen, Sight, taking_turns
 from patchloom.deployment.classifier import load
 from patchloom.deployment.data_record import held_out_of
@@ -328,7 +328,7 @@ def test_a_state_of_another_shape_is_passed_over(run: Path) -> None:
     passed = 0
     for data in mutations(state):
         rewrite(newest, "state.json", data)
-        found = find_checkpoint(run)
+        found = find_checkpoint(run, read_checkpoint)
         assert found is not None
         passed += found.path == older and "skipped" in found.notes[0]
     assert passed > 60
@@ -337,7 +337,7 @@ def test_a_state_of_another_shape_is_passed_over(run: Path) -> None:
     for bad in (columns | {"python": columns["python"][:-1]}, {"torch": columns["torch"]}):
         rewrite(newest, "random-0.safetensors", save_columns(bad))
         with pytest.raises(CheckpointError, match=r"random-0\.safetensors is damaged"):
-            load_checkpoint(newest)
+            read_checkpoint(newest)
 
 
 def test_a_damaged_state_does_not_stop_a_run(made: Path, run: Path, monkeypatch, capsys) -> None:
@@ -442,7 +442,7 @@ def test_what_is_no_file_in_a_checkpoint_an_index_or_a_translator_is_one_line(
     for name in sorted(path.name for path in newest.iterdir()):
         before = (newest / name).read_bytes()
         replaced(newest / name, kind)
-        found = find_checkpoint(run)
+        found = find_checkpoint(run, read_checkpoint)
         assert found is not None
         assert found.path == older
         newest_file = newest / name
