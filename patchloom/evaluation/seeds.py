@@ -99,7 +99,7 @@ def evaluations(folder: Path, weights: Weights = "model") -> list[dict[str, Any]
     """The evaluation records of a run, oldest first."""
     path = folder / "metrics.jsonl"
     if not os.path.lexists(path):
-        raise CheckpointError(f"{path} cannot be read: there is no such file. Give the folder of a run.")
+        raise CheckpointError(f"{path} cannot be read: No such file. Give the folder of a run.")
     damaged, records = damaged_lines(path), read_metrics(path)
     if damaged:
         raise CheckpointError(f"{path} is damaged: line {damaged[0]} is not as it was written.")
