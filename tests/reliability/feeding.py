@@ -156,7 +156,7 @@ class Workshop:
             if reader.notices and not repaired and _is_changed(path, self._kept[name][str(path.relative_to(folder))]):
                 return FAILED, ("not noticed", ""), ""
             return SAME, ("", ""), ""
-        if (reader.ours and not repaired) or mutation.shows:
+        if (reader.ours and not repaired and not mutation.means) or mutation.shows:
             return FAILED, ("changed answer", ""), _difference(self._answers[name], answer)
         return OTHERWISE, ("", ""), ""
 

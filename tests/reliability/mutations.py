@@ -33,6 +33,7 @@ class Mutation(NamedTuple):
     data: bytes
     said: str  # what was done
     shows: bool = False  # the format has a checksum or an end that the change breaks
+    means: bool = False  # what it says is another thing said well, which nobody can tell from the truth
 
 
 class Raw(str):
@@ -588,6 +589,7 @@ def of_sqlite(data: bytes, rng: random.Random) -> Mutation:
         try:
             columns = [row[1] for row in database.execute("PRAGMA table_info(sights)")]
             column = rng.choice(columns)
+            kept = {type(row[0]) for row in database.execute(f"SELECT {column} FROM sights")}
             value = rng.choice((None, "x", b"\xff", 2**40, -1, 1.5, "9" * 30, b"", "", "x" * LONG, b"\0" * LONG))
             statement = rng.choice(
                 [(f"UPDATE sights SET {column} = ?", (value,))] * 6
@@ -612,7 +614,7 @@ def of_sqlite(data: bytes, rng: random.Random) -> Mutation:
         finally:
             database.close()
         said = f"{statement[0][:60]} {str(statement[1])[:40]}"
-        return Mutation(path.read_bytes(), said)
+        return Mutation(path.read_bytes(), said, means=statement[1] != () and type(value) in kept)
 
 
 # Parquet ------------------------------------------------------------------------------------------------------------

@@ -583,7 +583,7 @@ READERS: dict[str, Reader] = {
         {**CHECKPOINTS, **RUN_FILES, **RECORDS},
         repair_run,
         writes=True,
-        share=0.4,
+        share=0.25,
         command=lambda seeds, folder: ("train", seeds / "data", "--out", folder / "run", "--epochs", 3),
     ),
     "verify": Reader(

@@ -17,7 +17,7 @@ from tests.reliability.feeding import FAILED, OTHERWISE, REFUSED, SAME, Case, Fe
 from tests.reliability.mutations import KINDS, edit, of_json, to_json
 from tests.reliability.readers import READERS, make_seeds
 
-COUNT = 360
+COUNT = 320
 NEEDS = {"parquet": "pyarrow", "translator": "sentencepiece", "translator report": "sentencepiece"}
 
 
@@ -49,7 +49,8 @@ def test_changed_files_are_answered_or_refused(name: str, feeder: Feeder) -> Non
         f"{one.mutation} → {one.failure} {one.detail}; {one.case}" for one in verdicts if one.outcome == FAILED
     ] == []
     assert {one.outcome for one in verdicts} <= {SAME, OTHERWISE, REFUSED}
-    assert any(one.outcome != SAME for one in verdicts)  # the mutations reach the reader
+    # The mutations reach the reader; of a cache that cannot be used, nobody hears.
+    assert name == "cache" or any(one.outcome != SAME for one in verdicts)
 
 
 # The harness sees what it is there to see ---------------------------------------------------------------------------
