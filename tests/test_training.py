@@ -84,7 +84,11 @@ def test_every_recipe_takes_two_steps(name, shapes) -> None:
     else:
         loader, _ = make_loader(shapes.train, recipe.augment, size, **given)
     processes, labels = Processes("fp32", device="cpu"), shapes.train.labels
-    objective = make_objective(recipe, network, processes, labels=labels, steps_per_epoch=2, teacher=teacher)
+    objective = make_objective(
+        Ingredients(
+            recipe=recipe, network=network, labels=torch.from_numpy(labels), steps_per_epoch=2, teacher=teacher
+        )
+    )
     run = Run(
         model=network,
         objective=objective,

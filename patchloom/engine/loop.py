@@ -16,11 +16,12 @@ from patchloom.engine.meter import Meter
 from patchloom.engine.optimisation import set_rates
 from patchloom.engine.pulse import Pulse, Wishes, is_bad
 from patchloom.engine.reporter import Reporter
-from patchloom.engine.run import Objective, Run
+from patchloom.engine.run import Run
 from patchloom.engine.selection import Selection
 from patchloom.engine.signals import Caught, GivenUp, Stopped, caught_signals
 from patchloom.engine.state import Progress, Snapshot, capture, restore
 from patchloom.errors import DataError, NumericalError, ResourceError
+from patchloom.objectives.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,7 @@ class Step(nn.Module):
         self.model = model
         self.objective = objective
         # DDP would send these from rank 0 to all in every step; they are equal everywhere already.
-        equal = getattr(objective, "equal_on_all_ranks", ())
-        self._ddp_params_and_buffers_to_ignore = [f"objective.{name}" for name in equal]
+        self._ddp_params_and_buffers_to_ignore = [f"objective.{name}" for name in objective.equal_on_all_ranks]
 
     def forward(self, batch: Any, epoch: int, step: int) -> dict[str, Tensor]:
         """The objective's scalars."""
@@ -101,8 +101,6 @@ class _Loop:
         self.reporter = Reporter(run, progress, self.meter)
         self.selection = Selection(run, progress, self.reporter)
         self._saved_at = perf_counter()
-        self._before_update = getattr(run.objective, "before_update", None)
-        self._after_update = getattr(run.objective, "after_update", None)
 
     def set_mode(self) -> None:
         """Training mode, which an evaluation leaves."""
@@ -165,8 +163,7 @@ class _Loop:
             loss, asked = self.pulse.receive(wishes)
             if is_bad(loss):
                 raise _bad_loss(loss, step, self.progress.epoch, batch)
-            if self._before_update:
-                self._before_update(run.model, step)
+            run.objective.before_update(run.model, step)
             run.processes.update(run.optimizer, run.clip_norm, run.clip_each)
         except RuntimeError as error:
             if not _is_out_of_memory(error):
@@ -177,8 +174,7 @@ class _Loop:
             ) from error
         if run.average:
             run.average.update(step)
-        if self._after_update:
-            self._after_update(run.model, step)
+        run.objective.after_update(run.model, step)
         self.meter.add(len_of(batch) * run.processes.world)
         return asked
 

@@ -11,27 +11,12 @@ from patchloom.engine.averages import Averages
 from patchloom.engine.distribution import Processes
 from patchloom.engine.optimisation import Schedule
 from patchloom.engine.records import Records
+from patchloom.objectives.objective import Objective
 
 if TYPE_CHECKING:
     from patchloom.engine.state import Snapshot
 
 Evaluator = Callable[[nn.Module], Iterable[tuple[str, float]]]
-
-
-class Objective(Protocol):
-    """A method. If it is an nn.Module, its state is saved too, and it is moved to the device with the model.
-
-    It may also have
-    before_update(model, step)  called once the gradients are there (some are to be dropped); `step` counts updates
-    after_update(model, step)   called after each update: a teacher follows its student, a memory takes in the batch
-    forget()                    called where no update follows: drop what was noted for the next one
-    averaged                    a network that follows the model: evaluated, and kept where it is better, as an average
-    followers                   networks of its own that see every batch: compiled where the model is
-    equal_on_all_ranks          names of buffers that every rank keeps the same by itself
-    """
-
-    def __call__(self, model: nn.Module, batch: Any, *, epoch: int, step: int) -> dict[str, Tensor]:
-        """Scalars, means over the batch, with `loss`; `step` counts within the epoch."""
 
 
 class Batches(Protocol):
@@ -111,7 +96,7 @@ class Run:
     @property
     def averaged(self) -> nn.Module | None:
         """The average of the model: the run's own, or one that the objective keeps."""
-        return self.average.model if self.average else getattr(self.objective, "averaged", None)
+        return self.average.model if self.average else self.objective.averaged
 
     @property
     def averaged_name(self) -> str:

@@ -13,6 +13,7 @@ from patchloom.data.loader import ImageBatch, normalise
 from patchloom.data.mixing import draw_blend
 from patchloom.data.sampler import step_seed
 from patchloom.errors import UsageError
+from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
 
 
@@ -34,7 +35,7 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-class Classification:
+class Classification(Objective):
     """Labels → loss.
 
     `accuracy` (percent of the batch) is among the results of a run that never mixes images. Mixing follows from
@@ -95,3 +96,9 @@ class Classification:
         if self.augment.mixup or self.augment.cutmix:
             return {}
         return {"accuracy": 100 * (logits.detach().argmax(dim=1) == labels).float().mean()}
+
+
+def make_objective(given: Ingredients) -> Classification:
+    """By the recipe."""
+    recipe, classes = given.recipe, given.network.config.num_classes
+    return Classification(recipe.objective, recipe.augment, num_classes=classes, seed=recipe.seed, **given.pixels)

@@ -25,6 +25,7 @@ from patchloom.errors import UsageError
 from patchloom.models.network import Network
 from patchloom.objectives.classification import at_least_float32
 from patchloom.objectives.dino_head import DinoHead
+from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.parts import DinoPart
 
 
@@ -106,7 +107,7 @@ def mean_over_processes(total: Tensor, count: int, add_up: Callable[[Tensor], Te
     return both[:-1] / both[-1]
 
 
-class Dino(nn.Module):
+class Dino(nn.Module, Objective):
     """Views → loss. The student is the model of the run; the heads, the teacher and the centre are here.
 
     The network has no classifier (num_classes=0), so that calling it gives its pooled features. The teacher is
@@ -245,3 +246,26 @@ def _steady_copy(network: Network) -> Network:
     steady = type(network)(dataclasses.replace(network.config, drop_path=0.0)).to(weight.device, weight.dtype)
     steady.load_state_dict(network.state_dict())
     return steady.requires_grad_(False)
+
+
+def make_objective(given: Ingredients) -> Dino:
+    """By the recipe, with a head of its own."""
+    recipe, part = given.recipe, given.recipe.dino
+    head = DinoHead(
+        given.network.feature_dim,
+        part.outputs,
+        hidden=part.hidden,
+        bottleneck=part.bottleneck,
+        batch_norm=part.batch_norm,
+        fixed_norm=part.fixed_norm,
+    )
+    return Dino(
+        given.network,
+        head,
+        part,
+        global_views=recipe.views.number,
+        steps_per_epoch=given.steps_per_epoch,
+        epochs=recipe.schedule.epochs,
+        add_up=given.add_up,
+        **given.pixels,
+    )

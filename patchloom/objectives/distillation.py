@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from patchloom.data.loader import ImageBatch
 from patchloom.errors import UsageError
+from patchloom.objectives import classification
 from patchloom.objectives.classification import Classification, at_least_float32, cross_entropy
+from patchloom.objectives.objective import Ingredients
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
 
@@ -88,3 +90,19 @@ class Distillation(Classification):
         if self.objective.distillation == "hard":
             return hard_distillation(logits, teacher_logits)
         return soft_distillation(logits, teacher_logits, self.objective.temperature, self.kl_mean)
+
+
+def make_objective(given: Ingredients) -> Classification:
+    """By the recipe; without a teacher it is plain classification."""
+    recipe, network = given.recipe, given.network
+    if given.teacher is None:
+        return classification.make_objective(given)
+    return Distillation(
+        recipe.objective,
+        recipe.augment,
+        teacher=given.teacher,
+        token=bool(getattr(network.config, "distilled", False)),
+        num_classes=network.config.num_classes,
+        seed=recipe.seed,
+        **given.pixels,
+    )

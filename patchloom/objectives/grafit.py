@@ -25,6 +25,8 @@ from patchloom.errors import DataError, UsageError
 from patchloom.layers.projector import Projector
 from patchloom.models.network import Network
 from patchloom.objectives.classification import at_least_float32, cross_entropy
+from patchloom.objectives.objective import Ingredients, Objective
+from patchloom.recipes import methods
 from patchloom.recipes.parts import GrafitPart
 
 TEMPERATURE, TARGET_DECAY, MARGIN = GrafitPart.temperature, GrafitPart.target_decay, GrafitPart.margin
@@ -33,30 +35,20 @@ Gather = Callable[[Tensor], Tensor]  # (n, …) of this process → the rows of 
 
 
 @dataclass(frozen=True)
-class Method:
+class Losses:
     """Which losses are added, and what stands between trunk and embedding."""
 
     labels: Literal["knn", "cross_entropy", "none"]
     instance: Literal["cosine", "triplet", "none"]
     projector: Literal["fc", "mlp", "none"]
 
-    def without_instances(self) -> "Method":
+    def without_instances(self) -> "Losses":
         """λ = 0; a projector that only the instance loss would train goes with it."""
         return replace(self, instance="none", projector=self.projector if self.labels == "knn" else "none")
 
 
-# Rows of tables 2.1, 2.4 and 2.7. ClusterFit+ is `cross_entropy` with the labels of `objectives.clusters`.
-METHODS = {
-    "cross_entropy": Method("cross_entropy", "none", "none"),
-    "triplet": Method("none", "triplet", "none"),
-    "cross_entropy_triplet": Method("cross_entropy", "triplet", "none"),
-    "instance": Method("none", "cosine", "mlp"),
-    "cross_entropy_instance": Method("cross_entropy", "cosine", "mlp"),
-    "snca": Method("knn", "none", "fc"),
-    "snca_plus": Method("knn", "none", "mlp"),
-    "grafit_fc": Method("knn", "cosine", "fc"),
-    "grafit": Method("knn", "cosine", "mlp"),
-}
+# Rows of tables 2.1, 2.4 and 2.7. ClusterFit+ is classification with the labels of `objectives.clusters`.
+METHODS = {name: Losses(**row.options) for name, row in methods.METHODS.items() if row.objective == __name__}
 
 
 # Losses ---------------------------------------------------------------------------------------------------------------
@@ -175,7 +167,7 @@ def target_decay(step: int, total_steps: int, start: float = TARGET_DECAY) -> fl
 # The objective --------------------------------------------------------------------------------------------------------
 
 
-class Grafit(nn.Module):
+class Grafit(nn.Module, Objective):
     """Views → `loss`, with its terms `label_loss` and `instance_loss`; any method of `METHODS`.
 
     `labels` (N,) are those of all training images at the level that is trained on: they are the only labels it
@@ -186,7 +178,7 @@ class Grafit(nn.Module):
 
     def __init__(
         self,
-        method: Method,
+        method: Losses,
         trunk: Network,
         labels: Tensor,
         *,
@@ -218,7 +210,10 @@ class Grafit(nn.Module):
             self.predictor = Projector("mlp", self._dim(trunk), self._dim(trunk))
             self.target = Target(trunk, self.projector)
 
-        self.equal_on_all_ranks = ["labels", *(["memory.slots"] if self.method.labels == "knn" else [])]
+    @property
+    def equal_on_all_ranks(self) -> list[str]:
+        """What is known from the data, and what is gathered from all."""
+        return ["labels", *(["memory.slots"] if self.method.labels == "knn" else [])]
 
     @property
     def followers(self) -> list[Network]:
@@ -288,8 +283,31 @@ class Grafit(nn.Module):
         if self.method.labels == "knn":
             self.memory.forget()
 
+    def cut_in_words(self, images: int) -> str:
+        """Triplets are looked for within a micro-batch."""
+        return f"triplets are then found among {images} images" if self.method.instance == "triplet" else ""
 
-def _check(method: Method, trunk: Network, labels: Tensor) -> None:
+
+def make_objective(given: Ingredients) -> Grafit:
+    """Any of `METHODS`, by the recipe."""
+    recipe, part = given.recipe, given.recipe.grafit
+    assert given.labels is not None
+    return Grafit(
+        METHODS[recipe.objective.method],
+        given.network,
+        given.labels,
+        total_steps=given.steps_per_epoch * recipe.schedule.epochs,
+        instance_weight=part.instance_weight,
+        temperature=part.temperature,
+        decay=part.target_decay,
+        margin=part.margin,
+        seed=recipe.seed,
+        gather=given.gather,
+        **given.pixels,
+    )
+
+
+def _check(method: Losses, trunk: Network, labels: Tensor) -> None:
     if method.labels == method.instance == "none":
         raise UsageError("Neither labels nor instances are learned from. Set instance_weight above 0.")
     if method.labels != "none" and (len(labels) < 2 or bool((labels < 0).any())):

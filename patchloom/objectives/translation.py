@@ -14,6 +14,7 @@ from patchloom.data.special_tokens import PAD
 from patchloom.data.token_batches import SentenceBatch
 from patchloom.errors import UsageError
 from patchloom.objectives.classification import at_least_float32
+from patchloom.objectives.objective import Ingredients, Objective
 
 
 def token_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -30,7 +31,7 @@ def token_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tupl
     return (1 - smoothing) * nll + smoothing * even, nll
 
 
-class Translation:
+class Translation(Objective):
     """Sentence pairs → loss.
 
     `nll` is the loss without smoothing, so exp(nll) is the perplexity; `tokens` are the target tokens of the step. All
@@ -51,3 +52,8 @@ class Translation:
             "nll": (nll.detach().sum(dim=1) * batch.weight).mean(),
             "tokens": batch.batch_tokens.to(torch.float32).mean(),
         }
+
+
+def make_objective(given: Ingredients) -> Translation:
+    """By the recipe."""
+    return Translation(given.recipe.objective.smoothing)

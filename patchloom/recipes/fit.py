@@ -26,6 +26,7 @@ from patchloom.recipes.auto import (
     read_given,
     strength_for,
 )
+from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe, flatten, override
 
 FEW_UPDATES = 1_000
@@ -201,7 +202,7 @@ def _method(recipe: Recipe, facts: Facts, chosen: Mapping[str, Any]) -> list[Rea
     """What augmentation and objective must follow."""
     epochs, batch = chosen["schedule.epochs"], chosen["optim.batch_size"]
     size = chosen.get("model.image_size", recipe.model.image_size)
-    augment, method = recipe.augment, recipe.objective.method
+    augment = recipe.augment
     compares = recipe.views.number > 1 or recipe.views.local > 0
     reasons = []
     if augment.repeats > 1:
@@ -217,7 +218,7 @@ def _method(recipe: Recipe, facts: Facts, chosen: Mapping[str, Any]) -> list[Rea
         reasons += _small_images(recipe, size, compares)
     if recipe.model.drop_path and (facts.device == "cpu" or epochs < recipe.schedule.epochs / 2):
         reasons.append(Reason("model.drop_path", 0.0, "the run is too short to need it"))
-    if method == "clusterfit":
+    if method_of(recipe.objective.method).learns_from == "clusters":
         clusters = min(recipe.grafit.clusters, max(2, facts.images // 20))
         reasons.append(Reason("grafit.clusters", clusters, "20 images a cluster or more"))
     if facts.images < FEW_IMAGES:
@@ -235,7 +236,8 @@ def _small_images(recipe: Recipe, size: int, compares: bool) -> list[Reason]:
             Reason("augment.crop", "pad", f"{size} pixels are too few to cut a part of"),
             Reason("augment.crop_padding", max(1, size // 8), "an eighth of the side"),
         ]
-    least = 0.3 if recipe.objective.method == "dino" else 0.2
+    reads = method_of(recipe.objective.method).reads
+    least = 0.3 if "dino" in reads else 0.2
     if recipe.augment.crop_min_scale != least:
         reasons.append(Reason("augment.crop_min_scale", least, why))
     if recipe.views.local:
@@ -243,7 +245,7 @@ def _small_images(recipe: Recipe, size: int, compares: bool) -> list[Reason]:
     if recipe.augment.blur:
         blurred = ("augment.blur", "views.local_blur", "views.second_blur")
         reasons += [Reason(key, 0.0, f"{size} pixels are too few to blur") for key in blurred]
-    if recipe.objective.method != "dino" and recipe.augment.policy != "none":
+    if "grafit" in reads and recipe.augment.policy != "none":
         reasons += [
             Reason("augment.policy", "none", "as measured for Grafit on small images"),
             Reason("augment.erasing", 0.0, "as measured for Grafit on small images"),
@@ -256,8 +258,8 @@ def _small_images(recipe: Recipe, size: int, compares: bool) -> list[Reason]:
 def _few_images(recipe: Recipe, facts: Facts, updates: int) -> list[Reason]:
     """Heads, slow copies and weights of losses for a small set."""
     following = next((decay for most, decay in FOLLOWING if updates < most), None)
-    method, reasons = recipe.objective.method, []
-    if method == "dino":
+    method, reasons = method_of(recipe.objective.method), []
+    if "dino" in method.reads:
         outputs = min(recipe.dino.outputs, max(256, 2 ** int(math.log2(facts.images / 10))))
         reasons += [
             Reason("dino.outputs", outputs, f"prototypes for {facts.images:,} images"),
@@ -269,7 +271,7 @@ def _few_images(recipe: Recipe, facts: Facts, updates: int) -> list[Reason]:
             reasons.append(
                 Reason("dino.teacher_momentum", following, f"the teacher follows within {updates:,} updates")
             )
-    if method in ("grafit", "grafit_fc"):
+    if method.projector != "none" and method.options["instance"] != "none":
         if recipe.grafit.instance_weight == 1.0:
             reasons.append(Reason("grafit.instance_weight", 2.0, "as grafit_small_images: finds fine classes better"))
         if following and following < recipe.grafit.target_decay:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from patchloom.errors import UsageError
+from patchloom.recipes.methods import method_of
 from patchloom.recipes.values import (
     Count,
     CountOrZero,
@@ -109,21 +110,7 @@ class ObjectivePart(Checked):
 
     group: ClassVar[str] = "objective"
 
-    # classification, dino, and Grafit with the methods it is compared with (thesis tables 2.1, 2.4, 2.7)
-    method: Literal[
-        "classification",
-        "dino",
-        "grafit",
-        "grafit_fc",
-        "snca",
-        "snca_plus",
-        "instance",
-        "cross_entropy_instance",
-        "triplet",
-        "cross_entropy_triplet",
-        "clusterfit",
-        "translation",
-    ] = "classification"
+    method: str = "classification"  # a row of `recipes.methods`
     loss: Literal["cross_entropy", "bce"] = "cross_entropy"  # bce: every mixed class is a target of 1
     smoothing: Annotated[float, Range(0, 1)] = 0.0
     distillation: Literal["none", "soft", "hard"] = "none"
@@ -132,8 +119,9 @@ class ObjectivePart(Checked):
     temperature: Positive = 1.0  # soft distillation
 
     def check_clashes(self) -> None:
-        """BCE has no smoothed targets; a teacher needs a way to be followed, and classes."""
-        if self.distillation != "none" and self.method != "classification":
+        """A method that is known; BCE has no smoothed targets; a teacher needs a way to be followed, and classes."""
+        method_of(self.method)
+        if self.distillation != "none" and not method_of(self.method).teacher:
             raise UsageError(
                 f"objective.distillation is {self.distillation}, but objective.method {self.method} has no teacher. "
                 "Set objective.distillation to none."

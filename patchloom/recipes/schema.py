@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 import yaml
 
 from patchloom.errors import UsageError, nearest
+from patchloom.recipes.methods import method_of
 from patchloom.recipes.parts import (
     GROUPS,
     AugmentPart,
@@ -58,11 +59,13 @@ class Recipe(Checked):
 
     def check_clashes(self) -> None:
         """No field of a method that is not used; a schedule that does not end above its peak (rounding apart)."""
+        method = method_of(self.objective.method)
         for group in GROUPS:
             part = getattr(self, group)
-            unread = _unread_fields(self.objective.method, group)
             changed = [
-                f.name for f in dataclasses.fields(part) if f.name in unread and getattr(part, f.name) != f.default
+                f.name
+                for f in dataclasses.fields(part)
+                if not method.reads_field(group, f.name) and getattr(part, f.name) != f.default
             ]
             if changed:
                 raise UsageError(
@@ -70,7 +73,7 @@ class Recipe(Checked):
                     f"{self.objective.method} does not read it. Choose a recipe that does, or leave it out."
                 )
         mixed = self.augment.mixup or self.augment.cutmix
-        if mixed and "views" not in _unread(self.objective.method):
+        if mixed and method.views:
             raise UsageError(
                 f"objective.method {self.objective.method} compares views of one image, which are not mixed. "
                 "Set augment.mixup and augment.cutmix to 0."
@@ -83,11 +86,11 @@ class Recipe(Checked):
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, lists and plain values: what JSON and YAML hold, without what only other methods read."""
-        method = self.objective.method
-        read = {name: value for name, value in _as_plain(self).items() if name not in _unread(method)}
-        for group in _UNREAD_FIELDS if method == "translation" else ():
-            read[group] = {name: v for name, v in read[group].items() if name not in _unread_fields(method, group)}
-        return read
+        method = method_of(self.objective.method)
+        plain = _as_plain(self)
+        for group in GROUPS:
+            plain[group] = {name: value for name, value in plain[group].items() if method.reads_field(group, name)}
+        return {name: value for name, value in plain.items() if name not in GROUPS or method.reads_field(name)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
@@ -129,31 +132,6 @@ class Recipe(Checked):
 _OPTION = "model.options."
 
 
-# Of the groups that every method has, what translation does not read.
-_UNREAD_FIELDS = {
-    "model": ("image_size", "drop_path", "drop_path_rule", "trainable", "eval_mode", "gradient_checkpointing"),
-    "objective": ("loss", "distillation", "teacher", "distillation_weight", "temperature"),
-    "optim": ("ema_decay",),
-}
-
-
-def _unread(method: str) -> tuple[str, ...]:
-    """The groups that a method does not read."""
-    return {
-        "classification": ("views", "dino", "grafit", "text"),
-        "clusterfit": ("views", "dino", "text"),
-        "dino": ("grafit", "text"),
-        "translation": ("augment", "views", "dino", "grafit", "test"),
-    }.get(method, ("dino", "text"))
-
-
-def _unread_fields(method: str, group: str) -> Collection[str]:
-    """The fields of a group that a method does not read."""
-    if group in _unread(method):
-        return fields_of(GROUPS[group])
-    return _UNREAD_FIELDS.get(group, ()) if method == "translation" else ()
-
-
 def field_names() -> list[str]:
     """The dotted keys of all fields, in the order of the schema."""
     own = [name for name in fields_of(Recipe) if name not in GROUPS]
@@ -187,8 +165,8 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         (parts.setdefault(group, {}) if group else own)[name] = value
     changed: Any = {group: dataclasses.replace(getattr(recipe, group), **values) for group, values in parts.items()}
     if "objective.method" in changes:  # what only the recipe's own method reads goes with it
-        unread = _unread(changed["objective"].method)
-        changed |= {group: GROUPS[group]() for group in unread if group not in parts}
+        method = method_of(changed["objective"].method)
+        changed |= {name: group() for name, group in GROUPS.items() if not (method.reads_field(name) or name in parts)}
     return dataclasses.replace(recipe, **own, **changed)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
 
 ABSENT = "×"
@@ -35,8 +36,21 @@ def _tick(value: bool) -> str:
     return "✓" if value else ABSENT
 
 
-def _is_text(recipe: Recipe) -> bool:
-    return recipe.objective.method == "translation"
+def _reads(recipe: Recipe, key: str) -> bool:
+    """Whether the recipe's method reads a group or a field."""
+    group, _, name = key.partition(".")
+    return method_of(recipe.objective.method).reads_field(group, name)
+
+
+def _tokens(recipe: Recipe) -> str:
+    counts = method_of(recipe.objective.method).counts
+    return "" if counts == "images" else f" {counts}"
+
+
+def _decides(recipe: Recipe) -> bool:
+    """Whether a classifier is all that is trained, so that there is a choice of its loss."""
+    method = method_of(recipe.objective.method)
+    return method.head != "none" and not method.views
 
 
 def _warmup(recipe: Recipe) -> str:
@@ -51,7 +65,7 @@ def _weight_decay(recipe: Recipe) -> str:
 
 def _views(recipe: Recipe) -> str:
     views = recipe.views
-    if _is_text(recipe):
+    if not _reads(recipe, "augment"):
         return ABSENT
     return f"{views.number} + {views.local} of {views.local_size}" if views.local else str(views.number)
 
@@ -82,11 +96,11 @@ def _layer_scale(recipe: Recipe) -> str:
 LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
     "run": {
         "Network": lambda r: r.model.name,
-        "Image size": lambda r: ABSENT if _is_text(r) else str(r.model.image_size),
+        "Image size": lambda r: str(r.model.image_size) if _reads(r, "model.image_size") else ABSENT,
         "Epochs": lambda r: str(r.schedule.epochs),
     },
     "optimisation": {
-        "Batch size": lambda r: f"{r.optim.batch_size}{' tokens' * _is_text(r)}",
+        "Batch size": lambda r: f"{r.optim.batch_size}{_tokens(r)}",
         "Optimizer": lambda r: r.optim.name,
         "LR": lambda r: _number(r.optim.peak_lr),
         "LR decay": lambda r: r.schedule.decay,
@@ -103,8 +117,8 @@ LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
     },
     "augmentation": {
         "Views": _views,
-        "Horizontal flip": lambda r: _tick(r.augment.flip > 0 and not _is_text(r)),
-        "Random resized crop": lambda r: _tick(r.augment.crop == "random_resized" and not _is_text(r)),
+        "Horizontal flip": lambda r: _tick(r.augment.flip > 0 and _reads(r, "augment")),
+        "Random resized crop": lambda r: _tick(r.augment.crop == "random_resized" and _reads(r, "augment")),
         "RandAugment": _rand_augment,
         "3-Augment": lambda r: _tick(r.augment.policy == "three_augment"),
         "Other policy": _other_policy,
@@ -117,12 +131,12 @@ LINES: dict[str, dict[str, Callable[[Recipe], str]]] = {
         "Grey / blur / solarise": _grey_blur_solarise,
     },
     "test and loss": {
-        "Test crop ratio": lambda r: ABSENT if _is_text(r) else _number(r.test.crop_ratio),
+        "Test crop ratio": lambda r: _number(r.test.crop_ratio) if _reads(r, "test") else ABSENT,
         "Method": lambda r: r.objective.method,
-        "Loss": lambda r: r.objective.loss if r.objective.method in ("classification", "clusterfit") else ABSENT,
+        "Loss": lambda r: r.objective.loss if _decides(r) else ABSENT,
         "Distillation": lambda r: ABSENT if r.objective.distillation == "none" else r.objective.distillation,
-        "Vocabulary": lambda r: str(r.text.vocabulary) if _is_text(r) else ABSENT,
-        "Averaged epochs": lambda r: str(r.text.averaged_epochs) if _is_text(r) else ABSENT,
-        "Beams": lambda r: str(r.text.beams) if _is_text(r) else ABSENT,
+        "Vocabulary": lambda r: str(r.text.vocabulary) if _reads(r, "text") else ABSENT,
+        "Averaged epochs": lambda r: str(r.text.averaged_epochs) if _reads(r, "text") else ABSENT,
+        "Beams": lambda r: str(r.text.beams) if _reads(r, "text") else ABSENT,
     },
 }

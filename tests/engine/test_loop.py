@@ -18,6 +18,7 @@ from patchloom.data.loader import ImageBatch
 from patchloom.engine.loop import train
 from patchloom.engine.signals import Stopped
 from patchloom.errors import NumericalError, ResourceError, UsageError
+from patchloom.objectives.objective import Objective
 from tests.engine.toys import BATCH, STEPS, Pictures, classify, make_run, network
 
 
@@ -300,7 +301,7 @@ def test_eval_mode_trains_without_stochastic_depth() -> None:
     assert seen == {False, True}
 
 
-class FollowedByTeacher(nn.Module):
+class FollowedByTeacher(nn.Module, Objective):
     """An objective with a state of its own that moves after every update."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """A run small enough for a test: a tiny network with stochastic depth, pictures made from a seed, no files read."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from patchloom.engine.ema import Ema
 from patchloom.engine.optimisation import Schedule, make_optimizer
 from patchloom.engine.records import MetricsFile, Records
 from patchloom.engine.run import Run
+from patchloom.objectives.objective import Objective
 from patchloom.recipes.parts import OptimPart, SchedulePart
 
 STEPS, BATCH, CLASSES = 5, 8, 3
@@ -37,6 +38,16 @@ class Pictures:
             labels = torch.randint(CLASSES, (self._batch,), generator=generator)
             rows = torch.from_numpy(rank_positions(self._batch, self._rank, self._world))
             yield ImageBatch(images[rows], labels[rows], rows + epoch * 1000)
+
+
+class ByFunction(Objective):
+    """An objective that is no more than its loss."""
+
+    def __init__(self, function: Callable[..., dict[str, Tensor]]) -> None:
+        self._function = function
+
+    def __call__(self, model: nn.Module, batch: Any, *, epoch: int, step: int) -> dict[str, Tensor]:
+        return self._function(model, batch, epoch=epoch, step=step)
 
 
 def classify(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
@@ -72,13 +83,14 @@ def make_run(folder: Path | None = None, *, optim: str = "adamw", epochs: int = 
     model = fields.pop("model", None) or network()
     average = fields.pop("ema_decay", None)
     loader = fields.pop("loader", None) or Pictures(rank=processes.rank, world=processes.world)
+    objective = fields.pop("objective", classify)
     part = optim_part(optim)
     torch.manual_seed(1 + processes.rank)
     saving = folder is not None and processes.is_main
     return Run(
         **{
             "model": model,
-            "objective": classify,
+            "objective": objective if isinstance(objective, Objective) else ByFunction(objective),
             "optimizer": make_optimizer(model, part),
             "schedule": Schedule(part, SchedulePart(epochs=epochs, warmup_epochs=1), loader.steps_per_epoch),
             "loader": loader,

@@ -18,6 +18,7 @@ from patchloom.objectives.clusters import cluster_labels
 from patchloom.objectives.grafit import (
     METHODS,
     Grafit,
+    Losses,
     Memory,
     instance_loss,
     knn_loss,
@@ -45,16 +46,19 @@ def batch(index: list[int] | None = None, views: int = 3, side: int = 32, seed: 
     return ViewBatch(pixels, LABELS[index], torch.tensor(index))
 
 
+LOSSES = METHODS | {"cross_entropy": Losses("cross_entropy", "none", "none")}  # what is left of λ = 0
+
+
 def projector_of(method: str) -> str:
-    return METHODS[method].projector if METHODS[method].labels == "knn" else "none"
+    return LOSSES[method].projector if LOSSES[method].labels == "knn" else "none"
 
 
 def make(method: str = "grafit", trunk=None, **options) -> tuple[Grafit, torch.nn.Module]:
-    classes = 3 if METHODS[method].labels == "cross_entropy" else 0
+    classes = 3 if LOSSES[method].labels == "cross_entropy" else 0
     trunk = trunk or small("resmlp_s12", num_classes=classes, projector=projector_of(method)).train()
     torch.manual_seed(5)
     options = {"total_steps": 10, "pixel_mean": MEAN, "pixel_std": STD} | options
-    return Grafit(METHODS[method], trunk, LABELS, **options).train(), trunk
+    return Grafit(LOSSES[method], trunk, LABELS, **options).train(), trunk
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

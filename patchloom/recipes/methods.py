@@ -1,0 +1,115 @@
+"""The methods of training: one row each, with what the rest of the code has to know of it.
+
+How a loss is computed stands in `objectives/`; here stands which task a method solves, what of a recipe it reads, what
+it learns from and what its network ends with. A new method is a row here and a file there.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from patchloom.errors import UsageError, nearest
+
+EVERYTHING = ("*",)
+# Groups of a recipe that every method reads whole, unless its row says which fields.
+_COMMON: Mapping[str, Collection[str]] = dict.fromkeys(("model", "objective", "optim", "schedule"), EVERYTHING)
+_IMAGES = {**_COMMON, "augment": EVERYTHING, "test": EVERYTHING}
+_VIEWS = {**_IMAGES, "views": EVERYTHING}
+_GRAFIT = {**_VIEWS, "grafit": EVERYTHING}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What is known of a method by name."""
+
+    task: str  # a row of `tasks.table`
+    objective: str  # the module with its `make_objective`
+    reads: Mapping[str, Collection[str]]  # group of a recipe → its fields
+    learns_from: Literal["labels", "images", "clusters", "text"]
+    views: bool = False  # batches are of several views of each image
+    head: Literal["classes", "clusters", "none"] = "none"  # what the network's classifier tells apart
+    projector: Literal["fc", "mlp", "none"] = "none"  # of the network: what images are searched by
+    teacher: bool = False  # a trained network can be distilled
+    copies: bool = False  # it keeps a whole copy of the network, so that weights cannot be split over processes
+    counts: str = "images"  # what optim.batch_size counts
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the objective: which losses are added
+
+    def reads_field(self, group: str, name: str = "") -> bool:
+        """Whether the method reads a group of a recipe, or a field of it."""
+        fields = self.reads.get(group, ())
+        return bool(fields) and (not name or fields == EVERYTHING or name in fields)
+
+
+def _grafit(labels: str, instance: str, projector: str) -> Method:
+    """A row of thesis tables 2.1, 2.4 and 2.7."""
+    return Method(
+        task="classification" if labels == "cross_entropy" else "embedding",
+        objective="patchloom.objectives.grafit",
+        reads=_GRAFIT,
+        learns_from="images" if labels == "none" else "labels",
+        views=True,
+        head="classes" if labels == "cross_entropy" else "none",
+        # One that only instances train stays with the objective.
+        projector=projector if labels == "knn" else "none",  # type: ignore[arg-type]
+        copies=True,
+        options={"labels": labels, "instance": instance, "projector": projector},
+    )
+
+
+METHODS: dict[str, Method] = {
+    "classification": Method(
+        task="classification",
+        objective="patchloom.objectives.distillation",
+        reads=_IMAGES,
+        learns_from="labels",
+        head="classes",
+        teacher=True,
+    ),
+    "dino": Method(
+        task="embedding",
+        objective="patchloom.objectives.dino",
+        reads={**_VIEWS, "dino": EVERYTHING},
+        learns_from="images",
+        views=True,
+        copies=True,
+    ),
+    "grafit": _grafit("knn", "cosine", "mlp"),
+    "grafit_fc": _grafit("knn", "cosine", "fc"),
+    "snca": _grafit("knn", "none", "fc"),
+    "snca_plus": _grafit("knn", "none", "mlp"),
+    "instance": _grafit("none", "cosine", "mlp"),
+    "cross_entropy_instance": _grafit("cross_entropy", "cosine", "mlp"),
+    "triplet": _grafit("none", "triplet", "none"),
+    "cross_entropy_triplet": _grafit("cross_entropy", "triplet", "none"),
+    "clusterfit": Method(
+        task="embedding",
+        objective="patchloom.objectives.classification",
+        reads={**_IMAGES, "grafit": EVERYTHING},
+        learns_from="clusters",
+        head="clusters",
+    ),
+    "translation": Method(
+        task="translation",
+        objective="patchloom.objectives.translation",
+        reads={
+            "model": ("name", "dropout", "options"),
+            "objective": ("method", "smoothing"),
+            "text": EVERYTHING,
+            "optim": (
+                *("name", "lr", "lr_reference_batch", "batch_size", "weight_decay", "weight_decay_end"),
+                *("betas", "momentum", "nesterov", "clip_norm", "clip_each"),
+            ),
+            "schedule": EVERYTHING,
+        },
+        learns_from="text",
+        counts="tokens",
+    ),
+}
+
+
+def method_of(name: str) -> Method:
+    """The row of a method; a UsageError with the nearest names where there is none."""
+    if name not in METHODS:
+        known = ", ".join(METHODS)
+        raise UsageError(f"objective.method is {name!r}, expected one of {known}.{nearest(name, list(METHODS))}")
+    return METHODS[name]
