@@ -15,7 +15,8 @@ import torch
 from trainings import options_of, read, train
 
 import patchloom
-from patchloom.build import make_evaluation_loader, make_network
+from patchloom.data.evaluation_loader import make_evaluation_loader
+from patchloom.tasks.image_networks import make_network
 from patchloom.checkpoint import read_run_files
 from patchloom.engine.records import read_metrics
 from patchloom.evaluation.embeddings import embed

@@ -32,7 +32,7 @@ from patchloom.data.decode import decode
 from patchloom.engine.state import Snapshot
 from patchloom.errors import DataError, ResourceError
 from patchloom.training import run as training
-from patchloom.training.plan import TrainingSettings
+from patchloom.tasks.plan import TrainingSettings
 
 MB_24 = 2_000_000  # values of 4 bytes in each of weights, ema and optimizer
 DATA = "shapes:count=80,size=32"

@@ -17,7 +17,7 @@ from PIL import Image
 
 from patchloom.checkpoint import Preprocessing, save_weights, write_run_files
 from patchloom.data.source import open_data
-from patchloom.deployment.report import report_run
+from patchloom.tasks.pages import report_run
 from patchloom.deployment.run_record import RunRecord, write_run_record
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.evaluation.predictions import Predictions, fingerprint, save_predictions

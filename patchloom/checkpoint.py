@@ -114,6 +114,7 @@ class RunFiles:
     recipe: Recipe | None
     labels: tuple[str, ...]
     level: str | None = None  # of the taxonomy whose classes `labels` are; None: the finest of its data
+    task: str = "classification"
 
     @property
     def decides(self) -> bool:
@@ -176,6 +177,11 @@ class Folder:
         self._lock.kept_open = None
         with suppress(OSError):
             self._lock.kept_open = (self.path / WEIGHTS).open("rb", buffering=0)
+
+
+def is_run(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is the folder of a run."""
+    return os.path.isfile(os.path.join(path, "config.json"))  # of no path an error, however long it is
 
 
 # What can be resumed ------------------------------------------------------------------------------------------------
@@ -307,18 +313,20 @@ def write_run_files(
     recipe: Recipe | None,
     labels: Sequence[str],
     level: str | None = None,
+    *,
+    task: str = "classification",
 ) -> None:
     """Write `config.json`, `recipe.yaml` and `labels.json`: before the first step, so a bad folder is known then."""
     told = {"preprocessing": dataclasses.asdict(preprocessing), "level": level}
-    write_config(folder, network.config, recipe, {"labels.json": _json(list(labels))}, **told)
+    write_config(folder, task, network.config, recipe, {"labels.json": _json(list(labels))}, **told)
 
 
 def write_config(
-    folder: Path, network: Any, recipe: Recipe | None, others: dict[str, bytes] | None = None, **more: Any
+    folder: Path, task: str, network: Any, recipe: Recipe | None, others: dict[str, bytes] | None = None, **more: Any
 ) -> None:
     """Write `config.json`, with the network's own config and what else belongs to it, `recipe.yaml` and `others`."""
     options = dataclasses.asdict(network)
-    config = {"format": FORMAT, "network": options.pop("name"), "options": options, **more}
+    config = {"format": FORMAT, "task": task, "network": options.pop("name"), "options": options, **more}
     files = dict(others or {})
     if recipe:
         files["recipe.yaml"] = recipe.to_yaml().encode()
@@ -356,7 +364,8 @@ def read_run_files(folder: Path) -> RunFiles:
             f"{folder / 'labels.json'} is damaged: it names {len(labels):,} classes, and the network of config.json "
             f"tells {options['num_classes']:,} apart. Restore it."
         )
-    return RunFiles(config["network"], options, shown, read_recipe(folder), labels, config.get("level"))
+    task = config.get("task", "classification")
+    return RunFiles(config["network"], options, shown, read_recipe(folder), labels, config.get("level"), task)
 
 
 def read_recipe(folder: Path) -> Recipe | None:

@@ -22,7 +22,7 @@ from patchloom.engine.records import read_metrics
 from patchloom.engine.signals import Stopped
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.objectives.dino import Dino
-from patchloom.training.plan import TrainingSettings
+from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training, silent
 from tests.reliability.commands import command
 

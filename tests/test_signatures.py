@@ -11,7 +11,7 @@ from patchloom.data.source import Spec
 from patchloom.deployment.classifier import Classifier
 from patchloom.deployment.evaluations import Shown
 from patchloom.errors import UsageError
-from patchloom.training.plan import TrainingSettings
+from patchloom.tasks.plan import TrainingSettings
 
 FUNCTIONS = [patchloom.train, patchloom.load, patchloom.evaluate, patchloom.evaluate_levels, patchloom.index]
 FUNCTIONS += [patchloom.open_index, patchloom.check, patchloom.open_data, patchloom.look, patchloom.load_translator]

@@ -13,18 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import patchloom
-from patchloom.build import (
-    compares_views,
-    make_network,
-    make_objective,
-    make_teacher,
-    make_views,
-    median_side,
-    resolve_recipe,
-)
 from patchloom.data.device import make_loader
 from patchloom.data.source import open_data
-from patchloom.data.views import make_view_loader
+from patchloom.data.views import make_view_loader, views_of
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
 from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
@@ -34,10 +25,15 @@ from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.predictions import load_predictions
 from patchloom.models import network as network_module
 from patchloom.models.registry import family_of
+from patchloom.objectives.objective import Ingredients, make_objective
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes import get_recipe, list_recipes, override
-from patchloom.training.plan import TrainingSettings, make_plan, seconds_of
-from patchloom.training.run import _same_on_all, run_training
+from patchloom.recipes.choices import resolve_recipe
+from patchloom.recipes.methods import method_of
+from patchloom.tasks.image_networks import make_network, make_teacher
+from patchloom.tasks.images import facts_of, median_side
+from patchloom.tasks.plan import TrainingSettings, seconds_of
+from patchloom.training.run import _same_on_all, make_plan, run_training
 from tests.networks import SMALL, small
 from tests.reliability.commands import class_folders
 
@@ -79,15 +75,13 @@ def test_every_recipe_takes_two_steps(name, shapes) -> None:
         pupil = small("mixer_b16", num_classes=len(shapes.classes))
         teacher = Teacher(pupil, mean=pupil.pixel_mean, std=pupil.pixel_std, image_size=(32, 32), num_classes=16)
     size, given = recipe.model.image_size, {"batch_size": 8, "seed": recipe.seed, "device": "cpu"}
-    if compares_views(recipe):
-        loader, _ = make_view_loader(shapes.train, make_views(recipe), **given)
+    if method_of(recipe.objective.method).views:
+        loader, _ = make_view_loader(shapes.train, views_of(recipe), **given)
     else:
         loader, _ = make_loader(shapes.train, recipe.augment, size, **given)
     processes, labels = Processes("fp32", device="cpu"), shapes.train.labels
     objective = make_objective(
-        Ingredients(
-            recipe=recipe, network=network, labels=torch.from_numpy(labels), steps_per_epoch=2, teacher=teacher
-        )
+        Ingredients(recipe=recipe, network=network, labels=torch.from_numpy(labels), steps_per_epoch=2, teacher=teacher)
     )
     run = Run(
         model=network,
@@ -365,7 +359,11 @@ def test_the_python_call_names_a_misspelt_option() -> None:
 
 def test_auto_says_why_and_what_was_given(shapes) -> None:
     recipe, choices = resolve_recipe(
-        shapes, recipe="auto", model=None, changes={"schedule.epochs": 3}, device="cpu", pretrained=False
+        lambda: facts_of(shapes, TrainingSettings(data="shapes"), "cpu"),
+        classes=len(shapes.classes),
+        recipe="auto",
+        model=None,
+        changes={"schedule.epochs": 3},
     )
     assert recipe.schedule.epochs == 3
     assert {choice.why for choice in choices if choice.key == "schedule.epochs"} == {"given"}
@@ -449,7 +447,7 @@ def test_ranks_that_see_other_pictures_are_refused(tmp_path) -> None:
         def gather(self, record):
             return [record, replace(record, rows="others")]
 
-    with pytest.raises(DataError, match=r"^rank 1 of 2 sees other pictures in .*data than rank 0"):
+    with pytest.raises(DataError, match=r"^rank 1 of 2 sees other data in .*data than rank 0"):
         _same_on_all(plan, Two())
 
 
@@ -474,7 +472,7 @@ def test_pictures_without_classes_are_refused(tmp_path) -> None:
 
 def test_a_mistake_is_said_before_the_pictures_are_looked_at(tmp_path, monkeypatch) -> None:
     class_folders(tmp_path / "data")
-    monkeypatch.setattr("patchloom.training.plan.survey", pytest.fail)
+    monkeypatch.setattr("patchloom.tasks.images.survey", pytest.fail)
     with pytest.raises(UsageError, match="no recipe"):
         run_training(on_folder(tmp_path, recipe="nonsense"), say=str)
     with pytest.raises(UsageError, match="is not here"):

@@ -17,9 +17,9 @@ from patchloom.engine.distribution import Processes
 from patchloom.engine.signals import Stopped
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.recipes import get_recipe, list_recipes
-from patchloom.training.plan import TrainingSettings
-from patchloom.training.run import run_training
-from patchloom.training.translation import make_corpus, make_text_plan, make_translation_run
+from patchloom.tasks.plan import TrainingSettings
+from patchloom.training.assemble import make_run
+from patchloom.training.run import make_plan, run_training
 from tests.engine.test_processes import free_port
 from tests.reliability.commands import started
 from tests.test_training import TwoSteps
@@ -45,9 +45,10 @@ def records(folder):
 @pytest.mark.parametrize("name", TRANSLATION)
 def test_every_recipe_takes_two_steps(name, tmp_path) -> None:
     changes = {"schedule.warmup_steps": get_recipe(name).schedule.warmup_steps, "model.dropout": 0.3}
-    plan = make_text_plan(settings(tmp_path, recipe=name, changes=changes))
     processes = Processes("fp32", device="cpu")
-    run = make_translation_run(plan, make_corpus(plan, processes), processes)
+    plan = make_plan(settings(tmp_path, recipe=name, changes=changes), "cpu")
+    plan = plan.task.prepare(plan, processes)
+    run, _, _ = make_run(plan, processes, str)
     run.loader, run.evaluators, run.metric, run.saver = TwoSteps(run.loader), (), None, None
     run.schedule = type(run.schedule)(plan.recipe.optim, type(plan.recipe.schedule)(epochs=1, decay="constant"), 2)
     before = {key: tensor.clone() for key, tensor in run.model.state_dict().items()}
@@ -117,7 +118,7 @@ def test_a_run_stopped_in_mid_epoch_ends_with_the_same_weights(step, whole, tmp_
         run_training(settings(tmp_path), say=str)
     monkeypatch.undo()
     # The vocabulary is the run's: it is not learned again.
-    monkeypatch.setattr("patchloom.training.translation.learn_vocabulary", None)
+    monkeypatch.setattr("patchloom.tasks.translation.learn_vocabulary", None)
     said: list[str] = []
     run_training(settings(tmp_path), say=said.append)
     assert any(f"resuming {tmp_path} at step {step + 1}" in line for line in said)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from patchloom.training.plan import TrainingSettings
+from patchloom.tasks.plan import TrainingSettings
 
 DATA = "numbers:count=150"
 SMALL = {

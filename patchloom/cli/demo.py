@@ -13,7 +13,7 @@ def demo(
     """Train a small ResMLP on handwritten digits, evaluate it, and write report.html with its patch interactions."""
     from patchloom.cli.evaluate import evaluate
     from patchloom.cli.output import print_json
-    from patchloom.training.plan import TrainingSettings
+    from patchloom.tasks.plan import TrainingSettings
     from patchloom.training.run import run_training
 
     # Digits of 8 pixels fill their frame: shifting and mixing them only slows a run of a minute.

@@ -122,7 +122,7 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure top-1 with its interval, top-5, loss, calibration and classes; compare several runs image by image."""
-    from patchloom.build import is_run
+    from patchloom.checkpoint import is_run
     from patchloom.cli.text_tables import evaluate_text_runs, text_of
     from patchloom.data.reading import Reading
     from patchloom.errors import UsageError

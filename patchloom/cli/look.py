@@ -61,7 +61,7 @@ def look(
 
 
 def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool, as_json: bool) -> None:
-    from patchloom.build import is_run
+    from patchloom.checkpoint import is_run
     from patchloom.cli.output import print_json, print_result
     from patchloom.deployment.ranked import write_ranked
     from patchloom.deployment.run_record import read_run_record

@@ -35,7 +35,6 @@ def report(
     from pathlib import Path
 
     from patchloom.cli.output import print_json, print_result
-    from patchloom.deployment.translation_files import translates_text
     from patchloom.errors import UsageError
 
     reading = reading_from(
@@ -46,12 +45,8 @@ def report(
         raise UsageError("--split, --level and how data are read need data: several runs are evaluated on --data DATA")
     if len(runs) == 1 and level and split is None:
         raise UsageError("--level says what labels a split is compared with; give --split too")
-    if len(runs) == 1 and translates_text(Path(runs[0])):
-        from patchloom.deployment.translation_report import report_translation
-
-        page = report_translation(Path(runs[0]), out=Path(out) if out else None)
-    elif len(runs) == 1:
-        from patchloom.deployment.report import report_run
+    if len(runs) == 1:
+        from patchloom.tasks.pages import report_run
 
         page = report_run(Path(runs[0]), data=data, out=Path(out) if out else None, **shown)
     else:

@@ -130,7 +130,7 @@ def train(
     _announce(data)
     from patchloom.cli.output import is_quiet, print_json, print_result
     from patchloom.data.source import in_one
-    from patchloom.training.plan import TrainingSettings
+    from patchloom.tasks.plan import TrainingSettings
     from patchloom.training.run import run_training
 
     settings = TrainingSettings(

@@ -6,7 +6,7 @@ picture once, draws all its views, and hands them over in a row of pixels.
 
 import random
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -24,6 +24,7 @@ from patchloom.data.samples import Sample
 from patchloom.data.sets import ImageSet
 from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart
+from patchloom.recipes.schema import Recipe
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,21 @@ class View:
 
     augment: AugmentPart
     size: int | Size
+
+
+def views_of(recipe: Recipe) -> list[View]:
+    """How the views of an image are made: those of full size, then the local ones."""
+    part, augment, size = recipe.views, recipe.augment, recipe.model.image_size
+    second = replace(
+        augment,
+        blur=augment.blur if part.second_blur is None else part.second_blur,
+        solarise=augment.solarise if part.second_solarise is None else part.second_solarise,
+    )
+    local = replace(
+        augment, crop_min_scale=part.local_min_scale, crop_max_scale=part.local_max_scale, blur=part.local_blur
+    )
+    whole = [View(second if number == 1 else augment, size) for number in range(part.number)]
+    return [*whole, *[View(local, part.local_size)] * part.local]
 
 
 @dataclass(frozen=True)

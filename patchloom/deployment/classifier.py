@@ -322,7 +322,9 @@ class Classifier:
         """Write the model, labels, preprocessing and a model card: the hub's form, and a folder `load` reads."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        write_run_files(target, self.model, self.preprocessing, self._files.recipe, self.labels, self.level)
+        write_run_files(
+            target, self.model, self.preprocessing, self._files.recipe, self.labels, self.level, task=self._files.task
+        )
         save_weights(target, dict(self.model.state_dict()), {})
         atomic_write(target / "README.md", model_card(self).encode())
 

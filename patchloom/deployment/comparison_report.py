@@ -13,7 +13,7 @@ from patchloom.data.sets import PictureSet
 from patchloom.data.source import open_data
 from patchloom.deployment.classifier import load
 from patchloom.deployment.levels import MEASURES, LevelEvaluations, evaluate_levels
-from patchloom.deployment.report import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run
+from patchloom.deployment.run_parts import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run
 from patchloom.deployment.runs import RunEvaluations, evaluate_runs, named
 from patchloom.engine.display import duration
 from patchloom.errors import PatchloomError, UsageError

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from patchloom.build import make_evaluation_loader
 from patchloom.data.device import DeviceLoader
+from patchloom.data.evaluation_loader import make_evaluation_loader
 from patchloom.data.loader import ImageBatch, Loader
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from patchloom.build import is_run
+from patchloom.checkpoint import is_run
 from patchloom.errors import UsageError
 
 PREFIX = "hub:"

@@ -21,8 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.build import is_run
-from patchloom.checkpoint import weights_digest
+from patchloom.checkpoint import is_run, weights_digest
 from patchloom.data.given import Given, One, is_one, items_of
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress

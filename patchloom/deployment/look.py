@@ -14,7 +14,7 @@ from patchloom.build import is_run
 from patchloom.checkpoint import Preprocessing
 from patchloom.data.given import pictures_in
 from patchloom.deployment.hub import is_on_hub, run_folder
-from patchloom.deployment.report import RunParts, read_run, val_of
+from patchloom.deployment.run_parts import RunParts, read_run, val_of
 from patchloom.errors import DataError, UsageError
 from patchloom.inspection.look import Look, look
 from patchloom.inspection.page import write_page

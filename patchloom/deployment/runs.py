@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from patchloom.build import is_run
-from patchloom.checkpoint import read_run_files
+from patchloom.checkpoint import is_run, read_run_files
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress
 from patchloom.data.sets import PictureSet

@@ -139,6 +139,11 @@ class Processes:
             dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
+    def synchronise(self) -> None:
+        """Wait until the device has done what it was told."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.world > 1:

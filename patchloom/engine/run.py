@@ -1,8 +1,8 @@
 """What the loop is told: one value with the objects of a run. `build.py` makes it from a recipe."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,7 +29,25 @@ class Batches(Protocol):
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Any]:
         """The batches of `epoch` from `start_step` on."""
 
-    # Those of images also have sample(n), preparing_bytes() and workers, by which a step's cost is measured.
+    @property
+    def broken(self) -> Mapping[Any, str]:
+        """What could not be read, and why."""
+
+    def close(self) -> None:
+        """Let go of workers and memory."""
+
+
+@runtime_checkable
+class SampledBatches(Batches, Protocol):
+    """A loader of which a few examples can be had: a step's cost is then measured on them."""
+
+    workers: int
+
+    def sample(self, count: int) -> Any:
+        """A batch of about so many."""
+
+    def preparing_bytes(self) -> int:
+        """Memory that preparing batches takes."""
 
 
 class Average(Protocol):

@@ -16,6 +16,8 @@ from patchloom.errors import UsageError
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
 
+CHARTS: dict[str, dict[str, str]] = {}  # what a report draws of its records: title → curve → name of the value
+
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """−Σ_k q_k log softmax(logits)_k, mean over B; q = (1 − smoothing)·targets + smoothing/K."""

@@ -28,6 +28,16 @@ from patchloom.objectives.dino_head import DinoHead
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.parts import DinoPart
 
+# What a report draws of its records: title → curve → name of the value.
+CHARTS = {
+    "Teacher and student, nats": {
+        "teacher's entropy": "teacher_entropy",
+        "what it tells of an image": "teacher_spread",
+        "student's distance (KL)": "kl",
+    },
+    "Norm of the centre": {"centre": "centre_norm"},
+}
+
 
 def temperature_at(part: DinoPart, epoch: int) -> float:
     """The teacher's temperature: linear over the epochs of the warm-up, the last of which has the final one."""

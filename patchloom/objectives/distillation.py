@@ -20,6 +20,10 @@ from patchloom.objectives.objective import Ingredients
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
 
+# What a report draws of its records: title → curve → name of the value.
+CHARTS = {"Terms of the loss": {"labels": "label_loss", "teacher": "teacher_loss"}}
+
+
 KLMean = Literal["batch_and_classes", "batch"]
 
 

@@ -29,6 +29,10 @@ from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes import methods
 from patchloom.recipes.parts import GrafitPart
 
+# What a report draws of its records: title → curve → name of the value.
+CHARTS = {"Terms of the loss": {"labels": "label_loss", "instances": "instance_loss"}}
+
+
 TEMPERATURE, TARGET_DECAY, MARGIN = GrafitPart.temperature, GrafitPart.target_decay, GrafitPart.margin
 
 Gather = Callable[[Tensor], Tensor]  # (n, …) of this process → the rows of all, by rank, the same on every process

@@ -16,6 +16,8 @@ from patchloom.errors import UsageError
 from patchloom.objectives.classification import at_least_float32
 from patchloom.objectives.objective import Ingredients, Objective
 
+CHARTS: dict[str, dict[str, str]] = {}  # what a report draws of its records: title → curve → name of the value
+
 
 def token_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """(B, T, V) and (B, T) → smoothed loss and −log p(label) of each token, (B, T) each, 0 at padding.

@@ -6,21 +6,16 @@ are, and the rest is multiplication: so an answer is there within seconds whatev
 
 import time as clock
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from patchloom.data.device import fits_in_memory
 from patchloom.data.loader import cores
-from patchloom.data.sets import ImageSet
 from patchloom.engine.batches import len_of, split
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import unwrap
-from patchloom.engine.run import Run
-from patchloom.errors import DataError
-from patchloom.training.evaluators import Evaluator
+from patchloom.engine.run import Run, SampledBatches
+from patchloom.tasks.task import Judge
 from patchloom.training.memory import left_as_it_was
 
 MEASURING_S = 12.0  # for all steps together
@@ -28,7 +23,6 @@ MEASURED_STEPS = 5
 FEW_IMAGES = 4
 MOST_IMAGES = 64  # of those that stand for a batch
 GROWTH = 4
-READ_IMAGES = 8
 # The last evaluation aside, what a run writes at its end: weights, numbers, a page with pictures.
 REPORT_S = 4.0
 # Of the planned time; the rest is for what was not measured, and for a machine that others use too.
@@ -72,7 +66,8 @@ def measure(run: Run, *, most_s: float | None = None) -> Measured:
         step_s = sorted(seconds)[len(seconds) // 2]
         on = f"{len(seconds)} step{'s' * (len(seconds) > 1)}"
     step_s = max(run.processes.gather(step_s))
-    evaluation_s, decoding_s = _evaluation_seconds(run)
+    judges = [judge for judge in run.evaluators if isinstance(judge, Judge)]
+    evaluation_s, decoding_s = judges[0].seconds(run) if judges else (0.0, 0.0)
     if unwrap(run.model) is not run.model:
         on = on.replace(" step", " uncompiled step")
     return Measured(step_s, evaluation_s, decoding_s, on, run.schedule.optim.batch_size / step_s)
@@ -115,13 +110,13 @@ def seconds_per_image(run: Run) -> float:
 
 def _of_few(run: Run, budget_s: float) -> tuple[float, float, int]:
     """Seconds an image and an update take, on as many images as there is time for; 0 where there is no such sample."""
-    if not hasattr(run.loader, "sample"):
+    if not isinstance(run.loader, SampledBatches):
         return 0.0, 0.0, 0
     largest = min(MOST_IMAGES, max(1, run.schedule.optim.batch_size // run.processes.world // run.accumulate))
     count, deadline = min(FEW_IMAGES, largest), clock.perf_counter() + budget_s
     device = run.processes.device
     _gradients_s(run, run.loader.sample(count).to(device))  # the first prepares what the others find
-    helpers = max(1, min(cores(), run.loader.workers))  # type: ignore[attr-defined]
+    helpers = max(1, min(cores(), run.loader.workers))
     while True:
         begun = clock.perf_counter()
         batch = run.loader.sample(count).to(device)
@@ -131,7 +126,7 @@ def _of_few(run: Run, budget_s: float) -> tuple[float, float, int]:
         begun = clock.perf_counter()
         run.optimizer.step()
         run.optimizer.zero_grad()
-        _synchronise(run)
+        run.processes.synchronise()
         update_s = clock.perf_counter() - begun
         # A small network takes as long for 4 images as for 16, so more of them tell more.
         more_s = GROWTH * (made_s + 2 * gradients_s)
@@ -153,7 +148,7 @@ def _whole_steps(run: Run, budget_s: float) -> Iterator[float]:
                 (run.objective(network, part, epoch=0, step=0)["loss"] * len_of(part) / len_of(batch)).backward()
         run.optimizer.step()
         run.optimizer.zero_grad()
-        _synchronise(run)
+        run.processes.synchronise()
         taken = clock.perf_counter() - begun
         if number:
             yield taken
@@ -170,45 +165,5 @@ def _gradients_s(run: Run, batch: object) -> float:
     begun = clock.perf_counter()
     with run.processes.autocast():
         run.objective(network, batch, epoch=0, step=0)["loss"].backward()
-    _synchronise(run)
+    run.processes.synchronise()
     return clock.perf_counter() - begun
-
-
-@torch.no_grad()
-def _evaluation_seconds(run: Run) -> tuple[float, float]:
-    """Of one evaluation of all the networks that are evaluated, and of reading its images where that is done once."""
-    evaluator = run.evaluators[0] if run.evaluators else None
-    if not isinstance(evaluator, Evaluator):
-        return 0.0, 0.0
-    network: nn.Module = evaluator.network(unwrap(run.model)).eval()
-    size = evaluator.image_size
-    device = run.processes.device
-    images = torch.zeros(READ_IMAGES, 3, size, size, device=device)
-    with run.processes.autocast(), run.processes.randomness_kept():
-        network(images)
-        _synchronise(run)
-        begun = clock.perf_counter()
-        network(images)
-        _synchronise(run)
-    per_image = (clock.perf_counter() - begun) / READ_IMAGES
-    networks = 2 if run.average or run.averaged is not None else 1
-    looked_at = evaluator.images()
-    reading_s = sum(_reading_s(images) * len(images) for images in looked_at) / cores()
-    kept = all(fits_in_memory(len(images), (size, size)) for images in looked_at)
-    count = sum(map(len, looked_at))
-    forward_s = count * per_image * networks
-    return (forward_s, reading_s) if kept else (forward_s + reading_s * networks, 0.0)
-
-
-def _reading_s(images: ImageSet) -> float:
-    count = min(READ_IMAGES, len(images))
-    begun = clock.perf_counter()
-    for number in range(count):
-        with suppress(DataError):
-            images.read(number * len(images) // count)
-    return (clock.perf_counter() - begun) / max(1, count)
-
-
-def _synchronise(run: Run) -> None:
-    if run.processes.device.type == "cuda":
-        torch.cuda.synchronize(run.processes.device)

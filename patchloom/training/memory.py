@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.engine.batches import len_of, split
 from patchloom.engine.distribution import unwrap
-from patchloom.engine.run import Run
+from patchloom.engine.run import Run, SampledBatches
 from patchloom.errors import ResourceError, UsageError
 from patchloom.inspection.memory import LiveBytes
 
@@ -55,7 +55,7 @@ def micro_batches(run: Run, asked: int | None = None) -> int:
         return _tried(run, images)
     there = available_bytes()
     sharded = any(isinstance(weight, DTensor) for weight in run.model.parameters())
-    if there is None or sharded or not hasattr(run.loader, "sample"):
+    if there is None or sharded or not isinstance(run.loader, SampledBatches):
         return 1
     parts = parts_that_fit(need_of(run), images, int(there * USED_SHARE / run.processes.world))
     return int(max(run.processes.gather(parts)))
@@ -84,16 +84,14 @@ def _too_much(need: Need, images: int, allowed: int) -> ResourceError:
     )
 
 
-def cut_in_words(run: Run, method: str) -> str:
+def cut_in_words(run: Run) -> str:
     """What micro-batches change, if anything."""
     images = run.schedule.optim.batch_size // run.processes.world // run.accumulate
     modules = [unwrap(run.model), *([run.objective] if isinstance(run.objective, nn.Module) else [])]
     normed = any(isinstance(part, _BatchNorm) for module in modules for part in module.modules())
     if normed and not run.eval_mode:
         return f"batch statistics are then those of {images} images"
-    if "triplet" in method:
-        return f"triplets are then found among {images} images"
-    return "same result"
+    return run.objective.cut_in_words(images) or "same result"
 
 
 def need_of(run: Run) -> Need:
@@ -173,8 +171,7 @@ def left_as_it_was(run: Run) -> Iterator[None]:
         finally:
             for module in modules:
                 module.zero_grad(set_to_none=True)
-            if forget := getattr(objective, "forget", None):
-                forget()
+            objective.forget()
             with torch.no_grad():
                 for buffer, before in zip(buffers, kept, strict=True):
                     buffer.copy_(before)

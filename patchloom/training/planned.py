@@ -1,50 +1,27 @@
 """The plan of a run for machines: what `train --dry-run --json` prints."""
 
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from patchloom.build import Choice
 from patchloom.engine.run import Run
-from patchloom.recipes.schema import Recipe
+from patchloom.tasks.plan import Plan
+from patchloom.training.machine import machine_of
+from patchloom.training.measuring import Measured
 
 
-class AnyPlan(Protocol):
-    """What the plans for images and for text have in common."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """What is run."""
-
-    @property
-    def choices(self) -> list[Choice]:
-        """Fields that were chosen, with the reasons."""
-
-    @property
-    def folder(self) -> Path:
-        """Where it goes."""
-
-
-def planned(
-    plan: AnyPlan,
-    run: Run,
-    *,
-    data: dict[str, Any],
-    multiply_adds: int | None = None,
-    seconds: float,
-    per_second: float,
-    machine: str,
-) -> dict[str, Any]:
+def planned(plan: Plan, run: Run, measured: Measured, seconds: float) -> dict[str, Any]:
     """All that the printed plan says, as fields."""
-    recipe = plan.recipe
+    recipe, task = plan.recipe, plan.task
     return {
-        "data": data,
+        "task": task.name,
+        "data": task.data_facts(plan),
         "model": {
             "name": recipe.model.name,
             "image_size": recipe.model.image_size,
             "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
-            "multiply_adds": multiply_adds,
+            "multiply_adds": None,
+            **task.model_facts(plan),
         },
         "recipe": recipe.to_dict(),
         "choices": [{"key": each.key, "value": _plain(each.value), "why": each.why} for each in plan.choices],
@@ -52,9 +29,9 @@ def planned(
         "steps": run.schedule.total_steps,
         "batch": recipe.optim.batch_size,
         "micro_batches": run.accumulate,
-        "machine": machine,
+        "machine": machine_of(run.processes),
         "seconds": round(seconds, 1),
-        "per_second": round(per_second, 1),  # images, or tokens of text
+        "per_second": round(measured.images_per_s, 1),  # images, or tokens of text
         "memory_mib": _memory_mib(run),
     }
 

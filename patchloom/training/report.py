@@ -1,39 +1,40 @@
-"""What is left when a run has ended: its decisions about the val split, how it went, and `report.html`."""
+"""What is left when a run has ended: its best weights, what they decided about val, how it went, and `report.html`."""
 
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-import torch
+from torch import nn
 
-from patchloom.checkpoint import load_network
-from patchloom.deployment.report import report_run
+from patchloom.checkpoint import WEIGHTS, read_weights
 from patchloom.deployment.run_record import RunRecord, write_run_record
+from patchloom.engine.distribution import unwrap
 from patchloom.engine.loop import Outcome
 from patchloom.engine.run import Run
-from patchloom.evaluation.classification import ClassificationReport
-from patchloom.evaluation.predictions import Predictions, fingerprint, save_predictions
+from patchloom.engine.state import load_weights
 from patchloom.inspection.report import installed_versions
-from patchloom.training.evaluators import Evaluator, Report
-from patchloom.training.plan import Plan
+from patchloom.tasks.pages import report_run
+from patchloom.tasks.plan import Plan
 
 
-def final_report(plan: Plan, run: Run) -> Report | None:
-    """The best weights of the folder on the val split; None where nothing judges them."""
-    if not run.evaluators:
-        return None
-    network, _ = load_network(plan.folder)
-    with torch.no_grad(), run.processes.autocast():
-        return cast(Evaluator, run.evaluators[0]).report(network.to(run.processes.device))
+def best_network(plan: Plan, run: Run) -> nn.Module:
+    """The run's network with its best weights, in eval mode; where weights are split over processes, a new one."""
+    if plan.settings.shard:
+        return plan.task.load_network(plan.folder)
+    network = unwrap(run.model)
+    load_weights(network, read_weights(plan.folder / WEIGHTS), str(plan.folder / WEIGHTS))
+    return network.eval()
 
 
-def keep_and_report(plan: Plan, report: Report | None, outcome: Outcome, *, seconds: float, machine: str) -> Path:
-    """Write `predictions.safetensors` of a classifier, `run.json` and `report.html`."""
-    settings, splits = plan.settings, plan.splits
-    if isinstance(report, ClassificationReport):
-        save_predictions(plan.folder, Predictions(report, fingerprint(splits.val)))
+def keep_and_report(
+    plan: Plan, network: nn.Module, judged: Any, outcome: Outcome, *, seconds: float, machine: str
+) -> Path:
+    """Write what the run decided about val, `run.json` and `report.html`."""
+    settings = plan.settings
+    if judged is not None:
+        plan.task.keep(plan, judged)
     record = RunRecord(
         data=settings.data,
-        data_name=splits.name,
+        data_name=plan.task.data_name(plan),
         level=settings.level,
         **settings.reading.given(),  # type: ignore[arg-type]
         init=settings.init,
@@ -44,7 +45,7 @@ def keep_and_report(plan: Plan, report: Report | None, outcome: Outcome, *, seco
         machine=machine,
         versions=installed_versions(),
         choices={choice.key: choice.why for choice in plan.choices},
-        notes=list(splits.notes),
+        notes=list(plan.notes),
     )
     write_run_record(plan.folder, record)
-    return report_run(plan.folder, val=splits.val)
+    return report_run(plan.folder, plan=plan, network=network.cpu())

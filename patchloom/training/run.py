@@ -1,30 +1,17 @@
-"""What `patchloom.train` and the command of that name do: plan it, say it, do it, report it."""
+"""What `patchloom.train` and the command of that name do: plan it, say it, do it, report it. One path for all tasks."""
 
-import shlex
 import time as clock
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
-from patchloom.build import reads_labels, tells_classes
-from patchloom.checkpoint import (
-    Folder,
-    Found,
-    find_checkpoint,
-    read_checkpoint,
-    read_weights,
-    save_weights,
-    write_run_files,
-)
-from patchloom.data.pairs import Pairs
-from patchloom.data.sets import ImageSet
-from patchloom.deployment.classifier import Classifier, load
+from patchloom.checkpoint import Folder, Found, find_checkpoint, read_checkpoint, read_weights, save_weights
 from patchloom.deployment.run_record import FILE as RUN_RECORD
-from patchloom.deployment.translator import Translator, load_translator
 from patchloom.engine.disk import Lock, disk_errors, locked
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes, kind_of
@@ -34,17 +21,26 @@ from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, DataError, NumericalError
 from patchloom.inspection.notebook import number_texts, numbers_line, piece
-from patchloom.models.network import Network
 from patchloom.printable import printable
-from patchloom.training.assemble import EVALUATIONS, Stores, make_run, preprocessing_of, release
-from patchloom.training.data_record import LEFT_OUT, write_left_out, write_record
-from patchloom.training.measuring import Measured, measure, told
-from patchloom.training.plan import Plan, TrainingSettings, learns_to_translate, make_plan, seconds_of
+from patchloom.tasks.beginnings import LEFT_OUT, write_left_out
+from patchloom.tasks.plan import Plan, TrainingSettings, method_asked, seconds_of
+from patchloom.tasks.table import task_of_method, task_of_run
+from patchloom.tasks.task import Judge
+from patchloom.training.assemble import EVALUATIONS, Stores, make_run, release
+from patchloom.training.machine import machine_of
+from patchloom.training.measuring import measure, told
 from patchloom.training.planned import planned
-from patchloom.training.report import final_report, keep_and_report
+from patchloom.training.report import best_network, keep_and_report
 from patchloom.training.timing import LATEST, estimated_s, planned_into_time, takes_days
 
 FILES_SHOWN = 4
+
+
+class Examples(Protocol):
+    """What was trained on, by number."""
+
+    def where(self, index: int, /) -> str:
+        """The file of one."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +54,11 @@ class Trained:
     plan: dict[str, Any] = field(default_factory=dict)  # of a dry run
 
     @property
-    def classifier(self) -> Classifier:
-        """The trained model with labels and preprocessing."""
-        return load(self.folder)
+    def model(self) -> Any:
+        """The trained model as it is used: a classifier, a translator."""
+        return task_of_run(self.folder).load(self.folder)
 
-    @property
-    def translator(self) -> Translator:
-        """The trained model with its vocabulary, where it was trained to translate."""
-        return load_translator(self.folder)
+    classifier = translator = model  # as it is called where one knows
 
     def summary(self) -> dict[str, Any]:
         """For machines."""
@@ -90,15 +83,13 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kind_of(device)  # a device that is not here is said before the data are looked through
     started = clock.perf_counter()
-    if learns_to_translate(settings):
-        from patchloom.training.translation import train_translation  # which builds on this module
-
-        return train_translation(settings, device, dry_run=dry_run, say=say)
     plan = make_plan(settings, device)
+    task = plan.task
     processes = Processes(plan.recipe.precision, device=device)
     say = heard_or_not(say) if processes.is_main else silent
     with ExitStack() as stack:
         stack.callback(processes.close)
+        plan = task.prepare(plan, processes)
         _same_on_all(plan, processes)
         stores: Stores = {}
         if plan.time_s:
@@ -109,17 +100,23 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
         lock = stack.enter_context(locked(plan.folder)) if not dry_run and processes.is_main else None
         run, network, note = make_run(plan, processes, say, stores)
         stack.callback(release, run)
-        stack.callback(run.loader.close)  # type: ignore[attr-defined]
-        say(f"machine    {machine_of(processes)}; {note}")
+        stack.callback(run.loader.close)
+        say(f"machine    {'; '.join(filter(None, (machine_of(processes), note)))}")
         if dry_run:
             measured = measure(run)
-            for line in (told(run, measured, EVALUATIONS), *takes_days(plan, measured.total_s(run, EVALUATIONS))):
+            seconds = measured.total_s(run, EVALUATIONS)
+            for line in (told(run, measured, EVALUATIONS, task.counts), *takes_days(plan, seconds)):
                 say(line)
             say("Nothing was trained.   Next: the same command without --dry-run")
-            return Trained(plan.folder, None, {}, len(plan.left_out), _planned(plan, run, measured))
+            return Trained(plan.folder, None, {}, len(plan.left_out), planned(plan, run, measured, seconds))
         for line in takes_days(plan, estimated_s(run)):
             say(line)
         return _train_and_report(plan, run, network, lock, _time_limit_s(settings, started), say)
+
+
+def make_plan(settings: TrainingSettings, device: str) -> Any:
+    """What will be run: the plan of the task that the recipe's method solves."""
+    return task_of_method(method_asked(settings)).plan(settings, device)
 
 
 def _time_limit_s(settings: TrainingSettings, started: float) -> float | None:
@@ -132,86 +129,60 @@ def _time_limit_s(settings: TrainingSettings, started: float) -> float | None:
     return min(limits, default=None)
 
 
-def _planned(plan: Plan, run: Run, found: Measured) -> dict[str, Any]:
-    splits = plan.splits
-    data = {
-        "name": splits.name,
-        "train": len(splits.train),
-        "val": len(splits.val),
-        "classes": list(splits.classes.names),
-        "notes": list(splits.notes),
-    }
-    return planned(
-        plan,
-        run,
-        data=data,
-        multiply_adds=plan.cost.multiply_adds,
-        seconds=found.total_s(run, EVALUATIONS),
-        per_second=found.images_per_s,
-        machine=machine_of(run.processes),
-    )
-
-
 def _same_on_all(plan: Plan, processes: Processes) -> None:
     """Every rank finds the data by itself; where one of them sees others, no rank may begin."""
+    assert plan.record is not None
     records = [replace(record, place=None) for record in processes.gather(plan.record)]  # it may be mounted elsewhere
     others = [rank for rank, record in enumerate(records) if record != records[0]]
     if others:
-        raise DataError(f"rank {others[0]} of {len(records)} sees other pictures in {plan.settings.data} than rank 0")
+        raise DataError(f"rank {others[0]} of {len(records)} sees other data in {plan.settings.data} than rank 0")
 
 
 def _train_and_report(
     plan: Plan,
     run: Run,
-    network: Network,
+    network: nn.Module,
     lock: Lock | None,
     time_limit_s: float | None,
     say: Callable[[str], None],
 ) -> Trained:
-    found = find_checkpoint(plan.folder, read_checkpoint)
+    task, folder, processes = plan.task, plan.folder, run.processes
+    found = find_checkpoint(folder, read_checkpoint)
     if found:
-        found = with_best_weights(found, plan.folder, run.processes)
+        found = with_best_weights(found, folder, processes)
         for note in found.notes:
             say(f"note: {note}")
         if not has_ended(found, run):
-            say(f"resuming {plan.folder} at step {found.snapshot.step} of {run.schedule.total_steps}")
-    restore = guarded(run, lock, lambda: _write_files(plan, network))
-    run.records = open_records(
-        plan.folder, is_main=run.processes.is_main, trackers=plan.settings.trackers, restore=restore
-    )
+            say(f"resuming {folder} at step {found.snapshot.step} of {run.schedule.total_steps}")
+    restore = guarded(run, lock, lambda: task.write_files(plan, network))
+    run.records = open_records(folder, is_main=processes.is_main, trackers=plan.settings.trackers, restore=restore)
     started = clock.perf_counter()
     try:
-        with run.processes.ranks_watched():
+        with processes.ranks_watched():
             outcome = run_loop(replace(run, time_limit_s=time_limit_s), found.snapshot if found else None)
     except NumericalError as error:
-        raise with_files(error, plan.splits.train) from error
+        raise with_files(error, task.examples(plan)) from error
     seconds = clock.perf_counter() - started
     metrics: dict[str, float] = {}
-    if run.processes.is_main:
+    if processes.is_main:
         for line in [*filter(None, [restore()]), *_lost_since(run, plan)]:
             say(line)
-        report = final_report(plan, run)
-        metrics = dict(report or ())
+        best = best_network(plan, run)
+        judged = task.final(plan, run, best)
+        metrics = dict(judged or ())
         which = f"({outcome.progress.best_weights or 'model'}, step {outcome.progress.best_step})"
         done = found is not None and has_ended(found, run)
         how = already_ended(outcome) if done else f"{outcome.ended} after {duration(seconds)}"
-        say(f"{how}: {_told(run.metric, metrics)}{which}")
-        if not done or not (plan.folder / RUN_RECORD).is_file():  # what it says of time and machine stays true
-            with disk_errors(plan.folder / "report.html"):
-                keep_and_report(plan, report, outcome, seconds=seconds, machine=machine_of(run.processes))
-        say(f"{plan.folder / 'report.html'}")
-        say(_next(plan))
-    return Trained(plan.folder, outcome, metrics, len(plan.left_out))
-
-
-def _write_files(plan: Plan, network: Network) -> None:
-    """What is known before the first step."""
-    shown = preprocessing_of(plan.recipe, network)
-    # Classes that taught nothing are no part of what was trained.
-    labels = plan.splits.classes.names if reads_labels(plan.recipe.objective.method) else ()
-    write_run_files(plan.folder, network, shown, plan.recipe, labels, plan.settings.level)
-    write_record(plan.folder, plan.record)
-    write_left_out(plan.folder, _named(plan))
+        said = task.in_words(run, metrics) if metrics else "not evaluated"
+        say(f"{how}: {said} {which}")
+        for line in task.more_words(judged) if metrics else ():
+            say(line)
+        if not done or not (folder / RUN_RECORD).is_file():  # what it says of time and machine stays true
+            with disk_errors(folder / "report.html"):
+                keep_and_report(plan, best, judged, outcome, seconds=seconds, machine=machine_of(processes))
+        say(f"{folder / 'report.html'}")
+        say(f"Next: {'   |   '.join(task.next_commands(plan))}")
+    return Trained(folder, outcome, metrics, len(plan.left_out))
 
 
 def guarded(run: Run, lock: Lock | None, write_files: Callable[[], None]) -> Callable[[], str]:
@@ -221,27 +192,6 @@ def guarded(run: Run, lock: Lock | None, write_files: Callable[[], None]) -> Cal
     write_files()
     run.saver.guard(lock, write_files)
     return run.saver.restore
-
-
-def _told(metric: str | None, metrics: dict[str, float]) -> str:
-    """The metric in words."""
-    if metric is None:
-        return "not evaluated "
-    neighbours = metric.removeprefix("knn").removesuffix("_top1")
-    name = "top-1" if metric == "top1" else f"top-1 of the {neighbours} nearest"
-    return f"{name} {metrics[metric]:.2f} % "
-
-
-def _next(plan: Plan) -> str:
-    """What a user may want to do now."""
-    folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
-    if tells_classes(plan.recipe):
-        return f"Next: patchloom predict {folder} IMAGE…   |   patchloom evaluate {folder} {data}"
-    if plan.settings.level:
-        return f"Next: patchloom evaluate {folder} {data} --levels   |   patchloom look {folder} --ranked"
-    if len(plan.splits.classes):
-        return f"Next: patchloom evaluate {folder} {data} --knn --linear   |   patchloom train {data} --init {folder}"
-    return f"Next: patchloom index {folder} {data} --out {folder}.index   |   patchloom train LABELLED --init {folder}"
 
 
 def has_ended(found: Found, run: Run) -> bool:
@@ -278,7 +228,7 @@ def with_best_weights(found: Found, folder: Path, processes: Processes) -> Found
     return replace(found, snapshot=snapshot, notes=[*found.notes, f"{reason} The newest weights take their place."])
 
 
-def with_files(error: NumericalError, examples: ImageSet | Pairs) -> NumericalError:
+def with_files(error: NumericalError, examples: Examples) -> NumericalError:
     """The same error with the files of the batch that made it."""
     shown = [examples.where(int(i)) for i in list(getattr(error, "index", None) or [])[:FILES_SHOWN] if i >= 0]
     return NumericalError(f"{error} Files of that batch: {', '.join(shown)} …") if shown else error
@@ -286,27 +236,15 @@ def with_files(error: NumericalError, examples: ImageSet | Pairs) -> NumericalEr
 
 def _lost_since(run: Run, plan: Plan) -> list[str]:
     """Lines on the pictures that could be read when the run began and could not later."""
-    parts = (run.loader, *run.evaluators)
-    reasons = list(dict.fromkeys(reason for part in parts for reason in getattr(part, "broken", {}).values()))
+    broken = [run.loader.broken, *(judge.broken for judge in run.evaluators if isinstance(judge, Judge))]
+    reasons = list(dict.fromkeys(reason for each in broken for reason in each.values()))
     if not reasons:
         return []
     lost = [reason.partition(": ")[::2] for reason in reasons]
-    write_left_out(plan.folder, [*_named(plan), *lost])
+    write_left_out(plan.folder, [*plan.left_out, *lost])
     lines = [f"left out   {reason}" for reason in reasons[:FILES_SHOWN]]
     more = len(reasons) - FILES_SHOWN
     return [*lines, f"left out   {more} more; all in {plan.folder / LEFT_OUT}"] if more > 0 else lines
-
-
-def _named(plan: Plan) -> list[tuple[str, str]]:
-    """File and reason of each that the scan could not read."""
-    return [(bad.place.where, bad.reason) for bad in plan.left_out]
-
-
-def machine_of(processes: Processes) -> str:
-    """Where the run is done, in words."""
-    device = processes.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    return f"{processes.world} × {name}, {processes.precision}"
 
 
 def heard_or_not(say: Callable[[str], None]) -> Callable[[str], None]:

@@ -3,14 +3,14 @@
 import time as clock
 from math import ceil
 
-from patchloom.build import Choice, base_recipe
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes, unwrap
-from patchloom.engine.run import Run
+from patchloom.engine.run import Run, SampledBatches
+from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.fit import A_DAY_S
+from patchloom.tasks.plan import Plan
 from patchloom.training.assemble import EVALUATIONS, Stores, make_run, release
 from patchloom.training.measuring import PLANNED_SHARE, Measured, epochs_within, measure, seconds_per_image
-from patchloom.training.plan import Plan, planned_for
 
 # Beyond this many times the planned time a run stops, saves and reports: the machine has slowed down a lot. Up to
 # there it goes on, since the last epochs, at the smallest rates, are worth the most.
@@ -34,8 +34,8 @@ def planned_into_time(plan: Plan, processes: Processes, stores: Stores, started:
         choice = chosen_epochs(plan, measured, run.loader.steps_per_epoch, left_s)
     finally:
         release(run)
-        run.loader.close()  # type: ignore[attr-defined]
-    return planned_for(plan, processes.from_main(choice), str(processes.device))
+        run.loader.close()
+    return plan.task.planned_for(plan, processes.from_main(choice), str(processes.device))
 
 
 def chosen_epochs(plan: Plan, measured: Measured, steps_per_epoch: int, left_s: float) -> Choice:
@@ -65,8 +65,8 @@ def takes_days(plan: Plan, seconds: float) -> list[str]:
 
 
 def estimated_s(run: Run) -> float:
-    """Seconds of all steps by those of a few images; 0 on a GPU, where runs of days are no surprise."""
-    if run.processes.device.type != "cpu":
+    """Seconds of all steps by those of a few images; 0 on a GPU, where runs of days are no surprise, and of text."""
+    if run.processes.device.type != "cpu" or not isinstance(run.loader, SampledBatches):
         return 0.0
     images = run.schedule.optim.batch_size / run.processes.world
     return seconds_per_image(run) * images * run.schedule.total_steps

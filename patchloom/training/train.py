@@ -7,7 +7,7 @@ from patchloom.data.loader import WORKER_TIMEOUT_S
 from patchloom.data.source import Spec, in_one, parts_of
 from patchloom.errors import with_near_options
 from patchloom.recipes.schema import Recipe
-from patchloom.training.plan import TrainingSettings
+from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import Trained, run_training
 
 

@@ -136,7 +136,7 @@ def test_the_defaults_of_train_are_the_librarys() -> None:
     from dataclasses import fields
 
     from patchloom.cli.train import train
-    from patchloom.training.plan import TrainingSettings
+    from patchloom.tasks.plan import TrainingSettings
 
     own = {name: parameter.default for name, parameter in inspect.signature(train).parameters.items()}
     shared = {

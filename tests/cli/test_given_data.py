@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from patchloom.cli import app
 from patchloom.errors import PatchloomError
-from patchloom.training.plan import folder_name
+from patchloom.tasks.plan import folder_name
 
 
 def draw(root, *paths):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.training.plan import TrainingSettings
+from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
 from tests.reliability.commands import class_folders
 

@@ -24,7 +24,7 @@ from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieval
 from patchloom.evaluation.separability import separability
 from patchloom.inspection.ranked import WRONG, Ranked, RankedList, frame_colors, framed, ranked_sheet
-from patchloom.training.plan import TrainingSettings
+from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
 from tests.networks import small
 from tests.reliability.commands import OPTIONS, command

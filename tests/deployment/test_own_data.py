@@ -10,12 +10,12 @@ import pytest
 import patchloom
 from patchloom.data.reading import Reading
 from patchloom.deployment.index import index
-from patchloom.deployment.report import report_run
 from patchloom.deployment.run_record import data_files, read_run_record
 from patchloom.deployment.runs import evaluate_runs
 from patchloom.evaluation.predictions import load_predictions
-from patchloom.training.plan import TrainingSettings, make_plan
-from patchloom.training.run import run_training
+from patchloom.tasks.pages import report_run
+from patchloom.tasks.plan import TrainingSettings
+from patchloom.training.run import make_plan, run_training
 from tests.deployment.conftest import CHANGES
 from tests.reliability.commands import class_folders, command
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from patchloom.deployment.comparison_report import report_runs
-from patchloom.deployment.report import number_rows, report_run
 from patchloom.deployment.run_record import read_run_record
 from patchloom.engine.checksums import write_checked
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.predictions import Predictions, load_predictions, save_predictions
+from patchloom.tasks.image_report import number_rows
+from patchloom.tasks.pages import report_run
 from tests.reliability.commands import command
 
 

@@ -14,10 +14,10 @@ from patchloom.deployment.comparison_report import report_runs
 from patchloom.deployment.index import index, open_index
 from patchloom.deployment.look import look_at
 from patchloom.deployment.ranked import write_ranked
-from patchloom.deployment.report import report_run
 from patchloom.deployment.runs import evaluate
 from patchloom.deployment.search_page import write_search_page
 from patchloom.inspection.check_page import write_check_page
+from patchloom.tasks.pages import report_run
 from tests.deployment.conftest import trained  # noqa: F401
 
 PHONE, SCREEN = 390, 1400

@@ -15,6 +15,7 @@ from PIL import Image
 from patchloom.errors import ResourceError
 from patchloom.evaluation.classification import Mistake
 from patchloom.inspection import report as module
+from patchloom.inspection import sections as sections_module
 from patchloom.inspection.charts import (
     BOTTOM,
     HEIGHT,
@@ -29,7 +30,8 @@ from patchloom.inspection.charts import (
     nice_ticks,
 )
 from patchloom.inspection.cost import Cost
-from patchloom.inspection.report import Summary, recipe_rows, write_report
+from patchloom.inspection.report import Report, Summary, recipe_rows, validation, write_report
+from patchloom.inspection.sections import class_section, confusion_section, mistake_section, picture_section
 from patchloom.recipes.auto import auto_recipe
 from patchloom.recipes.schema import flatten, override
 
@@ -81,6 +83,10 @@ RECORDS = [
 ]
 
 
+WHY = {"optim.lr": "user"}
+CHARTS = {**module.LOSS, "Validation top-1, %": validation("top1"), **module.RATE}
+
+
 def write_all(path, **changes):
     recipe, reasons = auto_recipe(images=1437, classes=3, image_size_median=8)
     given = {
@@ -88,14 +94,16 @@ def write_all(path, **changes):
         "summary": Summary(
             model="resmlp_s12",
             data=f"data {EVIL}",
-            top1=91.239,
+            best="91.24 %",
+            measure="best top-1",
             weights="ema",
             epochs=30,
             seconds=3725.0,
             command=f"patchloom train {EVIL}",
             next_command="patchloom export runs/1",
         ),
-        "curves": RECORDS,
+        "records": RECORDS,
+        "charts": {"Validation top-1, %": validation("top1")},
         "confusion": np.array([[8, 2, 0], [0, 5, 0], [1, 0, 4]]),
         "class_names": ["cat", EVIL, "dog"],
         "per_class": [80.0, 100.0, math.nan],
@@ -104,12 +112,25 @@ def write_all(path, **changes):
             (Image.new("RGB", (500, 250)), Mistake(9, 2, 0, 0.5)),
         ],
         "pictures": [(EVIL, Image.new("RGB", (30, 20), "red"), EVIL), ("chart", Markup("<svg></svg>"), "")],
-        "recipe": [*recipe_rows(recipe, auto=reasons, user={"optim.lr"}), ("objective.teacher", EVIL, EVIL)],
+        "recipe": [*recipe_rows(recipe, WHY | why(reasons)), ("objective.teacher", EVIL, EVIL)],
         "cost": Cost(1234567, 3_010_000_000, 5_000_000),
         "notes": [f"left out {EVIL}", "see https://example.org"],
     }
-    write_report(path, **(given | changes))
+    given |= changes
+    names, counts = given.pop("class_names"), given.pop("confusion")
+    sections = [confusion_section(counts, names)]
+    if (per_class := given.pop("per_class")) is not None:
+        sections.append(class_section(per_class, names, counts))
+    if mistakes := given.pop("mistakes"):
+        sections.append(mistake_section(mistakes, names))
+    if pictures := given.pop("pictures"):
+        sections.append(picture_section(pictures))
+    write_report(path, Report(**given, sections=sections))
     return path.read_text("utf-8")
+
+
+def why(reasons):
+    return {reason.field: f"auto: {reason.why}" for reason in reasons}
 
 
 @pytest.fixture
@@ -166,7 +187,7 @@ def test_pictures_decode_and_tiny_ones_are_enlarged_crisply(html):
 
 
 def test_what_is_not_given_has_no_section(tmp_path):
-    write_report(tmp_path / "r.html", title="t", summary=Summary(model="m", data="d"))
+    write_report(tmp_path / "r.html", Report(title="t", summary=Summary(model="m", data="d")))
     page = Page((tmp_path / "r.html").read_text("utf-8"))
     assert page.ids() == ["summary", "environment"]
     assert "top-1" not in page.words
@@ -194,7 +215,7 @@ def chart_points(svg: str, color: int) -> list[tuple[float, float]]:
 
 
 def test_records_become_points_in_epochs():
-    charts = dict(module._curve_charts(RECORDS))
+    charts = dict(module._curve_charts(RECORDS, CHARTS))
     assert list(charts) == ["Loss", "Validation top-1, %", "Learning rate"]
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     half = LEFT + (right - LEFT) / 2  # epoch 1 of 2
@@ -212,10 +233,10 @@ def test_records_become_points_in_epochs():
 
 
 def test_records_without_an_evaluation_are_counted_in_steps():
-    charts = dict(module._curve_charts([record(4, 0, "train", loss=1.0), record(8, 0, "train", loss=2.0)]))
+    charts = dict(module._curve_charts([record(4, 0, "train", loss=1.0), record(8, 0, "train", loss=2.0)], CHARTS))
     assert list(charts) == ["Loss"]
     assert "step 4" in charts["Loss"]
-    assert module._curve_charts([{"kind": "train"}, {}]) == []
+    assert module._curve_charts([{"kind": "train"}, {}], CHARTS) == []
 
 
 def test_a_part_of_an_epoch_does_not_stretch_the_axis():
@@ -229,7 +250,7 @@ def test_lines_break_where_a_value_is_missing():
     assert re.sub(r"[\d. ]", "", path) == "MLML"
     assert svg.count("<circle") == 4
     assert "nan" not in svg
-    null = dict(module._curve_charts([record(1, 0, "train", loss=1.0), record(2, 0, "train", loss=None)]))
+    null = dict(module._curve_charts([record(1, 0, "train", loss=1.0), record(2, 0, "train", loss=None)], CHARTS))
     assert null["Loss"].count("<circle") == 1
 
 
@@ -276,16 +297,16 @@ def test_a_bar_is_as_long_as_its_value():
 def test_classes_stand_worst_first_and_fold_after_twenty():
     names = [f"class{i:02}" for i in range(27)]
     accuracy = [math.nan, *(float(100 - i) for i in range(1, 27))]
-    shown, folded, count = module._class_bars(accuracy, names, None)
+    shown, folded, count = sections_module._class_bars(accuracy, names, None)
     order = re.findall(r"<title>(class\d\d)", shown + folded)
     assert order == [*reversed(names[1:]), names[0]]
     assert (shown.count("<title>"), count) == (20, 7)
 
 
 def test_the_colour_of_a_cell():
-    strength = module._strengths(np.array([[8, 2, 0], [0, 0, 0], [1, 0, 9]]))
+    strength = sections_module._strengths(np.array([[8, 2, 0], [0, 0, 0], [1, 0, 9]]))
     assert strength.tolist() == pytest.approx(np.array([[0.8, 1.0, 0], [0, 0, 0], [0.5, 0, 0.9]]))
-    assert module._strengths(np.eye(2)).tolist() == [[1, 0], [0, 1]]
+    assert sections_module._strengths(np.eye(2)).tolist() == [[1, 0], [0, 1]]
 
 
 def test_few_classes_are_counted_in_cells(html):
@@ -310,8 +331,8 @@ def test_many_classes_are_a_picture_and_the_worst_pairs(tmp_path):
     assert picture.size == (40 * factor, 40 * factor)
     assert picture.width >= 500
     at = {place: picture.getpixel((place[1] * factor, place[0] * factor)) for place in [(3, 17), (5, 5), (17, 3)]}
-    assert at[3, 17] == (*module.WRONG, 255)
-    assert at[5, 5] == (*module.RIGHT, 255)
+    assert at[3, 17] == (*sections_module.WRONG, 255)
+    assert at[5, 5] == (*sections_module.RIGHT, 255)
     assert at[17, 3][3] == 0
 
 
@@ -324,13 +345,13 @@ def test_no_mistakes_have_no_scale(tmp_path):
 def test_recipe_rows_say_where_each_value_comes_from():
     recipe, reasons = auto_recipe(images=1437, classes=10, image_size_median=8)
     recipe = override(recipe, {"optim.lr": 0.5, "schedule.epochs": 7})
-    rows = {key: (value, why) for key, value, why in recipe_rows(recipe, auto=reasons, user={"optim.lr"})}
+    rows = {key: (value, reason) for key, value, reason in recipe_rows(recipe, why(reasons) | WHY)}
     assert list(rows) == list(flatten(recipe))
     assert rows["optim.lr"] == (0.5, "user")
     assert rows["optim.momentum"] == (0.9, "default")
     size = next(reason for reason in reasons if reason.field == "model.image_size")
     assert rows["model.image_size"] == (size.value, f"auto: {size.why}")
-    published = {key: why for key, _, why in recipe_rows(recipe)}
+    published = {key: reason for key, _, reason in recipe_rows(recipe, {})}
     assert published["schedule.epochs"] == "recipe auto"
     assert published["optim.momentum"] == "default"
 

@@ -21,7 +21,7 @@ from patchloom.engine.checksums import own_sha256, read_checked, write_checked
 from patchloom.engine.records import damaged_lines, read_metrics
 from patchloom.errors import CheckpointError, PatchloomError
 from patchloom.evaluation.seeds import evaluations
-from patchloom.training.plan import TrainingSettings
+from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
 from tests.reliability.commands import class_folders, command
 

@@ -45,8 +45,8 @@ def compressed(path: Path) -> None:
 
 
 def not_finite(path: Path) -> None:
-    from patchloom.build import make_network
     from patchloom.recipes import get_recipe, override
+    from patchloom.tasks.image_networks import make_network
 
     small = {"depth": 1, "dim": 16, "patch_size": 8}
     changes = {f"model.options.{key}": value for key, value in small.items()} | {"model.image_size": 16}

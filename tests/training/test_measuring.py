@@ -9,9 +9,9 @@ from patchloom.checkpoint import read_recipe
 from patchloom.data import device
 from patchloom.engine import loop
 from patchloom.errors import UsageError
+from patchloom.tasks.plan import TrainingSettings
 from patchloom.training import measuring, timing
 from patchloom.training.measuring import REPORT_S, Measured, epochs_within, evaluations_of
-from patchloom.training.plan import TrainingSettings
 from patchloom.training.run import run_training
 
 TINY = {"model.options.depth": 2, "model.options.dim": 16, "model.options.patch_size": 4}

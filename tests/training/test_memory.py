@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from patchloom.errors import ResourceError, UsageError
+from patchloom.tasks.plan import TrainingSettings
 from patchloom.training import measuring, memory
 from patchloom.training.memory import Need, available_bytes, parts_that_fit
-from patchloom.training.plan import TrainingSettings
 from patchloom.training.run import run_training
 
 MIB = 2**20

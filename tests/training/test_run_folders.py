@@ -9,8 +9,8 @@ import pytest
 
 from patchloom.engine.checksums import FILE
 from patchloom.errors import DataError, UsageError
-from patchloom.training.plan import TrainingSettings, make_plan
-from patchloom.training.run import Trained, run_training
+from patchloom.tasks.plan import TrainingSettings
+from patchloom.training.run import Trained, make_plan, run_training
 from tests.reliability.commands import class_folders
 
 CHANGES = {"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_size": 8}

@@ -12,9 +12,9 @@ import patchloom
 from patchloom.checkpoint import load_network, read_run_files
 from patchloom.engine.distribution import Processes
 from patchloom.errors import UsageError
+from patchloom.tasks.plan import Plan, TrainingSettings
 from patchloom.training import assemble
-from patchloom.training.plan import Plan, TrainingSettings, make_plan
-from patchloom.training.run import run_training
+from patchloom.training.run import make_plan, run_training
 from tests.reliability.commands import class_folders, command
 
 SHAPES = "shapes:count=40,size=32"

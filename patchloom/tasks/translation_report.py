@@ -1,4 +1,4 @@
-"""`report.html` of a translation run, from what its folder holds."""
+"""What the report of a translation run shows, and what of val is kept for it."""
 
 import json
 import os
@@ -10,19 +10,22 @@ from typing import Any, TypeVar
 from markupsafe import Markup
 from PIL import Image
 
-from patchloom.deployment.run_record import read_run_record
 from patchloom.deployment.text_evaluation import TextEvaluation
-from patchloom.deployment.translation_files import TranslationFiles, load_seq2seq
+from patchloom.deployment.translation_files import TranslationFiles, load_seq2seq, read_translation_files
 from patchloom.engine.checksums import read_checked, write_checked
-from patchloom.engine.records import read_metrics
 from patchloom.errors import CheckpointError
 from patchloom.foreign import check_shape, parse_json
-from patchloom.inspection.report import RecipeRow, Summary, recipe_rows, write_report
+from patchloom.inspection.report import Charts, validation
+from patchloom.inspection.sections import picture_section, sample_section
 from patchloom.inspection.sequences import attention_chart, cross_attention, position_picture
 from patchloom.models.seq2seq import Seq2Seq
+from patchloom.tasks.task import TaskPage
 
 T = TypeVar("T")
-
+CHARTS: Charts = {
+    "Validation BLEU, greedy": validation("bleu_greedy", average="average", name="average of epochs"),
+    "Exact translations, greedy, %": validation("exact_greedy", average="average", name="average of epochs"),
+}
 VAL = "val.json"
 SAMPLES = 20
 # Subwords of the sentence whose attention is shown: more are no longer read.
@@ -62,40 +65,28 @@ def keep_val(folder: Path, judged: TextEvaluation) -> None:
     write_checked(folder, {VAL: (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()})
 
 
-def report_translation(folder: Path, *, out: Path | None = None) -> Path:
-    """Write the report of a translation run and return its path."""
-    network, files = load_seq2seq(folder)
+def translation_page(folder: Path, network: Seq2Seq | None) -> TaskPage:
+    """Numbers and translations of val, mixing of positions, where the decoder looks."""
     lost: list[str] = []
-    record, val = _attempt(read_run_record, folder, lost), _attempt(read_val, folder, lost) or {}
-    metrics = _attempt(read_metrics, folder / "metrics.jsonl", lost) or []
+    files, val = read_translation_files(folder), _attempt(read_val, folder, lost) or {}
     told = {"bleu": val["signature"], "chrf": val["chrf_signature"]} if val else {}
     numbers = [
         (name, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", told.get(name, _TOLD.get(name, "")))
         for name, value in val.get("values", {}).items()
     ]
-    page = out or folder / "report.html"
-    why = record.choices if record else {}
-    rows = recipe_rows(files.recipe) if files.recipe else []
-    write_report(
-        page,
-        title=f"{files.network} on {record.data_name}" if record else f"{files.network}, {folder.name}",
-        summary=Summary(
-            model=files.network,
-            data=record.data_name if record else "not recorded",
-            epochs=record.epochs if record else None,
-            seconds=record.seconds if record else None,
-            command=record.command(folder) if record else "",
-            next_command=f"patchloom translate {shlex.quote(str(folder))} < source.txt",
-        ),
-        curves=metrics,
-        pictures=_pictures(network, files, val.get("samples", [])),
-        recipe=[RecipeRow(row.key, row.value, why.get(row.key, row.why)) for row in rows],
-        notes=[*(record.notes if record else []), *val.get("notes", []), *lost],
+    samples = [tuple(row) for row in val.get("samples", [])]
+    pictures = _pictures(network or load_seq2seq(folder)[0], files, val.get("samples", []))
+    return TaskPage(
         numbers=numbers,
-        samples=[tuple(row) for row in val.get("samples", [])],
-        environment=record.versions | {"machine": record.machine} if record else None,
+        charts=CHARTS,
+        trained_on="smoothed targets and with dropout",
+        sections=[
+            *([sample_section(samples)] if samples else []),
+            *([picture_section(pictures)] if pictures else []),
+        ],
+        notes=[*val.get("notes", []), *lost],
+        next_command=f"patchloom translate {shlex.quote(str(folder))} < source.txt",
     )
-    return page
 
 
 def _attempt(read: Callable[[Path], T], path: Path, notes: list[str]) -> T | None:

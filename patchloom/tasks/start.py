@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchloom.build import Choice, base_recipe, is_run, tells_classes
-from patchloom.checkpoint import RunFiles, read_run_files
+from patchloom.checkpoint import RunFiles, is_run, read_run_files
 from patchloom.errors import UsageError
 from patchloom.models.registry import default_options
+from patchloom.recipes.choices import Choice, base_recipe
+from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
 
 # Options of a network that its data, its recipe or its method decide.
@@ -75,7 +76,7 @@ class Start:
         """The run in a line."""
         size, now = self.image_size, recipe.model.image_size
         resampled = f", resampled to {now} px" if now != size else ""
-        if not tells_classes(recipe):
+        if method_of(recipe.objective.method).head != "classes":
             head = "no classifier"
         elif self.keeps(classes):
             head = f"keeps its classifier of {len(classes)} classes"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from patchloom.checkpoint import atomic_write
 from patchloom.data.source import in_one, parts_of
 from patchloom.deployment.data_record import RECORD, DataRecord, read_record
 from patchloom.engine.checksums import write_checked
+from patchloom.engine.disk import atomic_write
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.printable import table_cell
 

@@ -1,48 +1,42 @@
-"""What judges a network while it is trained: its decisions about the val split, or its neighbours in train."""
+"""What judges a network on images while it is trained: its decisions about val, or its neighbours in train."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+import time as clock
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from patchloom.build import make_evaluation_loader
+from patchloom.data.device import fits_in_memory
+from patchloom.data.evaluation_loader import make_evaluation_loader
+from patchloom.data.loader import cores
 from patchloom.data.sets import ImageSet
 from patchloom.engine.distribution import Processes, unwrap
+from patchloom.engine.run import Run
+from patchloom.errors import DataError
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.evaluation.knn import NEIGHBOURS, NeighbourReport, knn
 from patchloom.models.network import Network
-from patchloom.training.plan import Plan
+from patchloom.tasks.images import ImagePlan
+from patchloom.tasks.task import Judge
 
-Report = ClassificationReport | NeighbourReport
+READ_IMAGES = 8  # whose reading and pass are timed
 
 
-class Evaluator(ABC):
-    """Every rank does all of it, so that none waits for another's; a split is decoded once."""
+class ImageJudge(Judge):
+    """A judge of images; a split is decoded once."""
 
-    metric: str
-    tie_breaker: str | None = None  # what decides between equal values of the metric, the less the better
-
-    def __init__(self, plan: Plan, processes: Processes, workers: int) -> None:
-        self._plan, self._processes, self._workers = plan, processes, workers
+    def __init__(self, plan: ImagePlan, processes: Processes) -> None:
+        self._plan, self._processes = plan, processes
         self.image_size = plan.recipe.test.image_size or plan.recipe.model.image_size
-        self.batch_size = plan.recipe.optim.batch_size  # less where that does not fit in memory
+        self.batch_size = plan.recipe.optim.batch_size
         self._loaders: dict[str, Any] = {}
 
     @property
     def broken(self) -> dict[tuple[str, int], str]:
         """Split and row of the pictures that could not be read and do not count, and why."""
         return {(split, row): why for split, loader in self._loaders.items() for row, why in loader.broken.items()}
-
-    @abstractmethod
-    def report(self, model: nn.Module) -> Report:
-        """The whole evaluation."""
-
-    def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
-        """(name, value) pairs, as the engine wants them."""
-        return self.report(model)
 
     def images(self) -> list[ImageSet]:
         """What the network sees in one evaluation."""
@@ -53,6 +47,26 @@ class Evaluator(ABC):
         network: Any = unwrap(model)
         return network.for_images_of(self.image_size) if isinstance(network, Network) else network
 
+    @torch.no_grad()
+    def seconds(self, run: Run) -> tuple[float, float]:
+        """Of one evaluation of all the networks that are evaluated, and of reading its images where that is once."""
+        network: nn.Module = self.network(unwrap(run.model)).eval()
+        device, size = run.processes.device, self.image_size
+        images = torch.zeros(READ_IMAGES, 3, size, size, device=device)
+        with run.processes.autocast(), run.processes.randomness_kept():
+            network(images)
+            run.processes.synchronise()
+            begun = clock.perf_counter()
+            network(images)
+            run.processes.synchronise()
+        per_image = (clock.perf_counter() - begun) / READ_IMAGES
+        networks = 2 if run.average or run.averaged is not None else 1
+        looked_at = self.images()
+        reading_s = sum(_reading_s(images) * len(images) for images in looked_at) / cores()
+        kept = all(fits_in_memory(len(images), (size, size)) for images in looked_at)
+        forward_s = sum(map(len, looked_at)) * per_image * networks
+        return (forward_s, reading_s) if kept else (forward_s + reading_s * networks, 0.0)
+
     def _batches(self, split: Literal["train", "val"]) -> Any:
         plan = self._plan
         if split not in self._loaders:
@@ -62,13 +76,22 @@ class Evaluator(ABC):
                 plan.recipe.test.crop_ratio,
                 batch_size=self.batch_size,
                 device=self._processes.device,
-                workers=self._workers,
+                workers=plan.workers,
                 timeout_s=plan.settings.worker_timeout,
             )
         return self._loaders[split].epoch(0)
 
 
-class ClassEvaluator(Evaluator):
+def _reading_s(images: ImageSet) -> float:
+    count = min(READ_IMAGES, len(images))
+    begun = clock.perf_counter()
+    for number in range(count):
+        with suppress(DataError):
+            images.read(number * len(images) // count)
+    return (clock.perf_counter() - begun) / max(1, count)
+
+
+class ClassJudge(ImageJudge):
     """Top-1 and the rest on the val split."""
 
     metric = "top1"
@@ -86,11 +109,11 @@ class ClassEvaluator(Evaluator):
         )
 
 
-class NeighbourEvaluator(Evaluator):
+class NeighbourJudge(ImageJudge):
     """How often the nearest images of train tell the class of one of val: labels judge, they do not teach."""
 
-    def __init__(self, plan: Plan, processes: Processes, workers: int) -> None:
-        super().__init__(plan, processes, workers)
+    def __init__(self, plan: ImagePlan, processes: Processes) -> None:
+        super().__init__(plan, processes)
         self._k = min(*NEIGHBOURS, int((plan.splits.train.labels >= 0).sum()))
         self.metric = f"knn{self._k}_top1"
 

@@ -9,35 +9,38 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchloom.build import make_evaluation_loader
-from patchloom.checkpoint import atomic_write, load_network
+from patchloom.checkpoint import load_network
+from patchloom.data.evaluation_loader import make_evaluation_loader
 from patchloom.data.sets import ClassTable, ImageSet
+from patchloom.engine.disk import atomic_write
 from patchloom.engine.distribution import Processes
 from patchloom.errors import CheckpointError
 from patchloom.evaluation.embeddings import embed
 from patchloom.foreign import check_shape, parse_json, read_plain
 from patchloom.objectives.clusters import cluster_labels
-from patchloom.training.plan import Plan
+from patchloom.tasks.images import ImagePlan
 
 FILE = "clusters.json"
 
 
-def clustered(plan: Plan, processes: Processes, workers: int) -> ImageSet:
+def clustered(plan: ImagePlan, processes: Processes) -> ImageSet:
     """The training images with the number of their cluster as label; rank 0 finds them for all."""
     images: Any = plan.splits.train
     labels = None
     if processes.is_main:
         path = plan.folder / FILE
-        clusters = plan.recipe.grafit.clusters
-        is_kept = os.path.lexists(path)
-        labels = _kept(path, len(images), clusters) if is_kept else _found(plan, images, processes, workers)
-        if plan.folder.is_dir():  # a dry run has none
-            atomic_write(path, json.dumps(labels).encode())
+        is_kept, clusters = os.path.lexists(path), plan.recipe.grafit.clusters
+        labels = _kept(path, len(images), clusters) if is_kept else _found(plan, images, processes)
     names = tuple(f"cluster {number}" for number in range(plan.recipe.grafit.clusters))
     return replace(images, labels=np.array(processes.from_main(labels), np.int64), classes=ClassTable(names))
 
 
-def _found(plan: Plan, images: ImageSet, processes: Processes, workers: int) -> list[int]:
+def keep_clusters(plan: ImagePlan) -> None:
+    """Write them into the run's folder."""
+    atomic_write(plan.folder / FILE, json.dumps(plan.learned.labels.tolist()).encode())
+
+
+def _found(plan: ImagePlan, images: ImageSet, processes: Processes) -> list[int]:
     part = plan.recipe.grafit
     assert part.clusters_of is not None  # the plan saw to it
     network, files = load_network(Path(part.clusters_of))
@@ -48,7 +51,7 @@ def _found(plan: Plan, images: ImageSet, processes: Processes, workers: int) -> 
         shown.crop_ratio,
         batch_size=plan.recipe.optim.batch_size,
         device=processes.device,
-        workers=workers,
+        workers=plan.workers,
     )
     with torch.no_grad(), processes.autocast():
         found = embed(network.to(processes.device), batches.epoch(0), pixel_mean=shown.mean, pixel_std=shown.std)

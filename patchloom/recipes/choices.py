@@ -1,0 +1,112 @@
+"""From what a user asked for to the recipe of a run, with the reason of every field that nobody published."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchloom.errors import UsageError
+from patchloom.foreign import read_plain
+from patchloom.recipes import Reason, auto_recipe, get_recipe, override
+from patchloom.recipes.fit import Facts, fitted, scaled_steps, smaller_network
+from patchloom.recipes.plain_yaml import MAX_CHARACTERS
+from patchloom.recipes.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One field of the resolved recipe and who chose it."""
+
+    key: str
+    value: Any
+    why: str  # "auto: …", "given", or "recipe"
+
+
+def resolve_recipe(
+    facts: Callable[[], Facts],
+    *,
+    classes: int,
+    recipe: str | Recipe | None,
+    model: str | None,
+    changes: dict[str, Any],
+    fit: bool = False,
+) -> tuple[Recipe, list[Choice]]:
+    """The recipe a run will follow, and why each field that nobody published has its value.
+
+    With `fit` a named recipe is fitted to the data and the machine; `auto` always is. Only then are `facts` asked for.
+    """
+    reasons: list[Reason] = []
+    resolved = base_recipe(recipe, model)
+    if resolved is None:
+        known = facts()
+        resolved, reasons = auto_recipe(
+            images=known.images,
+            classes=classes,
+            image_size_median=known.image_size_median,
+            model=model,
+            device=known.device,
+            pretrained=known.pretrained,
+            given=changes,
+        )
+    elif fit:
+        known = facts()
+        asked = model or changes.get("model.name")
+        smaller = [] if asked else smaller_network(resolved, known)
+        network = {reason.field: reason.value for reason in smaller}
+        if "model.name" in network:  # documents have values of their own for it
+            resolved = base_recipe(recipe, network["model.name"]) or resolved
+        resolved, reasons = fitted(override(resolved, network), known, changes)
+        reasons = smaller + reasons
+    chosen = [Choice(reason.field, reason.value, f"auto: {reason.why}") for reason in reasons]
+    resolved, given = changed_recipe(resolved, changes)
+    replaced = {choice.key for choice in given}
+    return resolved, [choice for choice in chosen if choice.key not in replaced] + given
+
+
+def changed_recipe(recipe: Recipe, changes: dict[str, Any]) -> tuple[Recipe, list[Choice]]:
+    """The recipe with the user's changes, and with what must follow them."""
+    follows = _following(recipe, changes)
+    resolved = override(recipe, changes | {choice.key: choice.value for choice in follows})
+    return resolved, [Choice(key, value, "given") for key, value in changes.items()] + follows
+
+
+def base_recipe(recipe: str | Recipe | None, model: str | None) -> Recipe | None:
+    """What a recipe's name, file or value stands for, before any change; None for `auto`, which asks the data."""
+    if recipe is None or recipe == "auto":
+        return None
+    if isinstance(recipe, str) and not recipe.endswith((".yaml", ".yml")):
+        return get_recipe(recipe, model)
+    base = recipe if isinstance(recipe, Recipe) else Recipe.from_yaml(_text(Path(recipe)))
+    return base if model is None else override(base, {"model.name": model})
+
+
+def _following(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
+    """Fields that must follow a shorter run or a smaller batch, unless the user set them too."""
+    follows: list[Choice] = []
+    # Without its warm-up and last rate the recipe can be changed freely; what they must be is seen on the result.
+    loose = {"schedule.warmup_epochs": 0, "schedule.warmup_steps": 0, "schedule.min_lr": 0.0}
+    changed = override(recipe, loose | changes)
+    longest = max(1, changed.schedule.epochs // 10)
+    told = changes.keys() & {"schedule.warmup_epochs", "schedule.warmup_steps"}
+    if not told and "schedule.epochs" in changes and recipe.schedule.warmup_epochs > longest:
+        why = f"auto: a tenth of {changed.schedule.epochs} epochs"
+        follows.append(Choice("schedule.warmup_epochs", longest, why))
+    if recipe.schedule.step_epochs and "schedule.epochs" in changes and "schedule.step_epochs" not in changes:
+        dropping = scaled_steps(recipe, changed.schedule.epochs)
+        follows.append(Choice(dropping.field, dropping.value, f"auto: {dropping.why}"))
+    peak = changed.optim.peak_lr
+    if "schedule.min_lr" not in changes and recipe.schedule.min_lr >= peak:
+        follows.append(Choice("schedule.min_lr", peak / 100, f"auto: below the peak of {peak:.2g} at this batch"))
+    return follows
+
+
+def _text(path: Path) -> str:
+    if not os.path.isfile(path):
+        raise UsageError(f"{path}: no such recipe file; give one written by a run, or a name from `patchloom recipes`")
+    try:
+        return read_plain(path, MAX_CHARACTERS).decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"recipe {path} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a recipe: it is not text ({error.reason} at byte {error.start})") from error

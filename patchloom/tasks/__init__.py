@@ -1,0 +1,1 @@
+"""What is learned: one file per task, with all that is its own from the data to the report."""

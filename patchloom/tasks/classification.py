@@ -1,0 +1,40 @@
+"""To name the class of an image, among those of the data."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from patchloom.tasks.images import ImagePlan, ImageTask
+
+if TYPE_CHECKING:
+    from patchloom.engine.distribution import Processes
+    from patchloom.tasks.image_judges import ClassJudge
+
+
+class Classification(ImageTask):
+    """The network ends with a classifier for the classes of the data."""
+
+    name = "classification"
+    hub_tag = "image-classification"
+
+    def judge(self, plan: ImagePlan, processes: "Processes") -> "ClassJudge":
+        """Its decisions about val."""
+        from patchloom.tasks.image_judges import ClassJudge
+
+        return ClassJudge(plan, processes)
+
+    def keep(self, plan: ImagePlan, judged: Any) -> None:
+        """`predictions.safetensors`: one row per image of val."""
+        from patchloom.evaluation.predictions import Predictions, fingerprint, save_predictions
+
+        save_predictions(plan.folder, Predictions(judged, fingerprint(plan.splits.val)))
+
+    def in_words(self, run: Any, metrics: Mapping[str, float]) -> str:
+        """Top-1."""
+        del run
+        return f"top-1 {metrics['top1']:.2f} %"
+
+    def next_commands(self, plan: ImagePlan) -> Sequence[str]:
+        """Use it, or judge it."""
+        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
+        return f"patchloom predict {folder} IMAGE…", f"patchloom evaluate {folder} {data}"

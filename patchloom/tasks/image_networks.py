@@ -1,0 +1,65 @@
+"""The networks of image tasks: as the recipe names them, started from other weights; and teachers."""
+
+from pathlib import Path
+from typing import Any
+
+from patchloom.checkpoint import is_run, load_network
+from patchloom.data.sets import Splits
+from patchloom.models.network import Network
+from patchloom.models.pooled_convnet import PooledConvNet
+from patchloom.models.published import load_published
+from patchloom.models.registry import create_model
+from patchloom.objectives.teacher import Teacher, load_teacher
+from patchloom.recipes.methods import method_of
+from patchloom.recipes.schema import Recipe
+
+
+def make_network(recipe: Recipe, classes: int) -> Network:
+    """The recipe's network for data of so many `classes`, with random weights; 'timm:NAME' is timm's network."""
+    part, method = recipe.model, method_of(recipe.objective.method)
+    name, options = part.name, dict(part.options)
+    if name.startswith("timm:"):
+        options = {"backbone": name.removeprefix("timm:"), "pool": "average", **options}
+        name = "resnet50_attention_pool"
+    options |= {"drop_path": part.drop_path, "drop_path_rule": part.drop_path_rule}
+    if part.dropout:
+        options["dropout"] = part.dropout
+    if method.projector != "none":
+        options["projector"] = method.projector
+    outputs = {"classes": classes, "clusters": recipe.grafit.clusters, "none": 0}[method.head]
+    return create_model(name, num_classes=outputs, image_size=part.image_size, **options)
+
+
+def initialise(network: Network, init: str, *, keep_head: bool = True) -> None:
+    """Start from the weights of a run or of a published file.
+
+    Without `keep_head`, and for another number of classes, the head stays fresh; another resolution is resampled.
+    """
+    source: Any = init
+    if is_run(init):
+        trained, _ = load_network(Path(init))
+        size = network.config.image_size
+        if isinstance(trained, PooledConvNet) and trained.config.image_size != size:
+            trained = trained.at_resolution(size)  # `load_published` knows the grids of patchloom's own networks
+        heads = () if keep_head else tuple(trained.classifiers())
+        source = {key: tensor for key, tensor in trained.state_dict().items() if key.split(".")[0] not in heads}
+    load_published(network, source, new_head=True, adapt_resolution=True)
+
+
+def make_teacher(spec: str, splits: Splits) -> Teacher:
+    """A run of patchloom, or any name `load_teacher` knows; its classes are compared with the data's."""
+    names = splits.classes.names
+    if not is_run(spec):
+        return load_teacher(spec, len(names), names)
+    network, files = load_network(Path(spec))
+    shown = files.preprocessing
+    teacher = Teacher(
+        network,
+        mean=shown.mean,
+        std=shown.std,
+        image_size=shown.image_size,
+        any_resolution=network.any_resolution,
+        num_classes=len(files.labels),
+        classes=files.labels,
+    )
+    return teacher.match_classes(names)

@@ -1,0 +1,112 @@
+"""`report.html` of a run, from what its folder holds. What is missing or damaged is a note, and the rest is shown."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from patchloom.checkpoint import is_run, read_config, read_recipe
+from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.deployment.run_record import RunRecord, read_run_record
+from patchloom.engine.records import damaged_lines, read_metrics
+from patchloom.errors import PatchloomError, UsageError
+from patchloom.inspection.report import Report, Summary, recipe_rows, write_report
+from patchloom.tasks.plan import Plan
+from patchloom.tasks.table import task_of_run
+from patchloom.tasks.task import TaskPage
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a user asks of the page of a run; and what the training that ends with it still has."""
+
+    data: str | None = None  # where the data lie now
+    split: str | None = None  # evaluate it now, and report on it
+    reading: Reading = AS_IT_IS
+    level: str | None = None
+    plan: Plan | None = None
+    network: Any = None  # with the best weights
+
+
+def report_run(
+    folder: Path,
+    *,
+    data: str | None = None,
+    out: Path | None = None,
+    split: str | None = None,
+    reading: Reading = AS_IT_IS,
+    level: str | None = None,
+    plan: Plan | None = None,
+    network: Any = None,
+) -> Path:
+    """Write the report of a run and return its path.
+
+    `data` say where the data lie now. With a `split` such as test the page is about those examples, evaluated now;
+    `reading` and `level` say how they are read. A training hands over its `plan` and its best `network`.
+    """
+    if not is_run(folder):
+        raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
+    notes: list[str] = []
+
+    def attempt(read: Callable[[], T]) -> T | None:
+        """What `read` gives; where it cannot, its reason becomes a note."""
+        try:
+            return read()
+        except PatchloomError as error:
+            notes.append(str(error))
+            return None
+
+    record = attempt(lambda: read_run_record(folder))
+    asked = Asked(data=data, split=split, reading=reading, level=level, plan=plan, network=network)
+    found = task_of_run(folder).page(folder, asked)
+    metrics = attempt(lambda: read_metrics(folder / "metrics.jsonl")) or []
+    if damaged := attempt(lambda: damaged_lines(folder / "metrics.jsonl")):
+        notes.append(f"{folder / 'metrics.jsonl'}: {len(damaged)} damaged lines are left out of the curves")
+    if not metrics:
+        notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")
+    recipe = read_recipe(folder)
+    if recipe is None:
+        notes.append("the run kept no recipe.yaml: its settings are not shown")
+    name = recipe.model.name if recipe else str(read_config(folder).get("network"))
+    page = out or folder / (f"report-{split}.html" if split else "report.html")
+    write_report(
+        page,
+        Report(
+            title=(f"{name} on {record.data_name}" if record else f"{name}, {folder.name}")
+            + (f": {split} of {data or 'its data'}" if split else ""),
+            summary=_summary(name, folder, record, found),
+            records=metrics,
+            charts=found.charts,
+            trained_on=found.trained_on,
+            sections=found.sections,
+            recipe=recipe_rows(recipe, record.choices if record else {}) if recipe else [],
+            cost=found.cost,
+            notes=list(dict.fromkeys([*(record.notes if record else []), *found.notes, *notes])),
+            numbers=found.numbers,
+            environment=_environment(record),
+        ),
+    )
+    return page
+
+
+def _summary(name: str, folder: Path, record: RunRecord | None, found: TaskPage) -> Summary:
+    return Summary(
+        model=name,
+        data=record.data_name if record else "not recorded",
+        best=found.best,
+        measure=found.measure,
+        interval=found.interval,
+        weights="ema" if record and record.best_weights == "ema" else "model",
+        epochs=record.epochs if record else None,
+        seconds=record.seconds if record else None,
+        command=record.command(folder) if record else "",
+        next_command=found.next_command,
+    )
+
+
+def _environment(record: RunRecord | None) -> dict[str, str] | None:
+    if record is None or not record.versions:
+        return None
+    return record.versions | ({"machine": record.machine} if record.machine else {})

@@ -1,0 +1,192 @@
+"""What a run will be: the user's settings, and the plan they lead to. What can be wrong is found while planning."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from patchloom.checkpoint import epochs_begun, read_recipe
+from patchloom.data.archive import archive_stem
+from patchloom.data.archives import is_archive
+from patchloom.data.labels_file import split_of
+from patchloom.data.loader import WORKER_TIMEOUT_S
+from patchloom.data.reading import Reading
+from patchloom.data.source import parts_of
+from patchloom.deployment.data_record import DataRecord
+from patchloom.errors import UsageError, at_least
+from patchloom.recipes.choices import Choice, base_recipe
+from patchloom.recipes.schema import Recipe, difference
+from patchloom.tasks.beginnings import default_folder
+
+if TYPE_CHECKING:
+    from patchloom.tasks.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """What a user can say about a run beside the recipe; only `data` has no default."""
+
+    data: str
+    model: str | None = None
+    recipe: str | Recipe = "auto"
+    out: str | None = None
+    teacher: str | None = None
+    init: str | None = None
+    epochs: int | None = None
+    size: int | None = None
+    batch: int | None = None
+    micro_batches: int | None = None  # None: as many as the memory asks for
+    fit: bool = False  # a named recipe is fitted to the data and the machine
+    time: str | None = None  # into which the whole schedule is planned
+    stop_after: str | None = None  # when to stop and save
+    patience: int | None = None
+    pictures: int | None = None  # epochs between pictures of the network; None draws none
+    changes: dict[str, Any] = field(default_factory=dict)
+    device: str = "auto"
+    workers: int | None = None
+    worker_timeout: float = WORKER_TIMEOUT_S
+    compiled: bool | None = None
+    shard: bool = False
+    level: str | None = None
+    labels: str | None = None  # these five: how the data are read, see `Reading`
+    label_column: str | None = None
+    label_pattern: str | None = None
+    taxonomy: str | None = None
+    classes: Literal["innermost", "outermost"] | None = None
+    strict: bool = False
+    trackers: tuple[str, ...] = ()
+
+    @property
+    def reading(self) -> Reading:
+        """How the data are read."""
+        return Reading.of(self)
+
+    def recipe_changes(self) -> dict[str, Any]:
+        """The options that are recipe fields, under their dotted keys."""
+        short = {"schedule.epochs": self.epochs, "model.image_size": self.size, "optim.batch_size": self.batch}
+        changes: dict[str, Any] = {key: value for key, value in short.items() if value is not None}
+        if self.teacher:
+            changes["objective.teacher"] = self.teacher
+            changes.setdefault("objective.distillation", "hard")
+        return changes | self.changes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run that could start now; each task adds what it has opened."""
+
+    task: "Task[Any]"
+    settings: TrainingSettings
+    recipe: Recipe
+    choices: list[Choice]
+    folder: Path
+    why_folder: str = ""  # where it is not runs/NAME
+    record: DataRecord | None = None  # what it begins with; of text, known once it is numbers
+    left_out: Sequence[tuple[str, str]] = ()  # file and reason of each that cannot be used
+    notes: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()  # what of a named recipe does not suit the data
+    time_s: float | None = None  # into which the run is to be planned; None: its epochs are known
+
+    def lines(self, *, dry_run: bool = False) -> list[str]:
+        """The plan for a person, with the reason of each automatic choice."""
+        r = self.recipe
+        counted = self.task.counts if self.task.counts != "images" else ""
+        recipe = (
+            f"recipe     {r.name}: {r.schedule.epochs} epochs, {r.optim.name} at {r.optim.peak_lr:.2g}, "
+            f"batch {r.optim.batch_size:{',' if counted else ''}}{f' {counted}' if counted else ''}"
+        )
+        return [
+            *self.task.data_lines(self, dry_run=dry_run),
+            recipe,
+            *(f"           note: {line}" for line in self.advice),
+            *(f"           {c.key} = {c.value}   ({c.why})" for c in self.choices),
+            f"folder     {self.folder}{f'   ({self.why_folder})' if self.why_folder else ''}",
+        ]
+
+
+def method_asked(settings: TrainingSettings) -> str | None:
+    """The objective.method as the user changed it; None where `auto` chooses the recipe."""
+    base = base_recipe(settings.recipe, settings.model)
+    return None if base is None else str(settings.changes.get("objective.method", base.objective.method))
+
+
+def chosen_folder(settings: TrainingSettings, is_ours: Callable[[DataRecord], bool]) -> tuple[Path, str]:
+    """Where the run goes: as the user says, else by the name of the data; and why it is not runs/NAME."""
+    if settings.out:
+        return Path(settings.out), ""
+    return default_folder(folder_name(settings.data), settings.init, is_ours)
+
+
+def refuse_unread(settings: TrainingSettings, unread: Sequence[str], why: str) -> None:
+    """Refuse settings that a task does not read, rather than leave them unread."""
+    defaults = {each.name: each.default for each in fields(TrainingSettings)}
+    for name in unread:
+        if getattr(settings, name) != defaults[name]:
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
+
+
+def check_numbers(settings: TrainingSettings) -> None:
+    """Refuse counts that are too small."""
+    given = (
+        ("workers", settings.workers, 0),
+        ("patience", settings.patience, 1),
+        ("pictures", settings.pictures, 1),
+        ("micro-batches", settings.micro_batches, 1),
+    )
+    for name, value, least in given:
+        if value is not None:
+            at_least(f"--{name}", value, least)
+    seconds_of(settings.stop_after, "--stop-after")
+    if seconds_of(settings.time) and "schedule.epochs" in settings.recipe_changes():
+        raise UsageError("--time plans the epochs, and --epochs gives them; give one of the two (or --stop-after)")
+    if settings.fit and settings.recipe == "auto":
+        raise UsageError("--fit fits a named recipe to the data, and auto always is fitted; leave it out")
+    if not settings.worker_timeout > 0:
+        raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
+
+
+def same_run(folder: Path, recipe: Recipe) -> None:
+    """A folder with another run in it is an error that lists what differs, unless it only goes on for longer."""
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file; give --out a folder")
+    before = read_recipe(folder)
+    changed = difference(before, recipe) if before else {}
+    changed.pop("schedule.epochs", None)
+    if changed:
+        shown = ", ".join(f"{key} {old} → {new}" for key, (old, new) in list(changed.items())[:4])
+        raise UsageError(
+            f"{folder} holds a run with other settings ({shown}); give them as before (--set field=value), "
+            "or a new folder with --out"
+        )
+    begun = epochs_begun(folder)
+    if before and recipe.schedule.epochs < begun:
+        raise UsageError(
+            f"{folder} is already trained for {begun} epochs and cannot be taken back to {recipe.schedule.epochs}; "
+            f"give --epochs {begun} or more, or a new folder with --out"
+        )
+
+
+def folder_name(data: str) -> str:
+    """Where a run on `data` goes, below runs/; splits given one by one are named by the folder they lie in."""
+    parts = [Path(part).expanduser() for part in parts_of(data)]
+    stems = [Path(part.name).stem if not is_archive(part) else archive_stem(part) for part in parts]
+    if len(parts) > 1 and all(map(split_of, stems)):
+        stems = [parts[0].resolve().parent.name]
+    more = f"-and-{len(stems) - 3}-more" if len(stems) > 3 else ""
+    stem = "-".join(stems[:3]) + more if parts[0].exists() else data
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
+
+
+def seconds_of(text: str | None, option: str = "--time") -> float | None:
+    """'90s', '30m', '2h' or '2h30m' in seconds."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip())
+    if not text.strip() or match is None or not any(match.groups()):
+        raise UsageError(f"{option} takes hours, minutes or seconds, such as 2h, 30m or 90s; given {text!r}")
+    hours, minutes, seconds = (float(group or 0) for group in match.groups())
+    total = hours * 3600 + minutes * 60 + seconds
+    if not total:
+        raise UsageError(f"{option} is {text!r}, expected more than no time")
+    return total
