@@ -31,7 +31,7 @@ from patchloom.recipes import get_recipe, list_recipes, override
 from patchloom.recipes.choices import resolve_recipe
 from patchloom.recipes.methods import method_of
 from patchloom.tasks.image_networks import make_network, make_teacher
-from patchloom.tasks.images import facts_of, median_side
+from patchloom.tasks.image_plan import facts_of, median_side
 from patchloom.tasks.plan import TrainingSettings, seconds_of
 from patchloom.training.run import _same_on_all, make_plan, run_training
 from tests.networks import SMALL, small
@@ -472,7 +472,7 @@ def test_pictures_without_classes_are_refused(tmp_path) -> None:
 
 def test_a_mistake_is_said_before_the_pictures_are_looked_at(tmp_path, monkeypatch) -> None:
     class_folders(tmp_path / "data")
-    monkeypatch.setattr("patchloom.tasks.images.survey", pytest.fail)
+    monkeypatch.setattr("patchloom.tasks.image_plan.survey", pytest.fail)
     with pytest.raises(UsageError, match="no recipe"):
         run_training(on_folder(tmp_path, recipe="nonsense"), say=str)
     with pytest.raises(UsageError, match="is not here"):

@@ -4,11 +4,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from patchloom.tasks.images import ImagePlan, ImageTask
+from patchloom.tasks.images import ImageTask
 
 if TYPE_CHECKING:
     from patchloom.engine.distribution import Processes
     from patchloom.tasks.image_judges import ClassJudge
+    from patchloom.tasks.image_plan import ImagePlan
 
 
 class Classification(ImageTask):
@@ -17,13 +18,13 @@ class Classification(ImageTask):
     name = "classification"
     hub_tag = "image-classification"
 
-    def judge(self, plan: ImagePlan, processes: "Processes") -> "ClassJudge":
+    def judge(self, plan: "ImagePlan", processes: "Processes") -> "ClassJudge":
         """Its decisions about val."""
         from patchloom.tasks.image_judges import ClassJudge
 
         return ClassJudge(plan, processes)
 
-    def keep(self, plan: ImagePlan, judged: Any) -> None:
+    def keep(self, plan: "ImagePlan", judged: Any) -> None:
         """`predictions.safetensors`: one row per image of val."""
         from patchloom.evaluation.predictions import Predictions, fingerprint, save_predictions
 
@@ -34,7 +35,7 @@ class Classification(ImageTask):
         del run
         return f"top-1 {metrics['top1']:.2f} %"
 
-    def next_commands(self, plan: ImagePlan) -> Sequence[str]:
+    def next_commands(self, plan: "ImagePlan") -> Sequence[str]:
         """Use it, or judge it."""
         folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
         return f"patchloom predict {folder} IMAGE…", f"patchloom evaluate {folder} {data}"

@@ -18,7 +18,7 @@ from patchloom.errors import CheckpointError
 from patchloom.evaluation.embeddings import embed
 from patchloom.foreign import check_shape, parse_json, read_plain
 from patchloom.objectives.clusters import cluster_labels
-from patchloom.tasks.images import ImagePlan
+from patchloom.tasks.image_plan import ImagePlan
 
 FILE = "clusters.json"
 

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from patchloom.tasks.images import ImagePlan, ImageTask
+from patchloom.tasks.images import ImageTask
 
 if TYPE_CHECKING:
     from patchloom.engine.distribution import Processes
     from patchloom.models.network import Network
     from patchloom.tasks.image_judges import NeighbourJudge
+    from patchloom.tasks.image_plan import ImagePlan
 
 
 class Embedding(ImageTask):
@@ -19,7 +20,7 @@ class Embedding(ImageTask):
     name = "embedding"
     hub_tag = "image-feature-extraction"
 
-    def prepare(self, plan: ImagePlan, processes: "Processes") -> ImagePlan:
+    def prepare(self, plan: "ImagePlan", processes: "Processes") -> "ImagePlan":
         """Clusters are found before they are learned."""
         from patchloom.tasks.clusters import clustered
 
@@ -27,14 +28,14 @@ class Embedding(ImageTask):
             return plan
         return replace(plan, clustered=clustered(plan, processes))
 
-    def judge(self, plan: ImagePlan, processes: "Processes") -> "NeighbourJudge | None":
+    def judge(self, plan: "ImagePlan", processes: "Processes") -> "NeighbourJudge | None":
         """How often the nearest images of train tell the class of one of val."""
         from patchloom.tasks.image_judges import NeighbourJudge
 
         labelled = all(bool((images.labels >= 0).any()) for images in (plan.splits.train, plan.splits.val))
         return NeighbourJudge(plan, processes) if labelled else None
 
-    def write_files(self, plan: ImagePlan, network: "Network") -> None:
+    def write_files(self, plan: "ImagePlan", network: "Network") -> None:
         """What every run on images keeps, and the clusters it learns."""
         from patchloom.tasks.clusters import keep_clusters
 
@@ -49,7 +50,7 @@ class Embedding(ImageTask):
         neighbours = run.metric.removeprefix("knn").removesuffix("_top1")
         return f"top-1 of the {neighbours} nearest {metrics[run.metric]:.2f} %"
 
-    def next_commands(self, plan: ImagePlan) -> Sequence[str]:
+    def next_commands(self, plan: "ImagePlan") -> Sequence[str]:
         """Judge it at levels or by probes, search by it, or train a classifier from it."""
         folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
         if plan.settings.level:

@@ -18,7 +18,7 @@ from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.evaluation.knn import NEIGHBOURS, NeighbourReport, knn
 from patchloom.models.network import Network
-from patchloom.tasks.images import ImagePlan
+from patchloom.tasks.image_plan import ImagePlan
 from patchloom.tasks.task import Judge
 
 READ_IMAGES = 8  # whose reading and pass are timed

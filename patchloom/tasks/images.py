@@ -1,184 +1,50 @@
-"""What tasks on images have in common: how pictures are opened, planned for, shown to a network and told of."""
+"""What tasks on images have in common: batches, views, averages, pictures, a folder with labels and preprocessing."""
 
-import os
-import shlex
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from patchloom.checkpoint import Preprocessing, is_run, read_recipe
-from patchloom.data.pairs import holds_pairs
-from patchloom.data.scan_bar import scan_bar
-from patchloom.data.sets import UNLABELLED, ImageSet, Source, Splits
-from patchloom.data.source import find_source
-from patchloom.data.splits import make_splits
-from patchloom.data.survey import Survey, Unreadable, is_made_in_memory, name_unreadable, survey
-from patchloom.data.unlabelled import missing_labels
-from patchloom.deployment.data_record import record_of
-from patchloom.engine.rendezvous import place_from
-from patchloom.errors import CheckpointError, DataError, UsageError
-from patchloom.inspection.cost import Cost, cost, human
-from patchloom.models.network import Network
-from patchloom.models.weights_file import check_weights_file
-from patchloom.recipes.choices import Choice, base_recipe, resolve_recipe
-from patchloom.recipes.fit import Facts, advice, misfits
-from patchloom.recipes.methods import Method, method_of
-from patchloom.recipes.schema import Recipe, flatten, override
-from patchloom.tasks.beginnings import (
-    LEFT_OUT,
-    began_with,
-    changes_since,
-    refuse_other_data,
-    refuse_other_start,
-    write_left_out,
-    write_record,
-)
-from patchloom.tasks.image_networks import initialise, make_network, make_teacher
-from patchloom.tasks.plan import (
-    Plan,
-    TrainingSettings,
-    check_numbers,
-    chosen_folder,
-    method_asked,
-    same_run,
-    seconds_of,
-)
-from patchloom.tasks.start import Start, find_start
+from patchloom.errors import DataError
 from patchloom.tasks.task import Task
 
 if TYPE_CHECKING:
+    from patchloom.data.sets import ImageSet
     from patchloom.engine.distribution import Processes
     from patchloom.engine.ema import Ema
     from patchloom.inspection.epoch_pictures import EpochPictures
+    from patchloom.models.network import Network
     from patchloom.objectives.objective import Objective
+    from patchloom.recipes.choices import Choice
+    from patchloom.tasks.image_plan import ImagePlan
+    from patchloom.tasks.plan import TrainingSettings
 
-# Pictures of which the median size is taken: enough to know it, few enough to open at once.
-SIZED_PICTURES = 64
-# One picture of a smaller val split is more than two points of accuracy.
-ENOUGH_TO_CHOOSE_BY = 50
 EPOCH_PICTURES = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImagePlan(Plan):
-    """A plan for pictures."""
-
-    splits: Splits
-    cost: Cost
-    unreadable: tuple[Unreadable, ...] = ()
-    start: Start | None = None  # the run whose weights it starts from
-    clustered: ImageSet | None = None  # the training images with clusters as labels, where those are learned
-
-    @property
-    def learned(self) -> ImageSet:
-        """The training images with what is learned from them as labels."""
-        return self.clustered if self.clustered is not None else self.splits.train
-
-    @property
-    def method(self) -> Method:
-        """What is known of its method."""
-        return method_of(self.recipe.objective.method)
-
-    @property
-    def workers(self) -> int:
-        """Processes that prepare pictures: as many as asked for, else the cores, up to 8."""
-        from patchloom.data.loader import cores
-
-        return self.settings.workers if self.settings.workers is not None else min(8, cores())
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """The recipe for some data, the choices made for it, its network without weights, and the run it starts from."""
-
-    recipe: Recipe
-    choices: list[Choice]
-    network: Network
-    start: Start | None
-
-
-class ImageTask(Task[ImagePlan]):
+class ImageTask(Task["ImagePlan"]):
     """A task on images: all of it but what judges, keeps and reports."""
 
     # Before ---------------------------------------------------------------------------------------------------------
 
-    def plan(self, settings: TrainingSettings, device: str) -> ImagePlan:
+    def plan(self, settings: "TrainingSettings", device: str) -> "ImagePlan":
         """Everything that can be wrong is found here, before any work."""
-        check_numbers(settings)
-        source = _found(settings)
-        labelled = learns_from_labels(settings)
-        if labelled and len(source.train) and np.all(source.train.labels == UNLABELLED):
-            raise DataError(f"{source.name}: {missing_labels(source.train)}")
-        chosen: dict[str, Any] = {"strict": settings.strict, "level": settings.level, "labelled": labelled}
-        # A wrong name or option is said at once, not after all pictures have been looked at.
-        splits = make_splits(source, **chosen)
-        resolved = _resolve(splits, settings, device)
-        seen = None if is_made_in_memory(source) else _surveyed(source, settings)
-        if seen:
-            source = _readable(seen, settings)
-            splits = make_splits(source, copies=seen.copies() if source.val is None else (), **chosen)
-        record = began_with(record_of(splits, seen), settings.data, settings.init)
-        folder, why = chosen_folder(settings, record.is_of)
-        refuse_other_data(folder, record)
-        begun = read_recipe(folder) if folder.is_dir() else None
-        time_s = seconds_of(settings.time)
-        if time_s and begun:  # its epochs were planned when it began
-            why_epochs = f"auto: as the run in {folder} began; --epochs goes on for longer"
-            epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, why_epochs), None
-            resolved = _resolve(splits, settings, device, epochs)
-        recipe, choices = resolved.recipe, resolved.choices
-        if begun and begun.name == recipe.name:
-            recipe, choices = _as_begun(begun, recipe, choices)
-        same_run(folder, recipe)
-        refuse_other_start(folder, record)
-        notes = (*splits.notes, *resolved.network.notes, *_too_few(splits), *changes_since(folder, record))
-        unreadable = tuple(seen.unreadable) if seen else ()
-        plan = ImagePlan(
-            task=self,
-            settings=settings,
-            recipe=recipe,
-            choices=choices,
-            folder=folder,
-            why_folder=why,
-            record=record,
-            left_out=[(bad.place.where, bad.reason) for bad in unreadable],
-            notes=notes,
-            time_s=time_s,
-            splits=replace(splits, notes=notes),
-            cost=cost(resolved.network),
-            unreadable=unreadable,
-            start=resolved.start,
-        )
-        return replace(plan, advice=() if begun else _advice(plan, device))
+        from patchloom.tasks.image_plan import plan_images
 
-    def planned_for(self, plan: ImagePlan, epochs: Choice, device: str) -> ImagePlan:
+        return plan_images(self, settings, device)
+
+    def planned_for(self, plan: "ImagePlan", epochs: "Choice", device: str) -> "ImagePlan":
         """The same run with so many epochs, and with what follows from them."""
-        resolved = _resolve(plan.splits, plan.settings, device, epochs)
-        planned = replace(plan, recipe=resolved.recipe, choices=resolved.choices)
-        return replace(planned, advice=_advice(planned, device))
+        from patchloom.tasks.image_plan import planned_for
 
-    def data_lines(self, plan: ImagePlan, *, dry_run: bool) -> list[str]:
+        return planned_for(plan, epochs, device)
+
+    def data_lines(self, plan: "ImagePlan", *, dry_run: bool) -> list[str]:
         """Pictures, what is left out, notes, the network and what it starts from."""
-        r, s = plan.recipe, plan.splits
-        given = shlex.quote(plan.settings.data) + plan.settings.reading.options()
-        tested = f"patchloom evaluate {shlex.quote(str(plan.folder))} {shlex.quote(plan.settings.data)} --split test"
-        listed = f"all: patchloom check {given}" if dry_run else f"all in {plan.folder / LEFT_OUT}"
-        return [
-            f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, "
-            + (f"{len(s.classes)} classes" if len(s.classes) else "no labels"),
-            *([f"           {len(s.test):,} to test later: {tested}"] if s.test is not None and len(s.classes) else []),
-            *([f"left out   {name_unreadable(plan.unreadable)}; {listed}"] if plan.unreadable else []),
-            *(f"           note: {note}" for note in plan.notes),
-            f"model      {r.model.name} at {r.model.image_size} px: {human(plan.cost.parameters)} parameters, "
-            f"{human(plan.cost.multiply_adds)} multiply-adds",
-            *([f"init       {plan.start.told(r, s.classes.names)}"] if plan.start else []),
-        ]
+        from patchloom.tasks.image_plan import data_lines
 
-    def data_facts(self, plan: ImagePlan) -> dict[str, Any]:
+        return data_lines(plan, dry_run=dry_run)
+
+    def data_facts(self, plan: "ImagePlan") -> dict[str, Any]:
         """The data of a plan for machines."""
         splits = plan.splits
         return {
@@ -189,19 +55,21 @@ class ImageTask(Task[ImagePlan]):
             "notes": list(plan.notes),
         }
 
-    def examples(self, plan: ImagePlan) -> ImageSet:
+    def examples(self, plan: "ImagePlan") -> "ImageSet":
         """The training images."""
         return plan.splits.train
 
-    def model_facts(self, plan: ImagePlan) -> dict[str, Any]:
+    def model_facts(self, plan: "ImagePlan") -> dict[str, Any]:
         """What a pass costs."""
         return {"multiply_adds": plan.cost.multiply_adds}
 
     # The objects of a run -------------------------------------------------------------------------------------------
 
-    def network(self, plan: ImagePlan) -> Network:
+    def network(self, plan: "ImagePlan") -> "Network":
         """With random weights, or those of --init."""
         from patchloom.checkpoint import refuse_bad
+        from patchloom.errors import CheckpointError
+        from patchloom.tasks.image_networks import initialise, make_network
 
         settings, classes = plan.settings, plan.splits.classes.names
         network = make_network(plan.recipe, len(classes))
@@ -210,7 +78,7 @@ class ImageTask(Task[ImagePlan]):
             refuse_bad(dict(network.state_dict()), settings.init, CheckpointError)
         return network
 
-    def loader(self, plan: ImagePlan, processes: "Processes", stores: Any) -> Any:
+    def loader(self, plan: "ImagePlan", processes: "Processes", stores: Any) -> Any:
         """Batches of images, or of views of them where the method compares views; and how they are made."""
         from patchloom.data.device import make_loader
         from patchloom.data.views import make_view_loader, views_of
@@ -232,10 +100,13 @@ class ImageTask(Task[ImagePlan]):
         return make_loader(plan.learned, recipe.augment, recipe.model.image_size, **shared)
 
     def objective(
-        self, plan: ImagePlan, network: Network, loader: Any, processes: "Processes", compiles: bool
+        self, plan: "ImagePlan", network: "Network", loader: Any, processes: "Processes", compiles: bool
     ) -> "Objective":
         """What the recipe minimises, with its teacher where it has one."""
+        import torch
+
         from patchloom.objectives.objective import Ingredients, make_objective
+        from patchloom.tasks.image_networks import make_teacher
 
         teacher = None
         if plan.recipe.objective.teacher:
@@ -255,15 +126,17 @@ class ImageTask(Task[ImagePlan]):
             )
         )
 
-    def average(self, plan: ImagePlan, network: Network, loader: Any) -> "Ema | None":
+    def average(self, plan: "ImagePlan", network: "Network", loader: Any) -> "Ema | None":
         """The exponential average of the weights, where the recipe has one."""
         from patchloom.engine.ema import Ema
 
         del loader
         return Ema(network, plan.recipe.optim.ema_decay) if plan.recipe.optim.ema_decay else None
 
-    def prepare_compiling(self, plan: ImagePlan, network: Network, mode: str | None) -> None:
+    def prepare_compiling(self, plan: "ImagePlan", network: "Network", mode: str | None) -> None:
         """Compile the passes of small views through a network of one size."""
+        import torch
+
         views = plan.recipe.views
         if not views.local or network.any_resolution:
             return
@@ -272,9 +145,10 @@ class ImageTask(Task[ImagePlan]):
             network.forward_resampled(torch.zeros(1, network.config.channels, size, size, device=device))
         network.forward_resampled = torch.compile(network.forward_resampled, mode=mode)  # type: ignore[method-assign]
 
-    def after_epoch(self, plan: ImagePlan, network: Network, processes: "Processes") -> "EpochPictures | None":
+    def after_epoch(self, plan: "ImagePlan", network: "Network", processes: "Processes") -> "EpochPictures | None":
         """What draws the network every few epochs, with pictures from all over val, where it was asked for."""
         from patchloom.inspection.epoch_pictures import EpochPictures
+        from patchloom.tasks.image_plan import preprocessing_of
 
         if plan.settings.pictures is None:
             return None
@@ -290,9 +164,11 @@ class ImageTask(Task[ImagePlan]):
 
     # After ----------------------------------------------------------------------------------------------------------
 
-    def write_files(self, plan: ImagePlan, network: Network) -> None:
+    def write_files(self, plan: "ImagePlan", network: "Network") -> None:
         """Config, recipe, labels, what it began with and what was left out."""
         from patchloom.checkpoint import write_run_files
+        from patchloom.tasks.beginnings import write_left_out, write_record
+        from patchloom.tasks.image_plan import preprocessing_of
 
         shown = preprocessing_of(plan.recipe, network)
         # Classes that taught nothing are no part of what was trained.
@@ -302,15 +178,17 @@ class ImageTask(Task[ImagePlan]):
         write_record(plan.folder, plan.record)
         write_left_out(plan.folder, plan.left_out)
 
-    def final(self, plan: ImagePlan, run: Any, network: Network) -> Any:
+    def final(self, plan: "ImagePlan", run: Any, network: "Network") -> Any:
         """The best weights on the val split."""
+        import torch
+
         del plan
         if not run.evaluators:
             return None
         with torch.no_grad(), run.processes.autocast():
             return run.evaluators[0].report(network.to(run.processes.device))
 
-    def data_name(self, plan: ImagePlan) -> str:
+    def data_name(self, plan: "ImagePlan") -> str:
         """As the source is called."""
         return plan.splits.name
 
@@ -322,7 +200,7 @@ class ImageTask(Task[ImagePlan]):
 
     # A run's folder -------------------------------------------------------------------------------------------------
 
-    def load_network(self, folder: Path) -> Network:
+    def load_network(self, folder: Path) -> "Network":
         """The trained network, in eval mode."""
         from patchloom.checkpoint import load_network
 
@@ -335,190 +213,10 @@ class ImageTask(Task[ImagePlan]):
         return load(folder, device=device)
 
 
-def learns_from_labels(settings: TrainingSettings) -> bool:
-    """Whether the method learns from labels; that of `auto` does."""
-    method = method_asked(settings)
-    return method is None or method_of(method).learns_from == "labels"
-
-
-def preprocessing_of(recipe: Recipe, network: Network) -> Preprocessing:
-    """How pictures are shown to the network once it is trained."""
-    size = recipe.test.image_size
-    shape = network.config.image_size if size is None else (size, size)
-    return Preprocessing(network.pixel_mean, network.pixel_std, shape, recipe.test.crop_ratio)
-
-
-# Opening --------------------------------------------------------------------------------------------------------------
-
-
-def _found(settings: TrainingSettings) -> Source:
-    try:
-        return find_source(settings.data, reading=settings.reading, strict=settings.strict)
-    except (DataError, UsageError):
-        if not holds_pairs(settings.data):
-            raise
-        told = f"{settings.data} holds sentence pairs, not images; learn to translate them with"
-        raise UsageError(f"{told} --recipe translation-small (see `patchloom recipes`)") from None
-
-
-def _surveyed(source: Source, settings: TrainingSettings) -> Survey:
-    """Every picture is looked at once; with --strict one that cannot be read ends it."""
-    with scan_bar(shown=place_from(os.environ).rank == 0) as progress:
-        seen = survey(source, progress=progress)
-    if settings.strict and seen.unreadable:
-        raise DataError(
-            f"{name_unreadable(seen.unreadable)}; repair or remove them (all: {_look(settings)}), "
-            "or leave them out by training without --strict"
-        )
-    return seen
-
-
-def _readable(seen: Survey, settings: TrainingSettings) -> Source:
-    """The source without what cannot be read; notes on pictures that are in two splits."""
-    leaks = [
-        f"{later} has {count:,} of {first}'s pictures, so its score is too good; see {_look(settings)}"
-        for (first, later), count in seen.leaks().items()
-    ]
-    found = seen.readable()
-    return replace(found, notes=(*found.notes, *leaks))
-
-
-def _look(settings: TrainingSettings) -> str:
-    return f"patchloom check {shlex.quote(settings.data)}{settings.reading.options()}"
-
-
-def _too_few(splits: Splits) -> list[str]:
-    """A note where the best weights would be chosen by chance."""
-    count = int((splits.val.labels >= 0).sum())
-    if not 0 < count < ENOUGH_TO_CHOOSE_BY:
-        return []
-    return [
-        f"val has {count} picture{'s' * (count != 1)}: one of them is {100 / count:.1f} points, too few to choose by; "
-        f"give val at least {ENOUGH_TO_CHOOSE_BY}, or take its score and the weights it keeps for a guess"
-    ]
-
-
-def _spread(pictures: ImageSet, count: int) -> list[Any]:
+def _spread(pictures: "ImageSet", count: int) -> list[Any]:
     """So many pictures from all over the set; one that cannot be read is left out, as it is in training."""
     found = []
     for place in range(min(count, len(pictures))):
         with suppress(DataError):
             found.append(pictures.read(place * len(pictures) // count))
     return found
-
-
-# The recipe -----------------------------------------------------------------------------------------------------------
-
-
-def facts_of(splits: Splits, settings: TrainingSettings, device: str) -> Facts:
-    """What choices for a run are based on."""
-    kind: Literal["cpu", "cuda"] = "cuda" if device.startswith("cuda") else "cpu"
-    return Facts(len(splits.train), median_side(splits.train), kind, settings.init is not None)
-
-
-def median_side(dataset: ImageSet) -> int:
-    """The median of the shorter sides of some pictures that can be read, in pixels."""
-    step = max(1, len(dataset) // SIZED_PICTURES)
-    sides, reason = [], ""
-    for i in range(0, len(dataset), step):
-        try:
-            sides.append(min(dataset.read(i).size))
-        except DataError as error:
-            reason = str(error)
-    if not sides:
-        raise DataError(
-            f"none of {len(range(0, len(dataset), step))} pictures tried can be read; the last one: {reason}"
-        )
-    return sorted(sides)[len(sides) // 2]
-
-
-def _advice(plan: ImagePlan, device: str) -> tuple[str, ...]:
-    """What of a named recipe does not suit the data, where it was not fitted to them."""
-    settings = plan.settings
-    if settings.fit or base_recipe(settings.recipe, settings.model) is None:
-        return ()
-    found = misfits(plan.recipe, facts_of(plan.splits, settings, device))
-    return (advice(plan.recipe, found),) if found else ()
-
-
-def _as_begun(begun: Recipe, recipe: Recipe, choices: list[Choice]) -> tuple[Recipe, list[Choice]]:
-    """A run that goes on keeps what was chosen for it when it began, though more epochs might suit another choice."""
-    before = flatten(begun)
-    kept = {
-        c.key: before[c.key]
-        for c in choices
-        if c.why.startswith("auto: ") and c.key in before and before[c.key] != c.value
-    }
-    if recipe.schedule.warmup_epochs != begun.schedule.warmup_epochs and "schedule.warmup_steps" in kept:
-        kept["schedule.warmup_epochs"] = begun.schedule.warmup_epochs
-    if recipe.schedule.warmup_steps != begun.schedule.warmup_steps and "schedule.warmup_epochs" in kept:
-        kept["schedule.warmup_steps"] = begun.schedule.warmup_steps
-    if not kept:
-        return recipe, choices
-    why = "auto: as this run began"
-    others = [replace(c, value=kept[c.key], why=why) if c.key in kept else c for c in choices]
-    return override(recipe, kept), others
-
-
-def _resolve(splits: Splits, settings: TrainingSettings, device: str, epochs: Choice | None = None) -> Resolved:
-    """The recipe for these data; `epochs` are those that a planned time leads to, as if they had been given."""
-    changes = settings.recipe_changes() | ({epochs.key: epochs.value} if epochs else {})
-    start = find_start(settings.init, settings.recipe, changes.get("model.name", settings.model))
-    taken = start.fields(settings.recipe) if start else {}
-    recipe, choices = resolve_recipe(
-        lambda: facts_of(splits, settings, device),
-        classes=len(splits.classes),
-        recipe=settings.recipe,
-        model=start.model if start and not start.is_bound(settings.recipe) else settings.model,
-        changes=taken | changes,
-        fit=settings.fit,
-    )
-    if start:
-        choices = start.named(choices, [*changes, *(["model.name"] if settings.model else [])])
-    if epochs:
-        choices = [epochs if choice.key == epochs.key else choice for choice in choices]
-    _check_files(recipe, settings, len(splits.train))
-    with torch.device("meta"):
-        network = make_network(recipe, len(splits.classes))
-    _check_views(recipe, network)
-    return Resolved(recipe, choices, network, start)
-
-
-def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> None:
-    """Runs and weights that are named must be there."""
-    part = recipe.objective
-    if part.distillation != "none" and not part.teacher:
-        raise UsageError(f"recipe {recipe.name} distils ({part.distillation}) but names no teacher; give --teacher")
-    if part.teacher and not is_run(part.teacher) and Path(part.teacher).is_dir():
-        raise UsageError(f"{part.teacher} is not the folder of a run: it has no config.json")
-    if settings.init and not is_run(settings.init) and not Path(settings.init).is_file():
-        raise UsageError(f"--init {settings.init}: no such run or file")
-    for given in (settings.init, (part.teacher or "").partition("@")[2]):
-        if given and Path(given).is_file():
-            check_weights_file(Path(given))
-    if method_of(part.method).learns_from == "clusters":
-        clusters = recipe.grafit
-        if clusters.clusters_of is None or not is_run(clusters.clusters_of):
-            raise UsageError(
-                f"clusterfit learns clusters of another run's features; given {clusters.clusters_of}, expected the "
-                "folder of a run: --set grafit.clusters_of=RUN"
-            )
-        if clusters.clusters > images:
-            raise UsageError(f"grafit.clusters is {clusters.clusters}, more than the {images} images. Lower it.")
-
-
-def _check_views(recipe: Recipe, network: Network) -> None:
-    """Small views need a network that takes them."""
-    if not recipe.views.local or network.any_resolution:
-        return
-    method = method_of(recipe.objective.method)
-    if not method.reads_field("dino"):
-        raise UsageError(
-            f"{recipe.model.name} takes images of one size, and objective.method {recipe.objective.method} has no way "
-            "to show it smaller views. Set views.local to 0."
-        )
-    if recipe.dino.small_views == "resample" and not network.resamples:
-        raise UsageError(
-            f"{recipe.model.name} takes images of one size, and its weights cannot be resampled for smaller views. "
-            "Show it resized ones with --set dino.small_views=resize, or set that to none."
-        )

@@ -112,7 +112,7 @@ def write_all(path, **changes):
             (Image.new("RGB", (500, 250)), Mistake(9, 2, 0, 0.5)),
         ],
         "pictures": [(EVIL, Image.new("RGB", (30, 20), "red"), EVIL), ("chart", Markup("<svg></svg>"), "")],
-        "recipe": [*recipe_rows(recipe, WHY | why(reasons)), ("objective.teacher", EVIL, EVIL)],
+        "recipe": [*recipe_rows(recipe, why(reasons) | WHY), ("objective.teacher", EVIL, EVIL)],
         "cost": Cost(1234567, 3_010_000_000, 5_000_000),
         "notes": [f"left out {EVIL}", "see https://example.org"],
     }
