@@ -114,7 +114,7 @@ class RunFiles:
     recipe: Recipe | None
     labels: tuple[str, ...]
     level: str | None = None  # of the taxonomy whose classes `labels` are; None: the finest of its data
-    task: str = "classification"
+    task: str = ""  # of a run from before it was written down
 
     @property
     def decides(self) -> bool:
@@ -314,7 +314,7 @@ def write_run_files(
     labels: Sequence[str],
     level: str | None = None,
     *,
-    task: str = "classification",
+    task: str,
 ) -> None:
     """Write `config.json`, `recipe.yaml` and `labels.json`: before the first step, so a bad folder is known then."""
     told = {"preprocessing": dataclasses.asdict(preprocessing), "level": level}
@@ -364,7 +364,7 @@ def read_run_files(folder: Path) -> RunFiles:
             f"{folder / 'labels.json'} is damaged: it names {len(labels):,} classes, and the network of config.json "
             f"tells {options['num_classes']:,} apart. Restore it."
         )
-    task = config.get("task", "classification")
+    task = config.get("task", "")
     return RunFiles(config["network"], options, shown, read_recipe(folder), labels, config.get("level"), task)
 
 

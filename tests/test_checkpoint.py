@@ -239,7 +239,7 @@ def test_killed_at_any_moment_the_newest_checkpoint_is_whole(tmp_path: Path) -> 
 def test_a_run_folder_is_enough_alone(tmp_path: Path) -> None:
     network = small("deit_s_distilled")
     recipe = get_recipe("deit_distilled", "deit_s_distilled")
-    write_run_files(tmp_path, network, PREPROCESSING, recipe, ["cat", "dög", "…", "d", "e"])
+    write_run_files(tmp_path, network, PREPROCESSING, recipe, ["cat", "dög", "…", "d", "e"], task="classification")
     save_weights(tmp_path, dict(network.state_dict()), {"step": 3})
     loaded, files = load_network(tmp_path)
     pictures = images(network)
@@ -261,7 +261,7 @@ def test_weights_shared_by_two_names_are_stored(tmp_path: Path) -> None:
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     network = small("resmlp_s12")
-    write_run_files(tmp_path, network, PREPROCESSING, get_recipe("resmlp"), [])
+    write_run_files(tmp_path, network, PREPROCESSING, get_recipe("resmlp"), [], task="classification")
     save_weights(tmp_path, dict(small("resmlp_s12", num_classes=7).state_dict()), {})
     with pytest.raises(CheckpointError, match=r"classifier.weight is \(7, 16\), expected \(5, 16\)"):
         load_network(tmp_path)

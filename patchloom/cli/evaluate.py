@@ -9,6 +9,7 @@ from patchloom.cli.completion import complete_run
 
 if TYPE_CHECKING:
     from patchloom.deployment.classifier import Classifier
+    from patchloom.tasks.task import Scores, Task
 
 MEASURED, IMAGES = "What is measured", "Which images, and how they are shown"  # panels of --help-all
 
@@ -123,8 +124,8 @@ def evaluate(
 ) -> None:
     """Measure top-1 with its interval, top-5, loss, calibration and classes; compare several runs image by image."""
     from patchloom.checkpoint import is_run
-    from patchloom.cli.text_tables import evaluate_text_runs, text_of
     from patchloom.data.reading import Reading
+    from patchloom.deployment.runs import named
     from patchloom.errors import UsageError
 
     reading = Reading(
@@ -139,16 +140,18 @@ def evaluate(
     asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
     shown |= {"level": level} | reading.given()
-    if (given := text_of(paths, text)) is not None:
-        of_images = _said(asked | {"--trunk": trunk} | {_option(name): value for name, value in shown.items()})
-        of_images = [name for name in of_images if name != "--split"]
-        if of_images:
-            raise UsageError(f"{of_images[0]} is about images; leave it out where text is translated")
-        evaluate_text_runs(*given, split=split, device=device, as_json=as_json)
-        return
-    runs, data = (paths, None) if is_run(paths[-1]) else (paths[:-1], paths[-1])
+    runs, data = (paths, text) if text is not None or is_run(paths[-1]) else (paths[:-1], paths[-1])
     if not runs:
         raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
+    task = _task_of(runs)
+    if not task.judges_decisions:
+        unread = _said(asked | {"--trunk": trunk} | {_option(name): value for name, value in shown.items()})
+        if unread := [name for name in unread if name != "--split"]:
+            raise UsageError(f"{unread[0]} {task.not_read}")
+        _show(task.evaluate(named(runs), data, split=split, device=device), as_json)
+        return
+    if text is not None:
+        raise UsageError(f"{runs[0]} was not trained to translate: leave --text out, and give images")
     _check_together(_said(asked), shown, runs, data)
     if trunk and knn is None and not levels:
         raise UsageError("--trunk says what images are compared by; give it with --knn or --levels")
@@ -174,6 +177,39 @@ def evaluate(
         with scan_bar(what="evaluating") as progress:
             decided = evaluate_runs(runs, data, device=device, heads=agreement, progress=progress, **shown)
         show(decided, agreement=agreement, seeds=seeds, costs=costs, device=device, as_json=as_json)
+
+
+def _task_of(runs: list[str]) -> "Task[Any]":
+    """The task of runs, which must be of one kind."""
+    from pathlib import Path
+
+    from patchloom.checkpoint import is_run
+    from patchloom.errors import UsageError
+    from patchloom.tasks.table import task_of_method, task_of_run
+
+    tasks = {run: task_of_run(Path(run)) for run in runs if is_run(run)}
+    if not tasks:  # what is wrong with them is said where they are opened
+        return task_of_method(None)
+    first, *others = tasks.items()
+    for run, task in others:
+        if task.judges_decisions != first[1].judges_decisions:
+            of = f"{first[0]} is of the task {first[1].name}, {run} of {task.name}"
+            raise UsageError(f"{of}: evaluate them one by one")
+    return first[1]
+
+
+def _show(scores: "Scores", as_json: bool) -> None:
+    from patchloom.cli.output import print_json, print_result
+    from patchloom.cli.table import print_table
+
+    if as_json:
+        print_json(scores.values)
+        return
+    for note in scores.notes:
+        print(f"note: {note}")
+    print_table(scores.columns, scores.rows)
+    if scores.lines:
+        print_result("\n".join(scores.lines))
 
 
 def _said(options: dict[str, Any]) -> list[str]:

@@ -20,21 +20,22 @@ def predict(
 ) -> None:
     """Classify images; one that cannot be read is named, and the others are classified."""
     from patchloom.cli.output import JsonList, print_result
-    from patchloom.deployment.classifier import load
+    from patchloom.deployment.hub import run_folder
     from patchloom.printable import printable
+    from patchloom.tasks.table import task_of_run
 
-    classifier = load(run, device=device)
+    folder = run_folder(run)
+    model = task_of_run(folder).predictor(folder, device=device)
     unreadable = 0
     listed = JsonList() if as_json else None
-    for answer in classifier.predict_files(images, top=top, every=every):
+    for answer in model.predict_files(images, top=top, every=every):
         unreadable += answer.error is not None
         if listed:
             listed.add({"path": answer.path, "answers": answer.answers, "error": answer.error})
         elif answer.error:
             print_result(printable(f"{answer.path}  unreadable: {answer.error}"))
         else:
-            told = "  ".join(f"{name} {share:.1%}" for name, share in answer.answers)
-            print_result(printable(f"{answer.path}  {told}"))
+            print_result(printable(f"{answer.path}  {answer.in_words()}"))
     if listed:
         listed.close()
     if unreadable:

@@ -20,9 +20,9 @@ def verify(
     from pathlib import Path
 
     from patchloom.cli.output import print_json, print_result
-    from patchloom.deployment.verify import verify as look_through
     from patchloom.errors import CheckpointError
     from patchloom.printable import printable
+    from patchloom.tasks.verify import verify as look_through
 
     found = look_through(Path(folder), accepted=accept)
     if as_json:

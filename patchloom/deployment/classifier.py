@@ -53,6 +53,10 @@ class Answer:
     answers: Answers
     error: str | None = None
 
+    def in_words(self) -> str:
+        """The classes with their shares."""
+        return "  ".join(f"{name} {share:.1%}" for name, share in self.answers)
+
     def __repr__(self) -> str:
         return f"Answer({printable(self.path)}: {printable(self.error) if self.error else likeliest(self.answers)})"
 

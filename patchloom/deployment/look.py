@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from patchloom.build import is_run
-from patchloom.checkpoint import Preprocessing
+from patchloom.checkpoint import Preprocessing, is_run
 from patchloom.data.given import pictures_in
 from patchloom.deployment.hub import is_on_hub, run_folder
 from patchloom.deployment.run_parts import RunParts, read_run, val_of

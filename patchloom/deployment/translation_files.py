@@ -43,6 +43,7 @@ def write_translation_files(
     recipe: Recipe,
     vocabulary: Vocabulary,
     *,
+    task: str,
     languages: tuple[str, str],
     longest: tuple[int, int],
 ) -> None:
@@ -50,7 +51,7 @@ def write_translation_files(
     data = vocabulary.to_bytes()
     told: dict[str, Any] = {"source": languages[0], "target": languages[1], "longest": list(longest)}
     told |= {"vocabulary": hashlib.sha256(data).hexdigest()}
-    write_config(folder, "translation", network.config, recipe, {VOCABULARY: data}, **told)
+    write_config(folder, task, network.config, recipe, {VOCABULARY: data}, **told)
 
 
 def read_translation_files(folder: Path) -> TranslationFiles:

@@ -116,3 +116,10 @@ def _check_columns(columns: Mapping[str, np.ndarray], classes: int) -> None:
         raise ValueError("index names an image twice, or not in their order")
     if not ((columns["confidence"] >= 0) & (columns["confidence"] <= 1 + 1e-3)).all():
         raise ValueError("confidence is no probability")
+
+
+def check_predictions(folder: Path) -> None:
+    """A CheckpointError where the numbers that were kept are not what they were, or not finite."""
+    report = load_predictions(folder).report
+    if not (np.isfinite(report.losses).all() and np.isfinite(report.confidence).all()):
+        raise CheckpointError(f"{folder / FILE} holds numbers that are not finite")

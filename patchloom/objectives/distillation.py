@@ -105,7 +105,7 @@ def make_objective(given: Ingredients) -> Classification:
         recipe.objective,
         recipe.augment,
         teacher=given.teacher,
-        token=bool(getattr(network.config, "distilled", False)),
+        token=network.has_distillation_token,
         num_classes=network.config.num_classes,
         seed=recipe.seed,
         **given.pixels,

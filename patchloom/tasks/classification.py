@@ -1,7 +1,8 @@
 """To name the class of an image, among those of the data."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchloom.tasks.images import ImageTask
@@ -29,6 +30,12 @@ class Classification(ImageTask):
         from patchloom.evaluation.predictions import Predictions, fingerprint, save_predictions
 
         save_predictions(plan.folder, Predictions(judged, fingerprint(plan.splits.val)))
+
+    def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
+        """Its decisions too."""
+        from patchloom.evaluation.predictions import FILE, check_predictions
+
+        return {**super().readers(folder), FILE: lambda: check_predictions(folder)}
 
     def in_words(self, run: Any, metrics: Mapping[str, float]) -> str:
         """Top-1."""

@@ -1,5 +1,6 @@
 """What tasks on images have in common: batches, views, averages, pictures, a folder with labels and preprocessing."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ EPOCH_PICTURES = 4
 
 class ImageTask(Task["ImagePlan"]):
     """A task on images: all of it but what judges, keeps and reports."""
+
+    judges_decisions = True
 
     # Before ---------------------------------------------------------------------------------------------------------
 
@@ -73,6 +76,7 @@ class ImageTask(Task["ImagePlan"]):
 
         settings, classes = plan.settings, plan.splits.classes.names
         network = make_network(plan.recipe, len(classes))
+        network.gradient_checkpointing = plan.recipe.model.gradient_checkpointing
         if settings.init:
             initialise(network, settings.init, keep_head=plan.start is None or plan.start.keeps(classes))
             refuse_bad(dict(network.state_dict()), settings.init, CheckpointError)
@@ -205,6 +209,12 @@ class ImageTask(Task["ImagePlan"]):
         from patchloom.checkpoint import load_network
 
         return load_network(folder)[0]
+
+    def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
+        """Config and labels fit together."""
+        from patchloom.checkpoint import read_run_files
+
+        return {"config.json": lambda: read_run_files(folder)}
 
     def load(self, folder: Path, *, device: str = "auto") -> Any:
         """The trained model with its labels and preprocessing."""

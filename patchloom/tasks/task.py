@@ -7,7 +7,7 @@ and reports need is imported by the method that does it, so that predicting load
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -69,6 +69,17 @@ class TaskPage:
     next_command: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What `patchloom evaluate` prints: a table, with notes before and lines after it; and the same for machines."""
+
+    columns: Sequence[str]  # '#' before those of numbers
+    rows: Sequence[Sequence[str]]
+    values: Mapping[str, Any]  # run → what machines read
+    notes: Sequence[str] = ()
+    lines: Sequence[str] = ()
+
+
 class Task(ABC, Generic[P]):
     """Base of all tasks; one instance serves all runs."""
 
@@ -77,6 +88,8 @@ class Task(ABC, Generic[P]):
     kind: ClassVar[str] = "run"  # what `patchloom verify` calls it
     counts: ClassVar[str] = "images"  # what a batch counts
     unit: ClassVar[str] = "img"  # of the speed
+    judges_decisions: ClassVar[bool] = False  # by classes named and vectors found alike: probes, levels, sweeps …
+    not_read: ClassVar[str] = "is not read by this task"  # what is said of an option of other tasks
     compiles_by_default: ClassVar[bool] = True  # on a GPU, where the run is long
     compile_options: ClassVar[dict[str, Any]] = {}
     plans_time: ClassVar[bool] = True  # whether --time can plan its epochs
@@ -184,6 +197,19 @@ class Task(ABC, Generic[P]):
     @abstractmethod
     def load(self, folder: Path, *, device: str = "auto") -> Any:
         """The trained model as it is used."""
+
+    def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
+        """Files that only runs of this task have, each with what reads it, or says what is wrong with it."""
+        del folder
+        return {}
+
+    def predictor(self, folder: Path, *, device: str = "auto") -> Any:
+        """What `patchloom predict` asks: `predict_files(paths, top=, every=)` gives an `Answer` per picture."""
+        return self.load(folder, device=device)
+
+    def evaluate(self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str) -> "Scores":
+        """The numbers of runs on data; tasks with `judges_decisions` are judged by `patchloom.evaluate` instead."""
+        raise NotImplementedError
 
     @abstractmethod
     def page(self, folder: Path, asked: "Asked") -> TaskPage:

@@ -21,7 +21,7 @@ from patchloom.data.pairs import LeftOut, Pairs, ParallelText, open_parallel
 from patchloom.data.token_batches import TokenLoader
 from patchloom.data.vocabulary import Vocabulary
 from patchloom.deployment.data_record import DataRecord
-from patchloom.deployment.text_evaluation import TextEvaluation, evaluate_pairs
+from patchloom.deployment.text_evaluation import TextEvaluation, evaluate_pairs, evaluate_text
 from patchloom.deployment.translation_files import (
     VOCABULARY,
     load_seq2seq,
@@ -51,8 +51,8 @@ from patchloom.tasks.beginnings import (
     write_record,
 )
 from patchloom.tasks.plan import Plan, TrainingSettings, check_numbers, chosen_folder, refuse_unread, same_run
-from patchloom.tasks.task import Judge, Task, TaskPage
-from patchloom.tasks.translation_report import keep_val, translation_page
+from patchloom.tasks.task import Judge, Scores, Task, TaskPage
+from patchloom.tasks.translation_report import VAL, keep_val, read_val, text_scores, translation_page
 
 # Sentences of val that are translated, greedily, at every evaluation; a second or so.
 GREEDY_SENTENCES = 200
@@ -95,6 +95,7 @@ class Translation(Task[TextPlan]):
     compiles_by_default = False
     compile_options: ClassVar = {"dynamic": True}  # every length is a shape of its own, so it is compiled once for all
     plans_time = False
+    not_read = "is about images; leave it out where text is translated"
 
     # Before ---------------------------------------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ class Translation(Task[TextPlan]):
         """What can be wrong with the options, the recipe and the text is found here; the whole text is read once."""
         del device
         check_numbers(settings)
-        refuse_unread(settings, _OF_IMAGES, "is about images; leave it out where text is translated")
+        refuse_unread(settings, _OF_IMAGES, self.not_read)
         if settings.time:
             raise UsageError(
                 "--time plans the training of images; where text is translated give --epochs, or stop with --stop-after"
@@ -239,6 +240,7 @@ class Translation(Task[TextPlan]):
             network,
             plan.recipe,
             plan.known.vocabulary,
+            task=self.name,
             languages=(plan.text.source, plan.text.target),
             longest=plan.known.train.longest,
         )
@@ -279,11 +281,33 @@ class Translation(Task[TextPlan]):
         """Numbers, translations, and where the network looks."""
         return translation_page(folder, asked.network)
 
+    def evaluate(self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str) -> Scores:
+        """One row per run and split."""
+        if data is None:
+            first = next(iter(runs.values()))
+            raise UsageError(f"{first} translates; say what: patchloom evaluate {first} --text TEXT")
+        found = {
+            name: evaluate_text(load_translator(folder, device=device), data, split=split)
+            for name, folder in runs.items()
+        }
+        return text_scores(found)
+
     # A run's folder -------------------------------------------------------------------------------------------------
 
     def load_network(self, folder: Path) -> Seq2Seq:
         """The trained network, in eval mode."""
         return load_seq2seq(folder)[0]
+
+    def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
+        """Its vocabulary, and what it translated of val."""
+        return {VOCABULARY: lambda: read_translation_files(folder), VAL: lambda: read_val(folder)}
+
+    def predictor(self, folder: Path, *, device: str = "auto") -> Any:
+        """It knows no images."""
+        del device
+        raise UsageError(
+            f"{folder} translates and knows no images; use it with `patchloom translate` or `evaluate --text`"
+        )
 
     def load(self, folder: Path, *, device: str = "auto") -> Translator:
         """The translator of a run."""

@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,13 +19,14 @@ from patchloom.inspection.report import Charts, validation
 from patchloom.inspection.sections import picture_section, sample_section
 from patchloom.inspection.sequences import attention_chart, cross_attention, position_picture
 from patchloom.models.seq2seq import Seq2Seq
-from patchloom.tasks.task import TaskPage
+from patchloom.tasks.task import Scores, TaskPage
 
 T = TypeVar("T")
 CHARTS: Charts = {
     "Validation BLEU, greedy": validation("bleu_greedy", average="average", name="average of epochs"),
     "Exact translations, greedy, %": validation("exact_greedy", average="average", name="average of epochs"),
 }
+_COLUMNS = ("bleu", "bleu_tokenised", "bleu_lowercase", "bleu_compound", "chrf", "exact", "loss", "perplexity")
 VAL = "val.json"
 SAMPLES = 20
 # Subwords of the sentence whose attention is shown: more are no longer read.
@@ -86,6 +87,36 @@ def translation_page(folder: Path, network: Seq2Seq | None) -> TaskPage:
         ],
         notes=[*val.get("notes", []), *lost],
         next_command=f"patchloom translate {shlex.quote(str(folder))} < source.txt",
+    )
+
+
+def text_scores(found: Mapping[str, Mapping[str, TextEvaluation]]) -> Scores:
+    """Runs and splits in a table, with the signatures of what was computed."""
+    rows, notes = [], []
+    for run, splits in found.items():
+        for name, each in splits.items():
+            values = dict(each)
+            cells = [f"{values[column]:.2f}" if column in values else "–" for column in _COLUMNS]
+            rows.append((run, name, f"{values['sentences']:.0f}", *cells))
+            notes += [f"{run}, {name}: {note}" for note in each.notes]
+    scores = next(iter(next(iter(found.values())).values())).scores
+    return Scores(
+        columns=["run", "split", "#sentences", *(f"#{column}" for column in _COLUMNS)],
+        rows=rows,
+        notes=notes,
+        lines=[f"bleu: {scores.signature}", f"chrf: {scores.chrf_signature}"],
+        values={
+            run: {
+                name: {
+                    **dict(each),
+                    "signature": each.scores.signature,
+                    "chrf_signature": each.scores.chrf_signature,
+                    "notes": list(each.notes),
+                }
+                for name, each in splits.items()
+            }
+            for run, splits in found.items()
+        },
     )
 
 

@@ -34,7 +34,7 @@ def make_run(folder: Path, name: str = "resmlp_s12", *, seed: int = 0, labels=No
     network = small(name, seed=seed, num_classes=len(names), **options)
     recipe = override(get_recipe("small_images"), {"seed": seed})
     shown = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
-    write_run_files(folder, network, shown, recipe, names)
+    write_run_files(folder, network, shown, recipe, names, task="classification")
     save_weights(folder, dict(network.state_dict()), {})
     lines = [
         {"step": e, "epoch": e, "kind": "evaluation", "weights": "model", "values": {"top1": 10.0 * e + seed}}

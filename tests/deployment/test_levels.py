@@ -52,7 +52,7 @@ def make_run(folder: Path, data: Path, level: str | None, *, seed: int = 0, taxo
     names = open_data(data, level=level, reading=Reading(taxonomy=taxonomy)).classes.names
     network = small("resmlp_s12", seed=seed, num_classes=len(names), image_size=16)
     shown = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
-    write_run_files(folder, network, shown, None, names, level)
+    write_run_files(folder, network, shown, None, names, level, task="classification")
     save_weights(folder, dict(network.state_dict()), {})
     write_run_record(folder, RunRecord(data=str(data), data_name="colors", level=level, taxonomy=taxonomy))
     return str(folder)

@@ -24,7 +24,6 @@ import torch
 from PIL import Image
 
 from patchloom import cli
-from patchloom.build import initialise
 from patchloom.checkpoint import find_checkpoint, refuse_bad, weights_digest
 from patchloom.data.check import check
 from patchloom.data.pairs import open_parallel
@@ -34,16 +33,16 @@ from patchloom.data.source import open_data
 from patchloom.data.taxonomy import read_taxonomy
 from patchloom.deployment.classifier import load
 from patchloom.deployment.index import index, open_index
-from patchloom.deployment.report import report_run
 from patchloom.deployment.runs import evaluate
-from patchloom.deployment.translation_report import report_translation
 from patchloom.deployment.translator import load_translator
-from patchloom.deployment.verify import verify
 from patchloom.engine import checksums, records
 from patchloom.errors import CheckpointError, DataError, PatchloomError
 from patchloom.evaluation.labels import read_real_labels
 from patchloom.models.registry import create_model
-from patchloom.training.plan import TrainingSettings
+from patchloom.tasks.image_networks import initialise
+from patchloom.tasks.pages import report_run
+from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training, silent
 from tests import translation_runs
 
@@ -240,7 +239,7 @@ def read_translator(seeds: Path, folder: Path) -> Any:
 
 def read_text_report(seeds: Path, folder: Path) -> Any:
     """The page of a translator."""
-    page = report_translation(folder / "translator", out=folder / "page.html").read_text()
+    page = report_run(folder / "translator", out=folder / "page.html").read_text()
     (folder / "page.html").unlink()
     return _unless_told(page, folder)
 
@@ -483,7 +482,7 @@ def plan_by_recipe(seeds: Path, folder: Path) -> Any:
         workers=0,
     )
     os.environ["XDG_CACHE_HOME"] = str(folder.parent / "seen")
-    from patchloom.training.plan import make_plan
+    from patchloom.training.run import make_plan
 
     plan = make_plan(given, "cpu")
     return plan.recipe, [str(choice) for choice in plan.choices]

@@ -15,13 +15,13 @@ from patchloom.checkpoint import read_run_files
 from patchloom.deployment.classifier import load
 from patchloom.deployment.index import index, open_index
 from patchloom.deployment.runs import evaluate_runs
-from patchloom.deployment.verify import verify
 from patchloom.engine import disk
 from patchloom.engine.checksums import own_sha256, read_checked, write_checked
 from patchloom.engine.records import damaged_lines, read_metrics
 from patchloom.errors import CheckpointError, PatchloomError
 from patchloom.evaluation.seeds import evaluations
 from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
 from tests.reliability.commands import class_folders, command
 

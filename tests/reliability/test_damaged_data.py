@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from patchloom.build import base_recipe
 from patchloom.data.check import check
 from patchloom.data.given import files_of
 from patchloom.data.pairs import open_parallel
@@ -23,6 +22,7 @@ from patchloom.data.reading import Reading
 from patchloom.data.source import open_data
 from patchloom.data.taxonomy import read_taxonomy
 from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom.recipes.choices import base_recipe
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

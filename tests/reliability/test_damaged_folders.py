@@ -29,18 +29,17 @@ from patchloom.data.seen import Seen, Sight, taking_turns
 from patchloom.deployment.classifier import load
 from patchloom.deployment.data_record import held_out_of
 from patchloom.deployment.index import index, open_index
-from patchloom.deployment.report import report_run
 from patchloom.deployment.runs import evaluate_runs
 from patchloom.deployment.translation_files import load_seq2seq
-from patchloom.deployment.translation_report import report_translation
-from patchloom.deployment.verify import verify
 from patchloom.engine.checksums import own_sha256
 from patchloom.engine.records import MOST_OF_LINE, damaged_lines, read_metrics
 from patchloom.errors import CheckpointError, PatchloomError
 from patchloom.evaluation.predictions import load_predictions
 from patchloom.evaluation.seeds import epoch_values, final_values
 from patchloom.inspection.page import render
-from patchloom.training.plan import TrainingSettings
+from patchloom.tasks.pages import report_run
+from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
 from tests.reliability.commands import OPTIONS, ROOT, class_folders, command
 from tests.translation_runs import settings as text_settings
@@ -287,7 +286,7 @@ def test_a_translator_is_built_only_as_large_as_its_weights(text: Path, tmp_path
             verify(text)
         if number % 8 == 0:
             with one_line_or_fine():
-                report_translation(text, out=tmp_path / "page.html")
+                report_run(text, out=tmp_path / "page.html")
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from patchloom.checkpoint import Folder, find_checkpoint, read_weights
-from patchloom.deployment.verify import verify
 from patchloom.engine.disk import locked
 from patchloom.engine.records import read_metrics
 from patchloom.engine.reporter import Reporter
 from patchloom.errors import UsageError
+from patchloom.tasks.verify import verify
 from tests.reliability.commands import OPTIONS, class_folders, command
 from tests.test_checkpoint import snapshot
 

@@ -6,29 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from patchloom.checkpoint import WEIGHTS, checkpoints_of, load_network, read_checkpoint, read_recipe, read_run_files
+from patchloom.checkpoint import WEIGHTS, checkpoints_of, read_checkpoint, read_recipe
 from patchloom.deployment.data_record import RECORD as DATA_RECORD
 from patchloom.deployment.data_record import read_record
 from patchloom.deployment.index_files import FAISS, About, Part, StoredVectors, read_about, write_about
 from patchloom.deployment.index_files import FILE as INDEX
 from patchloom.deployment.run_record import FILE as RUN_RECORD
 from patchloom.deployment.run_record import read_run_record
-from patchloom.deployment.translation_files import VOCABULARY, load_seq2seq, translates_text
-from patchloom.deployment.translation_report import VAL, read_val
 from patchloom.engine.checksums import FILE as CHECKSUMS
 from patchloom.engine.checksums import accept, read_checked, read_checksums
 from patchloom.engine.disk import locked
 from patchloom.engine.records import damaged_lines
 from patchloom.errors import CheckpointError, PatchloomError, ResourceError, UsageError
-from patchloom.evaluation.predictions import FILE as PREDICTIONS
-from patchloom.evaluation.predictions import MOST_BYTES, load_predictions
+from patchloom.evaluation.predictions import MOST_BYTES
 from patchloom.foreign import parse_json, read_plain
+from patchloom.tasks.table import task_of_run
+from patchloom.tasks.task import Task
 
 # What a person may change on purpose: text. Numbers and weights are as they were computed, or damaged.
-BY_HAND = ("config.json", "labels.json", "recipe.yaml", DATA_RECORD, RUN_RECORD, VAL)
+BY_HAND = ("config.json", "labels.json", "recipe.yaml", DATA_RECORD, RUN_RECORD)
 METRICS = "metrics.jsonl"
 
 
@@ -85,23 +83,28 @@ def _verify_run(folder: Path) -> Verified:
     found = Verified(folder, "run")
     found.look(CHECKSUMS, lambda: read_checksums(folder))
     known = {} if CHECKSUMS in found.wrong else read_checksums(folder)
-    kept = [name for name in (*BY_HAND, VOCABULARY, PREDICTIONS) if os.path.lexists(folder / name)]
+    task = _task_of(folder)
+    own = task.readers(folder) if task else {}
+    kept = [name for name in dict.fromkeys((*BY_HAND, *own)) if os.path.lexists(folder / name)]
     if not os.path.lexists(folder / CHECKSUMS):
         found.checked.remove(CHECKSUMS)
     for name in dict.fromkeys([*kept, *(name for name in known if os.path.lexists(folder / name))]):
         found.look(name, partial(read_checked, folder, name, MOST_BYTES))
     found.without_checksum = [name for name in kept if name not in known]
     found.look("recipe.yaml", lambda: read_recipe(folder))
-    found.look("config.json", lambda: _read_config(found))
+    found.look("config.json", lambda: task_of_run(folder))
+    found.kind = task.kind if task else "run"
+    for name, read in own.items() if not found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml"} else ():
+        if os.path.lexists(folder / name):
+            found.look(name, read)
     if os.path.lexists(folder / WEIGHTS):
-        found.look(WEIGHTS, lambda: _read_weights(found))
+        # Into the network they belong to; where that is not known, what is wrong has been said of another file.
+        if task and not found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml", *own}:
+            found.look(WEIGHTS, lambda: task.load_network(folder))
     else:
         found.missing.append(WEIGHTS)
     found.look(RUN_RECORD, lambda: read_run_record(folder))
     found.look(DATA_RECORD, lambda: read_record(folder))
-    found.look(VAL, lambda: read_val(folder))
-    if os.path.lexists(folder / PREDICTIONS):
-        found.look(PREDICTIONS, lambda: _read_predictions(folder))
     found.look(METRICS, lambda: _read_metrics(folder / METRICS))
     for path in reversed(checkpoints_of(folder)):
         found.look(str(path.relative_to(folder)), partial(read_checkpoint, path))
@@ -109,23 +112,14 @@ def _verify_run(folder: Path) -> Verified:
     return found
 
 
-def _read_config(found: Verified) -> None:
-    found.kind = "translator" if translates_text(found.folder) else "run"
-    if found.kind == "run" and "labels.json" not in found.wrong and "recipe.yaml" not in found.wrong:
-        read_run_files(found.folder)
-
-
-def _read_weights(found: Verified) -> None:
-    """Into the network they belong to; where that is not known, what is wrong has been said of another file."""
-    if found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml", VOCABULARY}:
-        return
-    (load_seq2seq if found.kind == "translator" else load_network)(found.folder)
-
-
-def _read_predictions(folder: Path) -> None:
-    report = load_predictions(folder).report
-    if not (np.isfinite(report.losses).all() and np.isfinite(report.confidence).all()):
-        raise CheckpointError(f"{folder / PREDICTIONS} holds numbers that are not finite")
+def _task_of(folder: Path) -> Task[Any] | None:
+    """The task of the run; None where its config, or its recipe, cannot tell."""
+    try:
+        return task_of_run(folder)
+    except ResourceError:
+        raise
+    except PatchloomError:
+        return None
 
 
 def _read_metrics(path: Path) -> None:
