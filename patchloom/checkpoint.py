@@ -22,7 +22,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,7 @@ CHANNELS = 3
 MOST_PIXELS = 4096  # of a side
 LARGER = 8  # times the size of training at which a config may show pictures, from 1,024 pixels on
 MOST_WEIGHTS = 1 << 40  # bytes
-_CONFIG = {"format": int, "network": str, "options": dict}
+_CONFIG = {"format": int, "task?": str, "network": str, "options": dict}
 _OF_PICTURES = {
     "options": {"num_classes": int, "image_size": list[int]},
     "preprocessing": {
@@ -334,25 +334,24 @@ def write_config(
     write_checked(folder, files | {"config.json": _json(config)})
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """What `write_config` wrote, of any kind of run; its options as they were."""
+def read_config(folder: Path, shape: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What `write_config` wrote, of any kind of run; its options as they were. `shape` is what else it must have."""
     path = folder / "config.json"
     config = _parsed(_checked(folder, path.name), path, {"format": int})
     _check_format(config, path)
     _check_shape(config, _CONFIG, path)
-    if "vocabulary" not in config:
-        _check_shape(config, _OF_PICTURES, path)
+    _check_shape(config, shape or {}, path)
     config["options"] = {name: _tuples(value) for name, value in config["options"].items()}
     return config
 
 
 def read_run_files(folder: Path) -> RunFiles:
     """What `write_run_files` wrote."""
-    config = read_config(folder)
-    if "vocabulary" in config:
+    if "vocabulary" in read_config(folder):
         raise UsageError(
             f"{folder} translates and knows no images; use it with `patchloom translate` or `evaluate --text`"
         )
+    config = read_config(folder, _OF_PICTURES)
     options, labels = config["options"], _read_labels(folder)
     try:
         shown = _usable(Preprocessing(**{k: _tuples(v) for k, v in config["preprocessing"].items()}))

@@ -1,0 +1,256 @@
+"""A task in one file: to count the dots in a picture. What `tests/test_tasks.py` puts into the tables and runs."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from patchloom.checkpoint import read_config, read_weights, write_config
+from patchloom.data.decode import decode
+from patchloom.data.given import files_of
+from patchloom.deployment.data_record import DataRecord
+from patchloom.engine.checksums import read_checked, write_checked
+from patchloom.engine.state import load_weights
+from patchloom.errors import DataError, UsageError
+from patchloom.inspection.report import validation
+from patchloom.inspection.sections import table_section
+from patchloom.objectives.objective import Ingredients, Objective
+from patchloom.recipes.choices import base_recipe, changed_recipe
+from patchloom.recipes.methods import EVERYTHING, Method
+from patchloom.tasks.beginnings import began_with, refuse_other_data, write_record
+from patchloom.tasks.plan import Plan, TrainingSettings, check_numbers, chosen_folder, same_run
+from patchloom.tasks.task import Judge, Scores, Task, TaskPage
+
+SIDE, MOST = 16, 9
+METHOD = Method(
+    task="counting",
+    objective=__name__,
+    reads={"model": EVERYTHING, "objective": ("method",), "optim": EVERYTHING, "schedule": EVERYTHING},
+    learns_from="labels",
+)
+CHARTS: dict[str, dict[str, str]] = {}
+
+
+@dataclass(frozen=True)
+class Batch:
+    pictures: Tensor  # (B, 1, H, W)
+    counts: Tensor  # (B,)
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def to(self, device: Any, non_blocking: bool = False) -> "Batch":
+        move = (each.to(device, non_blocking=non_blocking) for each in (self.pictures, self.counts, self.index))
+        return Batch(*move)
+
+
+class Dots:
+    """Pictures with so many dots, made from a seed; as a loader, an epoch is another order of them."""
+
+    workers = 0
+
+    def __init__(self, count: int, seed: int, batch: int = 8) -> None:
+        rng = np.random.default_rng(seed)
+        self.counts = rng.integers(0, MOST + 1, count)
+        pixels = np.zeros((count, SIDE * SIDE), np.float32)
+        for row, dots in enumerate(self.counts):
+            pixels[row, rng.permutation(SIDE * SIDE)[:dots]] = 1
+        self.pictures = pixels.reshape(count, 1, SIDE, SIDE)
+        self.broken: dict[int, str] = {}
+        self.steps_per_epoch, self._batch = count // batch, batch
+
+    def where(self, row: int) -> str:
+        return f"dots {row}"
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        order = np.random.default_rng(epoch).permutation(len(self.counts))
+        for step in range(start_step, self.steps_per_epoch):
+            rows = order[step * self._batch : (step + 1) * self._batch]
+            yield Batch(*map(torch.from_numpy, (self.pictures[rows], self.counts[rows].astype(np.float32), rows)))
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Config:
+    name: str = "dot_counter"
+    hidden: int = 8
+
+
+class Counter(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, config.hidden, 3, padding=1), nn.ReLU(), nn.Dropout(0.1), nn.Conv2d(config.hidden, 1, 1)
+        )
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.layers(pictures).sum(dim=(1, 2, 3))
+
+
+class SquaredError(Objective):
+    def __call__(self, model: nn.Module, batch: Batch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        return {"loss": ((model(batch.pictures) - batch.counts) ** 2).mean()}
+
+
+def make_objective(given: Ingredients) -> SquaredError:
+    del given
+    return SquaredError()
+
+
+class Errors(Judge):
+    metric, lower_is_better = "off_by", True
+
+    def __init__(self, val: Dots) -> None:
+        self._val = val
+
+    def report(self, model: nn.Module) -> Iterable[tuple[str, float]]:
+        with torch.no_grad():
+            found = model(torch.from_numpy(self._val.pictures)).numpy()
+        off = np.abs(found - self._val.counts)
+        return {"off_by": float(off.mean()), "right": 100 * float((off < 0.5).mean())}.items()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DotPlan(Plan):
+    train: Dots
+    val: Dots
+
+
+@dataclass(frozen=True)
+class Counted:
+    path: str
+    answers: list[tuple[str, float]]
+    error: str | None = None
+
+    def in_words(self) -> str:
+        return f"{self.answers[0][1]:.1f} dots"
+
+
+@dataclass(frozen=True)
+class DotCounter:
+    network: Counter
+
+    def predict_files(self, paths: Iterable[str], *, top: int = 1, every: int | None = None) -> Iterator[Counted]:
+        del top, every
+        for path in files_of(paths):
+            try:
+                picture: Image.Image = decode(Path(path), str(path)).convert("L")
+            except DataError as error:
+                yield Counted(str(path), [], str(error))
+                continue
+            pixels = torch.from_numpy(np.asarray(picture, np.float32) / 255)[None, None]
+            with torch.no_grad():
+                yield Counted(str(path), [("dots", float(self.network(pixels)))])
+
+
+class Counting(Task[DotPlan]):
+    name, hub_tag = "counting", "object-detection"
+    compiles_by_default = False
+
+    def plan(self, settings: TrainingSettings, device: str) -> DotPlan:
+        del device
+        check_numbers(settings)
+        base = base_recipe(settings.recipe, settings.model)
+        assert base is not None
+        recipe, choices = changed_recipe(base, settings.recipe_changes())
+        train, val = dots_of(settings.data)
+        record = began_with(
+            DataRecord(("dots",), len(train.counts), len(val.counts), settings.data, ""), settings.data, None
+        )
+        folder, why = chosen_folder(settings, record.is_of)
+        refuse_other_data(folder, record)
+        same_run(folder, recipe)
+        return DotPlan(
+            task=self, settings=settings, recipe=recipe, choices=choices, folder=folder, why_folder=why, record=record,
+            train=train, val=val,
+        )  # fmt: skip
+
+    def data_lines(self, plan: DotPlan, *, dry_run: bool) -> list[str]:
+        del dry_run
+        return [f"data       {len(plan.train.counts)} pictures of dots, {len(plan.val.counts)} to validate"]
+
+    def data_facts(self, plan: DotPlan) -> dict[str, Any]:
+        return {"train": len(plan.train.counts)}
+
+    def examples(self, plan: DotPlan) -> Dots:
+        return plan.train
+
+    def network(self, plan: DotPlan) -> Counter:
+        return Counter(Config(**plan.recipe.model.options))
+
+    def loader(self, plan: DotPlan, processes: Any, stores: Any) -> tuple[Dots, str]:
+        del processes, stores
+        return plan.train, "in memory"
+
+    def objective(self, plan: DotPlan, network: Any, loader: Any, processes: Any, compiles: bool) -> Objective:
+        del loader, processes, compiles
+        return make_objective(Ingredients(recipe=plan.recipe, network=network))
+
+    def judge(self, plan: DotPlan, processes: Any) -> Errors:
+        del processes
+        return Errors(plan.val)
+
+    def write_files(self, plan: DotPlan, network: Counter) -> None:
+        write_config(plan.folder, self.name, network.config, plan.recipe)
+        assert plan.record is not None
+        write_record(plan.folder, plan.record)
+
+    def final(self, plan: DotPlan, run: Any, network: Counter) -> Mapping[str, float]:
+        del run
+        return dict(Errors(plan.val).report(network))
+
+    def keep(self, plan: DotPlan, judged: Mapping[str, float]) -> None:
+        write_checked(plan.folder, {"off_by.txt": f"{judged['off_by']:.6f}".encode()})
+
+    def in_words(self, run: Any, metrics: Mapping[str, float]) -> str:
+        del run
+        return f"off by {metrics['off_by']:.2f} dots"
+
+    def data_name(self, plan: DotPlan) -> str:
+        return plan.settings.data
+
+    def next_commands(self, plan: DotPlan) -> Sequence[str]:
+        return (f"patchloom predict {plan.folder} IMAGE…",)
+
+    def load_network(self, folder: Path) -> Counter:
+        network = Counter(Config(**read_config(folder)["options"]))
+        load_weights(network, read_weights(folder / "weights.safetensors"), str(folder))
+        return network.eval()
+
+    def load(self, folder: Path, *, device: str = "auto") -> DotCounter:
+        del device
+        return DotCounter(self.load_network(folder))
+
+    def evaluate(self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str) -> Scores:
+        del split, device
+        if data is None:
+            raise UsageError("say how many dots: patchloom evaluate RUN dots:COUNT")
+        _, val = dots_of(data)
+        found = {name: dict(Errors(val).report(self.load_network(folder))) for name, folder in runs.items()}
+        rows = [(name, f"{values['off_by']:.2f}", f"{values['right']:.1f}") for name, values in found.items()]
+        return Scores(columns=["run", "#off by", "#right"], rows=rows, values=found)
+
+    def page(self, folder: Path, asked: Any) -> TaskPage:
+        del asked
+        off_by = read_checked(folder, "off_by.txt").decode()
+        return TaskPage(
+            best=f"{float(off_by):.2f}",
+            measure="off by, in dots",
+            charts={"Off by, dots": validation("off_by")},
+            sections=[table_section("Dots that were counted", ["split", "off by"], [["val", off_by]])],
+        )
+
+
+def dots_of(data: str) -> tuple[Dots, Dots]:
+    kind, _, count = data.partition(":")
+    if kind != "dots" or not count.isdecimal():
+        raise DataError(f"{data} is no data of dots; expected dots:COUNT")
+    return Dots(int(count), 0), Dots(64, 1)

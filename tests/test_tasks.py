@@ -1,0 +1,171 @@
+"""A task is a file: one that only the tests know goes through every command, and no name of a task steers the rest."""
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from patchloom.errors import UsageError
+from patchloom.recipes.methods import METHODS, method_of
+from patchloom.tasks.table import TASKS, task_named
+from patchloom.training import run as training
+from tests import dots
+from tests.reliability.commands import command
+
+ROOT = Path(__file__).parent.parent / "patchloom"
+RECIPE = """
+name: dots
+source: these tests
+objective: {method: counting}
+model: {name: dot_counter, options: {hidden: 6}}
+optim: {lr: 0.02, batch_size: 8}
+schedule: {epochs: 6, decay: constant}
+"""
+
+
+@pytest.fixture(autouse=True)
+def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The rows of the two tables, and a recipe."""
+    monkeypatch.setitem(METHODS, "counting", dots.METHOD)
+    monkeypatch.setitem(TASKS, "counting", "tests.dots:Counting")
+    task_named.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dots.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+TRAIN = ("train", "dots:80", "--recipe", "dots.yaml", "--device", "cpu")
+
+
+def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(max((folder / "checkpoints").iterdir()) / "weights.safetensors")
+
+
+def test_a_task_of_its_own_goes_through_every_command(counting: Path, monkeypatch, capsys) -> None:
+    trained = command((*TRAIN, "--out", "run"), monkeypatch, capsys)
+    assert trained.code == 0, trained.errors
+    assert "data       80 pictures of dots, 64 to validate" in trained.output
+    off_by = float(re.search(r"finished after .*: off by ([\d.]+) dots \(model, step \d+\)", trained.output)[1])
+    assert off_by < 1.5  # who always says 4.5 is off by 2.5
+    assert "Next: patchloom predict run IMAGE…" in trained.output
+    assert json.loads((counting / "run" / "config.json").read_text())["task"] == "counting"
+
+    evaluated = command(("evaluate", "run", "dots:10", "--json"), monkeypatch, capsys)
+    assert json.loads(evaluated.output)["run"]["off_by"] == pytest.approx(off_by, abs=0.01)
+    refused = command(("evaluate", "run", "dots:10", "--knn", "5"), monkeypatch, capsys)
+    assert (refused.code, refused.errors) == (2, "error: --knn is not read by this task\n")
+
+    reported = command(("report", "run", "--out", "page.html"), monkeypatch, capsys)
+    assert reported.code == 0, reported.errors
+    page = (counting / "page.html").read_text()
+    assert all(words in page for words in ("Dots that were counted", "off by, in dots", "Off by, dots", "hidden"))
+
+    pixels = np.zeros((16, 16), np.uint8)
+    pixels[::5, ::7] = 255
+    Image.fromarray(pixels).save("a.png")
+    predicted = command(("predict", "run", "a.png"), monkeypatch, capsys)
+    assert re.fullmatch(r"a\.png  [\d.]+ dots\n", predicted.output)
+    assert command(("verify", "run"), monkeypatch, capsys).code == 0
+
+
+def test_a_task_of_its_own_resumes_exactly(counting: Path, monkeypatch, capsys) -> None:
+    command((*TRAIN, "--out", "whole"), monkeypatch, capsys)
+    command((*TRAIN, "--out", "cut", "--epochs", "2"), monkeypatch, capsys)
+    resumed = command((*TRAIN, "--out", "cut"), monkeypatch, capsys)
+    assert "resuming cut at step 20 of 60" in resumed.output
+    whole, cut = newest_weights(counting / "whole"), newest_weights(counting / "cut")
+    assert whole.keys() == cut.keys()
+    assert all(torch.equal(tensor, cut[name]) for name, tensor in whole.items())
+
+
+def test_a_run_of_an_unknown_task_is_one_line(counting: Path, monkeypatch, capsys) -> None:
+    command((*TRAIN, "--out", "run", "--epochs", "1"), monkeypatch, capsys)
+    monkeypatch.delitem(TASKS, "counting")
+    refused = command(("predict", "run", "a.png"), monkeypatch, capsys)
+    assert refused.code == 4
+    assert "is of the task 'counting', which this patchloom does not know" in refused.errors
+
+
+def test_an_unknown_method_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"objective.method is 'grafti', expected one of .*Did you mean grafit"):
+        method_of("grafti")
+
+
+def test_every_method_has_a_task_and_an_objective() -> None:
+    from importlib import import_module
+
+    for name, method in METHODS.items():
+        assert task_named(method.task).name == method.task, name
+        assert callable(import_module(method.objective).make_objective), name
+
+
+# What may name a task or a method: the two tables, its own files, and recipes, which choose one.
+OWN = {
+    "classification": ("tasks/classification.py", "objectives/classification.py"),
+    "embedding": ("tasks/embedding.py",),
+    "translation": ("tasks/translation.py", "recipes/translation.py"),
+    "dino": ("objectives/dino.py", "recipes/dino.py"),
+}
+TABLES = ("recipes/methods.py", "tasks/table.py")
+
+
+def compared_names(path: Path) -> set[str]:
+    """Strings that a file compares with something, or looks up in something."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+            for part in parts:
+                inner = part.elts if isinstance(part, ast.Tuple | ast.List | ast.Set) else [part]
+                found |= {
+                    each.value for each in inner if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                }
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_tests_the_name_of_a_task_or_method(path: Path) -> None:
+    own = str(path.relative_to(ROOT))
+    if own in TABLES:
+        return
+    names = {*METHODS, *TASKS} - {"counting"}
+    # Groups of a recipe and labels of a method's losses are called as methods are.
+    names -= {"dino", "grafit", "triplet", "instance"}
+    named = {name for name in compared_names(path) & names if own not in OWN.get(name, ())}
+    assert not named
+
+
+def test_a_training_resolves_its_recipe_once_and_builds_its_network_once(tmp_path: Path, monkeypatch, capsys) -> None:
+    from patchloom.tasks import image_networks, image_plan
+    from tests.reliability.commands import OPTIONS, class_folders
+
+    data, built, resolved = class_folders(tmp_path / "data"), [], []
+    create, resolve = image_networks.create_model, image_plan.resolve_recipe
+
+    def counted(*names: str, **options: object) -> object:
+        network = create(*names, **options)
+        built.append(next(network.parameters()).device.type)
+        return network
+
+    monkeypatch.setattr(image_networks, "create_model", counted)
+    monkeypatch.setattr("patchloom.checkpoint.create_model", counted)
+    monkeypatch.setattr(
+        image_plan, "resolve_recipe", lambda *given, **more: resolved.append(1) or resolve(*given, **more)
+    )
+    done = command(("train", data, "--out", "run", *OPTIONS), monkeypatch, capsys)
+    assert done.code == 0, done.errors
+    assert built.count("cpu") == 1
+    assert len(resolved) == 1
+
+
+def test_training_knows_no_task_by_name() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "training").glob("*.py"))
+    for name in TASKS:
+        assert f'"{name}"' not in text
+    assert training.make_plan  # where the table is asked
