@@ -59,6 +59,7 @@ CHANNELS = 3
 MOST_PIXELS = 4096  # of a side
 LARGER = 8  # times the size of training at which a config may show pictures, from 1,024 pixels on
 MOST_WEIGHTS = 1 << 40  # bytes
+_MOST_DIMENSIONS = 64  # that torch computes with
 _CONFIG = {"format": int, "task?": str, "network": str, "options": dict}
 _OF_PICTURES = {
     "options": {"num_classes": int, "image_size": list[int]},
@@ -273,14 +274,25 @@ def find_checkpoint(folder: Path, read: Callable[[Path], Snapshot] = load_checkp
 
 def epochs_begun(folder: Path) -> int:
     """Epochs of which the newest checkpoint that can be read has at least a part; 0 where there is none."""
+    values = _newest_state(folder)
+    return -(-values["progress"]["step"] // values["steps_per_epoch"]) if values else 0
+
+
+def lines_written(folder: Path) -> int:
+    """Lines that `metrics.jsonl` had at the newest checkpoint that can be read; 0 where there is none."""
+    values = _newest_state(folder)
+    return values["progress"].get("records", 0) if values else 0
+
+
+def _newest_state(folder: Path) -> dict[str, Any]:
     for path in checkpoints_of(folder):
         try:
-            values = _parsed(_read(path / "state.json"), path / "state.json", dict)
+            values: dict[str, Any] = _parsed(_read(path / "state.json"), path / "state.json", dict)
             _check_state(values, path / "state.json")
-            return -(-values["progress"]["step"] // values["steps_per_epoch"])
+            return values
         except CheckpointError:
             continue
-    return 0
+    return {}
 
 
 # What is used afterwards --------------------------------------------------------------------------------------------
@@ -508,9 +520,13 @@ def _packed(tensors: dict[str, Tensor], header: dict[str, str] | None = None) ->
 
 def _unpacked(data: bytes, path: Path) -> dict[str, Tensor]:
     try:
-        return load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file: {error}.") from error
+        tensors = load(data)
+        if any(tensor.dim() > _MOST_DIMENSIONS for tensor in tensors.values()):
+            raise ValueError(f"it has a tensor of more than {_MOST_DIMENSIONS} dimensions")
+        return tensors
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:  # the last: torch
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path} is not a whole safetensors file: {reason}.") from error
 
 
 def weights_digest(tensors: dict[str, Tensor]) -> str:

@@ -8,10 +8,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+MOST_SHOWN = 2_000  # characters of a message; a name or value from a file may have millions
+
+
+def shortened(text: str) -> str:
+    """The text, without its middle where it is too long to be read: its end says what to do."""
+    half = MOST_SHOWN // 2
+    return text if len(text) <= MOST_SHOWN else f"{text[:half]} […] {text[-half:]}"
+
+
 class PatchloomError(Exception):
     """A mistake that is not a bug: the message says what was given, what was expected, what to do."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 class UsageError(PatchloomError, ValueError):

@@ -42,8 +42,11 @@ def open_plain(path: str | os.PathLike[str]) -> FileIO:
 
 def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     """The bytes of a file; an OSError too where `open_plain` has one, or where it has more than `most` bytes."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
+        if memory < size <= most:  # a file of holes has any size
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, this machine's memory {memory:,}", os.fspath(path))
         data = file.read() if 0 < size <= most else b""
         while size == 0 and len(data) <= most and (more := file.read(1 << 16)):  # as of /proc
             data += more

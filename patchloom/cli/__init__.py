@@ -31,7 +31,7 @@ from patchloom.cli.help import help_on
 from patchloom.cli.stopping import ToldToStop, told_to_stop
 from patchloom.cli.streams import Failures, watched
 from patchloom.cli.verb import Verb, verb
-from patchloom.errors import PatchloomError, ResourceError, UsageError
+from patchloom.errors import PatchloomError, ResourceError, UsageError, shortened
 from patchloom.foreign import ADVICE, SCARCE
 from patchloom.printable import printable
 
@@ -157,6 +157,6 @@ def _lost(error: OSError) -> int:
 
 def _complain(message: str, exit_code: int) -> int:
     with suppress(OSError):  # a terminal that was closed
-        shown = printable(message)
+        shown = printable(shortened(message))
         print(shown if exit_code > STOPPED else f"error: {shown}", file=sys.stderr, flush=True)
     return exit_code

@@ -22,7 +22,7 @@ from patchloom.data.sentences import SentenceSplit, check_sentences, find_senten
 from patchloom.data.sets import UNLABELLED, Fault, Listing
 from patchloom.data.source import Spec, find_source
 from patchloom.data.survey import Place, Unreadable, find_copies, survey
-from patchloom.errors import with_near_options
+from patchloom.errors import shortened, with_near_options
 from patchloom.printable import printable
 
 
@@ -131,7 +131,7 @@ class CheckReport:
                 found.append(f"{same} in {splits}, {_count(len(leaks), 'time')}")
             if conflicts := self.conflicts(near=near):
                 found.append(f"{same} under two labels, {_count(len(conflicts), 'time')}")
-        return found
+        return list(map(shortened, found))  # a class may have any name
 
     def to_dict(self, *, strict: bool = False) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -180,6 +180,11 @@ def _listing(pictures: ParquetPictures) -> tuple[Listing, tuple[str, ...]]:
     return Listing(pictures, rows, labels, names, levels), notes
 
 
+def _start_of(value: Any) -> str:
+    """As much of a value as a message can hold; a cell may have gigabytes."""
+    return repr(value[:60] if isinstance(value, str | bytes) else value)[:60]
+
+
 def _numbered(pictures: ParquetPictures, column: str, names_key: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """A label column as numbers and names; strings are numbered in their sorted order."""
     values = pictures.column(column)
@@ -192,7 +197,7 @@ def _numbered(pictures: ParquetPictures, column: str, names_key: str) -> tuple[n
         return np.array([UNLABELLED if v is None else number[v] for v in values], dtype=np.int64), names
     if strange := [value for value in given if type(value) is not int or value >= MAX_CLASSES]:
         raise DataError(
-            f"{pictures.files[0]}: column {column!r} has {strange[0]!r}, expected names, or numbers from 0 to "
+            f"{pictures.files[0]}: column {column!r} has {_start_of(strange[0])}, expected names, or numbers from 0 to "
             f"{MAX_CLASSES - 1:,}"
         )
     names = tuple(pictures.info.get(names_key, ())) or tuple(str(i) for i in range(max(given, default=-1) + 1))

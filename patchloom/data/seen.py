@@ -40,6 +40,13 @@ class Sight(NamedTuple):
     faults: str = ""  # of its mask and boxes: lines of kind, tab, detail
 
 
+_KEY = "path BLOB PRIMARY KEY, bytes INTEGER, state INTEGER"
+_TABLE = f"CREATE TABLE sights ({_KEY}, {', '.join(Sight._fields)})"
+# All that a file of ours has. A view, a trigger or a column that is computed could go on for ever.
+_SCHEMA = [("table", "sights", _TABLE), ("index", "sqlite_autoindex_sights_1", None)]
+_LEAST_OF_ROW = 16  # bytes
+# Steps of SQLite between looks at their number; looks; bytes of the file for one look more.
+_OFTEN, _LOOKS, _BYTES_OF_LOOK = 10_000, 10_000, 1_000
 _TYPES = (bytes, int, int, str, str, int, int, int, int, bytes, bytes, str)  # of a row
 
 
@@ -67,11 +74,7 @@ class Seen:
         """Everything that is kept."""
         try:
             with closing(self._open()) as database:
-                found = database.execute("SELECT * FROM sights")
-                rows = found.fetchall()
-            if len(found.description) != len(_TYPES) or not all(map(_is_whole, rows)):
-                raise TypeError("not rows that were written here")
-            return {row[:3]: Sight._make(row[3:]) for row in rows}
+                return dict(_rows(database, self.path))
         except (OSError, sqlite3.OperationalError):
             return {}
         except (sqlite3.DatabaseError, TypeError):
@@ -83,34 +86,65 @@ class Seen:
         """How many are kept."""
         try:
             with closing(self._open()) as database:
+                _has_table(database)
                 return int(database.execute("SELECT count(*) FROM sights").fetchone()[0])
-        except (OSError, sqlite3.Error):
+        except (OSError, sqlite3.Error, TypeError):
             return 0
 
     def write(self, sights: Sequence[tuple[Stamp, Sight]]) -> None:
         """Keep these too."""
         if not self._usable or not sights:
             return
-        columns = ", ".join(Sight._fields)
         places = ", ".join("?" * (3 + len(Sight._fields)))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if os.path.lexists(self.path) and not os.path.isfile(self.path):
                 raise OSError("not a file: SQLite would wait for a pipe")
-            with closing(sqlite3.connect(self.path)) as database, database:
+            with closing(self._connect()) as database, database:
                 # Nothing is lost when this process dies; after a power cut the file may be begun anew.
                 database.execute("PRAGMA synchronous = OFF")
-                key = "path BLOB PRIMARY KEY, bytes INTEGER, state INTEGER"
-                database.execute(f"CREATE TABLE IF NOT EXISTS sights ({key}, {columns})")
+                if not _has_table(database):
+                    database.execute(_TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
                 rows = [stamp + sight for stamp, sight in sights]
                 database.executemany(f"INSERT OR REPLACE INTO sights VALUES ({places})", rows)
-        except (OSError, sqlite3.Error):
+        except (OSError, sqlite3.Error, TypeError):
             self._usable = False
 
     def _open(self) -> sqlite3.Connection:
         if not os.path.isfile(self.path):
             raise FileNotFoundError(self.path)
-        return sqlite3.connect(self.path)
+        return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        """The database, whose queries are ended where they take more steps than a file of its size can need."""
+        size = os.path.getsize(self.path) if os.path.isfile(self.path) else 0
+        looks = iter(range(_LOOKS + size // _BYTES_OF_LOOK))
+        database = sqlite3.connect(self.path)
+        database.set_progress_handler(lambda: next(looks, None) is None, _OFTEN)
+        return database
+
+
+def _has_table(database: sqlite3.Connection) -> bool:
+    """Whether there is our table; a TypeError where there is anything else."""
+    found = database.execute("SELECT type, name, sql FROM sqlite_master LIMIT 3").fetchall()
+    if found and found != _SCHEMA:
+        raise TypeError("not a file that was written here")
+    return bool(found)
+
+
+def _rows(database: sqlite3.Connection, path: Path) -> Iterator[tuple[Stamp, Sight]]:
+    """What is kept; a TypeError where it is not of our kind, or more than its file, as pages that form a circle are."""
+    if not _has_table(database):
+        return
+    rows = database.execute("SELECT * FROM sights")
+    most = os.path.getsize(path)  # from now on nobody writes
+    for row in rows:
+        if not _is_whole(row):
+            raise TypeError("not rows that were written here")
+        most -= _LEAST_OF_ROW + sum(len(value) for value in row if isinstance(value, str | bytes))
+        if most < 0:
+            raise TypeError("more rows than its size")
+        yield row[:3], Sight._make(row[3:])
 
 
 @contextmanager

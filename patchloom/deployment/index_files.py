@@ -33,10 +33,11 @@ from patchloom.engine.checksums import own_sha256
 from patchloom.engine.disk import atomic_file, plain_name
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.exact_search import write_faiss
-from patchloom.foreign import check_shape, open_plain, parse_json, read_plain
+from patchloom.foreign import MOST_BYTES, check_shape, open_plain, parse_json, read_plain
 
 FORMAT = 1
 FILE, FAISS = "index.json", "faiss.index"
+_HEADER = 1 << 16  # bytes of a file of vectors that are none; less is written
 _FORMAT = {"format": int, "own_sha256?": str}
 _SHAPE = {
     "files": int,
@@ -213,7 +214,7 @@ class StoredVectors:
     def rows_of(self, part: Part) -> list[Row]:
         """All rows of a part, the dropped ones too."""
         path = self.folder / f"{part.name}.json"
-        self._compare(path, part.rows_sha256)
+        self._compare(path, part.rows_sha256, MOST_BYTES)
         try:
             rows = parse_json(read_plain(path))
             check_shape(rows, list[list])
@@ -228,7 +229,9 @@ class StoredVectors:
 
     def faiss_file(self) -> Path:
         """The path of `faiss.index`, whole."""
-        self._compare(self.folder / FAISS, self.about.faiss_sha256)
+        rows = sum(part.rows for part in self.about.parts)
+        # A vector and its number each, and fewer centres than vectors.
+        self._compare(self.folder / FAISS, self.about.faiss_sha256, 2 * rows * (self.about.dimension * 4 + 8) + _HEADER)
         return self.folder / FAISS
 
     @cached_property
@@ -251,11 +254,11 @@ class StoredVectors:
     def all_rows(self, part: Part) -> Tensor:
         """(rows, C) of a part, the dropped ones too."""
         path = self.folder / f"{part.name}.npy"
-        self._compare(path, part.vectors_sha256)
+        self._compare(path, part.vectors_sha256, part.rows * self.about.dimension * 4 + _HEADER)
         # Copy on write, though nothing writes: torch warns of memory that cannot be written.
         try:
             vectors = np.load(path, mmap_mode="c", allow_pickle=False)
-        except (OSError, ValueError, EOFError, SyntaxError) as error:  # the header of .npy is a line of Python
+        except Exception as error:  # the header of .npy is a line of Python, which may be anything
             raise CheckpointError(f"{path} is damaged: it is no array of numpy. Build the index again.") from error
         expected = (part.rows, self.about.dimension)
         is_right = isinstance(vectors, np.ndarray) and vectors.shape == expected and vectors.dtype == np.float32
@@ -271,14 +274,17 @@ class StoredVectors:
     def _unreadable(self, path: Path, error: OSError) -> CheckpointError:
         return CheckpointError(f"{path} cannot be read: {error.strerror}. Build the index again.")
 
-    def _compare(self, path: Path, sha256: str) -> None:
+    def _compare(self, path: Path, sha256: str, most: int) -> None:
+        """A CheckpointError where a file has another checksum; one of more than `most` bytes is not read for it."""
         if path.name in self._whole:
             return
         try:
             with open_plain(path) as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                size = os.fstat(file.fileno()).st_size
+                found = hashlib.file_digest(file, "sha256").hexdigest() if size <= most else ""
         except OSError as error:
             raise self._unreadable(path, error) from error
+        self._refuse_unless(size <= most, path, f"{size:,} bytes", f"at most {most:,}")
         if found != sha256:
             raise CheckpointError(
                 f"{path} is damaged: its checksum is not that of {FILE}. Restore it, or build the index again."

@@ -1,4 +1,4 @@
-"""`run.json` of a run's folder: how it went, for whoever reports on it later."""
+"""`run.json` of a run's folder: how it went, for whoever reports on it later; and whether `metrics.jsonl` is whole."""
 
 import json
 import os
@@ -7,13 +7,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from patchloom.checkpoint import lines_written
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.splits import TEST_NAMES, VAL_NAMES
 from patchloom.engine.checksums import read_checked, write_checked
+from patchloom.engine.records import damaged_lines, read_metrics
 from patchloom.errors import CheckpointError
 from patchloom.foreign import check_shape, parse_json
 
 FILE = "run.json"
+METRICS = "metrics.jsonl"
 _TEXT = str | None
 _SHAPE = {
     "data": str,
@@ -108,3 +111,16 @@ def read_run_record(folder: Path) -> RunRecord | None:
         return record
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}. Restore it, or remove it.") from error
+
+
+def fault_of_metrics(folder: Path) -> str:
+    """What is wrong with the lines of a run's `metrics.jsonl`, in one sentence; '' where they are as they were written.
+
+    The last ones may be lost where they are younger than the newest checkpoint, as after a power cut.
+    """
+    path = folder / METRICS
+    if damaged := damaged_lines(path):
+        others = f" and {len(damaged) - 1} others are" if len(damaged) > 1 else " is"
+        return f"{path}: line {damaged[0]}{others} not as or not where it was written"
+    found, expected = len(read_metrics(path)), lines_written(folder)
+    return f"{path} has {found} lines, the newest checkpoint tells of {expected}" if found < expected else ""

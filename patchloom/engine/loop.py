@@ -41,7 +41,7 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
     progress.ended = ""
     if beyond := progress.epoch >= run.epochs:
         notes = [*notes, f"{progress.epoch} epochs are trained and {run.epochs} were asked for: none is added"]
-    run.records.begin(progress.records, notes)
+    progress.records = run.records.begin(progress.records, notes)
     loop = _Loop(run, forward, progress)
     with caught_signals() as caught, closing(run.records):
         if beyond:

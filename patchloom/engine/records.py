@@ -2,7 +2,8 @@
 
 A record is {"step", "epoch", "kind": "train" or "evaluation", "weights": "model", "ema" or "average",
 "values": {name: number}, "time": {…}}; all that depends on the clock is under "time", so two equal runs write equal
-lines but for that. A line also has "crc32", of everything in it but "time".
+lines but for that. A line also has "after", the "crc32" of the line before it (0 in the first), so that one that is
+lost or moved is noticed, and "crc32", of everything in it but "time".
 """
 
 import json
@@ -26,6 +27,7 @@ _SHAPE = {
     "weights?": str,
     "values": dict[str, float | None],
     "time?": dict[str, float | None],
+    "after?": int,
 }
 
 Record = dict[str, Any]
@@ -34,8 +36,8 @@ Record = dict[str, Any]
 class Sink(Protocol):
     """Somewhere records go."""
 
-    def begin(self, kept: int) -> None:
-        """Start, or go on after the first `kept` records."""
+    def begin(self, kept: int) -> int:
+        """Start, or go on after the first `kept` records; how many of them there are."""
 
     def write(self, record: Record) -> None:
         """Add a record."""
@@ -50,11 +52,13 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def begin(self, kept: int) -> None:
+    def begin(self, kept: int) -> int:
         """Drop what an interrupted run wrote after its checkpoint: the resumed run writes it again."""
-        lines = [_line(record) for record in read_metrics(self.path, kept)]
-        atomic_write(self.path, b"".join(lines))
+        records = read_metrics(self.path, kept)
+        self._last = 0
+        atomic_write(self.path, b"".join(map(self._next, records)))
         self._open()
+        return len(records)
 
     def write(self, record: Record) -> None:
         """Add a line; a value that is not finite becomes null, which JSON can hold."""
@@ -62,13 +66,18 @@ class MetricsFile:
         if not self._is_there():
             self._begin_again()
         with disk_errors(self.path):
-            self._file.write(_line({**record, "values": finite}))
+            self._file.write(self._next({**record, "values": finite}))
 
     def close(self) -> None:
         """Close the file."""
         if not self._is_there():
             self._begin_again()
         self._file.close()
+
+    def _next(self, record: Record) -> bytes:
+        told = {**record, "after": self._last}
+        self._last = _crc32(told)
+        return (json.dumps(told | {"crc32": self._last}, allow_nan=False) + "\n").encode()
 
     def _open(self) -> None:
         with disk_errors(self.path):
@@ -100,9 +109,19 @@ def read_metrics(path: Path, kept: int | None = None) -> list[Record]:
 
 
 def damaged_lines(path: Path) -> list[int]:
-    """Numbers, from 1, of the lines of a metrics.jsonl that are not as written; a last one may be unfinished."""
+    """Numbers, from 1, of the lines of a metrics.jsonl that are not as or not where they were written.
+
+    The last one may be unfinished.
+    """
     *whole, last = _lines(path)
-    damaged = [number for number, line in enumerate(whole, 1) if _record(line) is None]
+    damaged: list[int] = []
+    before: int | None = 0
+    for number, line in enumerate(whole, 1):
+        read = _checked(line)
+        told = (read or {}).get("after")  # one of an earlier version has none
+        if read is None or (told is not None and before is not None and told != before):
+            damaged.append(number)
+        before = read.get("crc32") if read else None
     # A killed writer leaves the beginning of a line; a whole one and a letter more had another end.
     return [*damaged, len(whole) + 1] if _record(last) is None and _record(last[:-1]) is not None else damaged
 
@@ -116,12 +135,15 @@ def _lines(path: Path) -> list[bytes]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}. Restore it, or remove it.") from error
 
 
-def _line(record: Record) -> bytes:
-    return (json.dumps(record | {"crc32": _crc32(record)}, allow_nan=False) + "\n").encode()
-
-
 def _record(line: bytes) -> Record | None:
-    """The record of a line, without its checksum; None where it is none, or is not as it was written."""
+    """The record of a line, without its checksums; None where it is none, or is not as it was written."""
+    if (record := _checked(line)) is None:
+        return None
+    known = {name.removesuffix("?") for name in _SHAPE} - {"after"}
+    return {name: value for name, value in record.items() if name in known}
+
+
+def _checked(line: bytes) -> Record | None:
     try:
         record = parse_json(line, MOST_OF_LINE)
         check_shape(record, _SHAPE)
@@ -130,10 +152,7 @@ def _record(line: bytes) -> Record | None:
     if min(record.get("step", 0), record.get("epoch", 0)) < 0:
         return None
     # One of an earlier version has no checksum.
-    if "crc32" in record and record["crc32"] != _crc32(record):
-        return None
-    known = {name.removesuffix("?") for name in _SHAPE}
-    return {name: value for name, value in record.items() if name in known}
+    return None if "crc32" in record and record["crc32"] != _crc32(record) else record
 
 
 def _crc32(record: Record) -> int:
@@ -152,9 +171,10 @@ class TensorBoard:
             raise _missing("tensorboard", "log") from error
         self._folder, self._make = folder, SummaryWriter
 
-    def begin(self, kept: int) -> None:  # noqa: ARG002
+    def begin(self, kept: int) -> int:
         """Open a new event file; TensorBoard itself shows the later of two values of a step."""
         self._writer = self._make(str(self._folder))
+        return kept
 
     def write(self, record: Record) -> None:
         """Add scalars."""
@@ -176,10 +196,11 @@ class WandB:
             raise _missing("wandb", "wandb") from error
         self._wandb, self._folder = wandb, folder
 
-    def begin(self, kept: int) -> None:  # noqa: ARG002
+    def begin(self, kept: int) -> int:
         """Start or resume."""
         name = self._folder.resolve().name
         self._run = self._wandb.init(dir=str(self._folder), name=name, id=name, resume="allow")
+        return kept
 
     def write(self, record: Record) -> None:
         """Log the values of one record."""
@@ -205,13 +226,15 @@ class Records:
         """Whether somebody reads what `tick` is given."""
         return self._display is not None
 
-    def begin(self, kept: int, notes: Sequence[str] = ()) -> None:
-        """Start, or go on after the first `kept` records."""
-        for sink in self._sinks:
-            sink.begin(kept)
+    def begin(self, kept: int, notes: Sequence[str] = ()) -> int:
+        """Start, or go on after the first `kept` records; how many of them every sink still has."""
+        left = min([kept, *(sink.begin(kept) for sink in self._sinks)])
         self._show(lambda display: display.begin())
         for text in notes:
             self.note(text)
+        if left < kept:
+            self.note(f"metrics.jsonl has lost {kept - left} of its {kept} lines; the run goes on without them")
+        return left
 
     def write(self, record: Record) -> None:
         """Hand a record to every sink; before, make the run's folder again where somebody removed it."""

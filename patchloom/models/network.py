@@ -25,6 +25,9 @@ from patchloom.layers.residual import drop_path_rates
 from patchloom.models.pyramid import STRIDES, Kept, Level, Taps, as_map, chosen_taps
 
 Size = int | tuple[int, int]
+# Whole numbers of configs that may be 0, as a network without blocks is one; and those that say more of themselves.
+_MAY_BE_0 = ("depth", "class_depth")
+_CHECKED = ("num_classes", "image_size")
 
 
 def check_types(config: Any) -> None:
@@ -42,10 +45,14 @@ def check_types(config: Any) -> None:
             if not fits or (hint is not bool and isinstance(value, bool)):
                 kind = {int: "a whole number", float: "a number", bool: "true or false"}[hint]
                 raise UsageError(f"{field.name} is {kind}; given {value!r}")
+            if hint is int and value < (field.name not in _MAY_BE_0) and field.name not in _CHECKED:
+                raise UsageError(f"{field.name} is {value}, expected at least {int(field.name not in _MAY_BE_0)}")
         if typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is int:
             value = (value,) if type(value) is int else value  # what a command line makes of a list of one
             if not isinstance(value, list | tuple) or not all(type(each) is int for each in value):
                 raise UsageError(f"{field.name} is whole numbers, such as 1,2; given {value!r}")
+            if min(value, default=0) < 0 and field.name not in _CHECKED:
+                raise UsageError(f"{field.name} is {value!r}, expected no negative number")
             object.__setattr__(config, field.name, tuple(value))
 
 

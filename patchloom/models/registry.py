@@ -6,7 +6,7 @@ import typing
 from types import ModuleType
 from typing import Any
 
-from patchloom.errors import UsageError, nearest
+from patchloom.errors import PatchloomError, UsageError, nearest
 from patchloom.models import cait, mixer, patchconvnet, pooled_convnet, resmlp, smlpnet, vit
 from patchloom.models.network import Network, Size
 
@@ -31,7 +31,13 @@ def create_model(name: str, *, num_classes: int = 1000, image_size: Size = 224, 
     variant = FAMILIES[family].VARIANTS[name]
     given = {"num_classes": num_classes, "image_size": image_size, **options}
     _check_options(name, family, given)
-    return family(family.Config(name=name, **(variant | given)))
+    try:
+        return family(family.Config(name=name, **(variant | given)))
+    except PatchloomError:
+        raise
+    except (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError) as error:  # values nobody foresaw
+        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        raise UsageError(f"{name} cannot be built with {shown[:300]}: {' '.join(str(error).split())[:200]}") from error
 
 
 def list_models(pattern: str = "*") -> list[str]:

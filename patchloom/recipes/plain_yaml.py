@@ -24,5 +24,8 @@ def load_yaml(text: str) -> Any:
         raise ValueError(f"it has {len(text):,} characters, expected at most {MAX_CHARACTERS:,}")
     try:
         return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter two: a wrong date, deep nesting
-        raise ValueError(" ".join(str(error).split())) from error
+    except MemoryError:
+        raise  # which is no fact about the text
+    except Exception as error:  # a wrong date, deep nesting, a tag on what it is not made for: of nearly any kind
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(reason if isinstance(error, yaml.YAMLError | ValueError) else f"no value: {reason}") from error

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from patchloom.checkpoint import is_run, read_config, read_recipe
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.deployment.run_record import RunRecord, read_run_record
-from patchloom.engine.records import damaged_lines, read_metrics
+from patchloom.deployment.run_record import RunRecord, fault_of_metrics, read_run_record
+from patchloom.engine.records import read_metrics
 from patchloom.errors import PatchloomError, UsageError
 from patchloom.inspection.report import Report, Summary, recipe_rows, write_report
 from patchloom.tasks.plan import Plan
@@ -62,8 +62,8 @@ def report_run(
     asked = Asked(data=data, split=split, reading=reading, level=level, plan=plan, network=network)
     found = task_of_run(folder).page(folder, asked)
     metrics = attempt(lambda: read_metrics(folder / "metrics.jsonl")) or []
-    if damaged := attempt(lambda: damaged_lines(folder / "metrics.jsonl")):
-        notes.append(f"{folder / 'metrics.jsonl'}: {len(damaged)} damaged lines are left out of the curves")
+    if fault := attempt(lambda: fault_of_metrics(folder)):
+        notes.append(f"{fault}; the curves show the others")
     if not metrics:
         notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")
     recipe = read_recipe(folder)

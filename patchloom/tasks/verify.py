@@ -14,11 +14,10 @@ from patchloom.deployment.data_record import read_record
 from patchloom.deployment.index_files import FAISS, About, Part, StoredVectors, read_about, write_about
 from patchloom.deployment.index_files import FILE as INDEX
 from patchloom.deployment.run_record import FILE as RUN_RECORD
-from patchloom.deployment.run_record import read_run_record
+from patchloom.deployment.run_record import METRICS, fault_of_metrics, read_run_record
 from patchloom.engine.checksums import FILE as CHECKSUMS
 from patchloom.engine.checksums import accept, read_checked, read_checksums
 from patchloom.engine.disk import locked
-from patchloom.engine.records import damaged_lines
 from patchloom.errors import CheckpointError, PatchloomError, ResourceError, UsageError
 from patchloom.evaluation.predictions import MOST_BYTES
 from patchloom.foreign import parse_json, read_plain
@@ -27,7 +26,6 @@ from patchloom.tasks.task import Task
 
 # What a person may change on purpose: text. Numbers and weights are as they were computed, or damaged.
 BY_HAND = ("config.json", "labels.json", "recipe.yaml", DATA_RECORD, RUN_RECORD)
-METRICS = "metrics.jsonl"
 
 
 @dataclass
@@ -105,7 +103,10 @@ def _verify_run(folder: Path) -> Verified:
         found.missing.append(WEIGHTS)
     found.look(RUN_RECORD, lambda: read_run_record(folder))
     found.look(DATA_RECORD, lambda: read_record(folder))
-    found.look(METRICS, lambda: _read_metrics(folder / METRICS))
+    if os.path.lexists(folder / METRICS) or not os.path.lexists(folder / RUN_RECORD):
+        found.look(METRICS, lambda: _read_metrics(folder))
+    else:
+        found.missing.append(METRICS)
     for path in reversed(checkpoints_of(folder)):
         found.look(str(path.relative_to(folder)), partial(read_checkpoint, path))
     found.checked = [name for name in found.checked if name in found.wrong or os.path.lexists(folder / name)]
@@ -122,10 +123,9 @@ def _task_of(folder: Path) -> Task[Any] | None:
         return None
 
 
-def _read_metrics(path: Path) -> None:
-    if damaged := damaged_lines(path):
-        others = f" and {len(damaged) - 1} others" if len(damaged) > 1 else ""
-        raise CheckpointError(f"{path}: line {damaged[0]}{others} not as written")
+def _read_metrics(folder: Path) -> None:
+    if fault := fault_of_metrics(folder):
+        raise CheckpointError(fault)
 
 
 # An index -----------------------------------------------------------------------------------------------------------

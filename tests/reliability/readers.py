@@ -134,9 +134,13 @@ def repair_run(folder: Path, file: Path) -> None:
     elif file.name == "metrics.jsonl":
         lines = [_parsed(line) for line in file.read_bytes().splitlines()]
         told = [
-            {name: value for name, value in line.items() if name != "crc32"} for line in lines if isinstance(line, dict)
+            {name: value for name, value in line.items() if name not in ("crc32", "after")}
+            for line in lines
+            if isinstance(line, dict)
         ]
-        file.write_bytes(b"".join(map(records._line, told)))
+        metrics = records.MetricsFile(file)
+        metrics._last = 0
+        file.write_bytes(b"".join(map(metrics._next, told)))
     elif file.name == checksums.FILE:
         values = _parsed(file.read_bytes())
         file.write_bytes(checksums._packed(values["sha256"]))

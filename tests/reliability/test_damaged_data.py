@@ -22,7 +22,9 @@ from patchloom.data.reading import Reading
 from patchloom.data.source import open_data
 from patchloom.data.taxonomy import read_taxonomy
 from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom.models.registry import create_model
 from patchloom.recipes.choices import base_recipe
+from patchloom.recipes.plain_yaml import load_yaml
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -445,3 +447,46 @@ def test_an_endless_line_of_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1 has more than 16,777,216 bytes"):
         open_parallel(tmp_path)
     assert "cannot be read" in {fault.kind for fault in check(tmp_path).faults}
+
+
+# Recipes and messages ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", ["!!timestamp 1", "!!binary é", "!!int x", "!!float x", "!!bool 1", "!!omap 1", "!!set 1", "!!int ''"]
+)
+def test_a_tag_on_what_it_is_not_made_for_is_one_line(value: str) -> None:
+    with pytest.raises(ValueError, match=r"^.+$") as raised:
+        load_yaml(f"seed: {value}\n")
+    assert raised.type is ValueError
+
+
+def test_a_recipe_of_any_size_is_one_line(tmp_path: Path) -> None:
+    with (tmp_path / "recipe.yaml").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UsageError, match="1,099,511,627,776 bytes"):
+        base_recipe(str(tmp_path / "recipe.yaml"), None)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("dim", -16), ("dim", 0), ("patch_size", -8), ("patch_size", 0), ("depth", -1), ("channels", 0), ("channels", -3)],
+)
+def test_sizes_that_no_network_has_are_named(option: str, value: int) -> None:
+    with pytest.raises(UsageError, match=f"{option} is {value}, expected at least"):
+        create_model("resmlp_s12", image_size=16, **{option: value})
+
+
+def test_what_torch_refuses_names_the_options() -> None:
+    with pytest.raises(UsageError, match=r"mixer_s16 cannot be built with .*channel_dim=-4: "):
+        create_model("mixer_s16", image_size=32, channel_dim=-4)
+
+
+def test_long_messages_lose_their_middle(tmp_path: Path) -> None:
+    said = str(DataError("start " + "x" * 100_000 + " end"))
+    assert len(said) < 2_100
+    assert said.startswith("start ")
+    assert said.endswith(" end")
+    with pytest.raises(DataError) as raised:
+        open_data(str(parquet(tmp_path / "data.parquet", {"label": [b"x" * 1_000_000] * 4})))
+    assert len(raised.value.args[0]) < 500

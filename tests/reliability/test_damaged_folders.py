@@ -25,6 +25,7 @@ from safetensors.numpy import save as save_columns
 
 from patchloom import checkpoint
 from patchloom.checkpoint import _manifest, find_checkpoint, load_network, read_checkpoint
+from patchloom.data import seen
 from patchloom.data.seen import Seen, Sight, taking_turns
 from patchloom.deployment.classifier import load
 from patchloom.deployment.data_record import held_out_of
@@ -209,6 +210,44 @@ def test_metrics_of_another_shape_are_left_out(run: Path, tmp_path: Path) -> Non
     long = packed(records[0] | {"kind": "x" * MOST_OF_LINE})
     path.write_bytes(b"\n".join([long, packed(records[0] | {"step": -1}), packed(records[0]), b""]))
     assert (damaged_lines(path), read_metrics(path)) == ([1, 2], records[:1])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: [*lines[:1], *lines[2:]], "line 2 is not as or not where it was written"),
+        (lambda lines: [*lines[:2], lines[1], *lines[2:]], "line 3 is not as or not where"),
+        (lambda lines: [lines[1], lines[0], *lines[2:]], "line 1 and 2 others are not as or not where"),
+        (lambda lines: lines[1:], "line 1 is not as or not where it was written"),
+        (lambda lines: lines[:-1], "the newest checkpoint tells of"),
+        (lambda lines: lines[:0], "has 0 lines, the newest checkpoint tells of"),
+    ],
+    ids=["lost", "repeated", "moved", "first lost", "last lost", "all lost"],
+)  # fmt: skip
+def test_lines_of_the_metrics_that_are_lost_or_moved_are_told(
+    run: Path, text: Path, change: Callable[[list[bytes]], list[bytes]], said: str
+) -> None:
+    for folder, report in ((run, report_run), (text, report_translation)):
+        assert verify(folder).wrong == {}
+        path = folder / "metrics.jsonl"
+        path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+        if folder == run:  # the translator has two lines
+            assert said in verify(folder).wrong["metrics.jsonl"]
+        assert f"<li>{path}" in report(folder).read_text()
+
+
+def test_metrics_that_are_gone_are_named(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    assert (verify(run).missing, verify(run).wrong) == (["metrics.jsonl"], {})
+
+
+def test_a_run_goes_on_after_lines_that_are_left(made: Path, run: Path, capsys) -> None:
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[1:]))
+    run_training(training(made, run, epochs=3), say=str)
+    assert f"metrics.jsonl has lost 1 of its {len(lines)} lines" in capsys.readouterr().out
+    assert verify(run).wrong == {}
 
 
 def test_any_decisions_are_one_line(run: Path) -> None:
@@ -405,6 +444,47 @@ IN_PLACE: dict[str, Callable[[Path], Any]] = {
 }
 
 
+def of_holes(path: Path) -> None:
+    """A file of a tebibyte, of which nothing is stored."""
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("name", ["part-00000.npy", "part-00000.json"])
+def test_parts_of_an_index_are_only_as_large_as_it_says(collection: Path, name: str) -> None:
+    of_holes(collection / name)
+    found = verify(collection)
+    assert list(found.wrong) == [name]
+    assert "has 1,099,511,627,776 bytes, index.json says at most" in found.wrong[name]
+
+
+@pytest.mark.parametrize("shape", ["(-12, 16)", "((((((((", "(12, 16, " + "1, " * 70 + ")"])
+def test_any_header_of_vectors_is_one_line(collection: Path, shape: str) -> None:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(500).encode() + b"\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    (collection / "part-00000.npy").write_bytes(data)
+    about = json.loads((collection / "index.json").read_text())
+    about["parts"][0]["vectors_sha256"] = hashlib.sha256(data).hexdigest()
+    (collection / "index.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
+    assert "part-00000.npy is damaged: it is no array of numpy" in verify(collection).wrong["part-00000.npy"]
+
+
+@pytest.mark.parametrize("name", ["state.json", "weights.safetensors"])
+def test_a_checkpoint_larger_than_the_memory_is_one_line(run: Path, name: str) -> None:
+    newest = checkpoint.checkpoints_of(run)[0]
+    of_holes(newest / name)
+    with pytest.raises(CheckpointError, match="1,099,511,627,776 bytes, this machine's memory"):
+        read_checkpoint(newest)
+
+
+def test_tensors_of_too_many_dimensions_are_one_line(run: Path) -> None:
+    newest = checkpoint.checkpoints_of(run)[0]
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1] * 70, "data_offsets": [0, 4]}}).encode()
+    rewrite(newest, "weights.safetensors", len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError, match="is not a whole safetensors file: it has a tensor of more than 64"):
+        read_checkpoint(newest)
+
+
 def replaced(path: Path, kind: str) -> None:
     path.unlink()
     IN_PLACE[kind](path)
@@ -476,6 +556,9 @@ SEEN = Sight("", "RGB", 16, 16, False, False, b"d" * 16, b"t" * 216, "")
         "UPDATE sights SET path = 'text'",
         "ALTER TABLE sights ADD COLUMN more",
         "DELETE FROM sights; ALTER TABLE sights DROP COLUMN faults",
+        "DROP TABLE sights; CREATE VIEW sights AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
+        "SELECT x, 1, 1, '', '', 1, 1, 0, 0, '', '', '' FROM c",
+        "CREATE TRIGGER endless BEFORE INSERT ON sights BEGIN SELECT 1; END",
     ],
 )
 def test_rows_of_another_kind_begin_the_cache_anew(tmp_path: Path, monkeypatch, change: str) -> None:
@@ -488,6 +571,15 @@ def test_rows_of_another_kind_begin_the_cache_anew(tmp_path: Path, monkeypatch, 
     assert Seen("home").read() == {}
     Seen("home").write([(STAMP, SEEN)])
     assert Seen("home").read() == {STAMP: SEEN}
+
+
+def test_no_query_of_the_cache_goes_on_for_ever(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(seen, "_LOOKS", 10)
+    Seen("home").write([(STAMP, SEEN)])
+    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c"
+    with closing(Seen("home")._open()) as database, pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        database.execute(endless).fetchall()
 
 
 @pytest.mark.parametrize("kind", IN_PLACE)
