@@ -227,7 +227,7 @@ def test_metrics_of_another_shape_are_left_out(run: Path, tmp_path: Path) -> Non
 def test_lines_of_the_metrics_that_are_lost_or_moved_are_told(
     run: Path, text: Path, change: Callable[[list[bytes]], list[bytes]], said: str
 ) -> None:
-    for folder, report in ((run, report_run), (text, report_translation)):
+    for folder, report in ((run, report_run), (text, report_run)):
         assert verify(folder).wrong == {}
         path = folder / "metrics.jsonl"
         path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
