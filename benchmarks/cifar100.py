@@ -13,12 +13,12 @@ from pathlib import Path
 
 from trainings import options_of, read, train
 
-from patchloom.deployment.run_record import read_run_record
 from patchloom.engine.display import duration
-from patchloom.engine.records import read_metrics
-from patchloom.evaluation.predictions import load_predictions
 from patchloom.inspection.charts import Series, line_chart, svg_file
 from patchloom.inspection.report import curve, steps_per_unit
+from patchloom.runs.metrics import read_metrics
+from patchloom.runs.predictions import load_predictions
+from patchloom.runs.record import read_run_record
 
 # Pixels are patches; half as much mixing as the recipe's, since so few epochs do not overfit.
 SMLPNET = (

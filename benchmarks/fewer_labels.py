@@ -16,13 +16,13 @@ from trainings import options_of, read, train
 
 import patchloom
 from patchloom.data.evaluation_loader import make_evaluation_loader
-from patchloom.tasks.image_networks import make_network
-from patchloom.checkpoint import read_run_files
-from patchloom.engine.records import read_metrics
 from patchloom.evaluation.embeddings import embed
 from patchloom.evaluation.knn import knn
 from patchloom.inspection.charts import Series, line_chart, svg_file
 from patchloom.inspection.report import curve, steps_per_unit
+from patchloom.runs.config import read_run_files
+from patchloom.runs.metrics import read_metrics
+from patchloom.tasks.image_networks import make_network
 
 COARSE = ("--recipe", "grafit_small_images", "--level", "coarse")
 VIT = ("--model", "deit_ti", "--set", "model.options.depth=9")

@@ -13,9 +13,9 @@ from trainings import options_of, read, train
 
 import patchloom
 from patchloom.data.pairs import open_parallel
-from patchloom.deployment.run_record import read_run_record
 from patchloom.deployment.text_evaluation import evaluate_text
 from patchloom.engine.display import duration
+from patchloom.runs.record import read_run_record
 
 RUNS = {
     "resmlp": ("--model", "translation_resmlp_6"),

@@ -27,12 +27,12 @@ import torch
 from peak import peak_mib
 from PIL import Image
 
-from patchloom.checkpoint import find_checkpoint, save_checkpoint
 from patchloom.data.decode import decode
 from patchloom.engine.state import Snapshot
 from patchloom.errors import DataError, ResourceError
-from patchloom.training import run as training
+from patchloom.runs.checkpoints import find_checkpoint, save_checkpoint
 from patchloom.tasks.plan import TrainingSettings
+from patchloom.training import run as training
 
 MB_24 = 2_000_000  # values of 4 bytes in each of weights, ema and optimizer
 DATA = "shapes:count=80,size=32"

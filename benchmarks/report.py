@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from patchloom.checkpoint import Preprocessing, save_weights, write_run_files
 from patchloom.data.source import open_data
-from patchloom.tasks.pages import report_run
-from patchloom.deployment.run_record import RunRecord, write_run_record
 from patchloom.evaluation.classification import ClassificationReport
-from patchloom.evaluation.predictions import Predictions, fingerprint, save_predictions
 from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe
+from patchloom.runs.config import Preprocessing, write_run_files
+from patchloom.runs.predictions import Predictions, fingerprint, save_predictions
+from patchloom.runs.record import RunRecord, write_run_record
+from patchloom.runs.weights import save_weights
+from patchloom.tasks.pages import report_run
 
 
 def main() -> None:

@@ -10,19 +10,20 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from patchloom.checkpoint import read_config, read_weights, write_config
 from patchloom.data.decode import decode
 from patchloom.data.given import files_of
-from patchloom.deployment.data_record import DataRecord
-from patchloom.engine.checksums import read_checked, write_checked
-from patchloom.engine.state import load_weights
 from patchloom.errors import DataError, UsageError
 from patchloom.inspection.report import validation
 from patchloom.inspection.sections import table_section
+from patchloom.models.from_config import load_weights
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.choices import base_recipe, changed_recipe
 from patchloom.recipes.methods import EVERYTHING, Method
-from patchloom.tasks.beginnings import began_with, refuse_other_data, write_record
+from patchloom.runs.beginning import DataRecord, write_record
+from patchloom.runs.checksums import read_checked, write_checked
+from patchloom.runs.config import read_config, write_config
+from patchloom.runs.weights import read_weights
+from patchloom.tasks.beginnings import began_with, refuse_other_data
 from patchloom.tasks.plan import Plan, TrainingSettings, check_numbers, chosen_folder, same_run
 from patchloom.tasks.task import Judge, Scores, Task, TaskPage
 

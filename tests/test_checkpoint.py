@@ -15,23 +15,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from patchloom import checkpoint
-from patchloom.checkpoint import (
-    Preprocessing,
-    find_checkpoint,
-    load_checkpoint,
-    load_network,
-    read_run_files,
-    read_weights,
-    save_checkpoint,
-    save_weights,
-    write_run_files,
-)
 from patchloom.engine import disk
 from patchloom.engine.disk import atomic_write, locked
 from patchloom.engine.state import Snapshot
 from patchloom.errors import CheckpointError, NumericalError, ResourceError, UsageError
 from patchloom.recipes import get_recipe
+from patchloom.runs import checkpoints
+from patchloom.runs.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint
+from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
+from patchloom.runs.weights import load_network, read_weights, save_weights
 from tests.networks import images, small
 
 PREPROCESSING = Preprocessing((0.5, 0.4, 0.3), (0.2, 0.2, 0.1), (32, 32), 0.9)
@@ -184,7 +176,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_litter(
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return write(path, data)
 
-    for module in (checkpoint, disk):
+    for module in (checkpoints, disk):
         monkeypatch.setattr(module, "write_new", full)
     with pytest.raises(ResourceError, match=f"no space left to write {tmp_path}") as error:
         save_checkpoint(tmp_path, snapshot(2))
@@ -211,7 +203,7 @@ def test_leftovers_of_a_killed_save_are_ignored_and_removed(tmp_path: Path) -> N
 def test_killed_at_any_moment_the_newest_checkpoint_is_whole(tmp_path: Path) -> None:
     script = (
         "import sys, torch; from pathlib import Path\n"
-        "from patchloom.checkpoint import save_checkpoint; from patchloom.engine.state import Snapshot\n"
+        "from patchloom.runs.checkpoints import save_checkpoint; from patchloom.engine.state import Snapshot\n"
         "step = int(sys.argv[2])\nprint('go', flush=True)\n"
         "while True:\n"
         "    step += 1\n"

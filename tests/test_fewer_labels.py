@@ -14,14 +14,15 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import patchloom
-from patchloom.checkpoint import load_network, read_run_files
 from patchloom.deployment.comparison_report import report_runs
 from patchloom.deployment.look import look_at
-from patchloom.deployment.run_record import read_run_record
-from patchloom.engine.records import read_metrics
 from patchloom.engine.signals import Stopped
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.objectives.dino import Dino
+from patchloom.runs.config import read_run_files
+from patchloom.runs.metrics import read_metrics
+from patchloom.runs.record import read_run_record
+from patchloom.runs.weights import load_network
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training, silent
 from tests.reliability.commands import command

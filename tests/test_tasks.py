@@ -154,7 +154,7 @@ def test_a_training_resolves_its_recipe_once_and_builds_its_network_once(tmp_pat
         return network
 
     monkeypatch.setattr(image_networks, "create_model", counted)
-    monkeypatch.setattr("patchloom.checkpoint.create_model", counted)
+    monkeypatch.setattr("patchloom.runs.weights.create_model", counted)
     monkeypatch.setattr(
         image_plan, "resolve_recipe", lambda *given, **more: resolved.append(1) or resolve(*given, **more)
     )

@@ -22,7 +22,6 @@ from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
 from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped
 from patchloom.errors import DataError, UsageError
-from patchloom.evaluation.predictions import load_predictions
 from patchloom.models import network as network_module
 from patchloom.models.registry import family_of
 from patchloom.objectives.objective import Ingredients, make_objective
@@ -30,6 +29,7 @@ from patchloom.objectives.teacher import Teacher
 from patchloom.recipes import get_recipe, list_recipes, override
 from patchloom.recipes.choices import resolve_recipe
 from patchloom.recipes.methods import method_of
+from patchloom.runs.predictions import load_predictions
 from patchloom.tasks.image_networks import make_network, make_teacher
 from patchloom.tasks.image_plan import facts_of, median_side
 from patchloom.tasks.plan import TrainingSettings, seconds_of

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 import patchloom
-from patchloom.checkpoint import find_checkpoint
 from patchloom.data.pairs import open_parallel
 from patchloom.data.vocabulary import Vocabulary
 from patchloom.deployment.text_evaluation import evaluate_text
@@ -17,6 +16,7 @@ from patchloom.engine.distribution import Processes
 from patchloom.engine.signals import Stopped
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.recipes import get_recipe, list_recipes
+from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.assemble import make_run
 from patchloom.training.run import make_plan, run_training

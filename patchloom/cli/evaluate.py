@@ -123,10 +123,10 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure top-1 with its interval, top-5, loss, calibration and classes; compare several runs image by image."""
-    from patchloom.checkpoint import is_run
     from patchloom.data.reading import Reading
     from patchloom.deployment.runs import named
     from patchloom.errors import UsageError
+    from patchloom.runs.config import is_run
 
     reading = Reading(
         labels=labels,
@@ -183,8 +183,8 @@ def _task_of(runs: list[str]) -> "Task[Any]":
     """The task of runs, which must be of one kind."""
     from pathlib import Path
 
-    from patchloom.checkpoint import is_run
     from patchloom.errors import UsageError
+    from patchloom.runs.config import is_run
     from patchloom.tasks.table import task_of_method, task_of_run
 
     tasks = {run: task_of_run(Path(run)) for run in runs if is_run(run)}

@@ -61,11 +61,11 @@ def look(
 
 
 def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool, as_json: bool) -> None:
-    from patchloom.checkpoint import is_run
     from patchloom.cli.output import print_json, print_result
     from patchloom.deployment.ranked import write_ranked
-    from patchloom.deployment.run_record import read_run_record
     from patchloom.errors import UsageError
+    from patchloom.runs.config import is_run
+    from patchloom.runs.record import read_run_record
 
     for run in runs:
         if not is_run(run):

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.checkpoint import RunFiles, atomic_write, load_network, save_weights, write_run_files
 from patchloom.data.augment import EvaluationTransform, test_transform
 from patchloom.data.given import Given, One, files_of, is_one, picture_of, pictures_in
 from patchloom.data.loader import ImageBatch, normalise
@@ -32,13 +31,16 @@ from patchloom.deployment.evaluations import (
     sweep_on,
 )
 from patchloom.deployment.hub import run_folder
-from patchloom.deployment.run_record import data_files
+from patchloom.engine.disk import atomic_write
 from patchloom.errors import UsageError, at_least, with_near_options
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.inspection.look import Look, Looks, look
 from patchloom.inspection.notebook import first_names, likeliest, piece
 from patchloom.models.network import Network
 from patchloom.printable import printable
+from patchloom.runs.config import RunFiles, write_run_files
+from patchloom.runs.record import data_files
+from patchloom.runs.weights import load_network, save_weights
 
 PREDICTED_AT_ONCE = 32
 Answers: TypeAlias = list[tuple[str, float]]  # class name, probability; likeliest first

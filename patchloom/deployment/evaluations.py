@@ -24,17 +24,17 @@ from patchloom.data.scan import Progress
 from patchloom.data.sets import ClassTable, ImageSet, Listing, PictureSet
 from patchloom.data.source import open_data, open_for
 from patchloom.data.splits import match
-from patchloom.deployment.data_record import held_out_of
+from patchloom.deployment.held_out import held_out_of
 from patchloom.errors import UsageError, at_least
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.evaluation.knn import NeighbourReport, check_neighbours, knn
 from patchloom.evaluation.labels import open_v2, read_real_labels, real_accuracy, real_labels_of
-from patchloom.evaluation.predictions import fingerprint
 from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
 from patchloom.inspection.notebook import number_texts, numbers_line, piece
 from patchloom.models.network import Network
+from patchloom.runs.predictions import fingerprint
 
 if TYPE_CHECKING:
     from patchloom.deployment.classifier import Classifier

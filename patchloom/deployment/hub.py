@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from patchloom.checkpoint import is_run
 from patchloom.errors import UsageError
+from patchloom.runs.config import is_run
 
 PREFIX = "hub:"
 

@@ -21,7 +21,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.checkpoint import is_run, weights_digest
 from patchloom.data.given import Given, One, is_one, items_of
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress
@@ -46,6 +45,8 @@ from patchloom.errors import CheckpointError, DataError, UsageError, at_least, w
 from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest, import_faiss
 from patchloom.inspection.notebook import first_names, piece
 from patchloom.printable import printable
+from patchloom.runs.config import is_run
+from patchloom.runs.weights import weights_digest
 
 EXACT_UP_TO = 1_000_000  # files; two cores compare a query with as many in less than a second
 # A part is written when it has this many files, or is this old: a killed build loses no more.

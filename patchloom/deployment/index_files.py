@@ -28,12 +28,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.checkpoint import atomic_write
-from patchloom.engine.checksums import own_sha256
-from patchloom.engine.disk import atomic_file, plain_name
+from patchloom.engine.disk import atomic_file, atomic_write, plain_name
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.exact_search import write_faiss
 from patchloom.foreign import MOST_BYTES, check_shape, open_plain, parse_json, read_plain
+from patchloom.runs.checksums import own_sha256
 
 FORMAT = 1
 FILE, FAISS = "index.json", "faiss.index"

@@ -18,12 +18,12 @@ from patchloom.data.source import open_data
 from patchloom.data.splits import level_of
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Shown, embed_on
-from patchloom.deployment.run_record import data_files
 from patchloom.deployment.runs import Runs, named
 from patchloom.errors import UsageError, with_near_options
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieval
 from patchloom.evaluation.separability import separability
+from patchloom.runs.record import data_files
 
 if TYPE_CHECKING:
     from patchloom.deployment.classifier import Classifier

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from patchloom.checkpoint import Preprocessing, is_run
 from patchloom.data.given import pictures_in
 from patchloom.deployment.hub import is_on_hub, run_folder
 from patchloom.deployment.run_parts import RunParts, read_run, val_of
@@ -20,6 +19,7 @@ from patchloom.inspection.page import write_page
 from patchloom.models.network import Network
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model
+from patchloom.runs.config import Preprocessing, is_run
 
 OF_VAL, PICTURES = 24, 200  # shown at most of val, and of pictures that were given
 

@@ -7,19 +7,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from patchloom.checkpoint import RunFiles, is_run, load_network, read_run_files
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ImageSet
 from patchloom.data.source import open_data
-from patchloom.deployment.run_record import RunRecord, read_run_record
-from patchloom.engine.records import Record, read_metrics
+from patchloom.engine.records import Record
 from patchloom.errors import DataError, PatchloomError, UsageError
-from patchloom.evaluation.predictions import Predictions, fingerprint, load_predictions
 from patchloom.inspection.cost import Cost, cost
 from patchloom.inspection.report import neighbours_of
 from patchloom.models.from_config import make_frame
 from patchloom.models.network import Network
 from patchloom.models.registry import create_model
+from patchloom.runs.config import RunFiles, is_run, read_run_files
+from patchloom.runs.metrics import read_metrics
+from patchloom.runs.predictions import Predictions, fingerprint, load_predictions
+from patchloom.runs.record import RunRecord, read_run_record
+from patchloom.runs.weights import load_network
 
 # Pictures: enough for t-SNE to show groups; a few seconds on a CPU.
 LOOKED_AT = 300

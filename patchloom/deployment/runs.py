@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from patchloom.checkpoint import is_run, read_run_files
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress
 from patchloom.data.sets import PictureSet
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Evaluation, Shown, evaluate_on
+from patchloom.deployment.seeds import Cloud, Spread, cloud, final_values, spread_by_epoch, spreads
 from patchloom.errors import UsageError, with_near_options
 from patchloom.evaluation.agreement import DisagreementTable, disagreement
 from patchloom.evaluation.comparison import Comparison, compare
-from patchloom.evaluation.predictions import FILE, Predictions, load_predictions
-from patchloom.evaluation.seeds import Cloud, Spread, cloud, final_values, spread_by_epoch, spreads
 from patchloom.inspection.cost import Tradeoff, tradeoffs
 from patchloom.inspection.notebook import number_texts, numbers_line, piece
 from patchloom.printable import printable
 from patchloom.recipes.schema import difference
+from patchloom.runs.config import is_run, read_run_files
+from patchloom.runs.predictions import FILE, Predictions, load_predictions
 
 Runs: TypeAlias = str | os.PathLike[str] | Sequence[str] | Sequence[os.PathLike[str]]  # folders; one may stand alone
 GROUNDTRUTH = "groundtruth"

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from patchloom.engine.distribution import unwrap
-from patchloom.engine.state import load_weights, weights_of
+from patchloom.engine.state import weights_of
 from patchloom.errors import UsageError
+from patchloom.models.from_config import load_weights
 
 
 class Ema:

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from patchloom.engine.distribution import Processes, unwrap, whole
 from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, PatchloomError, UsageError
-from patchloom.models.from_config import differences
+from patchloom.models.from_config import like, load_weights
 
 Tensors = dict[str, Tensor]
 # What optimisers keep of each parameter.
@@ -118,14 +117,6 @@ def _restored(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
     return progress, notes
 
 
-def load_weights(module: nn.Module, weights: Tensors, source: str) -> None:
-    """Load exactly these weights, or a CheckpointError that lists the names and shapes that differ."""
-    own = module.state_dict()
-    if differ := differences(own, weights):
-        raise CheckpointError(f"{source} is of another network or number of classes: {differ}.")
-    module.load_state_dict({name: _like(own[name], value) for name, value in weights.items()})
-
-
 def weights_of(module: nn.Module) -> Tensors:
     """Its state, whole: what is split over ranks is gathered, which all of them do together."""
     return {name: whole(tensor) for name, tensor in unwrap(module).state_dict().items()}
@@ -165,7 +156,7 @@ def load_optimizer_state(optimizer: Optimizer, tensors: Tensors, values: dict[st
         if isinstance(value, Tensor) and value.ndim and value.shape != params[int(owner)].shape:
             raise ValueError(f"{name} is {tuple(value.shape)}, expected {tuple(params[int(owner)].shape)}")
         if isinstance(value, Tensor) and value.ndim:
-            value = _like(params[int(owner)], value)
+            value = like(params[int(owner)], value)
         state["state"].setdefault(int(owner), {})[key] = value
     for number, kept in state["state"].items():
         if kind in _KEPT and kept.keys() != _KEPT[kind]:
@@ -213,14 +204,6 @@ def _restore_random(processes: Processes, snapshot: Snapshot) -> list[str]:
         else "saved on another kind of device"
     )
     return [f"{reason}: the order of the data is kept, random numbers of the network start anew"]
-
-
-def _like(own: Tensor, value: Tensor) -> Tensor:
-    """The value split over ranks as `own` is, or in its memory order, as an optimiser itself would make it."""
-    if isinstance(own, DTensor):
-        # Every rank has read the whole value: no rank needs to send it.
-        return distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
-    return torch.empty_like(own, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _moving(optimizer: Optimizer, group: dict[str, Any]) -> list[str]:

@@ -8,13 +8,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-from patchloom.checkpoint import Preprocessing, atomic_write
+from patchloom.engine.disk import atomic_write
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.state import weights_of
 from patchloom.inspection.pictures import Note, Picture, pictures_of
 from patchloom.inspection.sheets import Cell, Line, sheet
 from patchloom.models.network import Network
 from patchloom.models.registry import family_of
+from patchloom.runs.config import Preprocessing
 
 DRAWN = 2  # pictures on a sheet: where the network looks, and what mixes its patches
 

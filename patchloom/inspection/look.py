@@ -9,7 +9,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.checkpoint import Preprocessing
 from patchloom.data.augment import test_transform
 from patchloom.data.given import Given, pictures_in
 from patchloom.data.loader import normalise
@@ -29,6 +28,7 @@ from patchloom.inspection.overlays import SIDE, attention_overlay, attention_til
 from patchloom.inspection.page import data_uri
 from patchloom.inspection.sheets import GAP, PAGE, Cell, Line, displayed, grid_sheet, numbers, sheet
 from patchloom.models.network import Network
+from patchloom.runs.config import Preprocessing
 
 LIKELY = 0.1  # classes above it are named on a sheet (thesis, figure 3.10)
 CLASSES_SHOWN = 3  # with a map of their own (thesis, figure 5.6)

@@ -12,7 +12,6 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-from patchloom.checkpoint import Preprocessing
 from patchloom.errors import PatchloomError, UsageError
 from patchloom.evaluation.agreement import token_cosines
 from patchloom.inspection.attention import has_evidence, has_share
@@ -31,6 +30,7 @@ from patchloom.inspection.interactions import (
 )
 from patchloom.inspection.look import Shown, head_sheet, look_sheet, looks, names_of, show
 from patchloom.models.network import Network
+from patchloom.runs.config import Preprocessing
 
 SHOWN = 4  # images with maps of their own
 PLACED = 500  # images looked at in all: 300 MB at 224 pixels, a few seconds of t-SNE

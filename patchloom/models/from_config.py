@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from patchloom.errors import CheckpointError, PatchloomError
@@ -110,3 +111,19 @@ def _no_more_parameters_than(most: int) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Load exactly these weights, or a CheckpointError that lists the names and shapes that differ."""
+    own = module.state_dict()
+    if differ := differences(own, weights):
+        raise CheckpointError(f"{source} is of another network or number of classes: {differ}.")
+    module.load_state_dict({name: like(own[name], value) for name, value in weights.items()})
+
+
+def like(own: Tensor, value: Tensor) -> Tensor:
+    """The value split over ranks as `own` is, or in its memory order, as an optimiser itself would make it."""
+    if isinstance(own, DTensor):
+        # Every rank has read the whole value: no rank needs to send it.
+        return distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+    return torch.empty_like(own, dtype=value.dtype, requires_grad=False).copy_(value)

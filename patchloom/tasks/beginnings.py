@@ -1,20 +1,15 @@
 """What a run began with, so that other data or another start are noticed; those left out in `left_out.tsv`."""
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from patchloom.data.source import in_one, parts_of
-from patchloom.deployment.data_record import RECORD, DataRecord, read_record
-from patchloom.engine.checksums import write_checked
-from patchloom.engine.disk import atomic_write
 from patchloom.errors import CheckpointError, DataError, UsageError
-from patchloom.printable import table_cell
+from patchloom.runs.beginning import RECORD, DataRecord, read_record
 
-LEFT_OUT = "left_out.tsv"
 CLASSES_SHOWN = 3
 
 
@@ -112,22 +107,6 @@ def _before(folder: Path) -> DataRecord | None:
         return read_record(folder)
     except CheckpointError:
         return None
-
-
-def write_record(folder: Path, record: DataRecord) -> None:
-    """Keep what the run begins with."""
-    if not (folder / RECORD).exists():
-        text = json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n"
-        write_checked(folder, {RECORD: text.encode("utf-8", "surrogateescape")})
-
-
-def write_left_out(folder: Path, files: Iterable[tuple[str, str]]) -> None:
-    """The files (name, reason) that cannot be read, a line each; no list where there is none."""
-    lines = [f"{table_cell(name)}\t{table_cell(reason)}\n" for name, reason in files]
-    if lines:
-        atomic_write(folder / LEFT_OUT, "".join(["file\treason\n", *lines]).encode("utf-8", "surrogateescape"))
-    else:
-        (folder / LEFT_OUT).unlink(missing_ok=True)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -27,13 +27,13 @@ class Classification(ImageTask):
 
     def keep(self, plan: "ImagePlan", judged: Any) -> None:
         """`predictions.safetensors`: one row per image of val."""
-        from patchloom.evaluation.predictions import Predictions, fingerprint, save_predictions
+        from patchloom.runs.predictions import Predictions, fingerprint, save_predictions
 
         save_predictions(plan.folder, Predictions(judged, fingerprint(plan.splits.val)))
 
     def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
         """Its decisions too."""
-        from patchloom.evaluation.predictions import FILE, check_predictions
+        from patchloom.runs.predictions import FILE, check_predictions
 
         return {**super().readers(folder), FILE: lambda: check_predictions(folder)}
 

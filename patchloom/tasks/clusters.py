@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from patchloom.checkpoint import load_network
 from patchloom.data.evaluation_loader import make_evaluation_loader
 from patchloom.data.sets import ClassTable, ImageSet
 from patchloom.engine.disk import atomic_write
@@ -18,6 +17,7 @@ from patchloom.errors import CheckpointError
 from patchloom.evaluation.embeddings import embed
 from patchloom.foreign import check_shape, parse_json, read_plain
 from patchloom.objectives.clusters import cluster_labels
+from patchloom.runs.weights import load_network
 from patchloom.tasks.image_plan import ImagePlan
 
 FILE = "clusters.json"

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from patchloom.checkpoint import is_run, load_network
 from patchloom.data.sets import Splits
 from patchloom.models.network import Network
 from patchloom.models.pooled_convnet import PooledConvNet
@@ -12,6 +11,8 @@ from patchloom.models.registry import create_model
 from patchloom.objectives.teacher import Teacher, load_teacher
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
+from patchloom.runs.config import is_run
+from patchloom.runs.weights import load_network
 
 
 def make_network(recipe: Recipe, classes: int) -> Network:

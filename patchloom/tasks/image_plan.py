@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from patchloom.checkpoint import Preprocessing, is_run, read_recipe
 from patchloom.data.pairs import holds_pairs
 from patchloom.data.scan_bar import scan_bar
 from patchloom.data.sets import UNLABELLED, ImageSet, Source, Splits
@@ -17,7 +16,6 @@ from patchloom.data.source import find_source
 from patchloom.data.splits import make_splits
 from patchloom.data.survey import Survey, Unreadable, is_made_in_memory, name_unreadable, survey
 from patchloom.data.unlabelled import missing_labels
-from patchloom.deployment.data_record import record_of
 from patchloom.engine.rendezvous import place_from
 from patchloom.errors import DataError, UsageError
 from patchloom.inspection.cost import Cost, cost, human
@@ -27,13 +25,9 @@ from patchloom.recipes.choices import Choice, base_recipe, resolve_recipe
 from patchloom.recipes.fit import Facts, advice, misfits
 from patchloom.recipes.methods import Method, method_of
 from patchloom.recipes.schema import Recipe, flatten, override
-from patchloom.tasks.beginnings import (
-    LEFT_OUT,
-    began_with,
-    changes_since,
-    refuse_other_data,
-    refuse_other_start,
-)
+from patchloom.runs.beginning import LEFT_OUT, record_of
+from patchloom.runs.config import Preprocessing, is_run, read_recipe
+from patchloom.tasks.beginnings import began_with, changes_since, refuse_other_data, refuse_other_start
 from patchloom.tasks.image_networks import make_network
 from patchloom.tasks.plan import (
     Plan,

@@ -16,12 +16,12 @@ from patchloom.deployment.run_parts import LOOKED_AT, RunParts, count_cost, neig
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, Mistake
 from patchloom.evaluation.intervals import LEVEL
-from patchloom.evaluation.predictions import Predictions
 from patchloom.inspection.pictures import Picture, pictures_of
 from patchloom.inspection.report import Charts, neighbours_of, training, validation
 from patchloom.inspection.sections import class_section, confusion_section, mistake_section, picture_section
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
+from patchloom.runs.predictions import Predictions
 from patchloom.tasks.pages import Asked
 from patchloom.tasks.task import TaskPage
 

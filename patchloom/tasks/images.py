@@ -70,8 +70,8 @@ class ImageTask(Task["ImagePlan"]):
 
     def network(self, plan: "ImagePlan") -> "Network":
         """With random weights, or those of --init."""
-        from patchloom.checkpoint import refuse_bad
         from patchloom.errors import CheckpointError
+        from patchloom.runs.weights import refuse_bad
         from patchloom.tasks.image_networks import initialise, make_network
 
         settings, classes = plan.settings, plan.splits.classes.names
@@ -170,8 +170,8 @@ class ImageTask(Task["ImagePlan"]):
 
     def write_files(self, plan: "ImagePlan", network: "Network") -> None:
         """Config, recipe, labels, what it began with and what was left out."""
-        from patchloom.checkpoint import write_run_files
-        from patchloom.tasks.beginnings import write_left_out, write_record
+        from patchloom.runs.beginning import write_left_out, write_record
+        from patchloom.runs.config import write_run_files
         from patchloom.tasks.image_plan import preprocessing_of
 
         shown = preprocessing_of(plan.recipe, network)
@@ -206,13 +206,13 @@ class ImageTask(Task["ImagePlan"]):
 
     def load_network(self, folder: Path) -> "Network":
         """The trained network, in eval mode."""
-        from patchloom.checkpoint import load_network
+        from patchloom.runs.weights import load_network
 
         return load_network(folder)[0]
 
     def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
         """Config and labels fit together."""
-        from patchloom.checkpoint import read_run_files
+        from patchloom.runs.config import read_run_files
 
         return {"config.json": lambda: read_run_files(folder)}
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from patchloom.checkpoint import is_run, read_config, read_recipe
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.deployment.run_record import RunRecord, fault_of_metrics, read_run_record
-from patchloom.engine.records import read_metrics
 from patchloom.errors import PatchloomError, UsageError
 from patchloom.inspection.report import Report, Summary, recipe_rows, write_report
+from patchloom.runs.config import is_run, read_config, read_recipe
+from patchloom.runs.metrics import read_metrics
+from patchloom.runs.record import RunRecord, fault_of_metrics, read_run_record
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import TaskPage

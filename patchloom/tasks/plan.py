@@ -6,17 +6,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from patchloom.checkpoint import epochs_begun, read_recipe
 from patchloom.data.archive import archive_stem
 from patchloom.data.archives import is_archive
 from patchloom.data.labels_file import split_of
 from patchloom.data.loader import WORKER_TIMEOUT_S
 from patchloom.data.reading import Reading
 from patchloom.data.source import parts_of
-from patchloom.deployment.data_record import DataRecord
 from patchloom.errors import UsageError, at_least
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.schema import Recipe, difference
+from patchloom.runs.beginning import DataRecord
+from patchloom.runs.checkpoints import epochs_begun
+from patchloom.runs.config import read_recipe
 from patchloom.tasks.beginnings import default_folder
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchloom.checkpoint import RunFiles, is_run, read_run_files
 from patchloom.errors import UsageError
 from patchloom.models.registry import default_options
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
+from patchloom.runs.config import RunFiles, is_run, read_run_files
 
 # Options of a network that its data, its recipe or its method decide.
 NOT_TAKEN = ("name", "num_classes", "image_size", "drop_path", "drop_path_rule", "dropout", "projector")

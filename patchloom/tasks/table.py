@@ -5,9 +5,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from patchloom.checkpoint import read_config, read_recipe
 from patchloom.errors import CheckpointError, UsageError, nearest
 from patchloom.recipes.methods import method_of
+from patchloom.runs.config import read_config, read_recipe
 from patchloom.tasks.task import Task
 
 DEFAULT = "classification"  # what `auto` trains

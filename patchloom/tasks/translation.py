@@ -15,44 +15,38 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from patchloom.checkpoint import is_run, read_config
 from patchloom.data.encoded import EncodedPairs, encode_pairs, learn_vocabulary
 from patchloom.data.pairs import LeftOut, Pairs, ParallelText, open_parallel
 from patchloom.data.token_batches import TokenLoader
 from patchloom.data.vocabulary import Vocabulary
-from patchloom.deployment.data_record import DataRecord
 from patchloom.deployment.text_evaluation import TextEvaluation, evaluate_pairs, evaluate_text
-from patchloom.deployment.translation_files import (
-    VOCABULARY,
-    load_seq2seq,
-    read_translation_files,
-    read_vocabulary,
-    write_translation_files,
-)
 from patchloom.deployment.translator import Translator, load_translator
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.epoch_average import EpochAverage
-from patchloom.engine.state import load_weights
 from patchloom.errors import CheckpointError, DataError, PatchloomError, UsageError
 from patchloom.evaluation.translation import token_loss, translation_scores
 from patchloom.inspection.cost import human
+from patchloom.models.from_config import load_weights
 from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
 from patchloom.objectives.objective import Ingredients, Objective, make_objective
 from patchloom.recipes.choices import base_recipe, changed_recipe
 from patchloom.recipes.schema import Recipe, override
-from patchloom.tasks.beginnings import (
-    LEFT_OUT,
-    began_with,
-    changes_since,
-    place_of,
-    refuse_other_data,
-    refuse_other_start,
-    write_left_out,
-    write_record,
+from patchloom.runs.beginning import LEFT_OUT, DataRecord, write_left_out, write_record
+from patchloom.runs.config import is_run, read_config
+from patchloom.runs.translation import (
+    VAL,
+    VOCABULARY,
+    keep_val,
+    load_seq2seq,
+    read_translation_files,
+    read_val,
+    read_vocabulary,
+    write_translation_files,
 )
+from patchloom.tasks.beginnings import began_with, changes_since, place_of, refuse_other_data, refuse_other_start
 from patchloom.tasks.plan import Plan, TrainingSettings, check_numbers, chosen_folder, refuse_unread, same_run
 from patchloom.tasks.task import Judge, Scores, Task, TaskPage
-from patchloom.tasks.translation_report import VAL, keep_val, read_val, text_scores, translation_page
+from patchloom.tasks.translation_report import text_scores, translation_page
 
 # Sentences of val that are translated, greedily, at every evaluation; a second or so.
 GREEDY_SENTENCES = 200

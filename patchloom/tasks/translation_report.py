@@ -1,24 +1,20 @@
 """What the report of a translation run shows, and what of val is kept for it."""
 
-import json
-import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from markupsafe import Markup
 from PIL import Image
 
 from patchloom.deployment.text_evaluation import TextEvaluation
-from patchloom.deployment.translation_files import TranslationFiles, load_seq2seq, read_translation_files
-from patchloom.engine.checksums import read_checked, write_checked
 from patchloom.errors import CheckpointError
-from patchloom.foreign import check_shape, parse_json
 from patchloom.inspection.report import Charts, validation
 from patchloom.inspection.sections import picture_section, sample_section
 from patchloom.inspection.sequences import attention_chart, cross_attention, position_picture
 from patchloom.models.seq2seq import Seq2Seq
+from patchloom.runs.translation import TranslationFiles, load_seq2seq, read_translation_files, read_val
 from patchloom.tasks.task import Scores, TaskPage
 
 T = TypeVar("T")
@@ -27,17 +23,8 @@ CHARTS: Charts = {
     "Exact translations, greedy, %": validation("exact_greedy", average="average", name="average of epochs"),
 }
 _COLUMNS = ("bleu", "bleu_tokenised", "bleu_lowercase", "bleu_compound", "chrf", "exact", "loss", "perplexity")
-VAL = "val.json"
-SAMPLES = 20
 # Subwords of the sentence whose attention is shown: more are no longer read.
 READABLE = 40
-_SHAPE = {
-    "values": dict[str, float],
-    "signature": str,
-    "chrf_signature": str,
-    "notes": list[str],
-    "samples": list[list[str]],
-}
 _TOLD = {
     "bleu": "sacreBLEU, cased",
     "bleu_tokenised": "of words and marks, cased",
@@ -50,20 +37,6 @@ _TOLD = {
     "perplexity": "exp(loss)",
     "tokens": "of the references, their ends counted",
 }
-
-
-def keep_val(folder: Path, judged: TextEvaluation) -> None:
-    """Keep the numbers of val and some translations from all over it in `val.json`."""
-    every = max(1, len(judged.sources) // SAMPLES)
-    rows = list(zip(judged.sources, judged.references, judged.translations, strict=True))[::every][:SAMPLES]
-    values = {
-        "values": dict(judged),
-        "signature": judged.scores.signature,
-        "chrf_signature": judged.scores.chrf_signature,
-        "notes": list(judged.notes),
-        "samples": rows,
-    }
-    write_checked(folder, {VAL: (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()})
 
 
 def translation_page(folder: Path, network: Seq2Seq | None) -> TaskPage:
@@ -127,21 +100,6 @@ def _attempt(read: Callable[[Path], T], path: Path, notes: list[str]) -> T | Non
     except CheckpointError as error:
         notes.append(str(error))
         return None
-
-
-def read_val(folder: Path) -> dict[str, Any]:
-    """What `keep_val` wrote; nothing where there is none."""
-    path = folder / VAL
-    if not os.path.lexists(path):
-        return {}
-    try:
-        values = parse_json(read_checked(folder, VAL))
-        check_shape(values, _SHAPE)
-        if any(len(row) != 3 for row in values["samples"]):
-            raise ValueError("a sample is not a source, a reference and a translation")
-        return values
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}. Remove it, or write it again by training.") from error
 
 
 def _pictures(

@@ -8,19 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from patchloom.checkpoint import WEIGHTS, checkpoints_of, read_checkpoint, read_recipe
-from patchloom.deployment.data_record import RECORD as DATA_RECORD
-from patchloom.deployment.data_record import read_record
 from patchloom.deployment.index_files import FAISS, About, Part, StoredVectors, read_about, write_about
 from patchloom.deployment.index_files import FILE as INDEX
-from patchloom.deployment.run_record import FILE as RUN_RECORD
-from patchloom.deployment.run_record import METRICS, fault_of_metrics, read_run_record
-from patchloom.engine.checksums import FILE as CHECKSUMS
-from patchloom.engine.checksums import accept, read_checked, read_checksums
 from patchloom.engine.disk import locked
 from patchloom.errors import CheckpointError, PatchloomError, ResourceError, UsageError
-from patchloom.evaluation.predictions import MOST_BYTES
 from patchloom.foreign import parse_json, read_plain
+from patchloom.runs.beginning import RECORD as DATA_RECORD
+from patchloom.runs.beginning import read_record
+from patchloom.runs.checkpoints import checkpoints_of, read_checkpoint
+from patchloom.runs.checksums import FILE as CHECKSUMS
+from patchloom.runs.checksums import accept, read_checked, read_checksums
+from patchloom.runs.config import read_recipe
+from patchloom.runs.predictions import MOST_BYTES
+from patchloom.runs.record import FILE as RUN_RECORD
+from patchloom.runs.record import METRICS, fault_of_metrics, read_run_record
+from patchloom.runs.weights import WEIGHTS
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Task
 

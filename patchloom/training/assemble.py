@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from patchloom.checkpoint import Folder
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
 from patchloom.engine.run import Run
 from patchloom.errors import UsageError
 from patchloom.recipes.methods import method_of
+from patchloom.runs.checkpoints import Folder
 from patchloom.tasks.plan import Plan
 from patchloom.training.memory import cut_in_words, micro_batches
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import nn
 
-from patchloom.checkpoint import WEIGHTS, read_weights
-from patchloom.deployment.run_record import RunRecord, write_run_record
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.loop import Outcome
 from patchloom.engine.run import Run
-from patchloom.engine.state import load_weights
 from patchloom.inspection.report import installed_versions
+from patchloom.models.from_config import load_weights
+from patchloom.runs.record import RunRecord, write_run_record
+from patchloom.runs.weights import WEIGHTS, read_weights
 from patchloom.tasks.pages import report_run
 from patchloom.tasks.plan import Plan
 

@@ -10,19 +10,20 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from patchloom.checkpoint import Folder, Found, find_checkpoint, read_checkpoint, read_weights, save_weights
-from patchloom.deployment.run_record import FILE as RUN_RECORD
 from patchloom.engine.disk import Lock, disk_errors, locked
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes, kind_of
 from patchloom.engine.loop import Outcome
 from patchloom.engine.loop import train as run_loop
-from patchloom.engine.records import open_records
 from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, DataError, NumericalError
 from patchloom.inspection.notebook import number_texts, numbers_line, piece
 from patchloom.printable import printable
-from patchloom.tasks.beginnings import LEFT_OUT, write_left_out
+from patchloom.runs.beginning import LEFT_OUT, write_left_out
+from patchloom.runs.checkpoints import Folder, Found, find_checkpoint, read_checkpoint
+from patchloom.runs.metrics import open_records
+from patchloom.runs.record import FILE as RUN_RECORD
+from patchloom.runs.weights import read_weights, save_weights
 from patchloom.tasks.plan import Plan, TrainingSettings, method_asked, seconds_of
 from patchloom.tasks.table import task_of_method, task_of_run
 from patchloom.tasks.task import Judge

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 import patchloom
-from patchloom.checkpoint import Preprocessing, save_weights, write_run_files
 from patchloom.data.augment import test_transform
 from patchloom.data.source import open_data
 from patchloom.deployment import evaluations
@@ -17,10 +16,12 @@ from patchloom.deployment.runs import evaluate_runs
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.knn import knn
-from patchloom.evaluation.predictions import Predictions, save_predictions
 from patchloom.evaluation.probe import few_shot_probe, linear_probe
 from patchloom.inspection.cost import cost
 from patchloom.recipes import get_recipe, override
+from patchloom.runs.config import Preprocessing, write_run_files
+from patchloom.runs.predictions import Predictions, save_predictions
+from patchloom.runs.weights import save_weights
 from tests.networks import small
 from tests.reliability.commands import command
 

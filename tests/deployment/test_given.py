@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.checkpoint import Preprocessing, RunFiles
 from patchloom.deployment.classifier import Classifier
 from patchloom.deployment.index import Index
 from patchloom.errors import DataError, UsageError
+from patchloom.runs.config import Preprocessing, RunFiles
 from tests.data.all_modes import FILES, ways_of, write_files
 from tests.data.bad_images import PICTURE, PIXELS
 from tests.reliability.commands import command

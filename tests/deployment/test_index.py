@@ -22,9 +22,9 @@ from patchloom.deployment import index as indexing
 from patchloom.deployment.evaluations import embed_batches
 from patchloom.deployment.index import Built, index, open_index
 from patchloom.deployment.search_page import write_search_page
-from patchloom.engine.checksums import write_checked
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.evaluation import exact_search
+from patchloom.runs.checksums import write_checked
 from tests.reliability.commands import ROOT, class_folders, command
 
 

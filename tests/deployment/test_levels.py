@@ -10,20 +10,21 @@ import torch
 from PIL import Image
 
 import patchloom
-from patchloom.checkpoint import Preprocessing, read_run_files, save_weights, write_run_files
 from patchloom.data.reading import Reading
 from patchloom.data.source import open_data
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.comparison_report import report_runs
 from patchloom.deployment.levels import FINEST, evaluate_levels, open_leveled, trained_level
 from patchloom.deployment.ranked import Hit, rank, spread_queries, write_ranked
-from patchloom.deployment.run_record import RunRecord, read_run_record, write_run_record
 from patchloom.deployment.runs import evaluate_runs
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieval
 from patchloom.evaluation.separability import separability
 from patchloom.inspection.ranked import WRONG, Ranked, RankedList, frame_colors, framed, ranked_sheet
+from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
+from patchloom.runs.record import RunRecord, read_run_record, write_run_record
+from patchloom.runs.weights import save_weights
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
 from tests.networks import small

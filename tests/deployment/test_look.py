@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from patchloom.deployment.classifier import load
 from patchloom.deployment.look import look_at
 from patchloom.errors import DataError, UsageError
-from patchloom.evaluation.predictions import load_predictions
 from patchloom.models.registry import create_model
+from patchloom.runs.predictions import load_predictions
 from tests.reliability.commands import command
 
 

@@ -10,9 +10,9 @@ import pytest
 import patchloom
 from patchloom.data.reading import Reading
 from patchloom.deployment.index import index
-from patchloom.deployment.run_record import data_files, read_run_record
 from patchloom.deployment.runs import evaluate_runs
-from patchloom.evaluation.predictions import load_predictions
+from patchloom.runs.predictions import load_predictions
+from patchloom.runs.record import data_files, read_run_record
 from patchloom.tasks.pages import report_run
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan, run_training

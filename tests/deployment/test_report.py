@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from patchloom.deployment.comparison_report import report_runs
-from patchloom.deployment.run_record import read_run_record
-from patchloom.engine.checksums import write_checked
 from patchloom.errors import CheckpointError, UsageError
-from patchloom.evaluation.predictions import Predictions, load_predictions, save_predictions
+from patchloom.runs.checksums import write_checked
+from patchloom.runs.predictions import Predictions, load_predictions, save_predictions
+from patchloom.runs.record import read_run_record
 from patchloom.tasks.image_report import number_rows
 from patchloom.tasks.pages import report_run
 from tests.reliability.commands import command

@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.checkpoint import find_checkpoint, read_weights
 from patchloom.data.loader import ImageBatch
 from patchloom.engine.loop import train
 from patchloom.engine.signals import Stopped
 from patchloom.errors import NumericalError, ResourceError, UsageError
 from patchloom.objectives.objective import Objective
+from patchloom.runs.checkpoints import find_checkpoint
+from patchloom.runs.weights import read_weights
 from tests.engine.toys import BATCH, STEPS, Pictures, classify, make_run, network
 
 

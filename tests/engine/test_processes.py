@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from patchloom.checkpoint import find_checkpoint
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train
 from patchloom.engine.rendezvous import Place, first_host, meet, place_from
 from patchloom.errors import ResourceError, UsageError
+from patchloom.runs.checkpoints import find_checkpoint
 from tests.engine.toys import make_run, network
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -9,16 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import patchloom
-from patchloom.checkpoint import Folder
 from patchloom.data.loader import ImageBatch
 from patchloom.data.sampler import rank_positions
 from patchloom.engine.distribution import Processes
 from patchloom.engine.ema import Ema
 from patchloom.engine.optimisation import Schedule, make_optimizer
-from patchloom.engine.records import MetricsFile, Records
+from patchloom.engine.records import Records
 from patchloom.engine.run import Run
 from patchloom.objectives.objective import Objective
 from patchloom.recipes.parts import OptimPart, SchedulePart
+from patchloom.runs.checkpoints import Folder
+from patchloom.runs.metrics import MetricsFile
 
 STEPS, BATCH, CLASSES = 5, 8, 3
 

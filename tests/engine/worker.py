@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchloom.checkpoint import find_checkpoint
 from patchloom.data.loader import ImageBatch
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train
 from patchloom.errors import PatchloomError
+from patchloom.runs.checkpoints import find_checkpoint
 from tests.engine.toys import classify, make_run, network
 
 

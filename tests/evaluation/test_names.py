@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from patchloom.data.sets import ClassTable
+from patchloom.deployment.seeds import spread
 from patchloom.evaluation.comparison import compare
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.knn import knn
 from patchloom.evaluation.probe import few_shot_probe, linear_probe
 from patchloom.evaluation.retrieval import retrieval
-from patchloom.evaluation.seeds import spread
 from patchloom.evaluation.separability import separability
 from patchloom.evaluation.translation import translation_scores
 from tests.evaluation.test_comparison import report

@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.checkpoint import Preprocessing
 from patchloom.errors import UsageError
 from patchloom.inspection.attention import class_attention
 from patchloom.inspection.charts import Point, Series, line_chart, scatter_chart, svg_file
@@ -17,6 +16,7 @@ from patchloom.inspection.look import HEAD_SIDE, head_sheet, look, look_sheet, s
 from patchloom.inspection.overlays import SIDE, attention_tile
 from patchloom.inspection.pictures import Note, pictures_of
 from patchloom.inspection.sheets import GAP, LABEL, MARGIN, PAGE, POSITIVE
+from patchloom.runs.config import Preprocessing
 from tests.inspection.test_attention import pointing
 from tests.networks import small
 

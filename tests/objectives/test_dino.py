@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchloom.checkpoint import find_checkpoint
 from patchloom.data.loader import normalise
 from patchloom.engine.loop import train
 from patchloom.engine.optimisation import make_optimizer
@@ -24,6 +23,7 @@ from patchloom.errors import UsageError
 from patchloom.objectives.dino import Dino, collapse, dino_loss, mean_over_processes, momentum_at, temperature_at
 from patchloom.objectives.dino_head import DinoHead
 from patchloom.recipes.parts import DinoPart
+from patchloom.runs.checkpoints import find_checkpoint
 from tests.engine.test_processes import VARIABLES, free_port
 from tests.engine.toys import make_run, optim_part
 from tests.networks import assert_same, small

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from patchloom.checkpoint import find_checkpoint
 from patchloom.engine.loop import train
 from patchloom.engine.signals import Stopped
+from patchloom.runs.checkpoints import find_checkpoint
 from tests.engine.test_processes import VARIABLES, free_port
 from tests.objectives.grafit_runs import grafit_run
 

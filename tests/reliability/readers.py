@@ -24,7 +24,6 @@ import torch
 from PIL import Image
 
 from patchloom import cli
-from patchloom.checkpoint import find_checkpoint, refuse_bad, weights_digest
 from patchloom.data.check import check
 from patchloom.data.pairs import open_parallel
 from patchloom.data.reading import AS_IT_IS, Reading
@@ -39,6 +38,8 @@ from patchloom.engine import checksums, records
 from patchloom.errors import CheckpointError, DataError, PatchloomError
 from patchloom.evaluation.labels import read_real_labels
 from patchloom.models.registry import create_model
+from patchloom.runs.checkpoints import find_checkpoint
+from patchloom.runs.weights import refuse_bad, weights_digest
 from patchloom.tasks.image_networks import initialise
 from patchloom.tasks.pages import report_run
 from patchloom.tasks.plan import TrainingSettings
@@ -176,7 +177,7 @@ def _repair_checkpoint(file: Path) -> None:
     digests = _parsed(manifest.read_bytes())["sha256"]
     if file != manifest:
         digests[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
-    from patchloom.checkpoint import _manifest
+    from patchloom.runs.checkpoints import _manifest
 
     manifest.write_bytes(_manifest(digests))
 

@@ -14,15 +14,15 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from patchloom.checkpoint import read_run_files
 from patchloom.data.labels_file import open_labels_file
 from patchloom.data.sampler import Plan
 from patchloom.data.taxonomy import read_taxonomy
-from patchloom.engine.records import MetricsFile, read_metrics
 from patchloom.errors import CheckpointError, PatchloomError
 from patchloom.models.weights_file import read_weights_file
 from patchloom.recipes import get_recipe
 from patchloom.recipes.schema import Recipe
+from patchloom.runs.config import read_run_files
+from patchloom.runs.metrics import MetricsFile, read_metrics
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=200)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

@@ -10,9 +10,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from patchloom.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from patchloom.engine.state import Snapshot, load_optimizer_state, optimizer_state
 from patchloom.errors import CheckpointError
+from patchloom.runs.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint
 
 DTYPES = [
     torch.float32,

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchloom.checkpoint import read_run_files
 from patchloom.deployment.classifier import load
 from patchloom.deployment.index import index, open_index
 from patchloom.deployment.runs import evaluate_runs
+from patchloom.deployment.seeds import evaluations
 from patchloom.engine import disk
-from patchloom.engine.checksums import own_sha256, read_checked, write_checked
-from patchloom.engine.records import damaged_lines, read_metrics
 from patchloom.errors import CheckpointError, PatchloomError
-from patchloom.evaluation.seeds import evaluations
+from patchloom.runs.checksums import own_sha256, read_checked, write_checked
+from patchloom.runs.config import read_run_files
+from patchloom.runs.metrics import damaged_lines, read_metrics
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_is_named(run: Path) -> None:
 
 
 def test_a_name_in_a_manifest_is_one_of_its_folder(run: Path) -> None:
-    from patchloom.checkpoint import _manifest, load_checkpoint
+    from patchloom.runs.checkpoints import _manifest, load_checkpoint
 
     newest = sorted((run / "checkpoints").iterdir())[-1]
     for name in ("../../labels.json", "/etc/hostname", "a/b", ".."):

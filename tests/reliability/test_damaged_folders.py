@@ -23,21 +23,22 @@ import torch
 from safetensors.numpy import load as load_columns
 from safetensors.numpy import save as save_columns
 
-from patchloom import checkpoint
-from patchloom.checkpoint import _manifest, find_checkpoint, load_network, read_checkpoint
 from patchloom.data import seen
 from patchloom.data.seen import Seen, Sight, taking_turns
 from patchloom.deployment.classifier import load
-from patchloom.deployment.data_record import held_out_of
+from patchloom.deployment.held_out import held_out_of
 from patchloom.deployment.index import index, open_index
 from patchloom.deployment.runs import evaluate_runs
-from patchloom.deployment.translation_files import load_seq2seq
-from patchloom.engine.checksums import own_sha256
-from patchloom.engine.records import MOST_OF_LINE, damaged_lines, read_metrics
+from patchloom.deployment.seeds import epoch_values, final_values
 from patchloom.errors import CheckpointError, PatchloomError
-from patchloom.evaluation.predictions import load_predictions
-from patchloom.evaluation.seeds import epoch_values, final_values
 from patchloom.inspection.page import render
+from patchloom.runs import checkpoints, weights
+from patchloom.runs.checkpoints import _manifest, find_checkpoint, read_checkpoint
+from patchloom.runs.checksums import own_sha256
+from patchloom.runs.metrics import MOST_OF_LINE, damaged_lines, read_metrics
+from patchloom.runs.predictions import load_predictions
+from patchloom.runs.translation import load_seq2seq
+from patchloom.runs.weights import load_network
 from patchloom.tasks.pages import report_run
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.verify import verify
@@ -287,13 +288,13 @@ def test_any_decisions_are_one_line(run: Path) -> None:
 )
 def test_a_config_is_built_only_as_large_as_its_weights(run: Path, monkeypatch, options: dict[str, Any]) -> None:
     devices: list[str] = []
-    create = checkpoint.create_model
+    create = weights.create_model
 
     def noted(*given: Any, **more: Any) -> Any:
         devices.append(torch.empty(0).device.type)
         return create(*given, **more)
 
-    monkeypatch.setattr(checkpoint, "create_model", noted)
+    monkeypatch.setattr(weights, "create_model", noted)
     config = json.loads((run / "config.json").read_bytes())
     (run / "checksums.json").unlink()
     (run / "labels.json").write_text("[]")
@@ -471,14 +472,14 @@ def test_any_header_of_vectors_is_one_line(collection: Path, shape: str) -> None
 
 @pytest.mark.parametrize("name", ["state.json", "weights.safetensors"])
 def test_a_checkpoint_larger_than_the_memory_is_one_line(run: Path, name: str) -> None:
-    newest = checkpoint.checkpoints_of(run)[0]
+    newest = checkpoints.checkpoints_of(run)[0]
     of_holes(newest / name)
     with pytest.raises(CheckpointError, match="1,099,511,627,776 bytes, this machine's memory"):
         read_checkpoint(newest)
 
 
 def test_tensors_of_too_many_dimensions_are_one_line(run: Path) -> None:
-    newest = checkpoint.checkpoints_of(run)[0]
+    newest = checkpoints.checkpoints_of(run)[0]
     header = json.dumps({"x": {"dtype": "F32", "shape": [1] * 70, "data_offsets": [0, 4]}}).encode()
     rewrite(newest, "weights.safetensors", len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(CheckpointError, match="is not a whole safetensors file: it has a tensor of more than 64"):

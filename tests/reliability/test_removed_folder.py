@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from patchloom.checkpoint import Folder, find_checkpoint, read_weights
 from patchloom.engine.disk import locked
-from patchloom.engine.records import read_metrics
 from patchloom.engine.reporter import Reporter
 from patchloom.errors import UsageError
+from patchloom.runs.checkpoints import Folder, find_checkpoint
+from patchloom.runs.metrics import read_metrics
+from patchloom.runs.weights import read_weights
 from patchloom.tasks.verify import verify
 from tests.reliability.commands import OPTIONS, class_folders, command
 from tests.test_checkpoint import snapshot

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from patchloom import checkpoint
-from patchloom.checkpoint import find_checkpoint
 from patchloom.engine import disk, loop
 from patchloom.engine.disk import locked
 from patchloom.engine.state import Snapshot
 from patchloom.errors import ResourceError
+from patchloom.runs import checkpoints, weights
+from patchloom.runs.checkpoints import find_checkpoint
 from tests.reliability.commands import OPTIONS, WORKERS, class_folders, command, started
 
 
@@ -285,9 +285,9 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_saved(
     assert command(arguments, monkeypatch, capsys).code == 0
     before = step_of(tmp_path / "run")
     place = {
-        "lock": (checkpoint.os, "truncate"),
+        "lock": (checkpoints.os, "truncate"),
         "metrics": (disk.os, "replace"),
-        "checkpoint": (checkpoint, "write_new"),
+        "checkpoint": (checkpoints, "write_new"),
     }
     with monkeypatch.context() as patched:
         patched.setattr(*place[full], refuse)
@@ -332,7 +332,7 @@ def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_used(
 
 def test_a_damaged_checkpoint_is_not_one_of_the_two_kept(tmp_path: Path) -> None:
     def save(step: int) -> None:
-        checkpoint.save_checkpoint(tmp_path, Snapshot({}, {"progress": {"step": step}}))
+        checkpoints.save_checkpoint(tmp_path, Snapshot({}, {"progress": {"step": step}}))
 
     save(4)
     save(8)
@@ -361,7 +361,7 @@ def test_lost_best_weights_are_replaced_by_the_newest(
         done = trained(data, run, epochs, monkeypatch, capsys)
         assert done.code == 0, done.errors
         assert "The newest weights take their place." in done.output
-        assert checkpoint.load_network(run)
+        assert weights.load_network(run)
     assert "take their place" not in trained(data, run, 3, monkeypatch, capsys).output
 
 
@@ -391,7 +391,7 @@ def test_a_damaged_recipe_is_named_and_a_lost_config_written_again(
     for name in ("recipe.yaml", "config.json", "labels.json"):
         (run / name).unlink()
     assert trained(data, run, 2, monkeypatch, capsys).code == 0
-    assert checkpoint.load_network(run)[1].labels == ("blue", "red")
+    assert weights.load_network(run)[1].labels == ("blue", "red")
 
 
 def test_changed_data_are_said_and_other_classes_refused(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -16,10 +16,10 @@ from PIL import Image
 
 import patchloom
 from patchloom.deployment.index import index, open_index
-from patchloom.engine.checksums import own_sha256
 from patchloom.engine.disk import atomic_write, locked, write_new
 from patchloom.errors import UsageError
 from patchloom.printable import printable, table_cell
+from patchloom.runs.checksums import own_sha256
 from tests.reliability.commands import OPTIONS, command
 
 NAMES = ("x[/z]", "\x1b[31mred", "=cmd()", "a\nb")

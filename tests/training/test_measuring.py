@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.checkpoint import read_recipe
 from patchloom.data import device
 from patchloom.engine import loop
 from patchloom.errors import UsageError
+from patchloom.runs.config import read_recipe
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training import measuring, timing
 from patchloom.training.measuring import REPORT_S, Measured, epochs_within, evaluations_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from patchloom.engine.checksums import FILE
 from patchloom.errors import DataError, UsageError
+from patchloom.runs.checksums import FILE
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import Trained, make_plan, run_training
 from tests.reliability.commands import class_folders

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.checkpoint import load_network, read_run_files
 from patchloom.engine.distribution import Processes
 from patchloom.errors import UsageError
+from patchloom.runs.config import read_run_files
+from patchloom.runs.weights import load_network
 from patchloom.tasks.plan import Plan, TrainingSettings
 from patchloom.training import assemble
 from patchloom.training.run import make_plan, run_training

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from patchloom.engine.records import damaged_lines, read_metrics
 from patchloom.errors import CheckpointError, UsageError
+from patchloom.runs.metrics import damaged_lines, read_metrics
 
 Weights = Literal["model", "ema"]
 

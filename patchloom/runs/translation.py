@@ -1,21 +1,32 @@
 """What is known of a translation run in its folder: `config.json`, `recipe.yaml` and `vocabulary.model`."""
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchloom.checkpoint import WEIGHTS, read_config, read_recipe, read_weights, write_config
 from patchloom.data.vocabulary import Vocabulary
-from patchloom.engine.state import load_weights
 from patchloom.errors import CheckpointError, UsageError
-from patchloom.foreign import check_shape, read_plain
-from patchloom.models.from_config import make_for
+from patchloom.foreign import check_shape, parse_json, read_plain
+from patchloom.models.from_config import load_weights, make_for
 from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
 from patchloom.recipes.schema import Recipe
+from patchloom.runs.checksums import read_checked, write_checked
+from patchloom.runs.config import read_config, read_recipe, write_config
+from patchloom.runs.weights import WEIGHTS, read_weights
 
 VOCABULARY = "vocabulary.model"
+VAL = "val.json"
+SAMPLES = 20
+_VAL_SHAPE = {
+    "values": dict[str, float],
+    "signature": str,
+    "chrf_signature": str,
+    "notes": list[str],
+    "samples": list[list[str]],
+}
 _SHAPE = {"source": str, "target": str, "longest": list[int], "vocabulary": str}
 
 
@@ -107,3 +118,32 @@ def load_seq2seq(folder: Path) -> tuple[Seq2Seq, TranslationFiles]:
     )
     load_weights(network, weights, str(folder / WEIGHTS))
     return network.eval(), files
+
+
+def keep_val(folder: Path, judged: Any) -> None:
+    """Keep the numbers of val and some translations from all over it in `val.json`."""
+    every = max(1, len(judged.sources) // SAMPLES)
+    rows = list(zip(judged.sources, judged.references, judged.translations, strict=True))[::every][:SAMPLES]
+    values = {
+        "values": dict(judged),
+        "signature": judged.scores.signature,
+        "chrf_signature": judged.scores.chrf_signature,
+        "notes": list(judged.notes),
+        "samples": rows,
+    }
+    write_checked(folder, {VAL: (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()})
+
+
+def read_val(folder: Path) -> dict[str, Any]:
+    """What `keep_val` wrote; nothing where there is none."""
+    path = folder / VAL
+    if not os.path.lexists(path):
+        return {}
+    try:
+        values = parse_json(read_checked(folder, VAL))
+        check_shape(values, _VAL_SHAPE)
+        if any(len(row) != 3 for row in values["samples"]):
+            raise ValueError("a sample is not a source, a reference and a translation")
+        return values
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}. Remove it, or write it again by training.") from error

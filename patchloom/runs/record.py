@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from patchloom.checkpoint import lines_written
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.splits import TEST_NAMES, VAL_NAMES
-from patchloom.engine.checksums import read_checked, write_checked
-from patchloom.engine.records import damaged_lines, read_metrics
 from patchloom.errors import CheckpointError
 from patchloom.foreign import check_shape, parse_json
+from patchloom.runs.checkpoints import lines_written
+from patchloom.runs.checksums import read_checked, write_checked
+from patchloom.runs.metrics import damaged_lines, read_metrics
 
 FILE = "run.json"
 METRICS = "metrics.jsonl"

@@ -1,21 +1,22 @@
-"""`data.json` of a run's folder: which pictures it trains and validates on, and what it started from."""
+"""`data.json` and `left_out.tsv`: what a run trains and validates on, what it started from, what was of no use."""
 
 import hashlib
+import json
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from patchloom.checkpoint import read_run_files
-from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import PictureSet, Splits
-from patchloom.data.source import find_source, split_source
+from patchloom.data.sets import Splits
 from patchloom.data.survey import Survey
-from patchloom.deployment.run_record import data_files
-from patchloom.engine.checksums import read_checked
+from patchloom.engine.disk import atomic_write
 from patchloom.errors import CheckpointError
 from patchloom.foreign import check_shape, parse_json
+from patchloom.printable import table_cell
+from patchloom.runs.checksums import read_checked, write_checked
 
 RECORD = "data.json"
+LEFT_OUT = "left_out.tsv"
 _SHAPE = {
     "classes": list[str],
     "train": int,
@@ -75,26 +76,17 @@ def read_record(folder: Path) -> DataRecord | None:
         raise CheckpointError(f"{file} is damaged: {error}. Restore it, or remove it.") from error
 
 
-def held_out_of(folder: Path, data: str, given: Reading = AS_IT_IS) -> PictureSet | None:
-    """The pictures of `data` that the run in `folder` did not train on, where patchloom made its val split.
+def write_record(folder: Path, record: DataRecord) -> None:
+    """Keep what the run begins with."""
+    if not (folder / RECORD).exists():
+        text = json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n"
+        write_checked(folder, {RECORD: text.encode("utf-8", "surrogateescape")})
 
-    None where the data have a val split of their own, or are not, picture by picture, those of the run.
-    """
-    try:
-        record, files = read_record(folder), read_run_files(folder)
-    except CheckpointError:
-        return None
-    if record is None or not files.decides:
-        return None
-    source = find_source(data, reading=given.filled_from(data_files(folder, data)))
-    known = source.train.levels.get(files.level or "", {})
-    names = {known.get(name, name) for name in source.train.names}
-    # Most other data are told apart before any picture is looked at.
-    if source.val is not None or record.train + record.val > len(source.train) or not names >= {*record.classes}:
-        return None
-    splits = split_source(source, level=files.level)
-    if record_of(splits).rows != record.rows:
-        return None
-    assert isinstance(splits.val, PictureSet)
-    said = f"these are the data of the run: its {len(splits.val):,} held-out pictures are evaluated"
-    return replace(splits.val, notes=(*source.notes, f"{said}; --split all for every picture"))
+
+def write_left_out(folder: Path, files: Iterable[tuple[str, str]]) -> None:
+    """The files (name, reason) that cannot be read, a line each; no list where there is none."""
+    lines = [f"{table_cell(name)}\t{table_cell(reason)}\n" for name, reason in files]
+    if lines:
+        atomic_write(folder / LEFT_OUT, "".join(["file\treason\n", *lines]).encode("utf-8", "surrogateescape"))
+    else:
+        (folder / LEFT_OUT).unlink(missing_ok=True)

@@ -16,10 +16,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from patchloom.data.sets import ImageSet
-from patchloom.engine.checksums import read_checked, write_checked
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.foreign import check_shape, parse_json
+from patchloom.runs.checksums import read_checked, write_checked
 
 FILE = "predictions.safetensors"
 FORMAT = 1

@@ -1,0 +1,275 @@
+"""`checkpoints/`: what an exact resume needs; and the folder as the engine saves into it.
+
+A checkpoint is written into a hidden folder, synced, and renamed; its manifest, with the SHA-256 of every file, is
+written last. Whatever interrupts a write, the checkpoint before it stays as it was. There is no pickle anywhere.
+"""
+
+import dataclasses
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from patchloom.engine.disk import (
+    Lock,
+    atomic_write,
+    disk_errors,
+    plain_name,
+    sync_folder,
+    temporary_beside,
+    write_new,
+)
+from patchloom.engine.state import Progress, Snapshot
+from patchloom.errors import CheckpointError
+from patchloom.runs.files import FORMAT, json_bytes, parsed, read_whole, refuse_format, refuse_shape
+from patchloom.runs.weights import MOST_WEIGHTS, WEIGHTS, packed, refuse_bad, save_weights, unpacked
+
+KEPT = 2
+_STATE = {
+    "progress": {
+        "step": int,
+        "epoch": int,
+        "best?": float | None,
+        "best_tie?": float | None,
+        "best_weights": str,
+        "best_step?": int,
+        "not_better?": int,
+        "records?": int,
+        "ended": str,
+    },
+    "steps_per_epoch": int,
+    "averaged": float,
+    "world": int,
+    "optimizer": {"kind": str, "plain": dict},
+    "scaler": dict | None,
+}
+_RANDOM = {"python": 627, "numpy": 627}  # numbers of the states of generators
+_NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint that is whole, and why newer ones were passed over."""
+
+    path: Path
+    snapshot: Snapshot
+    notes: list[str]
+
+
+class Folder:
+    """The engine's saver: a run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: Lock | None = None
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Keep what a resume needs."""
+        save_checkpoint(self.path, snapshot)
+
+    def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Keep the best weights so far."""
+        save_weights(self.path, weights, about)
+        self._hold_weights()
+
+    def guard(self, lock: Lock, write_files: Callable[[], None]) -> None:
+        """From now on `restore` makes the folder again where somebody removes or renames it."""
+        self._lock, self._write_files = lock, write_files
+        self._hold_weights()
+
+    def restore(self) -> str:
+        """Make the folder again, with all that is still known, where it was removed or renamed; a line that says so."""
+        if self._lock is None or not self._lock.is_gone():
+            return ""
+        self._lock.take()
+        self._write_files()
+        path = self.path / WEIGHTS
+        weights = self._lock.kept_open
+        if weights and not path.exists():
+            atomic_write(path, os.pread(weights.fileno(), os.fstat(weights.fileno()).st_size, 0))
+            self._hold_weights()
+        return (
+            f"warning: {self.path} was removed or renamed while this run was writing to it. The run goes on and writes "
+            "what it still has into a new folder of that name."
+        )
+
+    def _hold_weights(self) -> None:
+        """Keep the file open: until it is closed, its bytes are there, whoever removes its name."""
+        if self._lock is None:
+            return
+        if self._lock.kept_open:
+            self._lock.kept_open.close()
+        self._lock.kept_open = None
+        with suppress(OSError):
+            self._lock.kept_open = (self.path / WEIGHTS).open("rb", buffering=0)
+
+
+def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
+    """Write a checkpoint beside the last, then remove all but the newest two."""
+    for part, tensors in snapshot.tensors.items():
+        refuse_bad(tensors, f"{part} at step {snapshot.step}")
+    parent = folder / "checkpoints"
+    with disk_errors(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(parent)
+        target = _free_name(parent, snapshot.step)
+        temporary = temporary_beside(target)
+        try:
+            temporary.mkdir()
+            digests = {}
+            for part, tensors in snapshot.tensors.items():
+                digests[f"{part}.safetensors"] = write_new(temporary / f"{part}.safetensors", packed(tensors))
+            digests["state.json"] = write_new(temporary / "state.json", json_bytes(snapshot.values))
+            write_new(temporary / "manifest.json", _manifest(digests))
+            sync_folder(temporary)
+            os.rename(temporary, target)
+            sync_folder(parent)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        # By the time of writing: a damaged one of a later step must not push out those of the run that went on.
+        others = sorted((p for p in checkpoints_of(folder) if p != target), key=_written_at, reverse=True)
+        for old in others[KEPT - 1 :]:
+            if old.is_dir() and not old.is_symlink():  # what a stranger put there stays
+                shutil.rmtree(old)
+    return target
+
+
+def load_checkpoint(path: Path) -> Snapshot:
+    """Read one checkpoint; every file is compared with the manifest before it is used."""
+    packed = read_whole(path / "manifest.json")
+    manifest = parsed(packed, path / "manifest.json", {"format": int, "sha256": dict[str, str]})
+    refuse_format(manifest, path / "manifest.json")
+    digests = manifest["sha256"]
+    if packed != _manifest(digests):
+        raise CheckpointError(f"{path / 'manifest.json'} is damaged: its checksum is not its own.")
+    contents = {}
+    for name, digest in digests.items():
+        plain_name(name, path / "manifest.json")
+        contents[name] = read_whole(path / name, MOST_WEIGHTS)
+        if hashlib.sha256(contents[name]).hexdigest() != digest:
+            raise CheckpointError(f"{path / name} is damaged: its checksum is not that of the manifest.")
+    if "state.json" not in contents:
+        raise CheckpointError(f"{path / 'manifest.json'} is damaged: it names no state.json.")
+    values = parsed(contents.pop("state.json"), path / "state.json", dict)
+    tensors = {name.removesuffix(".safetensors"): unpacked(data, path / name) for name, data in contents.items()}
+    for part, named in tensors.items():
+        refuse_bad(named, str(path / f"{part}.safetensors"), CheckpointError)
+    return Snapshot(tensors, values)
+
+
+def read_checkpoint(path: Path) -> Snapshot:
+    """What `load_checkpoint` gives, where it can be that of a run: its values and parts are of the shapes of one."""
+    snapshot = load_checkpoint(path)
+    _check_state(snapshot.values, path / "state.json")
+    if "weights" not in snapshot.tensors:
+        raise CheckpointError(f"{path / 'manifest.json'} is damaged: it names no weights.safetensors.")
+    for part, named in snapshot.tensors.items():
+        _check_part(part, named, path / f"{part}.safetensors")
+    return snapshot
+
+
+def find_checkpoint(folder: Path, read: Callable[[Path], Snapshot] = load_checkpoint) -> Found | None:
+    """The newest checkpoint that is whole; None where there never was one, an error where all are damaged.
+
+    To go on with a run, `read` is `read_checkpoint`: one of another shape is then passed over too.
+    """
+    notes: list[str] = []
+    for path in checkpoints_of(folder):
+        try:
+            return Found(path, read(path), notes)
+        except CheckpointError as error:
+            notes.append(f"skipped {path.name}: {error}")
+    if notes:
+        raise CheckpointError(
+            f"No checkpoint in {folder / 'checkpoints'} can be used. {' '.join(notes)} "
+            "Restore one from a backup, or remove the folder to start again."
+        )
+    return None
+
+
+def epochs_begun(folder: Path) -> int:
+    """Epochs of which the newest checkpoint that can be read has at least a part; 0 where there is none."""
+    values = _newest_state(folder)
+    return -(-values["progress"]["step"] // values["steps_per_epoch"]) if values else 0
+
+
+def lines_written(folder: Path) -> int:
+    """Lines that `metrics.jsonl` had at the newest checkpoint that can be read; 0 where there is none."""
+    values = _newest_state(folder)
+    return values["progress"].get("records", 0) if values else 0
+
+
+def _newest_state(folder: Path) -> dict[str, Any]:
+    for path in checkpoints_of(folder):
+        try:
+            values: dict[str, Any] = parsed(read_whole(path / "state.json"), path / "state.json", dict)
+            _check_state(values, path / "state.json")
+            return values
+        except CheckpointError:
+            continue
+    return {}
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """The checkpoints of a run, newest first."""
+    try:
+        names = os.listdir(folder / "checkpoints")
+    except OSError:
+        return []
+    found = [(m, folder / "checkpoints" / name) for name in names if (m := _NAME.fullmatch(name))]
+    return [p for _, p in sorted(found, key=lambda f: (int(f[0][1]), int(f[0][2] or 1)), reverse=True)]
+
+
+def _check_state(values: dict[str, Any], path: Path) -> None:
+    """A CheckpointError where what stands in `state.json` is not that of a run, or its numbers do not fit together."""
+    refuse_shape(values, _STATE, path)
+    progress, steps = values["progress"], values["steps_per_epoch"]
+    if unknown := progress.keys() - {field.name for field in dataclasses.fields(Progress)}:
+        raise CheckpointError(f"{path} is damaged: progress has an unknown field {min(unknown)!r}.")
+    counts = [progress.get(name, 0) for name in ("step", "epoch", "best_step", "not_better", "records")]
+    fits = steps > 0 and progress["epoch"] * steps <= progress["step"] <= (progress["epoch"] + 1) * steps
+    if min(counts) < 0 or values["averaged"] < 0 or values["world"] < 1 or not fits:
+        raise CheckpointError(f"{path} is damaged: its counts of steps and epochs do not fit together.")
+
+
+def _check_part(part: str, tensors: dict[str, Tensor], path: Path) -> None:
+    """What every run keeps in one shape; parts with the shapes of a network are compared with it by whoever has it."""
+    for name, tensor in tensors.items():
+        expected = (_RANDOM.get(name),) if part.startswith("random-") and name in _RANDOM else ()
+        if (part == "averages" or expected) and (tensor.shape != expected or not tensor.is_floating_point()):
+            raise CheckpointError(f"{path} is damaged: {name} is {tuple(tensor.shape)}, expected {expected}.")
+    if part.startswith("random-") and not tensors.keys() >= {*_RANDOM, "torch"}:
+        raise CheckpointError(f"{path} is damaged: it lacks the state of a generator.")
+
+
+def _remove_unfinished(parent: Path) -> None:
+    """What a killed save left; links are left alone."""
+    for path in parent.glob(".step-*.tmp"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+
+
+def _written_at(path: Path) -> int:
+    return path.lstat().st_mtime_ns
+
+
+def _free_name(parent: Path, step: int) -> Path:
+    """A step may be saved twice (stopped again before the next); the first stays until the second is whole."""
+    path, number = parent / f"step-{step:08d}", 2
+    while path.exists():
+        path, number = parent / f"step-{step:08d}-{number}", number + 1
+    return path
+
+
+def _manifest(digests: dict[str, str]) -> bytes:
+    """Checksums of the other files, and one of the manifest itself."""
+    own = hashlib.sha256(json_bytes([FORMAT, digests])).hexdigest()
+    return json_bytes({"format": FORMAT, "sha256": digests, "own_sha256": own})
