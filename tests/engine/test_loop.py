@@ -216,7 +216,7 @@ def test_fewer_epochs_than_are_trained_end_and_say_so(tmp_path: Path, steps: int
     assert found is not None
     said: list[str] = []
     run = make_run(epochs=2)
-    run.records.begin = lambda _, notes: said.extend(notes)  # type: ignore[method-assign]
+    run.records.begin = lambda kept, notes: said.extend(notes) or kept  # type: ignore[method-assign,func-returns-value]
     outcome = train(run, found.snapshot)
     assert (outcome.ended, outcome.progress.epoch) == ("finished", 3)
     assert outcome.progress.step == found.snapshot.step

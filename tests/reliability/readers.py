@@ -139,6 +139,9 @@ def repair_run(folder: Path, file: Path) -> None:
             for line in lines
             if isinstance(line, dict)
         ]
+        for line in told:
+            if isinstance(line.get("time"), dict):
+                line["time"].pop("crc32", None)
         metrics = records.MetricsFile(file)
         metrics._last = 0
         file.write_bytes(b"".join(map(metrics._next, told)))
