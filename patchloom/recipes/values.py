@@ -118,6 +118,8 @@ def _read_number(key: str, value: Any, kind: type[int] | type[float], allowed: R
     number = _number_in(value) if isinstance(value, str) else value
     if kind is int and isinstance(number, float) and number.is_integer():
         number = int(number)
+    if isinstance(number, int) and number.bit_length() > 64:  # which can be neither computed with nor shown
+        raise UsageError(f"{key} is a whole number of {number.bit_length():,} bits, expected a number{allowed}.")
     wanted = int if kind is int else (int, float)
     if isinstance(number, bool) or not isinstance(number, wanted) or number not in allowed:
         _refuse_value(key, value, f"a {'whole ' if kind is int else ''}number{allowed}")

@@ -1,7 +1,8 @@
 """`metrics.jsonl`: one record per line, on disk as soon as it is written; `engine.records` says what a record is.
 
 A line also has "after", the "crc32" of the line before it (0 in the first), so that one that is lost or moved is
-noticed, and "crc32", of everything in it but "time".
+noticed, and "crc32", of everything in it but "time", which has one
+of its own.
 """
 
 import json
@@ -60,6 +61,8 @@ class MetricsFile:
 
     def _next(self, record: Record) -> bytes:
         told = {**record, "after": self._last}
+        if "time" in record:
+            told["time"] = record["time"] | {"crc32": _crc32(record["time"])}
         self._last = _crc32(told)
         return (json.dumps(told | {"crc32": self._last}, allow_nan=False) + "\n").encode()
 
@@ -123,6 +126,7 @@ def _record(line: bytes) -> Record | None:
     """The record of a line, without its checksums; None where it is none, or is not as it was written."""
     if (record := _checked(line)) is None:
         return None
+    record.get("time", {}).pop("crc32", None)
     known = {name.removesuffix("?") for name in _SHAPE} - {"after"}
     return {name: value for name, value in record.items() if name in known}
 
@@ -135,13 +139,18 @@ def _checked(line: bytes) -> Record | None:
         return None
     if min(record.get("step", 0), record.get("epoch", 0)) < 0:
         return None
-    # One of an earlier version has no checksum.
-    return None if "crc32" in record and record["crc32"] != _crc32(record) else record
+    # One of an earlier version has no checksum, or none of its time.
+    if record.keys() & {"crc32", "after"} and record.get("crc32") != _crc32(record):
+        return None
+    time = record.get("time")
+    return None if time is not None and "after" in record and time.get("crc32") != _crc32(time) else record
 
 
 def _crc32(record: Record) -> int:
-    """Of all but what the clock says: equal runs write equal lines but for that."""
+    """Of a record without what the clock says, which equal runs write otherwise; or of that."""
     told = {name: value for name, value in record.items() if name not in ("time", "crc32")}
+    if "after" in record:  # one of an earlier version says nothing of it
+        told["timed"] = "time" in record
     return zlib.crc32(json.dumps(told, sort_keys=True).encode())
 
 

@@ -23,6 +23,7 @@ from patchloom.data.source import open_data
 from patchloom.data.taxonomy import read_taxonomy
 from patchloom.errors import DataError, PatchloomError, UsageError
 from patchloom.models.registry import create_model
+from patchloom.recipes import get_recipe, override
 from patchloom.recipes.choices import base_recipe
 from patchloom.recipes.plain_yaml import load_yaml
 
@@ -282,7 +283,7 @@ def test_annotations_of_any_content(tmp_path: Path) -> None:
     (tmp_path / "annotations").mkdir()
     (tmp_path / "train" / "0.png").write_bytes(png(0))
     file = tmp_path / "annotations" / "instances_train.json"
-    for tree in changed(COCO):
+    for tree in list(changed(COCO))[::2]:
         file.write_text(json.dumps(tree))
         with suppress(PatchloomError):
             check(tmp_path, workers=1, cache=False)
@@ -316,7 +317,7 @@ def test_parquet_metadata_of_any_content(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     levels = {"coarse_label": pa.array([0, 1, 0, 1])}
     for key, tree in (("dataset_info", INFO), ("huggingface", HUB)):
-        for new in changed(tree):
+        for new in list(changed(tree))[::3]:
             looked_at(parquet(file, levels, **{key: json.dumps(new)}))
         for content in (b"[" * 100_000, b"\xff", b"", b"9" * 5000):
             looked_at(parquet(file, levels, **{key: content}))
@@ -466,6 +467,12 @@ def test_a_recipe_of_any_size_is_one_line(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(UsageError, match="1,099,511,627,776 bytes"):
         base_recipe(str(tmp_path / "recipe.yaml"), None)
+
+
+@pytest.mark.parametrize("digits", [300, 5000])  # Python shows no more than 4,300
+def test_numbers_of_any_length_are_one_line(digits: int) -> None:
+    with pytest.raises(UsageError, match=rf"^optim\.lr is a whole number of {4 * digits:,} bits, expected a number"):
+        override(get_recipe("small_images"), {"optim.lr": int("f" * digits, 16)})
 
 
 @pytest.mark.parametrize(

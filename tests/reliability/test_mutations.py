@@ -17,7 +17,7 @@ from tests.reliability.feeding import FAILED, OTHERWISE, REFUSED, SAME, Case, Fe
 from tests.reliability.mutations import KINDS, edit, of_json, to_json
 from tests.reliability.readers import READERS, make_seeds
 
-COUNT = 320
+COUNT = 120
 NEEDS = {"parquet": "pyarrow", "translator": "sentencepiece", "translator report": "sentencepiece"}
 
 
