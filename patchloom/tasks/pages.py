@@ -68,7 +68,7 @@ def report_run(
         notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")
     recipe = read_recipe(folder)
     if recipe is None:
-        notes.append("the run kept no recipe.yaml: its settings are not shown")
+        notes.append(f"{folder} kept no recipe.yaml: its settings are not shown")
     name = recipe.model.name if recipe else str(read_config(folder).get("network"))
     page = out or folder / (f"report-{split}.html" if split else "report.html")
     write_report(
