@@ -22,7 +22,8 @@ from PIL import Image
 from patchloom.data.augment import train_transform
 from patchloom.data.device import DeviceLoader, Store
 from patchloom.data.folder import FilePictures
-from patchloom.data.loader import Loader, normalise
+from patchloom.data.loader import Loader
+from patchloom.data.image_batch import normalise
 from patchloom.data.mixing import draw_blend
 from patchloom.data.sampler import step_seed
 from patchloom.data.sets import ClassTable, PictureSet

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from patchloom.engine import disk
-from patchloom.engine.disk import atomic_write, locked
+from patchloom import disk
+from patchloom.disk import atomic_write, locked
 from patchloom.engine.state import Snapshot
 from patchloom.errors import CheckpointError, NumericalError, ResourceError, UsageError
 from patchloom.recipes import get_recipe

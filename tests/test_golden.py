@@ -8,7 +8,6 @@ import pytest
 
 import patchloom
 from patchloom.layers import projector
-from patchloom.models import network
 from tests.golden import make
 from tests.reliability.commands import command
 
@@ -21,8 +20,7 @@ def golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to work in."""
     shutil.copytree(GOLDEN, tmp_path / "golden", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     monkeypatch.chdir(tmp_path / "golden")
-    for module in (projector, network):
-        monkeypatch.setattr(module, "HIDDEN_DIM", make.SMALL_HIDDEN)
+    monkeypatch.setattr(projector, "HIDDEN_DIM", make.SMALL_HIDDEN)
     return tmp_path / "golden"
 
 

@@ -4,30 +4,14 @@ import errno
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from patchloom.cli import (
-    bench,
-    check,
-    demo,
-    evaluate,
-    index,
-    look,
-    models,
-    output,
-    predict,
-    recipes,
-    report,
-    search,
-    train,
-    translate,
-    verify,
-)
-from patchloom.cli.help import help_on
+from patchloom.cli import output
 from patchloom.cli.stopping import ToldToStop, told_to_stop
 from patchloom.cli.streams import Failures, watched
 from patchloom.cli.verb import Verb, verb
@@ -38,31 +22,44 @@ from patchloom.printable import printable
 LOST = ResourceError.exit_code
 STOPPED = 128  # exit codes above it: by a signal, which is no error
 
-app = typer.Typer(
-    name="patchloom",
-    help="Patch-based networks and the training that makes them work.",
-    epilog="Options of a command: patchloom help COMMAND",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 TRAIN, USE, MEASURE, KNOW = "Train", "Use what was trained", "Measure and show", "Look up"  # panels of the help
-VERBS: dict[str, dict[str, Callable[..., None]]] = {
-    TRAIN: {"check": check.check, "train": train.train, "demo": demo.demo},
-    USE: {
-        "predict": predict.predict,
-        "translate": translate.translate,
-        "index": index.index,
-        "search": search.search,
-    },
-    MEASURE: {"evaluate": evaluate.evaluate, "report": report.report, "look": look.look, "bench": bench.bench},
-    KNOW: {"verify": verify.verify, "models": models.models, "recipes": recipes.recipes},
+# Each verb is the function of its name in the module of its name.
+VERBS = {
+    TRAIN: ("check", "train", "demo"),
+    USE: ("predict", "translate", "index", "search"),
+    MEASURE: ("evaluate", "report", "look", "bench"),
+    KNOW: ("verify", "models", "recipes"),
 }
-for _panel, _verbs in VERBS.items():
-    for _name, _function in _verbs.items():
-        app.command(_name, cls=Verb, rich_help_panel=_panel)(verb(_function))
-app.command("help", rich_help_panel=KNOW)(help_on)
+
+
+def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
+    """The command line; of one that is given its verb, that verb alone is imported."""
+    app = typer.Typer(
+        name="patchloom",
+        help="Patch-based networks and the training that makes them work.",
+        epilog="Options of a command: patchloom help COMMAND",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    asked = next((argument for argument in arguments if not argument.startswith("-")), "")
+    every = [(name, panel) for panel, names in VERBS.items() for name in names]
+    for name, panel in [each for each in every if each[0] == asked] or every:
+        function = getattr(import_module(f"patchloom.cli.{name}"), name)
+        app.command(name, cls=Verb, rich_help_panel=panel)(verb(function))
+    app.command("help", rich_help_panel=KNOW)(help_on)
+    app.callback()(patchloom)
+    return app
+
+
+def help_on(
+    ctx: typer.Context, verb: Annotated[str | None, typer.Argument(help="Which command; all when left out.")] = None
+) -> None:
+    """Show what the commands are, or the options of one."""
+    from patchloom.cli.help import show_help
+
+    show_help(ctx, verb)
 
 
 def _print_version(asked: bool) -> None:
@@ -73,7 +70,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def patchloom(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = False,
     verbose: Annotated[
@@ -116,7 +112,7 @@ def _run(stdout: Failures) -> int:
         return _complain("an argument has a NUL character in it, which no path or option can have", 2)
     try:
         with told_to_stop():
-            code = app(_with_number(sys.argv[1:]), prog_name="patchloom", standalone_mode=False)
+            code = make_app(sys.argv[1:])(_with_number(sys.argv[1:]), prog_name="patchloom", standalone_mode=False)
     except (PatchloomError, ToldToStop) as error:
         if output.is_verbose():
             traceback.print_exc()

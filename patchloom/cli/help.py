@@ -1,16 +1,12 @@
 """`patchloom help [VERB]`: the same as --help."""
 
-from typing import Annotated
-
 import typer
 
+from patchloom.errors import UsageError, nearest
 
-def help_on(
-    ctx: typer.Context, verb: Annotated[str | None, typer.Argument(help="Which command; all when left out.")] = None
-) -> None:
+
+def show_help(ctx: typer.Context, verb: str | None) -> None:
     """Show what the commands are, or the options of one."""
-    from patchloom.errors import UsageError, nearest
-
     above = ctx.parent
     assert above is not None  # it is a verb of the command line
     if verb is None:

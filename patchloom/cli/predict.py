@@ -20,8 +20,8 @@ def predict(
 ) -> None:
     """Classify images; one that cannot be read is named, and the others are classified."""
     from patchloom.cli.output import JsonList, print_result
-    from patchloom.deployment.hub import run_folder
     from patchloom.printable import printable
+    from patchloom.runs.config import run_folder
     from patchloom.tasks.table import task_of_run
 
     folder = run_folder(run)

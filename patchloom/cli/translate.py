@@ -177,7 +177,7 @@ def _written(path: str) -> Iterator[TextIO]:
     import io
     from pathlib import Path
 
-    from patchloom.engine.disk import atomic_file, open_new
+    from patchloom.disk import atomic_file, open_new
 
     with (
         atomic_file(Path(path)) as temporary,

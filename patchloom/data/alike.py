@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from patchloom.data.sets import UNLABELLED, Fault, Listing, Source, name_some
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import Fault, Listing, Source, name_some
 
 ALIKE, MISSING, BARE = "look-alike classes", "missing value as a class", "no label"
 KINDS = (ALIKE, MISSING)  # what training says; a missing label it refuses

@@ -18,7 +18,8 @@ import numpy as np
 from patchloom.data.class_names import names_by_line
 from patchloom.data.decode import EXTENSIONS, decode_ids
 from patchloom.data.files import FilePictures, FolderTree
-from patchloom.data.sets import NOT_LABELLED, UNLABELLED, Fault, Listing, Mask, Source, Stamp, file_state
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import NOT_LABELLED, Fault, Listing, Mask, Source, Stamp, file_state
 from patchloom.data.splits import group_by_split
 from patchloom.errors import DataError
 from patchloom.foreign import check_shape, parse_json, read_plain

@@ -12,7 +12,8 @@ from patchloom.data.folder import open_folder
 from patchloom.data.labels_file import SUFFIXES, ListFile, open_list, open_listed, split_of
 from patchloom.data.named_files import open_by_pattern
 from patchloom.data.reading import Reading
-from patchloom.data.sets import UNLABELLED, Source
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import Source
 from patchloom.data.shards import open_shards
 from patchloom.data.taxonomy import FILES as TAXONOMIES
 from patchloom.data.taxonomy import Taxonomy

@@ -11,7 +11,6 @@ in `batched.py`.
 
 import math
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,19 +18,11 @@ from functools import cached_property, partial
 import numpy as np
 from PIL import Image
 
-from patchloom.data.geometry import Geometry, resize
-from patchloom.data.policies import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Policy,
-    Size,
-    blur,
-    grey,
-    jitter_colours,
-    make_policy,
-    solarise,
-)
-from patchloom.data.samples import LAYERS, Sample
+from patchloom.data.evaluation_transform import PictureTransform, as_size, covering_size
+from patchloom.data.geometry import Geometry, Size
+from patchloom.data.image_batch import IMAGENET_MEAN, IMAGENET_STD
+from patchloom.data.policies import Policy, blur, grey, jitter_colours, make_policy, solarise
+from patchloom.data.samples import Sample
 from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart
 
@@ -40,49 +31,7 @@ COLOUR_POLICIES = ("none", "three_augment")
 CROP_ASPECTS = (3 / 4, 4 / 3)
 ERASED_AREAS = (0.02, 1 / 3)  # of the picture
 ERASED_ASPECTS = (0.3, 1 / 0.3)
-NO_CHANCE = random.Random(0)  # for transforms that draw nothing
 _MEAN, _STD = np.array(IMAGENET_MEAN, np.float32), np.array(IMAGENET_STD, np.float32)
-
-
-def as_size(image_size: int | Size) -> Size:
-    """(height, width) from one number or two."""
-    return (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
-
-
-class PictureTransform(ABC):
-    """Geometry, then colours: what becomes of a picture and of the parts that were read with it."""
-
-    image_size: Size  # (H, W) of what comes out
-
-    @abstractmethod
-    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
-        """Where the view comes from."""
-
-    def resized(self, picture: Image.Image, size: Size) -> np.ndarray:
-        """A picture at another size, (H, W, 3)."""
-        return resize(picture, size)
-
-    def coloured(self, pixels: np.ndarray, rng: random.Random) -> np.ndarray:  # noqa: ARG002
-        """What is done to the pixels after the crop; they stay where they are."""
-        return pixels
-
-    def __call__(self, picture: Image.Image, rng: random.Random) -> np.ndarray:
-        """RGB picture of any size → (H, W, 3) uint8."""
-        return self.arrays(Sample(picture), rng)["image"]
-
-    def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
-        """The view and its parts, by name."""
-        geometry = self.geometry(sample, rng)
-        made = {"image": self.coloured(geometry.apply_picture(sample.picture, self.resized), rng)}
-        for name, layer in sample.layers.items():
-            made[name] = geometry.apply_mask(layer.numbers, layer.outside)
-        if sample.boxes is not None:
-            made["boxes"] = geometry.apply_boxes(sample.boxes)
-        return made
-
-    def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """What `arrays` gives for samples with these parts, of fixed size."""
-        return {"image": (*self.image_size, 3)} | {name: self.image_size for name in parts if name in LAYERS}
 
 
 @dataclass(frozen=True)
@@ -142,31 +91,6 @@ class TrainTransform(PictureTransform):
         return super().shapes(parts)
 
 
-@dataclass(frozen=True)
-class EvaluationTransform(PictureTransform):
-    """Resize so that the centre crop is `crop_ratio` of the picture's short side; nothing random."""
-
-    image_size: Size
-    crop_ratio: float = 1.0
-    interpolation: str = "bicubic"
-
-    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
-        """The whole picture, made smaller or larger, and the middle of it."""
-        size = sample.picture.size
-        target = (int(self.image_size[0] / self.crop_ratio), int(self.image_size[1] / self.crop_ratio))
-        height, width = scaled = covering_size(size, target)
-        start = round((height - self.image_size[0]) / 2), round((width - self.image_size[1]) / 2)
-        return Geometry((0, 0, *size), scaled, self.image_size, start)
-
-    def resized(self, picture: Image.Image, size: Size) -> np.ndarray:
-        """By Pillow, as those who published weights did."""
-        return np.asarray(picture.resize((size[1], size[0]), Image.Resampling[self.interpolation.upper()]))
-
-    def __call__(self, picture: Image.Image, rng: random.Random = NO_CHANCE) -> np.ndarray:
-        """RGB picture of any size → (H, W, 3) uint8."""
-        return super().__call__(picture, rng)
-
-
 def check_policy(augment: AugmentPart, parts: Collection[str]) -> None:
     """Refuse a policy that turns and shifts the picture alone, where parts belong to its pixels."""
     if parts and augment.policy not in COLOUR_POLICIES:
@@ -179,20 +103,6 @@ def check_policy(augment: AugmentPart, parts: Collection[str]) -> None:
 def train_transform(augment: AugmentPart, image_size: int | Size) -> TrainTransform:
     """The training augmentation of a recipe: call it with a picture and its `random.Random`."""
     return TrainTransform(augment, as_size(image_size))
-
-
-def test_transform(
-    image_size: int | Size,
-    crop_ratio: float = 1.0,  # noqa: PT028 - not a test
-    interpolation: str = "bicubic",  # noqa: PT028
-) -> EvaluationTransform:
-    """The evaluation of pictures: resize the short side to image_size / crop_ratio, centre crop."""
-    if not 0 < crop_ratio <= 1:
-        raise UsageError(f"crop_ratio is {crop_ratio:g}; it is the share of the short side that is kept, 0…1.")
-    return EvaluationTransform(as_size(image_size), crop_ratio, interpolation)
-
-
-test_transform.__test__ = False  # type: ignore[attr-defined]  # or pytest takes it for a test where it is imported
 
 
 def random_crop_box(
@@ -233,11 +143,3 @@ def erase(pixels: np.ndarray, rng: random.Random) -> np.ndarray:
             pixels[top : top + h, left : left + w] = noise.clip(0, 255).round()
             break
     return pixels
-
-
-def covering_size(picture: tuple[int, int], size: Size) -> Size:
-    """The smallest (height, width) of the shape of a picture of (width, height) that holds `size`."""
-    height, width = size
-    if height * picture[0] >= width * picture[1]:
-        return height, int(height * picture[0] / picture[1])
-    return int(width * picture[1] / picture[0]), width

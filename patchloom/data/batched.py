@@ -21,16 +21,9 @@ from torch import Tensor
 
 from patchloom.data.augment import ERASED_AREAS, ERASED_ASPECTS
 from patchloom.data.crops import BOX_TRIES, Crops, Draws, draw_crops, first_box, uniform
-from patchloom.data.policies import (
-    BLUR_RADII,
-    FILL_COLOUR,
-    HUE_TURN,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    SOLARISE_FROM,
-    Size,
-    jitter_ranges,
-)
+from patchloom.data.geometry import Size
+from patchloom.data.image_batch import IMAGENET_MEAN, IMAGENET_STD
+from patchloom.data.policies import BLUR_RADII, FILL_COLOUR, HUE_TURN, SOLARISE_FROM, jitter_ranges
 from patchloom.recipes.parts import AugmentPart
 
 BATCHED_POLICIES = ("none", "randaugment", "three_augment")

@@ -16,10 +16,11 @@ import numpy as np
 
 from patchloom.data.odd import oddities
 from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.samples import UNLABELLED
 from patchloom.data.scan import Progress
 from patchloom.data.seen import Sight
 from patchloom.data.sentences import SentenceSplit, check_sentences, find_sentences, is_train
-from patchloom.data.sets import UNLABELLED, Fault, Listing
+from patchloom.data.sets import Fault, Listing
 from patchloom.data.source import Spec, find_source
 from patchloom.data.survey import Place, Unreadable, find_copies, survey
 from patchloom.errors import shortened, with_near_options

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from patchloom.data.augment import CROP_ASPECTS
-from patchloom.data.geometry import SMALLEST_BOX_SIDE
-from patchloom.data.policies import Size
+from patchloom.data.geometry import SMALLEST_BOX_SIDE, Size
 from patchloom.recipes.parts import AugmentPart
 
 BOX_TRIES = 10

@@ -13,12 +13,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.augment import PictureTransform, as_size, check_policy, covering_size, train_transform
+from patchloom.data.augment import check_policy, train_transform
 from patchloom.data.batched import BATCHED_POLICIES, augment_batch, draw
 from patchloom.data.crops import Draws
-from patchloom.data.geometry import Geometry
-from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch, Loader, Transform, cores, read_or_next
-from patchloom.data.policies import Size
+from patchloom.data.evaluation_transform import PictureTransform, as_size, covering_size
+from patchloom.data.geometry import Geometry, Size
+from patchloom.data.image_batch import ImageBatch
+from patchloom.data.loader import WORKER_TIMEOUT_S, Loader, Transform, cores, read_or_next
 from patchloom.data.ragged import Boxes, Parts, padded, ragged
 from patchloom.data.replay import record
 from patchloom.data.sampler import Plan, rank_positions, step_seed

@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 
-from patchloom.data.augment import test_transform
 from patchloom.data.device import DeviceLoader, decode_all, fits_in_memory
+from patchloom.data.evaluation_transform import test_transform
 from patchloom.data.loader import WORKER_TIMEOUT_S, Loader
-from patchloom.data.sets import UNLABELLED, ImageSet
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import ImageSet
 
 
 def make_evaluation_loader(

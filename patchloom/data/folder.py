@@ -21,7 +21,8 @@ import numpy as np
 from patchloom.data.decode import EXTENSIONS
 from patchloom.data.files import FolderTree
 from patchloom.data.nesting import Chain, Nesting, find_nesting
-from patchloom.data.sets import UNLABELLED, Listing, Source
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import Listing, Source
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
 from patchloom.data.taxonomy import FILES as TAXONOMY_FILES
 from patchloom.data.taxonomy import Taxonomy

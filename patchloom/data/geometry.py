@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from patchloom.data.policies import Size
+Size = tuple[int, int]  # height, width
+
 
 # Of a box, after the crop: with less to see it is dropped.
 SMALLEST_BOX_SIDE = 1.0

@@ -25,7 +25,6 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.decode import EXTENSIONS, MAX_FILE_BYTES, check_size, decode, short_of_memory, to_8_bit, upright_rgb
-from patchloom.data.files import FolderTree
 from patchloom.data.sets import ImageSet
 from patchloom.errors import DataError, UsageError
 from patchloom.printable import printable
@@ -91,6 +90,8 @@ def files_of(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
         if not os.path.isdir(path):
             yield path
             continue
+        from patchloom.data.files import FolderTree  # which one picture does not need
+
         below = (file for file in FolderTree(path).files() if os.path.splitext(file)[1].lower() in EXTENSIONS)
         found = sorted(os.path.join(path, file) for file in below)
         if not found:

@@ -12,7 +12,8 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.decode import decode, read_file
-from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source, Stamp, common_folder, file_state
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import Listing, Pictures, Source, Stamp, common_folder, file_state
 from patchloom.data.splits import group_by_split
 from patchloom.data.taxonomy import level_columns, levels_of_columns
 from patchloom.errors import DataError, UsageError

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from patchloom.data.sets import UNLABELLED, Listing, Pictures, Stamp
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import Listing, Pictures, Stamp
 from patchloom.errors import DataError
 
 

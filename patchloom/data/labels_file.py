@@ -21,7 +21,8 @@ from patchloom.data.files import FolderTree
 from patchloom.data.label_columns import Understood, understand
 from patchloom.data.label_table import Table, parse_table
 from patchloom.data.listed_paths import ListedPaths
-from patchloom.data.sets import UNLABELLED, Listing, Source, name_some
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import Listing, Source, name_some
 from patchloom.data.splits import listings_by_split
 from patchloom.data.taxonomy import Taxonomy
 from patchloom.data.tree import Tree

@@ -17,7 +17,8 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.decode import decode, decode_ids, refuse_special
-from patchloom.data.sets import UNLABELLED, Listing, Mask, Pictures, Source, Stamp, common_folder, stamps_inside
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import Listing, Mask, Pictures, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.splits import group_by_split, listings_by_split, name_files
 from patchloom.data.taxonomy import level_columns, levels_of_columns
 from patchloom.errors import DataError, UsageError

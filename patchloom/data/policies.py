@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
+from patchloom.data.geometry import Size
 from patchloom.recipes.parts import AugmentPart
 
-Size = tuple[int, int]  # height, width
 Jitters = tuple[float, float, float, float]  # of brightness, contrast, saturation, hue
 Policy = Callable[[Image.Image, random.Random], Image.Image]
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 # What a shifted or turned picture leaves empty.
 FILL_COLOUR = (124, 116, 104)  # 255 · IMAGENET_MEAN
 BLUR_RADII = (0.1, 2.0)  # pixels

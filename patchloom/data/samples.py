@@ -17,6 +17,7 @@ from PIL import Image
 
 from patchloom.errors import DataError
 
+UNLABELLED = -1  # the label of a picture that has none
 LAYERS = ("mask", "instances")
 PARTS = (*LAYERS, "boxes")  # what may be asked of a set beside pictures and labels
 BOX_VALUES = 6

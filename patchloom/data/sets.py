@@ -15,10 +15,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
-from patchloom.data.samples import PARTS, LayerKind, Sample, checked_boxes, checked_layer
+from patchloom.data.samples import PARTS, UNLABELLED, LayerKind, Sample, checked_boxes, checked_layer
 from patchloom.errors import DataError, UsageError
 
-UNLABELLED = -1  # the label of a picture that has none
 NOT_LABELLED = 255  # the class of a pixel that has none, in masks of 8 bits
 Stamp = tuple[bytes, int, int]  # a picture's name below its home; `file_state` of the file it is in
 

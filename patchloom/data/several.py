@@ -12,7 +12,8 @@ import numpy as np
 
 from patchloom.data.joined import join_listings
 from patchloom.data.labels_file import split_of
-from patchloom.data.sets import UNLABELLED, Listing, Source
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import Listing, Source
 from patchloom.errors import DataError, UsageError
 
 

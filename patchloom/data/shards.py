@@ -16,7 +16,8 @@ from PIL import Image
 
 from patchloom.data.class_names import names_by_line
 from patchloom.data.decode import EXTENSIONS, MAX_FILE_BYTES, decode, refuse_special
-from patchloom.data.sets import UNLABELLED, Listing, Pictures, Source, Stamp, common_folder, stamps_inside
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import Listing, Pictures, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.splits import group_by_split, name_files
 from patchloom.errors import DataError, UsageError
 from patchloom.foreign import check_shape, parse_json

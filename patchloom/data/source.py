@@ -39,7 +39,8 @@ from patchloom.data.labels_file import open_labels_file
 from patchloom.data.named_files import open_by_pattern
 from patchloom.data.parquet import open_parquet
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import UNLABELLED, ClassTable, Listing, PictureSet, Source, Splits
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits
 from patchloom.data.several import join_sources
 from patchloom.data.shards import open_shards
 from patchloom.data.splits import (

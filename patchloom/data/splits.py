@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from patchloom.data.alike import KINDS
-from patchloom.data.sets import UNLABELLED, ClassTable, Listing, PictureSet, Source, Splits, name_some
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits, name_some
 from patchloom.data.taxonomy import check_level, numbered_levels
 from patchloom.data.unlabelled import missing_labels
 from patchloom.errors import DataError, UsageError

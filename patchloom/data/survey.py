@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from patchloom.data.duplicates import digest, equal_groups, linked, similar_pairs
+from patchloom.data.samples import UNLABELLED
 from patchloom.data.scan import Progress, Task, scan
 from patchloom.data.seen import Sight
-from patchloom.data.sets import UNLABELLED, Listing, Source
+from patchloom.data.sets import Listing, Source
 from patchloom.data.splits import class_table
 from patchloom.errors import DataError
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.data.sets import UNLABELLED, name_some
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import name_some
 from patchloom.errors import DataError, UsageError, nearest
 from patchloom.foreign import parse_json, read_plain
 from patchloom.printable import printable

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from patchloom.data.label_pattern import suggest_pattern
-from patchloom.data.sets import UNLABELLED, Listing, Pictures, name_some
+from patchloom.data.samples import UNLABELLED
+from patchloom.data.sets import Listing, Pictures, name_some
 
 # What pictures with such annotations are for. Those that patchloom learns some day are taken out here.
 OTHER_TASKS = {"masks": "segmentation", "boxes": "object detection"}

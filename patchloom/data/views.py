@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data.augment import TrainTransform, as_size, check_policy, train_transform
+from patchloom.data.augment import TrainTransform, check_policy, train_transform
 from patchloom.data.device import BeforeCrop, DeviceLoader, Store, make_loader
-from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch, Loader
-from patchloom.data.policies import Size
+from patchloom.data.evaluation_transform import as_size
+from patchloom.data.geometry import Size
+from patchloom.data.image_batch import ImageBatch
+from patchloom.data.loader import WORKER_TIMEOUT_S, Loader
 from patchloom.data.ragged import Parts
 from patchloom.data.samples import Sample
 from patchloom.data.sets import ImageSet

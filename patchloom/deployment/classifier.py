@@ -5,42 +5,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias, TypeVar, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.augment import EvaluationTransform, test_transform
+from patchloom.data.evaluation_transform import EvaluationTransform, test_transform
 from patchloom.data.given import Given, One, files_of, is_one, picture_of, pictures_in
-from patchloom.data.loader import ImageBatch, normalise
+from patchloom.data.image_batch import ImageBatch, normalise
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.scan import Progress
 from patchloom.data.sets import ImageSet
-from patchloom.data.video import frames_or_error
-from patchloom.deployment.evaluations import (
-    Evaluation,
-    Probes,
-    Shown,
-    SweepPoint,
-    embed_batches,
-    embed_on,
-    evaluate_on,
-    probe_on,
-    sweep_on,
-)
-from patchloom.deployment.hub import run_folder
-from patchloom.engine.disk import atomic_write
+from patchloom.disk import atomic_write
 from patchloom.errors import UsageError, at_least, with_near_options
-from patchloom.evaluation.embeddings import Embeddings
-from patchloom.inspection.look import Look, Looks, look
-from patchloom.inspection.notebook import first_names, likeliest, piece
 from patchloom.models.network import Network
 from patchloom.printable import printable
-from patchloom.runs.config import RunFiles, write_run_files
-from patchloom.runs.record import data_files
+from patchloom.runs.config import RunFiles, run_folder, write_run_files
 from patchloom.runs.weights import load_network, save_weights
+
+if TYPE_CHECKING:
+    from patchloom.data.scan import Progress
+    from patchloom.deployment.evaluations import Evaluation, Probes, SweepPoint
+    from patchloom.evaluation.embeddings import Embeddings
+    from patchloom.inspection.look import Look, Looks
 
 PREDICTED_AT_ONCE = 32
 Answers: TypeAlias = list[tuple[str, float]]  # class name, probability; likeliest first
@@ -60,6 +48,8 @@ class Answer:
         return "  ".join(f"{name} {share:.1%}" for name, share in self.answers)
 
     def __repr__(self) -> str:
+        from patchloom.inspection.notebook import likeliest
+
         return f"Answer({printable(self.path)}: {printable(self.error) if self.error else likeliest(self.answers)})"
 
 
@@ -76,11 +66,15 @@ class Classifier:
         self._transform = self.transform()
 
     def __repr__(self) -> str:
+        from patchloom.inspection.notebook import first_names
+
         classes = f"{len(self.labels)} classes: {first_names(self.labels, 3)}" if self.labels else "no classes"
         height, width = self.preprocessing.image_size
         return f"Classifier({self.model.config.name}, {height}×{width} pixels, {self.device}, {classes})"
 
     def _repr_html_(self) -> str:
+        from patchloom.inspection.notebook import first_names, piece
+
         shown = self.preprocessing
         height, width = shown.image_size
         facts = [
@@ -98,6 +92,8 @@ class Classifier:
 
     def reading_of(self, data: str, given: Reading = AS_IT_IS) -> Reading:
         """How `data` are read: as is `given`, and for the rest as in training, where the model was trained on them."""
+        from patchloom.runs.record import data_files
+
         return given.filled_from(data_files(self.folder, data)) if self.folder else given
 
     def check_decides(self) -> None:
@@ -152,6 +148,8 @@ class Classifier:
         """
         at_least("top", top, 1)
         self.check_decides()
+        from patchloom.data.video import frames_or_error
+
         frames = (frame for path in files_of(paths) for frame in frames_or_error(path, every))
         read = ((name, one if isinstance(one, str) else self._transform(one)) for name, one in frames)
         for batch in in_batches(read):
@@ -170,20 +168,22 @@ class Classifier:
         return [[(self.labels[i], share) for i, share in zip(*row, strict=True)] for row in rows]
 
     @overload
-    def look(self, pictures: Image.Image | bytes, *, top: int = 5) -> Look: ...
+    def look(self, pictures: Image.Image | bytes, *, top: int = 5) -> "Look": ...
 
     @overload
     def look(self, pictures: str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor, *, top: int = 5) -> Any: ...
 
     @overload
-    def look(self, pictures: ImageSet | Iterable[One], *, top: int = 5) -> Looks: ...
+    def look(self, pictures: ImageSet | Iterable[One], *, top: int = 5) -> "Looks": ...
 
     @with_near_options
-    def look(self, pictures: Given, *, top: int = 5) -> Look | Looks:
+    def look(self, pictures: Given, *, top: int = 5) -> "Look | Looks":
         """What the network saw, answered and looked at: of one picture, or a list for many, as `predict` takes them.
 
         In a notebook it is shown as picture, likeliest classes and maps.
         """
+        from patchloom.inspection.look import look
+
         found = look(self.model, self.preprocessing, pictures, self.labels if self._files.decides else (), top=top)
         return found[0] if is_one(pictures) else found
 
@@ -202,8 +202,8 @@ class Classifier:
         strict: bool = False,
         reading: Reading = AS_IT_IS,
         level: str | None = None,
-        progress: Progress | None = None,
-    ) -> Evaluation:
+        progress: "Progress | None" = None,
+    ) -> "Evaluation":
         """Numbers on any data with the model's classes, matched by name.
 
         split       train, val, test or all; by default val, or what the run held out, or else all
@@ -218,7 +218,10 @@ class Classifier:
         level       of the labels compared with, where not that of the model's classes
         progress    called with the pictures done and their number
         """
-        settings = Shown.of(locals())
+        given = locals()
+        from patchloom.deployment.evaluations import Shown, evaluate_on
+
+        settings = Shown.of(given)
         self.check_decides()
         return evaluate_on(self, settings.open(data, self), settings)
 
@@ -237,7 +240,7 @@ class Classifier:
         strict: bool = False,
         reading: Reading = AS_IT_IS,
         level: str | None = None,
-    ) -> Probes:
+    ) -> "Probes":
         """What the features tell of any data, of any classes.
 
         The probes learn from the train split and are judged on val; the model's own head is not used. The options that
@@ -247,7 +250,10 @@ class Classifier:
         linear      a linear probe
         few_shot    a probe of this many pictures per class
         """
-        shown = Shown.of(locals())
+        given = locals()
+        from patchloom.deployment.evaluations import Shown, probe_on
+
+        shown = Shown.of(given)
         return probe_on(self, data, shown, neighbours=knn, linear=linear, few_shot=few_shot)
 
     @with_near_options
@@ -267,13 +273,16 @@ class Classifier:
         strict: bool = False,
         reading: Reading = AS_IT_IS,
         level: str | None = None,
-        progress: Progress | None = None,
-    ) -> list[SweepPoint]:
+        progress: "Progress | None" = None,
+    ) -> "list[SweepPoint]":
         """The numbers at several crop ratios or image sizes; the usual ones where no values are given.
 
         The options are those of `evaluate`.
         """
-        return sweep_on(self, data, Shown.of(locals()), over=over, values=values)
+        given = locals()
+        from patchloom.deployment.evaluations import Shown, sweep_on
+
+        return sweep_on(self, data, Shown.of(given), over=over, values=values)
 
     @overload
     def embed(
@@ -284,7 +293,7 @@ class Classifier:
         crop_ratio: float | None = None,
         batch: int = 64,
         workers: int = 0,
-    ) -> Embeddings: ...
+    ) -> "Embeddings": ...
 
     @overload
     def embed(
@@ -305,14 +314,17 @@ class Classifier:
         crop_ratio: float | None = None,
         batch: int = 64,
         workers: int = 0,
-    ) -> Embeddings | Tensor:
+    ) -> "Embeddings | Tensor":
         """What images are compared by: one vector per picture.
 
         Of pictures as `predict` takes them a float32 tensor on the CPU, (C,) for one and (N, C) for many. Of an
         `ImageSet`, such as `open_data(…).val`, `Embeddings`: vectors and labels in the order of the set, without those
         that cannot be read; `workers` processes read them.
         """
-        shown = Shown.of(locals())
+        given = locals()
+        from patchloom.deployment.evaluations import Shown, embed_batches, embed_on
+
+        shown = Shown.of(given)
         if isinstance(pictures, ImageSet):
             return embed_on(self, pictures, shown)
         if workers:
@@ -372,11 +384,12 @@ def model_card(classifier: Classifier) -> str:
     config, recipe = classifier.model.config, classifier._files.recipe
     shown = classifier.preprocessing
     labels = ", ".join(classifier.labels[:20]) + (" …" if len(classifier.labels) > 20 else "")
+    tag = "image-classification" if classifier._files.decides else "image-feature-extraction"
     trained = f"Trained with the recipe `{recipe.name}` ({recipe.source})" if recipe else "Training recipe unknown"
     return f"""---
 library_name: patchloom
-pipeline_tag: image-classification
-tags: [image-classification, patchloom]
+pipeline_tag: {tag}
+tags: [{tag}, patchloom]
 ---
 
 # {config.name}, {len(classifier.labels)} classes

@@ -18,7 +18,8 @@ import torch
 
 from patchloom.data.device import DeviceLoader
 from patchloom.data.evaluation_loader import make_evaluation_loader
-from patchloom.data.loader import ImageBatch, Loader
+from patchloom.data.image_batch import ImageBatch
+from patchloom.data.loader import Loader
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.scan import Progress
 from patchloom.data.sets import ClassTable, ImageSet, Listing, PictureSet

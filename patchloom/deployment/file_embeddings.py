@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from patchloom.data.augment import EvaluationTransform
+from patchloom.data.evaluation_transform import EvaluationTransform
 from patchloom.data.given import One, picture_of
-from patchloom.data.loader import WORKER_TIMEOUT_S, ImageBatch
+from patchloom.data.image_batch import ImageBatch
+from patchloom.data.loader import WORKER_TIMEOUT_S
 from patchloom.data.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
 from patchloom.deployment.classifier import Classifier
 from patchloom.deployment.evaluations import embed_batches

@@ -28,7 +28,6 @@ from patchloom.data.sets import ImageSet, file_state
 from patchloom.data.source import list_labelled
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.file_embeddings import EmbeddedFiles, embed_files, embed_pictures
-from patchloom.deployment.hub import is_on_hub
 from patchloom.deployment.index_files import (
     FILE,
     About,
@@ -40,12 +39,13 @@ from patchloom.deployment.index_files import (
     write_lists,
     write_part,
 )
-from patchloom.engine.disk import locked
+from patchloom.disk import locked
 from patchloom.errors import CheckpointError, DataError, UsageError, at_least, with_near_options
 from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest, import_faiss
 from patchloom.inspection.notebook import first_names, piece
 from patchloom.printable import printable
 from patchloom.runs.config import is_run
+from patchloom.runs.hub import is_on_hub
 from patchloom.runs.weights import weights_digest
 
 EXACT_UP_TO = 1_000_000  # files; two cores compare a query with as many in less than a second

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.engine.disk import atomic_file, atomic_write, plain_name
+from patchloom.disk import atomic_file, atomic_write, plain_name
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.exact_search import write_faiss
 from patchloom.foreign import MOST_BYTES, check_shape, open_plain, parse_json, read_plain

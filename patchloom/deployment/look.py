@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.given import pictures_in
-from patchloom.deployment.hub import is_on_hub, run_folder
 from patchloom.deployment.run_parts import RunParts, read_run, val_of
 from patchloom.errors import DataError, UsageError
 from patchloom.inspection.look import Look, look
@@ -19,7 +18,8 @@ from patchloom.inspection.page import write_page
 from patchloom.models.network import Network
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model
-from patchloom.runs.config import Preprocessing, is_run
+from patchloom.runs.config import Preprocessing, is_run, run_folder
+from patchloom.runs.hub import is_on_hub
 
 OF_VAL, PICTURES = 24, 200  # shown at most of val, and of pictures that were given
 

@@ -19,7 +19,7 @@ from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Shown, embed_on
 from patchloom.deployment.levels import BY_TRUNK, FINEST, open_leveled
 from patchloom.deployment.runs import named
-from patchloom.engine.disk import atomic_write
+from patchloom.disk import atomic_write
 from patchloom.errors import DataError, UsageError, at_least
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.knn import nearest

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from patchloom.engine.devices import kind_of
 from patchloom.engine.optimisation import clip_each_
 from patchloom.engine.rendezvous import ANSWER_WITHIN_S, lost_ranks, meet, place_from
 from patchloom.errors import ResourceError, UsageError
@@ -186,22 +187,6 @@ def unwrap(model: nn.Module) -> nn.Module:
 def whole(tensor: Tensor) -> Tensor:
     """A tensor with all its parts; one that is split over ranks is gathered by all of them together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def kind_of(device: str | torch.device | None) -> str:
-    """'cpu' or 'cuda', which must be here."""
-    if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"No device is called {str(device)!r}. Give cpu, cuda or cuda:1.") from error
-    if found.type not in ("cpu", "cuda"):
-        raise UsageError(f"Training on {found} is not supported. Give cpu, cuda or cuda:1.")
-    count = torch.cuda.device_count() if found.type == "cuda" else 0
-    if found.type == "cuda" and (found.index or 0) >= count:
-        raise UsageError(f"{found} is not here: torch finds {count} CUDA devices. Give one of them, or cpu.")
-    return found.type
 
 
 def _chosen(precision: Precision, device: torch.device) -> Precision:

@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.loader import ImageBatch, normalise
-from patchloom.data.policies import IMAGENET_MEAN, IMAGENET_STD
+from patchloom.data.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch, normalise
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.intervals import wilson
 

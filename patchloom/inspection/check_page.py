@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from patchloom.data.check import CheckReport
-from patchloom.data.sets import UNLABELLED
+from patchloom.data.samples import UNLABELLED
 from patchloom.data.survey import Place
 from patchloom.errors import DataError
 from patchloom.inspection.page import data_uri, write_page

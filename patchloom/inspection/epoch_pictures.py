@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from patchloom.engine.disk import atomic_write
+from patchloom.disk import atomic_write
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.state import weights_of
 from patchloom.inspection.pictures import Note, Picture, pictures_of

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.augment import test_transform
+from patchloom.data.evaluation_transform import test_transform
 from patchloom.data.given import Given, pictures_in
-from patchloom.data.loader import normalise
+from patchloom.data.image_batch import normalise
 from patchloom.errors import UsageError, at_least, with_near_options
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.inspection.attention import (

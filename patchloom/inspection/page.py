@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from patchloom.engine.disk import atomic_write
+from patchloom.disk import atomic_write
 from patchloom.errors import ResourceError, UsageError
 from patchloom.printable import printable
 

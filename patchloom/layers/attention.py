@@ -121,15 +121,6 @@ class ClassAttention(Attend):
         fold_output_(self.proj, scale)
 
 
-class ClassMixing(TokenLinear):
-    """One row of weights over class token and patches instead of attention (ResMLP's class-MLP)."""
-
-    def forward(self, tokens: Tensor, classes: int) -> Tensor:  # type: ignore[override]
-        """(B, 1+N, C) → (B, 1, C)."""
-        del classes  # always one: the row was made for it
-        return super().forward(tokens)
-
-
 @contextmanager
 def record_attention(network: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     """Attention weights of every layer while the context is open.

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from patchloom.layers.attention import Attend, Attention
 from patchloom.layers.residual import Branch
-from patchloom.layers.token_mixing import mix_tokens
+from patchloom.layers.token_mixing import AcrossPositions, mix_tokens
 
 
 class StepCache:
@@ -44,7 +44,7 @@ class StepCache:
         return buffer
 
 
-class PositionLinear(nn.Module):
+class PositionLinear(AcrossPositions):
     """One matrix across positions, the same for all channels; the part of it that a sentence fills is used.
 
     With `causal` it is triangular: position t reads positions 0 to t. What stands above the diagonal is never used.

@@ -52,7 +52,14 @@ class ScaledMix(torch.autograd.Function):
         return of_tokens, of_weight, of_scale, grad.sum(dim=0).to(scale.dtype)
 
 
-class TokenLinear(Resampled):
+class AcrossPositions(nn.Module):
+    """A matrix across positions, with `weight` and `bias`: it starts as linear layers do."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+
+class TokenLinear(AcrossPositions, Resampled):
     """One matrix across the positions of a grid, the same for all channels (ResMLP's A)."""
 
     def __init__(self, grid: Grid, *, extra: int = 0, outputs: int | None = None) -> None:
@@ -249,3 +256,12 @@ def integer_factor(small: Grid, large: Grid) -> tuple[int, ...] | None:
     if any(n % s for s, n in zip(small, large, strict=True)):
         return None
     return tuple(n // s for s, n in zip(small, large, strict=True))
+
+
+class ClassMixing(TokenLinear):
+    """One row of weights over class token and patches instead of attention (ResMLP's class-MLP)."""
+
+    def forward(self, tokens: Tensor, classes: int) -> Tensor:  # type: ignore[override]
+        """(B, 1+N, C) → (B, 1, C)."""
+        del classes  # always one: the row was made for it
+        return super().forward(tokens)

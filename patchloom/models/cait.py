@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from patchloom.errors import UsageError
 from patchloom.layers.attention import Attention, ClassAttention, TalkingHeadsAttention
-from patchloom.layers.init import fixup_, tfixup_, truncated_normal_
+from patchloom.layers.init import truncated_normal_
 from patchloom.layers.mlp import MLP
 from patchloom.layers.norms import LayerNorm
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
@@ -28,6 +28,7 @@ from patchloom.layers.residual import (
     ResidualWeight,
     make_scale,
 )
+from patchloom.layers.transformer_init import fixup_, tfixup_
 from patchloom.models.network import Network, NetworkConfig
 from patchloom.models.pyramid import Kept, Level, Taps
 from patchloom.models.vit import check_heads

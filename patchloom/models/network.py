@@ -19,7 +19,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from patchloom.errors import UsageError
-from patchloom.layers.projector import HIDDEN_DIM, Projector
 from patchloom.layers.resample import Resampled
 from patchloom.layers.residual import drop_path_rates
 from patchloom.models.pyramid import STRIDES, Kept, Level, Taps, as_map, chosen_taps
@@ -230,18 +229,20 @@ class Network(nn.Module):
         """A fresh classifier for the config's number of classes."""
         if self.config.num_classes == 0:
             return nn.Identity()
-        mlp = self.config.head == "mlp"
-        linear = nn.Linear(HIDDEN_DIM if mlp else inputs, self.config.num_classes)
-        nn.init.trunc_normal_(linear.weight, std=0.02)
-        nn.init.zeros_(linear.bias)
-        if not mlp:
-            return linear
-        return nn.Sequential(nn.Linear(inputs, HIDDEN_DIM), nn.BatchNorm1d(HIDDEN_DIM), nn.ReLU(), linear)
+        if self.config.head == "mlp":
+            from patchloom.layers.projector import HIDDEN_DIM  # which most networks do without
+
+            linear = _linear(HIDDEN_DIM, self.config.num_classes)
+            return nn.Sequential(nn.Linear(inputs, HIDDEN_DIM), nn.BatchNorm1d(HIDDEN_DIM), nn.ReLU(), linear)
+        return _linear(inputs, self.config.num_classes)
 
     def make_projector(self) -> nn.Module:
         """A fresh projector of the config's kind."""
-        kind = self.config.projector
-        return nn.Identity() if kind == "none" else Projector(kind, self.feature_dim)
+        if self.config.projector == "none":
+            return nn.Identity()
+        from patchloom.layers.projector import Projector
+
+        return Projector(self.config.projector, self.feature_dim)
 
     def drop_projector(self) -> Self:
         """Leave the projector out: images are then compared by the vectors it was given; in place, returns itself."""
@@ -384,6 +385,13 @@ class Network(nn.Module):
                 f"{name} was made for {height}×{width} images, given {given}; resize the images, or use "
                 f"model.at_resolution({wanted}) or create_model(..., image_size={wanted})"
             )
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs)
+    nn.init.trunc_normal_(linear.weight, std=0.02)
+    nn.init.zeros_(linear.bias)
+    return linear
 
 
 class _StatisticsKept:

@@ -3,22 +3,36 @@
 import dataclasses
 import fnmatch
 import typing
-from types import ModuleType
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 from patchloom.errors import PatchloomError, UsageError, nearest
-from patchloom.models import cait, mixer, patchconvnet, pooled_convnet, resmlp, smlpnet, vit
 from patchloom.models.network import Network, Size
 
-FAMILIES: dict[type[Network], ModuleType] = {
-    resmlp.ResMLP: resmlp,
-    mixer.Mixer: mixer,
-    smlpnet.SMLPNet: smlpnet,
-    vit.ViT: vit,
-    cait.CaiT: cait,
-    patchconvnet.PatchConvNet: patchconvnet,
-    pooled_convnet.PooledConvNet: pooled_convnet,
+# How the names of a family begin → its module and its class; the order is that of `list_models`.
+_FAMILIES = {
+    "resmlp": ("resmlp", "ResMLP"),
+    "mixer": ("mixer", "Mixer"),
+    "smlpnet": ("smlpnet", "SMLPNet"),
+    "deit": ("vit", "ViT"),
+    "deit3": ("vit", "ViT"),
+    "cait": ("cait", "CaiT"),
+    "patchconvnet": ("patchconvnet", "PatchConvNet"),
+    "resnet50": ("pooled_convnet", "PooledConvNet"),
 }
+
+
+@cache
+def _family(beginning: str) -> tuple[type[Network], dict[str, Any]]:
+    """The class of a family and its variants; its module is imported when it is first asked for."""
+    module, name = _FAMILIES[beginning]
+    found = import_module(f"patchloom.models.{module}")
+    return getattr(found, name), found.VARIANTS
+
+
+def _families() -> dict[type[Network], dict[str, Any]]:
+    return dict(map(_family, _FAMILIES))
 
 
 def create_model(name: str, *, num_classes: int = 1000, image_size: Size = 224, **options: Any) -> Network:
@@ -28,7 +42,7 @@ def create_model(name: str, *, num_classes: int = 1000, image_size: Size = 224, 
     nearest ones.
     """
     family = family_of(name)
-    variant = FAMILIES[family].VARIANTS[name]
+    variant = _variant(name)
     given = {"num_classes": num_classes, "image_size": image_size, **options}
     _check_options(name, family, given)
     try:
@@ -42,19 +56,24 @@ def create_model(name: str, *, num_classes: int = 1000, image_size: Size = 224, 
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names that match a shell pattern, in the order of the papers."""
-    names = [name for module in FAMILIES.values() for name in module.VARIANTS]
+    names = [name for variants in _families().values() for name in variants]
     return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
 
 def family_of(name: str) -> type[Network]:
     """The class of the network called `name`."""
-    for family, module in FAMILIES.items():
-        if name in module.VARIANTS:
-            return family
+    beginning = name.split("_")[0]
+    if beginning in _FAMILIES and name in _family(beginning)[1]:
+        return _family(beginning)[0]
     raise UsageError(
         f"no network is called {name!r}.{nearest(name, list_models())} `patchloom models` lists all of them; "
         "`patchloom train --model timm:NAME` trains timm's networks"
     )
+
+
+def _variant(name: str) -> dict[str, Any]:
+    """The options a network that is known is published with."""
+    return dict(_family(name.split("_")[0])[1][name])
 
 
 def options_of(family: type[Network]) -> list[str]:
@@ -65,7 +84,7 @@ def options_of(family: type[Network]) -> list[str]:
 def default_options(name: str) -> dict[str, Any]:
     """Every option of the network called `name` with the value it is published with."""
     family = family_of(name)
-    return dataclasses.asdict(family.Config(name=name, **FAMILIES[family].VARIANTS[name]))
+    return dataclasses.asdict(family.Config(name=name, **_variant(name)))
 
 
 def choices_of(name: str) -> dict[str, str]:
@@ -82,6 +101,6 @@ def _check_options(name: str, family: type[Network], options: dict[str, Any]) ->
     known = options_of(family)
     for option in options:
         if option not in known:
-            elsewhere = [other.__name__ for other in FAMILIES if option in options_of(other)]
+            elsewhere = [other.__name__ for other in _families() if option in options_of(other)]
             hint = f" It is an option of {', '.join(elsewhere)}." if elsewhere else nearest(option, known)
             raise UsageError(f"{name} has no option {option!r}.{hint} Its options: {', '.join(known)}")

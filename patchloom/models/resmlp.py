@@ -14,14 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from patchloom.layers.attention import ClassMixing
-from patchloom.layers.convolution import TokenConv
 from patchloom.layers.init import truncated_normal_
 from patchloom.layers.mlp import MLP, ActivationName
 from patchloom.layers.norms import NormName, make_norm
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
 from patchloom.layers.residual import Block, ClassBlock, ClassResidual, Residual, make_scale
-from patchloom.layers.token_mixing import TokenLinear, TokenMLP, integer_factor
+from patchloom.layers.token_mixing import ClassMixing, TokenLinear, TokenMLP, integer_factor
 from patchloom.models.network import Network, NetworkConfig
 from patchloom.models.pyramid import Kept, Level, Taps
 
@@ -90,6 +88,8 @@ class ResMLP(Network):
                 hidden = round(c.communication_expansion * self.grid[0] * self.grid[1])
                 return TokenMLP(self.grid, hidden, activation=c.activation)
             case kind:
+                from patchloom.layers.convolution import TokenConv  # which few want
+
                 return TokenConv(c.dim, self.grid, kind)
 
     def _class_block(self) -> ClassBlock:

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from patchloom.data.special_tokens import PAD, UNKNOWN
 from patchloom.errors import DataError, UsageError, at_least, nearest
-from patchloom.layers.init import truncated_normal_, xavier_
+from patchloom.layers.init import truncated_normal_
 from patchloom.layers.mlp import MLP, ActivationName
 from patchloom.layers.norms import make_norm
 from patchloom.layers.residual import Residual, make_scale
@@ -35,6 +35,7 @@ from patchloom.layers.sequence_mixing import (
     StepCache,
     few_rows_linear,
 )
+from patchloom.layers.transformer_init import xavier_
 from patchloom.models.network import check_types
 
 

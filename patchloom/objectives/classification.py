@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.loader import ImageBatch, normalise
+from patchloom.data.image_batch import ImageBatch, normalise
 from patchloom.data.mixing import draw_blend
 from patchloom.data.sampler import step_seed
 from patchloom.errors import UsageError

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.loader import normalise
+from patchloom.data.image_batch import normalise
 from patchloom.data.views import ViewBatch
 from patchloom.errors import DataError, UsageError
 from patchloom.layers.projector import Projector

@@ -1,23 +1,40 @@
 """Recipes: what is run. `get_recipe("deit3", "deit3_l")`, changed with `override`, kept as YAML."""
 
-# Importing a family registers its recipes; the order is that of `list_recipes`.
-from patchloom.recipes import deit, resmlp, mixer, smlpnet, cait, patchconvnet, deit3, transfer  # noqa: F401, I001
-from patchloom.recipes import grafit, dino, small_images, translation  # noqa: F401
-from patchloom.recipes.auto import Reason, auto_recipe
-from patchloom.recipes.registry import get_recipe, list_recipes
-from patchloom.recipes.schema import Recipe, difference, field_names, flatten, override
-from patchloom.recipes.table import Row, recipe_table
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Reason",
-    "Recipe",
-    "Row",
-    "auto_recipe",
-    "difference",
-    "field_names",
-    "flatten",
-    "get_recipe",
-    "list_recipes",
-    "override",
-    "recipe_table",
-]
+if TYPE_CHECKING:
+    from patchloom.recipes.auto import Reason as Reason
+    from patchloom.recipes.auto import auto_recipe as auto_recipe
+    from patchloom.recipes.registry import get_recipe as get_recipe
+    from patchloom.recipes.registry import list_recipes as list_recipes
+    from patchloom.recipes.schema import Recipe as Recipe
+    from patchloom.recipes.schema import difference as difference
+    from patchloom.recipes.schema import field_names as field_names
+    from patchloom.recipes.schema import flatten as flatten
+    from patchloom.recipes.schema import override as override
+    from patchloom.recipes.table import Row as Row
+    from patchloom.recipes.table import recipe_table as recipe_table
+
+# Each name is imported when it is first used: whoever predicts needs none of them.
+_WHERE = {
+    "Reason": "auto",
+    "Recipe": "schema",
+    "Row": "table",
+    "auto_recipe": "auto",
+    "difference": "schema",
+    "field_names": "schema",
+    "flatten": "schema",
+    "get_recipe": "registry",
+    "list_recipes": "registry",
+    "override": "schema",
+    "recipe_table": "table",
+}
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'patchloom.recipes' has no attribute {name!r}")
+    return getattr(import_module(f"patchloom.recipes.{_WHERE[name]}"), name)

@@ -6,12 +6,18 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import Any, ParamSpec
 
 from patchloom.errors import UsageError, nearest
 from patchloom.recipes.schema import Recipe
 
 P = ParamSpec("P")
+# Importing one registers its recipes; the order is that of `list_recipes`.
+_FAMILIES = (
+    *("deit", "resmlp", "mixer", "smlpnet", "cait", "patchconvnet", "deit3", "transfer"),
+    *("grafit", "dino", "small_images", "translation"),
+)
 _RECIPES: dict[str, Callable[..., Recipe]] = {}
 
 
@@ -39,13 +45,19 @@ def get_recipe(name: str, model: str | None = None) -> Recipe:
 
     Hyphens are taken for underscores.
     """
-    name = name.replace("-", "_")
-    if name not in _RECIPES:
-        hint = nearest(name, list(_RECIPES)) or " List them with `patchloom recipes`."
+    name, known = name.replace("-", "_"), _all()
+    if name not in known:
+        hint = nearest(name, list(known)) or " List them with `patchloom recipes`."
         raise UsageError(f'There is no recipe "{name}".{hint}')
-    return _RECIPES[name](model) if model else _RECIPES[name]()
+    return known[name](model) if model else known[name]()
 
 
 def list_recipes(pattern: str = "*") -> list[str]:
     """Names of recipes that match a shell pattern, family by family."""
-    return [name for name in _RECIPES if fnmatchcase(name, pattern)]
+    return [name for name in _all() if fnmatchcase(name, pattern)]
+
+
+def _all() -> dict[str, Callable[..., Recipe]]:
+    for family in _FAMILIES:
+        import_module(f"patchloom.recipes.{family}")
+    return _RECIPES

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from patchloom.data.sets import Splits
 from patchloom.data.survey import Survey
-from patchloom.engine.disk import atomic_write
+from patchloom.disk import atomic_write
 from patchloom.errors import CheckpointError
 from patchloom.foreign import check_shape, parse_json
 from patchloom.printable import table_cell

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from patchloom.engine.disk import (
+from patchloom.disk import (
     Lock,
     atomic_write,
     disk_errors,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from patchloom.engine.disk import atomic_write, plain_name
+from patchloom.disk import atomic_write, plain_name
 from patchloom.errors import CheckpointError
 from patchloom.foreign import MOST_BYTES, check_shape, parse_json, read_plain
 

@@ -76,6 +76,23 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return os.path.isfile(os.path.join(path, "config.json"))  # of no path an error, however long it is
 
 
+def run_folder(source: str | os.PathLike[str]) -> Path:
+    """The folder of a run; that of 'hub:user/name' is fetched. A UsageError where there is none."""
+    if is_run(source):
+        return Path(source)
+    from patchloom.runs.hub import PREFIX, fetched, is_on_hub  # which folders here do without
+
+    given = os.fspath(source)
+    if is_on_hub(given):
+        folder = fetched(given)
+        if not is_run(folder):
+            raise UsageError(f"{given} is no model of patchloom: it has no config.json")
+        return folder
+    if given.count("/") == 1 and not given.startswith((".", "/", "~")) and not os.path.exists(given):
+        raise UsageError(f"{given}: no such folder; for a repository of the Hugging Face hub write {PREFIX}{given}")
+    raise UsageError(f"{given} is not the folder of a run: it has no config.json")
+
+
 def write_run_files(
     folder: Path,
     network: "Network",

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from patchloom.engine.disk import atomic_write, disk_errors
+from patchloom.disk import atomic_write, disk_errors
 from patchloom.engine.display import make_display
 from patchloom.engine.records import TRACKERS, Record, Records, Sink
 from patchloom.errors import CheckpointError, UsageError

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from patchloom.engine.disk import atomic_write
+from patchloom.disk import atomic_write
 from patchloom.errors import CheckpointError, NumericalError
 from patchloom.models.from_config import load_weights, make_for
 from patchloom.models.network import Network

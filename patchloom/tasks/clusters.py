@@ -11,7 +11,7 @@ import torch
 
 from patchloom.data.evaluation_loader import make_evaluation_loader
 from patchloom.data.sets import ClassTable, ImageSet
-from patchloom.engine.disk import atomic_write
+from patchloom.disk import atomic_write
 from patchloom.engine.distribution import Processes
 from patchloom.errors import CheckpointError
 from patchloom.evaluation.embeddings import embed

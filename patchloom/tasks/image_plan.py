@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from patchloom.data.pairs import holds_pairs
+from patchloom.data.samples import UNLABELLED
 from patchloom.data.scan_bar import scan_bar
-from patchloom.data.sets import UNLABELLED, ImageSet, Source, Splits
+from patchloom.data.sets import ImageSet, Source, Splits
 from patchloom.data.source import find_source
 from patchloom.data.splits import make_splits
 from patchloom.data.survey import Survey, Unreadable, is_made_in_memory, name_unreadable, survey

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.errors import CheckpointError, UsageError, nearest
-from patchloom.recipes.methods import method_of
 from patchloom.runs.config import read_config, read_recipe
 from patchloom.tasks.task import Task
 
@@ -30,6 +29,8 @@ def task_named(name: str) -> Task[Any]:
 
 def task_of_method(method: str | None) -> Task[Any]:
     """The task that a method solves; that of `auto`, None, is classification."""
+    from patchloom.recipes.methods import method_of  # which predicting does not need
+
     return task_named(method_of(method).task if method else DEFAULT)
 
 
@@ -47,6 +48,8 @@ def task_of_run(folder: Path) -> Task[Any]:
 
 def _of_an_earlier_version(folder: Path, config: dict[str, Any]) -> str:
     """The task of a run from before `config.json` named it: that of its recipe, else of what its network ends with."""
+    from patchloom.recipes.methods import method_of
+
     if recipe := read_recipe(folder):
         return method_of(recipe.objective.method).task
     if "vocabulary" in config:

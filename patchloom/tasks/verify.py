@@ -10,7 +10,7 @@ from typing import Any
 
 from patchloom.deployment.index_files import FAISS, About, Part, StoredVectors, read_about, write_about
 from patchloom.deployment.index_files import FILE as INDEX
-from patchloom.engine.disk import locked
+from patchloom.disk import locked
 from patchloom.errors import CheckpointError, PatchloomError, ResourceError, UsageError
 from patchloom.foreign import parse_json, read_plain
 from patchloom.runs.beginning import RECORD as DATA_RECORD

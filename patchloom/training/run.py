@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from patchloom.engine.disk import Lock, disk_errors, locked
+from patchloom.disk import Lock, disk_errors, locked
+from patchloom.engine.devices import kind_of
 from patchloom.engine.display import duration
-from patchloom.engine.distribution import Processes, kind_of
+from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import Outcome
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.run import Run

@@ -1,6 +1,7 @@
 """The way through the code: imports go to the left alone, and importing patchloom costs nothing."""
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent.parent / "patchloom"
 ORDER = [
     "errors",
     "foreign",
+    "disk",
     "printable",
     "recipes",
     "data",
@@ -96,3 +98,59 @@ def test_every_public_name_exists() -> None:
     assert set(patchloom.__all__) <= set(dir(patchloom))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = patchloom.nothing
+
+
+def test_no_file_imports_itself_by_a_detour() -> None:
+    """Of every import, also inside functions; only for types (TYPE_CHECKING) files may know each other."""
+    names = {
+        ".".join(("patchloom", *path.relative_to(PACKAGE).with_suffix("").parts)): path
+        for path in PACKAGE.rglob("*.py")
+    }
+    graph = {name: {found for found in imported_names(path) if found in names} for name, path in names.items()}
+    done: set[str] = set()
+
+    def visit(name: str, way: list[str]) -> None:
+        assert name not in way, " → ".join([*way[way.index(name) :], name])
+        if name not in done:
+            for other in sorted(graph[name]):
+                visit(other, [*way, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, [])
+
+
+def imported_names(path: Path) -> set[str]:
+    """Modules that a file imports when it runs, wherever the import stands."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("patchloom"):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_predicting_imports_few_modules_and_no_training(tmp_path: Path) -> None:
+    golden = Path(__file__).parent.parent / "golden"
+    line = ["patchloom", "predict", str(golden / "classifier"), str(golden / "pictures" / "0.png"), "--device", "cpu"]
+    # Its recipe says which task a run of that time is; those of today say it themselves.
+    run(f"import shutil; shutil.copytree({line[2]!r}, {str(tmp_path / 'run')!r})")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config | {"task": "classification"}))
+    (tmp_path / "run" / "checksums.json").unlink()
+    line[2] = str(tmp_path / "run")
+    said = run(
+        f"import sys; sys.argv = {line!r}\n"
+        "from patchloom import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit as ended:\n    assert not ended.code\n"
+        "print(*(name for name in sys.modules if name.startswith('patchloom')))"
+    )
+    modules = said.splitlines()[-1].split()
+    assert len(modules) <= 50, modules
+    rooms = {name.split(".")[1] for name in modules if "." in name}
+    assert not rooms & {"training", "objectives", "recipes", "inspection", "evaluation", "engine"}

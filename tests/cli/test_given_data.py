@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from patchloom.cli import app
+from patchloom.cli import make_app
 from patchloom.errors import PatchloomError
 from patchloom.tasks.plan import folder_name
 
@@ -27,7 +27,7 @@ def in_folder(tmp_path, monkeypatch):
 
 
 def run(*arguments):
-    result = CliRunner().invoke(app, list(arguments))
+    result = CliRunner().invoke(make_app(), list(arguments))
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

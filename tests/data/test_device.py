@@ -10,9 +10,9 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from patchloom.data import batched, device, policies
 from patchloom.data.augment import erase, random_crop_box, train_transform
-from patchloom.data.augment import test_transform as evaluation
 from patchloom.data.batched import OPERATIONS, Draws, augment_batch, draw, operate
 from patchloom.data.device import DeviceLoader, Store, decode_all, fits_in_memory, make_loader
+from patchloom.data.evaluation_transform import test_transform as evaluation
 from patchloom.data.loader import Loader
 from patchloom.data.sampler import rank_positions
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet

@@ -11,10 +11,12 @@ import torch
 from PIL import Image
 
 from patchloom.data import workers
-from patchloom.data.augment import PictureTransform, train_transform
+from patchloom.data.augment import train_transform
 from patchloom.data.device import make_loader
+from patchloom.data.evaluation_transform import PictureTransform
 from patchloom.data.geometry import Geometry
-from patchloom.data.loader import Loader, cores, normalise
+from patchloom.data.image_batch import normalise
+from patchloom.data.loader import Loader, cores
 from patchloom.data.samples import Sample
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
 from patchloom.errors import DataError, ResourceError

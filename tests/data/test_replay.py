@@ -5,7 +5,7 @@ import torch
 
 from patchloom.data import device as device_module
 from patchloom.data.device import DeviceLoader, Store, make_loader
-from patchloom.data.loader import ImageBatch
+from patchloom.data.image_batch import ImageBatch
 from patchloom.recipes.parts import AugmentPart
 from tests.data.painted import check_aligned, painted
 

@@ -9,7 +9,8 @@ import torch
 
 from patchloom.data.augment import train_transform
 from patchloom.data.device import DeviceLoader
-from patchloom.data.loader import ImageBatch, Loader
+from patchloom.data.image_batch import ImageBatch
+from patchloom.data.loader import Loader
 from patchloom.data.samples import Sample
 from patchloom.data.views import ManyViews, View, make_view_loader
 from patchloom.engine.batches import len_of, move, split

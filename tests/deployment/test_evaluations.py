@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import patchloom
-from patchloom.data.augment import test_transform
+from patchloom.data.evaluation_transform import test_transform
 from patchloom.data.source import open_data
 from patchloom.deployment import evaluations
 from patchloom.deployment.runs import evaluate_runs

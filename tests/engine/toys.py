@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import patchloom
-from patchloom.data.loader import ImageBatch
+from patchloom.data.image_batch import ImageBatch
 from patchloom.data.sampler import rank_positions
 from patchloom.engine.distribution import Processes
 from patchloom.engine.ema import Ema

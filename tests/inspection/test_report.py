@@ -200,7 +200,7 @@ def test_a_failed_write_leaves_the_old_report(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(5, "broken disk")
 
-    monkeypatch.setattr("patchloom.engine.disk.os.replace", fail)
+    monkeypatch.setattr("patchloom.disk.os.replace", fail)
     with pytest.raises(ResourceError, match=r"cannot be written \(broken disk\)"):
         write_all(path)
     assert path.read_text() == "old"

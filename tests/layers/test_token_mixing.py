@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from patchloom.layers.attention import ClassAttention, ClassMixing, TalkingHeadsAttention
+from patchloom.layers.attention import ClassAttention, TalkingHeadsAttention
 from patchloom.layers.convolution import PatchConv, TokenConv
 from patchloom.layers.mlp import MLP
 from patchloom.layers.norms import Affine, BatchNorm, L2Norm, LayerNorm
@@ -12,7 +12,7 @@ from patchloom.layers.patches import ConvStem, PatchMerging, PatchProjection
 from patchloom.layers.resample import downsampler, resample_columns, resample_rows, upsampler
 from patchloom.layers.residual import Residual, drop_path, drop_path_rates, make_scale
 from patchloom.layers.sparse_mlp import SparseMLP
-from patchloom.layers.token_mixing import GroupedTokenMLP, TokenLinear, TokenMLP, UntiedTokenMLP
+from patchloom.layers.token_mixing import ClassMixing, GroupedTokenMLP, TokenLinear, TokenMLP, UntiedTokenMLP
 from tests.networks import images, small
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from patchloom.data.loader import ImageBatch, normalise
+from patchloom.data.image_batch import ImageBatch, normalise
 from patchloom.data.mixing import Blend, draw_blend
 from patchloom.data.sampler import step_seed
 from patchloom.errors import UsageError

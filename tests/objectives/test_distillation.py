@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.loader import normalise
+from patchloom.data.image_batch import normalise
 from patchloom.data.mixing import draw_blend
 from patchloom.data.sampler import step_seed
 from patchloom.errors import UsageError

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patchloom import disk
 from patchloom.deployment.classifier import load
 from patchloom.deployment.index import index, open_index
 from patchloom.deployment.runs import evaluate_runs
 from patchloom.deployment.seeds import evaluations
-from patchloom.engine import disk
 from patchloom.errors import CheckpointError, PatchloomError
 from patchloom.runs.checksums import own_sha256, read_checked, write_checked
 from patchloom.runs.config import read_run_files

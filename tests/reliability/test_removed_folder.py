@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from patchloom.engine.disk import locked
+from patchloom.disk import locked
 from patchloom.engine.reporter import Reporter
 from patchloom.errors import UsageError
 from patchloom.runs.checkpoints import Folder, find_checkpoint

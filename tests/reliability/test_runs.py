@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from patchloom.engine import disk, loop
-from patchloom.engine.disk import locked
+from patchloom import disk
+from patchloom.disk import locked
+from patchloom.engine import loop
 from patchloom.engine.state import Snapshot
 from patchloom.errors import ResourceError
 from patchloom.runs import checkpoints, weights

@@ -16,7 +16,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.deployment.index import index, open_index
-from patchloom.engine.disk import atomic_write, locked, write_new
+from patchloom.disk import atomic_write, locked, write_new
 from patchloom.errors import UsageError
 from patchloom.printable import printable, table_cell
 from patchloom.runs.checksums import own_sha256
@@ -172,7 +172,7 @@ def test_a_lock_that_is_no_file_is_refused(copies: Path, made: Path, monkeypatch
 
 
 def test_a_temporary_file_is_made_never_opened(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("patchloom.engine.disk.secrets.token_hex", lambda _: "0" * 16)
+    monkeypatch.setattr("patchloom.disk.secrets.token_hex", lambda _: "0" * 16)
     (tmp_path / "victim").write_text("precious")
     (tmp_path / ".a.0000000000000000.tmp").symlink_to(tmp_path / "victim")
     with pytest.raises(UsageError, match="a cannot be written: File exists"):
