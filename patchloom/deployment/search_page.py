@@ -3,21 +3,23 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
 from patchloom.data.given import picture_of
-from patchloom.deployment.index import Found, Hit, Index
 from patchloom.errors import DataError
 from patchloom.inspection.page import data_uri, write_page
 from patchloom.printable import printable
+
+if TYPE_CHECKING:
+    from patchloom.deployment.index import Found, Hit, Index  # which shows its findings by this module
 
 QUERIES = 200  # shown at most
 THUMBNAIL = 150  # pixels on the page; twice as many for fine screens
 
 
-def write_search_page(path: Path, index: Index, found: Sequence[Found]) -> None:
+def write_search_page(path: Path, index: "Index", found: "Sequence[Found]") -> None:
     """Write the page; where both labels are known, a frame shows whether they are the same."""
     shown = [one for one in found if not one.error]
     notes = [one.error for one in found if one.error]
@@ -41,7 +43,7 @@ def write_search_page(path: Path, index: Index, found: Sequence[Found]) -> None:
     )
 
 
-def count_right(found: Sequence[Found]) -> tuple[int, int] | None:
+def count_right(found: "Sequence[Found]") -> tuple[int, int] | None:
     """Queries whose nearest other file has their label, and queries where both are known; None without any."""
     first = [one.right(hit) for one in found if (hit := next((hit for hit in one.hits if not hit.itself), None))]
     known = [right for right in first if right is not None]
@@ -54,14 +56,14 @@ def short(path: str) -> str:
     return printable(path.removeprefix(here))
 
 
-def found_card(one: Found) -> dict[str, Any]:
+def found_card(one: "Found") -> dict[str, Any]:
     """For a page or a notebook: the query, where it is a file, and its hits with their pictures."""
     hits = [_hit(one, hit) for hit in one.hits]
     picture = _thumbnail(one.query) if one.query else None
     return {"name": short(one.query), "label": one.label, "picture": picture, "hits": hits}
 
 
-def _hit(one: Found, hit: Hit) -> dict[str, Any]:
+def _hit(one: "Found", hit: "Hit") -> dict[str, Any]:
     name = printable(os.path.basename(hit.path))
     return hit._asdict() | {
         "path": printable(hit.path),
