@@ -253,9 +253,10 @@ def _format_of(data: bytes) -> str | None:
 
 @contextmanager
 def _reading(name: str, data: bytes, where: str) -> Iterator[None]:
-    """Pillow at work: whatever it raises becomes a `DataError`; warnings about TIFF, and libtiff's own, stay silent."""
+    """Pillow at work: whatever it raises becomes a `DataError`; its warnings, and libtiff's own, stay silent."""
     try:
-        if name != "TIFF":
+        # Its other decoders warn of nothing.
+        if name != "TIFF" and not (name == "PNG" and b"acTL" in data):
             yield
         else:
             _silence_tiff()

@@ -31,6 +31,7 @@ MAX_CLASSES = 1_000_000
 _FAULTS = (ArithmeticError, LookupError, NotImplementedError, OSError, TypeError, ValueError)
 _BOXES = "expected a list of x0, y0, x1, y1 each, and a class number for each in 'labels'"
 _SHOWN = 200  # letters of a message of pyarrow's
+_MOST_OF_SPLIT = 1_000  # characters
 # Images are compressed already: a file that unpacks to more than both is no data set.
 HARMLESS_BYTES, MAX_EXPANSION = 1 << 30, 64
 BYTES_PER_NUMBER, PAGE_HEADERS_BYTES = 4, 1024  # of a row of such a column; of a few pages
@@ -155,7 +156,7 @@ def open_parquet(files: Sequence[Path], name: str) -> Source:
     train = ParquetPictures([by_name[file] for file in said.train])
     listing, notes = _listing(train)
     if "split" in train.columns:
-        own, val, test, others = listings_by_split(listing, [str(split) for split in train.column("split")])
+        own, val, test, others = listings_by_split(listing, _splits(train))
         return Source(name, own, val, notes + others, test=test)
     if said.unused:
         notes += (f"not used: {', '.join(said.unused)}",)
@@ -179,6 +180,14 @@ def _listing(pictures: ParquetPictures) -> tuple[Listing, tuple[str, ...]]:
     columns = {level: _numbered(pictures, of, f"{of}_names") for level, of in beside.items()}
     levels, notes = levels_of_columns(labels, names, columns, pictures.where)
     return Listing(pictures, rows, labels, names, levels), notes
+
+
+def _splits(pictures: ParquetPictures) -> list[str]:
+    """What the column `split` says of each row."""
+    values = pictures.column("split")
+    if long := [value for value in values if isinstance(value, str | bytes) and len(value) > _MOST_OF_SPLIT]:
+        raise DataError(f"{pictures.files[0]}: column 'split' has {_start_of(long[0])}…, expected names such as train")
+    return list(map(str, values))
 
 
 def _start_of(value: Any) -> str:

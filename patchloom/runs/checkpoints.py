@@ -148,7 +148,7 @@ def load_checkpoint(path: Path) -> Snapshot:
     manifest = parsed(packed, path / "manifest.json", {"format": int, "sha256": dict[str, str]})
     refuse_format(manifest, path / "manifest.json")
     digests = manifest["sha256"]
-    if packed != _manifest(digests):
+    if not all(map(str.isascii, (*digests, *digests.values()))) or packed != _manifest(digests):
         raise CheckpointError(f"{path / 'manifest.json'} is damaged: its checksum is not its own.")
     contents = {}
     for name, digest in digests.items():

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import tarfile
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from PIL import Image
 
 from patchloom.data.check import check
+from patchloom.data.decode import decode
 from patchloom.data.given import files_of
 from patchloom.data.pairs import open_parallel
 from patchloom.data.reading import Reading
@@ -497,3 +499,14 @@ def test_long_messages_lose_their_middle(tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         open_data(str(parquet(tmp_path / "data.parquet", {"label": [b"x" * 1_000_000] * 4})))
     assert len(raised.value.args[0]) < 500
+    with pytest.raises(DataError, match=r"column 'split' has b'xxx.*…, expected names such as train") as raised:
+        open_data(str(parquet(tmp_path / "data.parquet", {"split": [b"x" * 1_000_000] * 4})))
+    assert len(raised.value.args[0]) < 500
+
+
+def test_a_png_that_says_wrongly_that_it_moves_is_read(tmp_path: Path) -> None:
+    whole = png(0)
+    chunk = b"acTL" + bytes(40)
+    at = whole.index(b"IDAT") - 4
+    data = whole[:at] + (40).to_bytes(4, "big") + chunk + zlib.crc32(chunk).to_bytes(4, "big") + whole[at:]
+    assert decode(data, "a.png").tobytes() == decode(whole, "b.png").tobytes()

@@ -485,6 +485,13 @@ def test_a_checkpoint_larger_than_the_memory_is_one_line(run: Path, name: str) -
         read_checkpoint(newest)
 
 
+def test_a_manifest_with_half_a_character_is_one_line(run: Path) -> None:
+    path = checkpoint.checkpoints_of(run)[0] / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"sha256": {"state.json": "\ud800"}}))
+    with pytest.raises(CheckpointError, match="its checksum is not its own"):
+        read_checkpoint(path.parent)
+
+
 def test_tensors_of_too_many_dimensions_are_one_line(run: Path) -> None:
     newest = checkpoints.checkpoints_of(run)[0]
     header = json.dumps({"x": {"dtype": "F32", "shape": [1] * 70, "data_offsets": [0, 4]}}).encode()
