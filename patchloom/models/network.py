@@ -27,6 +27,8 @@ Size = int | tuple[int, int]
 # Whole numbers of configs that may be 0, as a network without blocks is one; and those that say more of themselves.
 _MAY_BE_0 = ("depth", "class_depth")
 _CHECKED = ("num_classes", "image_size")
+# Each block takes 10 ms to be made and counted: a recipe from elsewhere must not take for ever.
+_BLOCKS, MOST_BLOCKS = ("depth", "class_depth", "depths", "layers", "parallel"), 512
 
 
 def check_types(config: Any) -> None:
@@ -44,6 +46,8 @@ def check_types(config: Any) -> None:
             if not fits or (hint is not bool and isinstance(value, bool)):
                 kind = {int: "a whole number", float: "a number", bool: "true or false"}[hint]
                 raise UsageError(f"{field.name} is {kind}; given {value!r}")
+            if field.name in _BLOCKS and value > MOST_BLOCKS:
+                raise UsageError(f"{field.name} is {value}, expected at most {MOST_BLOCKS}")
             if hint is int and value < (field.name not in _MAY_BE_0) and field.name not in _CHECKED:
                 raise UsageError(f"{field.name} is {value}, expected at least {int(field.name not in _MAY_BE_0)}")
         if typing.get_origin(hint) is tuple and typing.get_args(hint)[0] is int:
@@ -52,6 +56,8 @@ def check_types(config: Any) -> None:
                 raise UsageError(f"{field.name} is whole numbers, such as 1,2; given {value!r}")
             if min(value, default=0) < 0 and field.name not in _CHECKED:
                 raise UsageError(f"{field.name} is {value!r}, expected no negative number")
+            if max(value, default=0) > MOST_BLOCKS and field.name in _BLOCKS:
+                raise UsageError(f"{field.name} is {value!r}, expected at most {MOST_BLOCKS} each")
             object.__setattr__(config, field.name, tuple(value))
 
 

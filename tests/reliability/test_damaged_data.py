@@ -486,6 +486,18 @@ def test_sizes_that_no_network_has_are_named(option: str, value: int) -> None:
         create_model("resmlp_s12", image_size=16, **{option: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("resmlp_s12", {"depth": 10**12}, "depth is 1000000000000, expected at most 512"),
+        ("smlpnet_t", {"depths": [1, 1, 10**12, 1]}, "depths is .*, expected at most 512 each"),
+    ],
+)
+def test_networks_without_end_are_refused(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        create_model(name, **options)
+
+
 def test_what_torch_refuses_names_the_options() -> None:
     with pytest.raises(UsageError, match=r"mixer_s16 cannot be built with .*channel_dim=-4: "):
         create_model("mixer_s16", image_size=32, channel_dim=-4)
