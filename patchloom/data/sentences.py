@@ -43,6 +43,7 @@ _TSV_LANGUAGES = re.compile(r"(?:.*[^A-Za-z])?(?P<first>[a-z]{2})[-_](?P<second>
 
 # Control characters become spaces; a byte order mark goes; '▁', which stands for a space in subwords, becomes '_'.
 _CLEANED = {**dict.fromkeys([*range(32), *range(127, 160)], " "), 0xFEFF: None, 0x2581: "_"}
+_CLEANED |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")  # halves of characters, which cannot be encoded
 
 Sides = Sequence[bytes | str | None]  # None where a file has ended before the others
 

@@ -33,6 +33,7 @@ TILE = 32  # pixels a small image is brought to, by a whole factor
 GAP, MARGIN, LABEL = 2, 12, 22  # pixels between small images, around blocks, and for a line of text
 BLOCKS_A_LINE = 6
 PAGE = 1360  # pixels a sheet may be wide
+_MOST_LETTERS = 200  # of a title or caption, about the same
 
 
 class Cell(NamedTuple):
@@ -49,9 +50,17 @@ class Line(NamedTuple):
     cells: Sequence[Cell]
 
 
+def _start(text: str) -> str:
+    """As much as a page is wide: a class may have any name."""
+    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
+
+
 def sheet(lines: Sequence[Line]) -> Image.Image:
     """Lines of images; columns stand below one another, and a line wider than a page goes on in the next."""
     font = ImageFont.load_default(13)
+    lines = [
+        Line(_start(line.title), [Cell(cell.image, _start(cell.caption)) for cell in line.cells]) for line in lines
+    ]
     cells = [cell for line in lines for cell in line.cells]
     column = MARGIN + int(max(max(cell.image.width, font.getlength(cell.caption)) for cell in cells))
     across = max(1, min(max(len(line.cells) for line in lines), (PAGE - MARGIN) // column))

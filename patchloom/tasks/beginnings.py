@@ -8,6 +8,7 @@ from pathlib import Path
 
 from patchloom.data.source import in_one, parts_of
 from patchloom.errors import CheckpointError, DataError, UsageError
+from patchloom.printable import printable
 from patchloom.runs.beginning import RECORD, DataRecord, read_record
 
 CLASSES_SHOWN = 3
@@ -110,5 +111,5 @@ def _before(folder: Path) -> DataRecord | None:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:CLASSES_SHOWN])
+    shown = printable(", ".join(names[:CLASSES_SHOWN]))
     return f"{len(names)} classes ({shown}{', …' if len(names) > CLASSES_SHOWN else ''})"

@@ -21,9 +21,11 @@ from patchloom.data.decode import decode
 from patchloom.data.given import files_of
 from patchloom.data.pairs import open_parallel
 from patchloom.data.reading import Reading
+from patchloom.data.sentences import clean
 from patchloom.data.source import open_data
 from patchloom.data.taxonomy import read_taxonomy
 from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom.inspection.sheets import Cell, Line, sheet
 from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe, override
 from patchloom.recipes.choices import base_recipe
@@ -522,3 +524,12 @@ def test_a_png_that_says_wrongly_that_it_moves_is_read(tmp_path: Path) -> None:
     at = whole.index(b"IDAT") - 4
     data = whole[:at] + (40).to_bytes(4, "big") + chunk + zlib.crc32(chunk).to_bytes(4, "big") + whole[at:]
     assert decode(data, "a.png").tobytes() == decode(whole, "b.png").tobytes()
+
+
+def test_half_a_character_is_read_as_unknown() -> None:
+    assert clean("a\ud800 b") == "a\ufffd b"
+
+
+def test_captions_of_any_length_take_a_page() -> None:
+    drawn = sheet([Line("x" * 100_000, [Cell(Image.new("RGB", (8, 8)), "y" * 100_000)])])
+    assert drawn.width < 3_000

@@ -30,7 +30,7 @@ from patchloom.deployment.held_out import held_out_of
 from patchloom.deployment.index import index, open_index
 from patchloom.deployment.runs import evaluate_runs
 from patchloom.deployment.seeds import epoch_values, final_values
-from patchloom.errors import CheckpointError, PatchloomError
+from patchloom.errors import CheckpointError, DataError, PatchloomError
 from patchloom.inspection.page import render
 from patchloom.runs import checkpoints, weights
 from patchloom.runs.checkpoints import _manifest, find_checkpoint, read_checkpoint
@@ -175,6 +175,14 @@ def test_any_record_of_the_data_is_one_line(made: Path, run: Path) -> None:
         if number % 20 == 0:
             with one_line_or_fine():
                 run_training(training(made, run), say=str)
+
+
+def test_classes_that_differ_are_told_in_one_line(made: Path, run: Path) -> None:
+    value = json.loads((run / "data.json").read_bytes())
+    (run / "checksums.json").unlink()
+    (run / "data.json").write_text(json.dumps(value | {"classes": ["a\nb", *value["classes"][1:]]}))
+    with pytest.raises(DataError, match=r"classes \(a\\nb, "):
+        run_training(training(made, run, epochs=3), say=str)
 
 
 def without_weights(run: Path) -> Path:
@@ -486,7 +494,7 @@ def test_a_checkpoint_larger_than_the_memory_is_one_line(run: Path, name: str) -
 
 
 def test_a_manifest_with_half_a_character_is_one_line(run: Path) -> None:
-    path = checkpoint.checkpoints_of(run)[0] / "manifest.json"
+    path = checkpoints.checkpoints_of(run)[0] / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {"sha256": {"state.json": "\ud800"}}))
     with pytest.raises(CheckpointError, match="its checksum is not its own"):
         read_checkpoint(path.parent)
@@ -660,7 +668,8 @@ def test_no_path_is_too_long_for_one_line(
 FEW = """
 import resource, sys
 from patchloom import cli
-from patchloom.deployment import classifier, runs, verify
+from patchloom.deployment import classifier, runs
+from patchloom.tasks import verify
 from patchloom.data import check
 used = len(__import__("os").listdir("/proc/self/fd")) - 1
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
