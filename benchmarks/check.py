@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from patchloom.data.check import check
+from patchloom.data.checking.check import check
 
 
 def write_jpegs(folder: Path, count: int) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 import torch
 from peak import peak_mib
 
-from patchloom.data.special_tokens import BOS, EOS, PAD, UNKNOWN
+from patchloom.data.text.special_tokens import BOS, EOS, PAD, UNKNOWN
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import create_seq2seq
 

@@ -15,11 +15,11 @@ import torch
 from trainings import options_of, read, train
 
 import patchloom
-from patchloom.data.evaluation_loader import make_evaluation_loader
+from patchloom.data.batches.evaluation_loader import make_evaluation_loader
 from patchloom.evaluation.embeddings import embed
 from patchloom.evaluation.knn import knn
 from patchloom.inspection.charts import Series, line_chart, svg_file
-from patchloom.inspection.report import curve, steps_per_unit
+from patchloom.pages.report import curve, steps_per_unit
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import read_metrics
 from patchloom.tasks.image_networks import make_network

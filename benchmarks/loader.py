@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from patchloom.data.augment import train_transform
-from patchloom.data.device import DeviceLoader, Store
-from patchloom.data.folder import FilePictures
-from patchloom.data.loader import Loader
-from patchloom.data.image_batch import normalise
-from patchloom.data.mixing import draw_blend
-from patchloom.data.sampler import step_seed
+from patchloom.data.augmentation.augment import train_transform
+from patchloom.data.augmentation.mixing import draw_blend
+from patchloom.data.batches.decoded_set import DeviceLoader, Store
+from patchloom.data.batches.loader import Loader
+from patchloom.data.batches.sampler import step_seed
+from patchloom.data.pictures.image_batch import normalise
 from patchloom.data.sets import ClassTable, PictureSet
+from patchloom.data.sources.folder import FilePictures
 from patchloom.recipes.parts import AugmentPart
 
 SIDE_PIXELS, IMAGE_SIZE = 256, 224
@@ -71,7 +71,7 @@ def timm_loader(folder: Path, options: dict, workers: int, batch: int) -> Callab
     import timm.data
     import timm.data.auto_augment as timm_augment
 
-    from patchloom.data.policies import posterize
+    from patchloom.data.augmentation.policies import posterize
 
     # Pillow 13 refuses the 0 bits timm sometimes asks for: without this its RandAugment soon stops.
     names = timm_augment.NAME_TO_OP

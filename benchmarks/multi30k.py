@@ -12,9 +12,9 @@ from pathlib import Path
 from trainings import options_of, read, train
 
 import patchloom
-from patchloom.data.pairs import open_parallel
-from patchloom.deployment.text_evaluation import evaluate_text
+from patchloom.data.text.pairs import open_parallel
 from patchloom.engine.display import duration
+from patchloom.judging.text_evaluation import evaluate_text
 from patchloom.runs.record import read_run_record
 
 RUNS = {

@@ -27,7 +27,7 @@ import torch
 from peak import peak_mib
 from PIL import Image
 
-from patchloom.data.decode import decode
+from patchloom.data.pictures.decode import decode
 from patchloom.engine.state import Snapshot
 from patchloom.errors import DataError, ResourceError
 from patchloom.runs.checkpoints import find_checkpoint, save_checkpoint

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from patchloom.data.source import open_data
+from patchloom.data.sources.source import open_data
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe

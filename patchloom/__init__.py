@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from patchloom.data.check import check as check
+    from patchloom.data.checking.check import check as check
     from patchloom.data.reading import Reading as Reading
-    from patchloom.data.source import open_data as open_data
+    from patchloom.data.sources.source import open_data as open_data
     from patchloom.deployment.classifier import Classifier as Classifier
     from patchloom.deployment.classifier import load as load
     from patchloom.deployment.index import index as index
     from patchloom.deployment.index import open_index as open_index
-    from patchloom.deployment.levels import evaluate_levels as evaluate_levels
-    from patchloom.deployment.runs import evaluate as evaluate
-    from patchloom.deployment.runs import evaluate_runs as evaluate_runs
     from patchloom.deployment.translator import Translator as Translator
     from patchloom.deployment.translator import load_translator as load_translator
     from patchloom.inspection.cost import cost as cost
-    from patchloom.inspection.look import look as look
     from patchloom.inspection.pictures import pictures_of as pictures_of
+    from patchloom.judging.levels import evaluate_levels as evaluate_levels
+    from patchloom.judging.several_runs import evaluate as evaluate
+    from patchloom.judging.several_runs import evaluate_runs as evaluate_runs
     from patchloom.layers.attention import record_attention as record_attention
     from patchloom.models.absorb import absorb as absorb
     from patchloom.models.published import load_published as load_published
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
+    from patchloom.pages.look import look as look
     from patchloom.recipes import get_recipe as get_recipe
     from patchloom.recipes import list_recipes as list_recipes
     from patchloom.training.train import train as train
@@ -38,20 +38,20 @@ _WHERE = {
     "Reading": "patchloom.data.reading",
     "Translator": "patchloom.deployment.translator",
     "absorb": "patchloom.models.absorb",
-    "check": "patchloom.data.check",
+    "check": "patchloom.data.checking.check",
     "cost": "patchloom.inspection.cost",
     "create_model": "patchloom.models.registry",
-    "evaluate": "patchloom.deployment.runs",
-    "evaluate_levels": "patchloom.deployment.levels",
-    "evaluate_runs": "patchloom.deployment.runs",
+    "evaluate": "patchloom.judging.several_runs",
+    "evaluate_levels": "patchloom.judging.levels",
+    "evaluate_runs": "patchloom.judging.several_runs",
     "index": "patchloom.deployment.index",
     "list_models": "patchloom.models.registry",
     "list_recipes": "patchloom.recipes",
     "get_recipe": "patchloom.recipes",
     "load": "patchloom.deployment.classifier",
     "load_translator": "patchloom.deployment.translator",
-    "look": "patchloom.inspection.look",
-    "open_data": "patchloom.data.source",
+    "look": "patchloom.pages.look",
+    "open_data": "patchloom.data.sources.source",
     "open_index": "patchloom.deployment.index",
     "load_published": "patchloom.models.published",
     "pictures_of": "patchloom.inspection.pictures",

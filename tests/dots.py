@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from patchloom.data.decode import decode
-from patchloom.data.given import files_of
+from patchloom.data.pictures.decode import decode
+from patchloom.data.pictures.given import files_of
 from patchloom.errors import DataError, UsageError
-from patchloom.inspection.report import validation
-from patchloom.inspection.sections import table_section
 from patchloom.models.from_config import load_weights
 from patchloom.objectives.objective import Ingredients, Objective
+from patchloom.pages.report import validation
+from patchloom.pages.sections import table_section
 from patchloom.recipes.choices import base_recipe, changed_recipe
 from patchloom.recipes.methods import EVERYTHING, Method
 from patchloom.runs.beginning import DataRecord, write_record

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.given import picture_of
+from patchloom.data.pictures.given import picture_of
 from patchloom.errors import DataError, UsageError
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()

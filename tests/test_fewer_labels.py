@@ -14,10 +14,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import patchloom
-from patchloom.deployment.comparison_report import report_runs
-from patchloom.deployment.look import look_at
 from patchloom.engine.signals import Stopped
 from patchloom.errors import CheckpointError, DataError, UsageError
+from patchloom.judging.comparison_page import report_runs
+from patchloom.judging.look_page import look_at
 from patchloom.objectives.dino import Dino
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import read_metrics

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 import patchloom
-from patchloom.data.source import Spec
+from patchloom.data.sources.source import Spec
 from patchloom.deployment.classifier import Classifier
 from patchloom.deployment.evaluations import Shown
 from patchloom.errors import UsageError

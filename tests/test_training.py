@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import patchloom
-from patchloom.data.device import make_loader
-from patchloom.data.source import open_data
-from patchloom.data.views import make_view_loader, views_of
+from patchloom.data.batches.decoded_set import make_loader
+from patchloom.data.batches.views import make_view_loader, views_of
+from patchloom.data.sources.source import open_data
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
 from patchloom.engine.optimisation import Schedule, freeze, make_optimizer

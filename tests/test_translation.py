@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file
 
 import patchloom
-from patchloom.data.pairs import open_parallel
-from patchloom.data.vocabulary import Vocabulary
-from patchloom.deployment.text_evaluation import evaluate_text
+from patchloom.data.text.pairs import open_parallel
+from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
 from patchloom.engine.signals import Stopped
 from patchloom.errors import CheckpointError, DataError, UsageError
+from patchloom.judging.text_evaluation import evaluate_text
 from patchloom.recipes import get_recipe, list_recipes
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.tasks.plan import TrainingSettings

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from patchloom.cli.completion import complete_model
+from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def bench(
     names: Annotated[
         list[str],
-        typer.Argument(help="Names or patterns; 'timm:NAME' is timm's network.", autocompletion=complete_model),
+        typer.Argument(help="Names or patterns; 'timm:NAME' is timm's network.", autocompletion=completed("model")),
     ],
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
     size: Annotated[int, typer.Option(help="Image size in pixels.")] = 224,

@@ -14,9 +14,9 @@ from patchloom.printable import printable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from patchloom.data.check import CheckReport
+    from patchloom.data.checking.check import CheckReport
+    from patchloom.data.checking.survey import Place
     from patchloom.data.reading import Reading
-    from patchloom.data.survey import Place
 
 SHOWN = 5  # files, groups or classes named in the terminal; the page, --json and --verbose have all
 OF_ITS_OWN = ("strip", "tiny", "uneven sides")  # kinds of odd whose detail differs from one to the next
@@ -47,9 +47,9 @@ def check(
     from pathlib import Path
 
     from patchloom.cli.output import print_json
-    from patchloom.data.check import check as look_through
-    from patchloom.data.scan_bar import scan_bar
-    from patchloom.data.source import in_one
+    from patchloom.data.checking.check import check as look_through
+    from patchloom.data.checking.scan_bar import scan_bar
+    from patchloom.data.sources.source import in_one
 
     data = in_one(given)
     target = Path(page) if page else None
@@ -66,7 +66,7 @@ def check(
     if not target and problems and not as_json:
         target = _usual_page(data)
     if target:
-        from patchloom.inspection.check_page import write_check_page
+        from patchloom.pages.check_page import write_check_page
 
         write_check_page(target, report, problems=problems)
     if as_json:
@@ -181,7 +181,7 @@ def _usual_page(data: str) -> "Path | None":
 def _refuse_inside(target: "Path", data: str) -> None:
     from pathlib import Path
 
-    from patchloom.data.source import parts_of
+    from patchloom.data.sources.source import parts_of
     from patchloom.errors import UsageError
 
     for part in parts_of(data):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchloom.cli.completion import complete_run
+from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
     from patchloom.deployment.classifier import Classifier
@@ -21,7 +21,7 @@ def evaluate(
             metavar="RUN… [DATA]",
             help="Folders of runs, then data with their classes, matched by name. "
             "Without data: what the runs decided about their val images when they were trained.",
-            autocompletion=complete_run,
+            autocompletion=completed("run"),
         ),
     ],
     split: Annotated[
@@ -124,8 +124,8 @@ def evaluate(
 ) -> None:
     """Measure top-1 with its interval, top-5, loss, calibration and classes; compare several runs image by image."""
     from patchloom.data.reading import Reading
-    from patchloom.deployment.runs import named
     from patchloom.errors import UsageError
+    from patchloom.judging.several_runs import named
     from patchloom.runs.config import is_run
 
     reading = Reading(
@@ -160,7 +160,7 @@ def evaluate(
     of_data = {name: value for name, value in shown.items() if name not in ("split", "real", "v2")}
     if levels:
         from patchloom.cli.level_tables import show_levels
-        from patchloom.deployment.levels import evaluate_levels
+        from patchloom.judging.levels import evaluate_levels
 
         del of_data["level"]  # every one is judged at
         found = evaluate_levels(runs, str(data), device=device, halves=linear, trunk=trunk, **of_data)
@@ -171,8 +171,8 @@ def evaluate(
         _sweep(runs, str(data), device, sweep, shown, as_json)
     else:
         from patchloom.cli.evaluation_tables import show
-        from patchloom.data.scan_bar import scan_bar
-        from patchloom.deployment.runs import evaluate as evaluate_runs
+        from patchloom.data.checking.scan_bar import scan_bar
+        from patchloom.judging.several_runs import evaluate as evaluate_runs
 
         with scan_bar(what="evaluating") as progress:
             decided = evaluate_runs(runs, data, device=device, heads=agreement, progress=progress, **shown)
@@ -250,7 +250,7 @@ def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], da
 def _classifiers(runs: list[str], device: str, *, trunk: bool = False) -> "Iterator[tuple[str, Classifier]]":
     """One after the other: many networks need not fit on the device together."""
     from patchloom.deployment.classifier import load
-    from patchloom.deployment.runs import named
+    from patchloom.judging.several_runs import named
 
     for name, folder in named(runs).items():
         yield name, load(folder, device=device, trunk=trunk)

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from patchloom.deployment.runs import RunEvaluations
+    from patchloom.judging.several_runs import RunEvaluations
 
 WORST_CLASSES = 10
 

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from patchloom.cli.completion import complete_run
 from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, reading_from
+from patchloom.cli.verb import completed
 
 
 def index(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or hub:user/name.", autocompletion=complete_run)],
+    run: Annotated[str, typer.Argument(help="Folder of a run, or hub:user/name.", autocompletion=completed("run"))],
     images: Annotated[list[str], typer.Argument(help="Image files or folders, labelled as `train` reads them.")],
     out: Annotated[str, typer.Option(help="Folder of the index; one that is there already grows.")],
     batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
@@ -32,7 +32,7 @@ def index(
 ) -> None:
     """Embed images for `patchloom search`; the same command resumes after a stop, or adds what is new or changed."""
     from patchloom.cli.output import print_json, print_result
-    from patchloom.data.scan_bar import scan_bar
+    from patchloom.data.checking.scan_bar import scan_bar
     from patchloom.deployment.index import index as build
 
     reading = reading_from(

@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from patchloom.cli.completion import complete_run
+from patchloom.cli.verb import completed
 
 
 def look(
     run: Annotated[
-        str, typer.Argument(help="Folder of a run, or NAME@FILE for published weights.", autocompletion=complete_run)
+        str,
+        typer.Argument(help="Folder of a run, or NAME@FILE for published weights.", autocompletion=completed("run")),
     ],
     images: Annotated[
         list[str] | None,
@@ -41,8 +42,8 @@ def look(
         _ranked([run, *(images or [])], data, page, 10 if top is None else top, trunk, as_json)
         return
     from patchloom.cli.output import print_json, print_result
-    from patchloom.deployment.look import look_at
     from patchloom.errors import UsageError
+    from patchloom.judging.look_page import look_at
     from patchloom.printable import printable
 
     if trunk:
@@ -62,8 +63,8 @@ def look(
 
 def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool, as_json: bool) -> None:
     from patchloom.cli.output import print_json, print_result
-    from patchloom.deployment.ranked import write_ranked
     from patchloom.errors import UsageError
+    from patchloom.judging.ranked_page import write_ranked
     from patchloom.runs.config import is_run
     from patchloom.runs.record import read_run_record
 

@@ -4,13 +4,13 @@ from typing import Annotated, Any
 
 import typer
 
-from patchloom.cli.completion import complete_model
+from patchloom.cli.verb import completed
 
 
 def models(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names or patterns, such as 'cait_*'.", autocompletion=complete_model),
+        typer.Argument(help="Names or patterns, such as 'cait_*'.", autocompletion=completed("model")),
     ] = None,
     size: Annotated[int, typer.Option(help="Image size in pixels.")] = 224,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from patchloom.cli.completion import complete_run
+from patchloom.cli.verb import completed
 
 
 def predict(
-    run: Annotated[str, typer.Argument(help="Folder of a run.", autocompletion=complete_run)],
+    run: Annotated[str, typer.Argument(help="Folder of a run.", autocompletion=completed("run"))],
     images: Annotated[list[str], typer.Argument(help="Image files, folders or videos.")],
     top: Annotated[int, typer.Option(help="Answers per image.")] = 3,
     every: Annotated[

@@ -4,16 +4,16 @@ from typing import Annotated
 
 import typer
 
-from patchloom.cli.completion import complete_model, complete_recipe
+from patchloom.cli.verb import completed
 
 
 def recipes(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names or patterns, such as 'deit3*'.", autocompletion=complete_recipe),
+        typer.Argument(help="Names or patterns, such as 'deit3*'.", autocompletion=completed("recipe")),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="With the values for this network.", autocompletion=complete_model)
+        str | None, typer.Option(help="With the values for this network.", autocompletion=completed("model"))
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="One recipe as the file `train --recipe` reads.")] = False,

@@ -4,13 +4,13 @@ from typing import Annotated, Any
 
 import typer
 
-from patchloom.cli.completion import complete_run
 from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, reading_from
+from patchloom.cli.verb import completed
 
 
 def report(
     runs: Annotated[
-        list[str], typer.Argument(help="Folders of runs; two or more are compared.", autocompletion=complete_run)
+        list[str], typer.Argument(help="Folders of runs; two or more are compared.", autocompletion=completed("run"))
     ],
     data: Annotated[str | None, typer.Option(help="Where the data lie now; several runs are evaluated on it.")] = None,
     split: Annotated[
@@ -50,7 +50,7 @@ def report(
 
         page = report_run(Path(runs[0]), data=data, out=Path(out) if out else None, **shown)
     else:
-        from patchloom.deployment.comparison_report import report_runs
+        from patchloom.judging.comparison_page import report_runs
 
         page = report_runs(runs, data=data, out=Path(out or "comparison.html"), **shown)
     if as_json:

@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from patchloom.cli.completion import complete_model, complete_recipe, complete_run
-from patchloom.cli.verb import OUTPUT
+from patchloom.cli.verb import OUTPUT, completed
 
 LEARNED, DATA, RUN, MACHINE = "What is learned", "The data", "The run", "The machine"  # panels of --help-all
 
@@ -18,13 +17,14 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Network (`patchloom models`); chosen to suit the data when left out.", autocompletion=complete_model
+            help="Network (`patchloom models`); chosen to suit the data when left out.",
+            autocompletion=completed("model"),
         ),
     ] = None,
     recipe: Annotated[
         str,
         typer.Option(
-            help="A published recipe (`patchloom recipes`), a recipe.yaml, or auto.", autocompletion=complete_recipe
+            help="A published recipe (`patchloom recipes`), a recipe.yaml, or auto.", autocompletion=completed("recipe")
         ),
     ] = "auto",
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
@@ -32,7 +32,7 @@ def train(
     size: Annotated[int | None, typer.Option(help="Image size in pixels.")] = None,
     init: Annotated[
         str | None,
-        typer.Option(help="Start from the weights of a run or of a published file.", autocompletion=complete_run),
+        typer.Option(help="Start from the weights of a run or of a published file.", autocompletion=completed("run")),
     ] = None,
     labels: Annotated[
         str | None, typer.Option(help="A table of path,label in any form, for a folder of images.")
@@ -46,7 +46,7 @@ def train(
         str | None,
         typer.Option(
             help="Distil from a run, timm:NAME, torchvision:NAME …",
-            autocompletion=complete_run,
+            autocompletion=completed("run"),
             rich_help_panel=LEARNED,
         ),
     ] = None,
@@ -129,7 +129,7 @@ def train(
     changed = pairs(changes or [])
     _announce(data)
     from patchloom.cli.output import is_quiet, print_json, print_result
-    from patchloom.data.source import in_one
+    from patchloom.data.sources.source import in_one
     from patchloom.tasks.plan import TrainingSettings
     from patchloom.training.run import run_training
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TextIO
 
 import typer
 
-from patchloom.cli.completion import complete_run
+from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
     from patchloom.deployment.translator import Translated
@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 1 << 20
 
 
 def translate(
-    run: Annotated[str, typer.Argument(help="Folder of a translation run.", autocompletion=complete_run)],
+    run: Annotated[str, typer.Argument(help="Folder of a translation run.", autocompletion=completed("run"))],
     file: Annotated[
         str | None, typer.Argument(help="Text, one sentence per line, plain or .gz; standard input when left out.")
     ] = None,
@@ -93,7 +93,7 @@ def _shown(number: int, found: "list[Translated]", *, scores: bool, several: boo
 
 def _decoded(lines: list[bytes], before: int, replace: bool, name: str) -> "tuple[list[str], DataError | None]":
     """Lines as text, up to the first that is none, and what is wrong with that."""
-    from patchloom.data.sentences import not_utf8
+    from patchloom.data.text.sentences import not_utf8
     from patchloom.errors import DataError
 
     texts = []

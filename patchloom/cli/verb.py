@@ -79,3 +79,15 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
     run.__annotations__ = function.__annotations__ | shared
     return run
+
+
+def completed(kind: str) -> Callable[[str], list[str]]:
+    """What completes the names of a "model", "recipe" or "run"; it is imported when a shell asks."""
+
+    def complete(incomplete: str) -> list[str]:
+        from patchloom.cli import completion
+
+        found: list[str] = getattr(completion, f"complete_{kind}")(incomplete)
+        return found
+
+    return complete

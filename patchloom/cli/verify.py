@@ -4,12 +4,13 @@ from typing import Annotated
 
 import typer
 
-from patchloom.cli.completion import complete_run
+from patchloom.cli.verb import completed
 
 
 def verify(
     folder: Annotated[
-        str, typer.Argument(metavar="RUN|INDEX", help="Folder of a run or of an index.", autocompletion=complete_run)
+        str,
+        typer.Argument(metavar="RUN|INDEX", help="Folder of a run or of an index.", autocompletion=completed("run")),
     ],
     accept: Annotated[
         bool, typer.Option("--accept", help="Take text that was changed by hand, such as class names, for right.")

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
-from patchloom.data.samples import PARTS, UNLABELLED, LayerKind, Sample, checked_boxes, checked_layer
+from patchloom.data.pictures.samples import PARTS, UNLABELLED, LayerKind, Sample, checked_boxes, checked_layer
 from patchloom.errors import DataError, UsageError
 
 NOT_LABELLED = 255  # the class of a pixel that has none, in masks of 8 bits

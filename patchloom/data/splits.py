@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data.alike import KINDS
-from patchloom.data.samples import UNLABELLED
+from patchloom.data.labels.alike import KINDS
+from patchloom.data.labels.taxonomy import check_level, numbered_levels
+from patchloom.data.labels.unlabelled import missing_labels
+from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits, name_some
-from patchloom.data.taxonomy import check_level, numbered_levels
-from patchloom.data.unlabelled import missing_labels
 from patchloom.errors import DataError, UsageError
 
 TRAIN_NAMES = ("train", "training")

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.evaluation_transform import EvaluationTransform, test_transform
-from patchloom.data.given import Given, One, files_of, is_one, picture_of, pictures_in
-from patchloom.data.image_batch import ImageBatch, normalise
+from patchloom.data.pictures.evaluation_transform import EvaluationTransform, test_transform
+from patchloom.data.pictures.given import Given, One, files_of, is_one, picture_of, pictures_in
+from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ImageSet
 from patchloom.disk import atomic_write
@@ -25,10 +25,10 @@ from patchloom.runs.config import RunFiles, run_folder, write_run_files
 from patchloom.runs.weights import load_network, save_weights
 
 if TYPE_CHECKING:
-    from patchloom.data.scan import Progress
+    from patchloom.data.checking.scan import Progress
     from patchloom.deployment.evaluations import Evaluation, Probes, SweepPoint
     from patchloom.evaluation.embeddings import Embeddings
-    from patchloom.inspection.look import Look, Looks
+    from patchloom.pages.look import Look, Looks
 
 PREDICTED_AT_ONCE = 32
 Answers: TypeAlias = list[tuple[str, float]]  # class name, probability; likeliest first
@@ -48,7 +48,7 @@ class Answer:
         return "  ".join(f"{name} {share:.1%}" for name, share in self.answers)
 
     def __repr__(self) -> str:
-        from patchloom.inspection.notebook import likeliest
+        from patchloom.pages.notebook import likeliest
 
         return f"Answer({printable(self.path)}: {printable(self.error) if self.error else likeliest(self.answers)})"
 
@@ -66,14 +66,14 @@ class Classifier:
         self._transform = self.transform()
 
     def __repr__(self) -> str:
-        from patchloom.inspection.notebook import first_names
+        from patchloom.pages.notebook import first_names
 
         classes = f"{len(self.labels)} classes: {first_names(self.labels, 3)}" if self.labels else "no classes"
         height, width = self.preprocessing.image_size
         return f"Classifier({self.model.config.name}, {height}×{width} pixels, {self.device}, {classes})"
 
     def _repr_html_(self) -> str:
-        from patchloom.inspection.notebook import first_names, piece
+        from patchloom.pages.notebook import first_names, piece
 
         shown = self.preprocessing
         height, width = shown.image_size
@@ -144,11 +144,11 @@ class Classifier:
     ) -> Iterator[Answer]:
         """One answer per file, in order; folders are searched; a file that cannot be read is an answer with `error`.
 
-        Videos, animations and files of several pages have an answer for every `every`-th frame (see `data.video`).
+        Videos, animations and files of several pages have an answer for every `every`-th frame (see `pictures.video`).
         """
         at_least("top", top, 1)
         self.check_decides()
-        from patchloom.data.video import frames_or_error
+        from patchloom.data.pictures.video import frames_or_error
 
         frames = (frame for path in files_of(paths) for frame in frames_or_error(path, every))
         read = ((name, one if isinstance(one, str) else self._transform(one)) for name, one in frames)
@@ -182,7 +182,7 @@ class Classifier:
 
         In a notebook it is shown as picture, likeliest classes and maps.
         """
-        from patchloom.inspection.look import look
+        from patchloom.pages.look import look
 
         found = look(self.model, self.preprocessing, pictures, self.labels if self._files.decides else (), top=top)
         return found[0] if is_one(pictures) else found

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from patchloom.data.device import DeviceLoader
-from patchloom.data.evaluation_loader import make_evaluation_loader
-from patchloom.data.image_batch import ImageBatch
-from patchloom.data.loader import Loader
+from patchloom.data.batches.decoded_set import DeviceLoader
+from patchloom.data.batches.evaluation_loader import make_evaluation_loader
+from patchloom.data.batches.loader import Loader
+from patchloom.data.checking.scan import Progress
+from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.scan import Progress
 from patchloom.data.sets import ClassTable, ImageSet, Listing, PictureSet
-from patchloom.data.source import open_data, open_for
+from patchloom.data.sources.source import open_data, open_for
 from patchloom.data.splits import match
 from patchloom.deployment.held_out import held_out_of
 from patchloom.errors import UsageError, at_least
@@ -33,8 +33,8 @@ from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.evaluation.knn import NeighbourReport, check_neighbours, knn
 from patchloom.evaluation.labels import open_v2, read_real_labels, real_accuracy, real_labels_of
 from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
-from patchloom.inspection.notebook import number_texts, numbers_line, piece
 from patchloom.models.network import Network
+from patchloom.pages.notebook import number_texts, numbers_line, piece
 from patchloom.runs.predictions import fingerprint
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from patchloom.data.evaluation_transform import EvaluationTransform
-from patchloom.data.given import One, picture_of
-from patchloom.data.image_batch import ImageBatch
-from patchloom.data.loader import WORKER_TIMEOUT_S
-from patchloom.data.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
+from patchloom.data.batches.loader import WORKER_TIMEOUT_S
+from patchloom.data.batches.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
+from patchloom.data.pictures.evaluation_transform import EvaluationTransform
+from patchloom.data.pictures.given import One, picture_of
+from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.deployment.classifier import Classifier
 from patchloom.deployment.evaluations import embed_batches
 from patchloom.errors import DataError, ResourceError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import PictureSet
-from patchloom.data.source import find_source, split_source
+from patchloom.data.sources.source import find_source, split_source
 from patchloom.errors import CheckpointError
 from patchloom.runs.beginning import read_record, record_of
 from patchloom.runs.config import read_run_files

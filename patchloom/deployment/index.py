@@ -21,11 +21,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.given import Given, One, is_one, items_of
+from patchloom.data.checking.scan import Progress
+from patchloom.data.pictures.given import Given, One, is_one, items_of
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.scan import Progress
 from patchloom.data.sets import ImageSet, file_state
-from patchloom.data.source import list_labelled
+from patchloom.data.sources.source import list_labelled
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.file_embeddings import EmbeddedFiles, embed_files, embed_pictures
 from patchloom.deployment.index_files import (
@@ -42,7 +42,7 @@ from patchloom.deployment.index_files import (
 from patchloom.disk import locked
 from patchloom.errors import CheckpointError, DataError, UsageError, at_least, with_near_options
 from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest, import_faiss
-from patchloom.inspection.notebook import first_names, piece
+from patchloom.pages.notebook import first_names, piece
 from patchloom.printable import printable
 from patchloom.runs.config import is_run
 from patchloom.runs.hub import is_on_hub

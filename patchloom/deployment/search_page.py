@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from patchloom.data.given import picture_of
+from patchloom.data.pictures.given import picture_of
 from patchloom.errors import DataError
-from patchloom.inspection.page import data_uri, write_page
+from patchloom.pages.page import data_uri, write_page
 from patchloom.printable import printable
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from patchloom.data.sentences import clean
-from patchloom.data.special_tokens import EOS, PAD
-from patchloom.data.vocabulary import Vocabulary
+from patchloom.data.text.sentences import clean
+from patchloom.data.text.special_tokens import EOS, PAD
+from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.engine.devices import kind_of
 from patchloom.errors import at_least, with_near_options
 from patchloom.models.beam_search import Hypothesis, beam_search

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.data.ragged import Boxes
-from patchloom.data.sampler import rank_positions
+from patchloom.data.batches.ragged import Boxes
+from patchloom.data.batches.sampler import rank_positions
 from patchloom.engine.distribution import Processes
 from patchloom.errors import UsageError
 

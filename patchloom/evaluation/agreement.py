@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.data.image_batch import ImageBatch, normalise
+from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.errors import UsageError
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.models.network import Network

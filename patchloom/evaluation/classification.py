@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch, normalise
+from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch, normalise
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.intervals import wilson
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data.image_batch import ImageBatch, normalise
+from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.errors import DataError
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.models.network import Network

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from patchloom.data.sets import ClassTable, PictureSet
-from patchloom.data.source import find_source
+from patchloom.data.sources.source import find_source
 from patchloom.errors import DataError, UsageError
 from patchloom.foreign import check_shape, parse_json, read_plain
 

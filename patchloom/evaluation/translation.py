@@ -2,7 +2,7 @@
 
 name              value
 bleu              sacreBLEU: cased, tokenised by 13a; `signature` says exactly which
-bleu_tokenised    BLEU of words and marks as `data/words.py` finds them, cased
+bleu_tokenised    BLEU of words and marks as `data/text/words.py` finds them, cased
 bleu_lowercase    the same, lower-cased: what Multi30k's papers print
 bleu_compound     tokenised and cased, hyphens inside words as tokens of their own: what WMT'14 En-De papers print;
                   about half a point higher in German
@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from patchloom.data.special_tokens import PAD
-from patchloom.data.token_batches import SentenceBatch
-from patchloom.data.words import words
+from patchloom.data.text.special_tokens import PAD
+from patchloom.data.text.token_batches import SentenceBatch
+from patchloom.data.text.words import words
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.objectives.translation import token_losses

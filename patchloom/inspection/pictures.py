@@ -28,8 +28,8 @@ from patchloom.inspection.interactions import (
     sparsity_chart,
     token_unit_picture,
 )
-from patchloom.inspection.look import Shown, head_sheet, look_sheet, looks, names_of, show
 from patchloom.models.network import Network
+from patchloom.pages.look import Shown, head_sheet, look_sheet, looks, names_of, show
 from patchloom.runs.config import Preprocessing
 
 SHOWN = 4  # images with maps of their own

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from PIL import Image
 from torch import nn
 
-from patchloom.data.special_tokens import BOS, EOS
+from patchloom.data.text.special_tokens import BOS, EOS
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.inspection.charts import share_map
 from patchloom.inspection.sheets import Cell, Line, colored, enlarged, numbers, sheet

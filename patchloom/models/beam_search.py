@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from patchloom.data.special_tokens import BOS, EOS, PAD
+from patchloom.data.text.special_tokens import BOS, EOS, PAD
 from patchloom.errors import NumericalError, UsageError, at_least
 from patchloom.models.seq2seq import Seq2Seq
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.data.special_tokens import PAD, UNKNOWN
+from patchloom.data.text.special_tokens import PAD, UNKNOWN
 from patchloom.errors import DataError, UsageError, at_least, nearest
 from patchloom.layers.init import truncated_normal_
 from patchloom.layers.mlp import MLP, ActivationName

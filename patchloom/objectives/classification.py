@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.image_batch import ImageBatch, normalise
-from patchloom.data.mixing import draw_blend
-from patchloom.data.sampler import step_seed
+from patchloom.data.augmentation.mixing import draw_blend
+from patchloom.data.batches.sampler import step_seed
+from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.errors import UsageError
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.parts import AugmentPart, ObjectivePart

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.image_batch import ImageBatch
+from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.errors import UsageError
 from patchloom.objectives import classification
 from patchloom.objectives.classification import Classification, at_least_float32, cross_entropy

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.image_batch import normalise
-from patchloom.data.views import ViewBatch
+from patchloom.data.batches.views import ViewBatch
+from patchloom.data.pictures.image_batch import normalise
 from patchloom.errors import DataError, UsageError
 from patchloom.layers.projector import Projector
 from patchloom.models.network import Network

@@ -10,8 +10,8 @@ torch's cross-entropy does; fairseq puts ε/(V − 1) on every other one. The tw
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.special_tokens import PAD
-from patchloom.data.token_batches import SentenceBatch
+from patchloom.data.text.special_tokens import PAD
+from patchloom.data.text.token_batches import SentenceBatch
 from patchloom.errors import UsageError
 from patchloom.objectives.classification import at_least_float32
 from patchloom.objectives.objective import Ingredients, Objective

@@ -195,7 +195,7 @@ class GrafitPart(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class TextPart(Checked):
-    """What objective.method translation reads; there, optim.batch_size counts tokens (data/token_batches.py)."""
+    """What objective.method translation reads; there, optim.batch_size counts tokens (data/text/token_batches.py)."""
 
     group: ClassVar[str] = "text"
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from patchloom.data.checking.survey import Survey
 from patchloom.data.sets import Splits
-from patchloom.data.survey import Survey
 from patchloom.disk import atomic_write
 from patchloom.errors import CheckpointError
 from patchloom.foreign import check_shape, parse_json

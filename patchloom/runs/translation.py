@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.vocabulary import Vocabulary
+from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.foreign import check_shape, parse_json, read_plain
 from patchloom.models.from_config import load_weights, make_for

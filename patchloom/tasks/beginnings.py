@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from patchloom.data.source import in_one, parts_of
+from patchloom.data.sources.source import in_one, parts_of
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.printable import printable
 from patchloom.runs.beginning import RECORD, DataRecord, read_record

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from patchloom.data.device import fits_in_memory
-from patchloom.data.evaluation_loader import make_evaluation_loader
-from patchloom.data.loader import cores
+from patchloom.data.batches.decoded_set import fits_in_memory
+from patchloom.data.batches.evaluation_loader import make_evaluation_loader
+from patchloom.data.batches.loader import cores
 from patchloom.data.sets import ImageSet
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run

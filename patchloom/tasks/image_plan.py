@@ -9,14 +9,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from patchloom.data.pairs import holds_pairs
-from patchloom.data.samples import UNLABELLED
-from patchloom.data.scan_bar import scan_bar
+from patchloom.data.checking.scan_bar import scan_bar
+from patchloom.data.checking.survey import Survey, Unreadable, is_made_in_memory, name_unreadable, survey
+from patchloom.data.labels.unlabelled import missing_labels
+from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.sets import ImageSet, Source, Splits
-from patchloom.data.source import find_source
+from patchloom.data.sources.source import find_source
 from patchloom.data.splits import make_splits
-from patchloom.data.survey import Survey, Unreadable, is_made_in_memory, name_unreadable, survey
-from patchloom.data.unlabelled import missing_labels
+from patchloom.data.text.pairs import holds_pairs
 from patchloom.engine.rendezvous import place_from
 from patchloom.errors import DataError, UsageError
 from patchloom.inspection.cost import Cost, cost, human
@@ -71,7 +71,7 @@ class ImagePlan(Plan):
     @property
     def workers(self) -> int:
         """Processes that prepare pictures: as many as asked for, else the cores, up to 8."""
-        from patchloom.data.loader import cores
+        from patchloom.data.batches.loader import cores
 
         return self.settings.workers if self.settings.workers is not None else min(8, cores())
 

@@ -12,13 +12,13 @@ from PIL import Image
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Shown, evaluate_on
-from patchloom.deployment.run_parts import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run, val_of
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, Mistake
 from patchloom.evaluation.intervals import LEVEL
 from patchloom.inspection.pictures import Picture, pictures_of
-from patchloom.inspection.report import Charts, neighbours_of, training, validation
-from patchloom.inspection.sections import class_section, confusion_section, mistake_section, picture_section
+from patchloom.judging.run_parts import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run, val_of
+from patchloom.pages.report import Charts, neighbours_of, training, validation
+from patchloom.pages.sections import class_section, confusion_section, mistake_section, picture_section
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.predictions import Predictions

@@ -84,8 +84,8 @@ class ImageTask(Task["ImagePlan"]):
 
     def loader(self, plan: "ImagePlan", processes: "Processes", stores: Any) -> Any:
         """Batches of images, or of views of them where the method compares views; and how they are made."""
-        from patchloom.data.device import make_loader
-        from patchloom.data.views import make_view_loader, views_of
+        from patchloom.data.batches.decoded_set import make_loader
+        from patchloom.data.batches.views import make_view_loader, views_of
 
         recipe, settings = plan.recipe, plan.settings
         shared: dict[str, Any] = {

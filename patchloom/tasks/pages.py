@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.errors import PatchloomError, UsageError
-from patchloom.inspection.report import Report, Summary, recipe_rows, write_report
+from patchloom.pages.report import Report, Summary, recipe_rows, write_report
 from patchloom.runs.config import is_run, read_config, read_recipe
 from patchloom.runs.metrics import read_metrics
 from patchloom.runs.record import RunRecord, fault_of_metrics, read_run_record

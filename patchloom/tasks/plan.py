@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from patchloom.data.archive import archive_stem
-from patchloom.data.archives import is_archive
-from patchloom.data.labels_file import split_of
-from patchloom.data.loader import WORKER_TIMEOUT_S
+from patchloom.data.batches.loader import WORKER_TIMEOUT_S
 from patchloom.data.reading import Reading
-from patchloom.data.source import parts_of
+from patchloom.data.sources.labels_file import split_of
+from patchloom.data.sources.source import parts_of
+from patchloom.data.trees.archive import archive_stem
+from patchloom.data.trees.archives import is_archive
 from patchloom.errors import UsageError, at_least
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.schema import Recipe, difference

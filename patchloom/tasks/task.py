@@ -61,9 +61,9 @@ class TaskPage:
     measure: str = "best"  # what that number is called
     interval: tuple[float, float] | None = None
     numbers: Sequence[tuple[str, str, str]] = ()  # name, value, what it is
-    charts: Mapping[str, Any] = field(default_factory=dict)  # see `inspection.report.Charts`
+    charts: Mapping[str, Any] = field(default_factory=dict)  # see `pages.report.Charts`
     trained_on: str = "augmented images and of the targets of the objective"  # what the training loss is of
-    sections: Sequence[Any] = ()  # HTML, see `inspection.sections`
+    sections: Sequence[Any] = ()  # HTML, see `pages.sections`
     cost: Any = None
     notes: Sequence[str] = ()
     next_command: str = ""

@@ -15,17 +15,17 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from patchloom.data.encoded import EncodedPairs, encode_pairs, learn_vocabulary
-from patchloom.data.pairs import LeftOut, Pairs, ParallelText, open_parallel
-from patchloom.data.token_batches import TokenLoader
-from patchloom.data.vocabulary import Vocabulary
-from patchloom.deployment.text_evaluation import TextEvaluation, evaluate_pairs, evaluate_text
+from patchloom.data.text.encoded import EncodedPairs, encode_pairs, learn_vocabulary
+from patchloom.data.text.pairs import LeftOut, Pairs, ParallelText, open_parallel
+from patchloom.data.text.token_batches import TokenLoader
+from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.deployment.translator import Translator, load_translator
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.epoch_average import EpochAverage
 from patchloom.errors import CheckpointError, DataError, PatchloomError, UsageError
 from patchloom.evaluation.translation import token_loss, translation_scores
 from patchloom.inspection.cost import human
+from patchloom.judging.text_evaluation import TextEvaluation, evaluate_pairs, evaluate_text
 from patchloom.models.from_config import load_weights
 from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
 from patchloom.objectives.objective import Ingredients, Objective, make_objective

@@ -8,12 +8,12 @@ from typing import TypeVar
 from markupsafe import Markup
 from PIL import Image
 
-from patchloom.deployment.text_evaluation import TextEvaluation
 from patchloom.errors import CheckpointError
-from patchloom.inspection.report import Charts, validation
-from patchloom.inspection.sections import picture_section, sample_section
 from patchloom.inspection.sequences import attention_chart, cross_attention, position_picture
+from patchloom.judging.text_evaluation import TextEvaluation
 from patchloom.models.seq2seq import Seq2Seq
+from patchloom.pages.report import Charts, validation
+from patchloom.pages.sections import picture_section, sample_section
 from patchloom.runs.translation import TranslationFiles, load_seq2seq, read_translation_files, read_val
 from patchloom.tasks.task import Scores, TaskPage
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from patchloom.data.loader import cores
+from patchloom.data.batches.loader import cores
 from patchloom.engine.batches import len_of, split
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import unwrap

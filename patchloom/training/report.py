@@ -8,8 +8,8 @@ from torch import nn
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.loop import Outcome
 from patchloom.engine.run import Run
-from patchloom.inspection.report import installed_versions
 from patchloom.models.from_config import load_weights
+from patchloom.pages.report import installed_versions
 from patchloom.runs.record import RunRecord, write_run_record
 from patchloom.runs.weights import WEIGHTS, read_weights
 from patchloom.tasks.pages import report_run

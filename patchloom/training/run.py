@@ -18,7 +18,7 @@ from patchloom.engine.loop import Outcome
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.run import Run
 from patchloom.errors import CheckpointError, DataError, NumericalError
-from patchloom.inspection.notebook import number_texts, numbers_line, piece
+from patchloom.pages.notebook import number_texts, numbers_line, piece
 from patchloom.printable import printable
 from patchloom.runs.beginning import LEFT_OUT, write_left_out
 from patchloom.runs.checkpoints import Folder, Found, find_checkpoint, read_checkpoint

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from patchloom.data.loader import WORKER_TIMEOUT_S
-from patchloom.data.source import Spec, in_one, parts_of
+from patchloom.data.batches.loader import WORKER_TIMEOUT_S
+from patchloom.data.sources.source import Spec, in_one, parts_of
 from patchloom.errors import with_near_options
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.plan import TrainingSettings

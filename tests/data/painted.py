@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.ragged import Boxes
+from patchloom.data.batches.ragged import Boxes
 from patchloom.data.sets import ClassTable, Mask, Pictures, PictureSet
 from patchloom.errors import DataError
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.check import check
-from patchloom.data.source import open_data, open_for
+from patchloom.data.checking.check import check
+from patchloom.data.sources.source import open_data, open_for
 from patchloom.errors import DataError
 
 COMPOSED, DECOMPOSED = unicodedata.normalize("NFC", "café"), unicodedata.normalize("NFD", "café")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.check import check
+from patchloom.data.checking.check import check
 from patchloom.errors import DataError
 from tests.conftest import SHARED
 from tests.data.dirty import jpeg, picture

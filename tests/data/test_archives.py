@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data import unpacked
-from patchloom.data.decode import MAX_FILE_BYTES
+from patchloom.data.checking.survey import survey
+from patchloom.data.pictures.decode import MAX_FILE_BYTES
 from patchloom.data.reading import Reading
-from patchloom.data.source import find_source, open_data
-from patchloom.data.survey import survey
+from patchloom.data.sources.source import find_source, open_data
+from patchloom.data.trees import unpacked
 from patchloom.errors import DataError, ResourceError
 
 

@@ -15,11 +15,11 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvf
 from torchvision.transforms.autoaugment import TrivialAugmentWide
 
-from patchloom.data import augment as augmentation
-from patchloom.data import policies
-from patchloom.data.augment import erase, random_crop_box, random_start, train_transform
-from patchloom.data.geometry import Geometry, resize
-from patchloom.data.policies import make_policy, three_augment
+from patchloom.data.augmentation import augment as augmentation
+from patchloom.data.augmentation import policies
+from patchloom.data.augmentation.augment import erase, random_crop_box, random_start, train_transform
+from patchloom.data.augmentation.policies import make_policy, three_augment
+from patchloom.data.pictures.geometry import Geometry, resize
 from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart
 

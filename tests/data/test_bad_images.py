@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.decode import decode
-from patchloom.data.source import find_source
+from patchloom.data.pictures.decode import decode
+from patchloom.data.sources.source import find_source
 from patchloom.errors import DataError
 from patchloom.printable import printable
 from tests.data.bad_images import IGNORED, KINDS, NOT_FILES, READ, REFUSED, Kind, write_corpus
@@ -141,7 +141,8 @@ def test_no_reader_but_those_of_the_list_is_loaded(tmp_path: Path) -> None:
     # The one for EPS would start Ghostscript.
     write_corpus(tmp_path / "all")
     code = (
-        "import sys, subprocess; from pathlib import Path; from patchloom.data.decode import decode, DataError\n"
+        "import sys, subprocess; from pathlib import Path\n"
+        "from patchloom.data.pictures.decode import decode, DataError\n"
         "def refuse(*a, **k): raise SystemExit('a process was started')\n"
         "subprocess.Popen = refuse\n"
         "for path in sorted(Path(sys.argv[1]).iterdir()):\n"
@@ -159,7 +160,7 @@ def test_no_reader_but_those_of_the_list_is_loaded(tmp_path: Path) -> None:
 MEASURED = """
 import sys
 from pathlib import Path
-from patchloom.data.decode import decode
+from patchloom.data.pictures.decode import decode
 from patchloom.errors import DataError
 
 def peak_kib():

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from patchloom.data.builtin import FAMILIES, SHAPES
-from patchloom.data.source import open_data
+from patchloom.data.sources.builtin import FAMILIES, SHAPES
+from patchloom.data.sources.source import open_data
 from patchloom.errors import UsageError
 
 

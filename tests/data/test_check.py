@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data import scan
-from patchloom.data import seen as module_of_seen
-from patchloom.data.check import check
-from patchloom.data.decode import read_file
-from patchloom.data.duplicates import MAX_BITS, linked, near_pairs
+from patchloom.data.checking import kept_looks as module_of_seen
+from patchloom.data.checking import scan
+from patchloom.data.checking.check import check
+from patchloom.data.checking.duplicates import MAX_BITS, linked, near_pairs
+from patchloom.data.checking.kept_looks import Seen, Sight, taking_turns
+from patchloom.data.pictures.decode import read_file
 from patchloom.data.reading import Reading
-from patchloom.data.seen import Seen, Sight, taking_turns
-from patchloom.data.source import open_data
+from patchloom.data.sources.source import open_data
 from patchloom.errors import DataError, ResourceError, UsageError
 from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
 from tests.data.test_sources import shard
@@ -237,7 +237,7 @@ def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
 
 def test_a_wait_for_a_stopped_process_is_said(tmp_path, monkeypatch, capsys):
     seen = Seen(str(tmp_path))
-    held = "import sys, time; from patchloom.data.seen import Seen, taking_turns\n"
+    held = "import sys, time; from patchloom.data.checking.kept_looks import Seen, taking_turns\n"
     held += "with taking_turns([Seen(sys.argv[1])], print): print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
@@ -367,8 +367,8 @@ def test_a_file_replaced_by_one_of_the_same_size_and_time_is_looked_at_again(tmp
 MEMORY_IS_SHORT = """
 import resource, sys
 from pathlib import Path
-from patchloom.data.check import check
-from patchloom.data.decode import read_file
+from patchloom.data.checking.check import check
+from patchloom.data.pictures.decode import read_file
 check(sys.argv[1], workers=1, cache=False)  # everything that is needed is loaded
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 30 * 2**20,) * 2)

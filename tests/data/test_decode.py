@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from patchloom.data.decode import MAX_PIXELS, decode, decode_ids, decode_with_facts
+from patchloom.data.pictures.decode import MAX_PIXELS, decode, decode_ids, decode_with_facts
 from patchloom.errors import DataError
 
 

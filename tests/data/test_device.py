@@ -8,13 +8,15 @@ import timm.data.auto_augment as timm_augment
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from patchloom.data import batched, device, policies
-from patchloom.data.augment import erase, random_crop_box, train_transform
-from patchloom.data.batched import OPERATIONS, Draws, augment_batch, draw, operate
-from patchloom.data.device import DeviceLoader, Store, decode_all, fits_in_memory, make_loader
-from patchloom.data.evaluation_transform import test_transform as evaluation
-from patchloom.data.loader import Loader
-from patchloom.data.sampler import rank_positions
+from patchloom.data.augmentation import policies
+from patchloom.data.augmentation import whole_batches as batched
+from patchloom.data.augmentation.augment import erase, random_crop_box, train_transform
+from patchloom.data.augmentation.whole_batches import OPERATIONS, Draws, augment_batch, draw, operate
+from patchloom.data.batches import decoded_set as device
+from patchloom.data.batches.decoded_set import DeviceLoader, Store, decode_all, fits_in_memory, make_loader
+from patchloom.data.batches.loader import Loader
+from patchloom.data.batches.sampler import rank_positions
+from patchloom.data.pictures.evaluation_transform import test_transform as evaluation
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
 from patchloom.errors import DataError, UsageError
 from patchloom.recipes.parts import AugmentPart

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.folder import open_folder
-from patchloom.data.labels_file import open_labels_file
 from patchloom.data.reading import Reading
-from patchloom.data.source import open_data, open_for
+from patchloom.data.sources.folder import open_folder
+from patchloom.data.sources.labels_file import open_labels_file
+from patchloom.data.sources.source import open_data, open_for
 from patchloom.errors import DataError, UsageError
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data import augment
-from patchloom.data.augment import train_transform
-from patchloom.data.geometry import Geometry
-from patchloom.data.ragged import Boxes
-from patchloom.data.samples import Sample
+from patchloom.data.augmentation import augment
+from patchloom.data.augmentation.augment import train_transform
+from patchloom.data.batches.ragged import Boxes
+from patchloom.data.pictures.geometry import Geometry
+from patchloom.data.pictures.samples import Sample
 from patchloom.recipes.parts import AugmentPart
 from tests.data.painted import HEIGHT, OUTSIDE, PALETTE, WIDTH, check_aligned, painted
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from patchloom.data.builtin import open_shapes
-from patchloom.data.decode import decode
-from patchloom.data.given import is_one, picture_of, pictures_in
+from patchloom.data.pictures.decode import decode
+from patchloom.data.pictures.given import is_one, picture_of, pictures_in
+from patchloom.data.sources.builtin import open_shapes
 from patchloom.data.splits import make_splits
 from patchloom.errors import DataError, UsageError
 from tests.data.all_modes import FILES, ways_of, write_files

@@ -3,9 +3,9 @@
 import pytest
 from PIL import Image
 
-from patchloom.data.files import FolderTree
-from patchloom.data.label_pattern import read_pattern, suggest_pattern
-from patchloom.data.named_files import open_by_pattern
+from patchloom.data.labels.label_pattern import read_pattern, suggest_pattern
+from patchloom.data.sources.named_files import open_by_pattern
+from patchloom.data.trees.files import FolderTree
 from patchloom.errors import DataError, UsageError
 
 

@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from patchloom.data.labels_file import open_labels_file
+from patchloom.data.sources.labels_file import open_labels_file
 from patchloom.errors import DataError, UsageError
 
 PATHS = {"a.png": "cat", "b.png": "dog", "c.png": "cat", "d.png": "dog"}

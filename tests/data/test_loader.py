@@ -10,14 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.data import workers
-from patchloom.data.augment import train_transform
-from patchloom.data.device import make_loader
-from patchloom.data.evaluation_transform import PictureTransform
-from patchloom.data.geometry import Geometry
-from patchloom.data.image_batch import normalise
-from patchloom.data.loader import Loader, cores
-from patchloom.data.samples import Sample
+from patchloom.data.augmentation.augment import train_transform
+from patchloom.data.batches import workers
+from patchloom.data.batches.decoded_set import make_loader
+from patchloom.data.batches.loader import Loader, cores
+from patchloom.data.pictures.evaluation_transform import PictureTransform
+from patchloom.data.pictures.geometry import Geometry
+from patchloom.data.pictures.image_batch import normalise
+from patchloom.data.pictures.samples import Sample
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
 from patchloom.errors import DataError, ResourceError
 from patchloom.recipes.parts import AugmentPart

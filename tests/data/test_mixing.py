@@ -3,8 +3,8 @@ import pytest
 import timm.data.mixup as timm_mixup
 import torch
 
-from patchloom.data.mixing import Blend, draw_blend
-from patchloom.data.sampler import rank_positions
+from patchloom.data.augmentation.mixing import Blend, draw_blend
+from patchloom.data.batches.sampler import rank_positions
 
 
 def batch(size: int = 6, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from patchloom.data.check import check
-from patchloom.data.nesting import find_nesting
+from patchloom.data.checking.check import check
+from patchloom.data.labels.nesting import find_nesting
 from patchloom.data.reading import Reading
-from patchloom.data.source import find_source, list_labelled, open_data
+from patchloom.data.sources.source import find_source, list_labelled, open_data
 
 GROCERIES = (
     "Fruit/Apple/Golden-Delicious", "Fruit/Apple/Granny-Smith", "Fruit/Banana", "Fruit/Orange",

@@ -1,6 +1,6 @@
 import pytest
 
-from patchloom.data.numbers import SPELLED, english, find_numbers, french, german
+from patchloom.data.text.numbers import SPELLED, english, find_numbers, french, german
 from patchloom.errors import UsageError
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data import parquet
-from patchloom.data.parquet import open_parquet
-from patchloom.data.source import open_data, open_for
+from patchloom.data.sources import parquet
+from patchloom.data.sources.parquet import open_parquet
+from patchloom.data.sources.source import open_data, open_for
 from patchloom.errors import DataError
 
 pa = pytest.importorskip("pyarrow")

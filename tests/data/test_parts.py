@@ -7,14 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.data import augment as augmentation
-from patchloom.data import device as device_module
-from patchloom.data.augment import train_transform
-from patchloom.data.device import DeviceLoader, decode_all, fits_in_memory, make_loader, pixel_bytes
-from patchloom.data.loader import Loader
-from patchloom.data.ragged import Boxes, padded, ragged
+from patchloom.data.augmentation import augment as augmentation
+from patchloom.data.augmentation.augment import train_transform
+from patchloom.data.batches import decoded_set as device_module
+from patchloom.data.batches.decoded_set import DeviceLoader, decode_all, fits_in_memory, make_loader, pixel_bytes
+from patchloom.data.batches.loader import Loader
+from patchloom.data.batches.ragged import Boxes, padded, ragged
+from patchloom.data.batches.views import View, make_view_loader
 from patchloom.data.sets import Mask
-from patchloom.data.views import View, make_view_loader
 from patchloom.engine.batches import move, split
 from patchloom.errors import DataError, UsageError
 from patchloom.recipes.parts import AugmentPart

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.check import check
-from patchloom.data.source import find_source
+from patchloom.data.checking.check import check
+from patchloom.data.sources.source import find_source
 from tests.conftest import SHARED
 from tests.data.dirty import jpeg
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from patchloom.data import device as device_module
-from patchloom.data.device import DeviceLoader, Store, make_loader
-from patchloom.data.image_batch import ImageBatch
+from patchloom.data.batches import decoded_set as device_module
+from patchloom.data.batches.decoded_set import DeviceLoader, Store, make_loader
+from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.recipes.parts import AugmentPart
 from tests.data.painted import check_aligned, painted
 

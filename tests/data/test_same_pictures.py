@@ -21,11 +21,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data import augment as augmentation
-from patchloom.data.device import make_loader
-from patchloom.data.loader import Loader
+from patchloom.data.augmentation import augment as augmentation
+from patchloom.data.batches.decoded_set import make_loader
+from patchloom.data.batches.loader import Loader
+from patchloom.data.batches.views import View, make_view_loader
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
-from patchloom.data.views import View, make_view_loader
 from patchloom.recipes import get_recipe
 from patchloom.recipes.parts import AugmentPart
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchloom.data.sampler import Plan, epoch_order, rank_positions, repeated_order, step_seed
+from patchloom.data.batches.sampler import Plan, epoch_order, rank_positions, repeated_order, step_seed
 from patchloom.errors import UsageError
 
 PARITY = Path(__file__).parents[3] / "shared" / "parity" / "ra_sampler.safetensors"

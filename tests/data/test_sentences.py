@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from patchloom.data.check import check
+from patchloom.data.checking.check import check
 from patchloom.errors import DataError
 from tests.conftest import SHARED
 

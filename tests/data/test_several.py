@@ -5,10 +5,10 @@ import zipfile
 import pytest
 from PIL import Image
 
+from patchloom.data.checking.survey import survey
+from patchloom.data.labels.unlabelled import missing_labels
 from patchloom.data.reading import Reading
-from patchloom.data.source import find_source, in_one, open_data, parts_of
-from patchloom.data.survey import survey
-from patchloom.data.unlabelled import missing_labels
+from patchloom.data.sources.source import find_source, in_one, open_data, parts_of
 from patchloom.errors import DataError, UsageError
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data import torchvision_sets
 from patchloom.data.sets import ClassTable
-from patchloom.data.source import open_data, open_for
+from patchloom.data.sources import torchvision_sets
+from patchloom.data.sources.source import open_data, open_for
 from patchloom.errors import DataError, UsageError
 
 
@@ -350,7 +350,7 @@ def test_missing_library_names_the_extra(tmp_path, monkeypatch):
 
 def test_heavy_libraries_are_imported_late():
     heavy = {"torch", "torchvision", "pyarrow", "datasets", "sklearn", "scipy"}
-    code = f"import sys, patchloom.data.source; print(sorted({heavy!r} & set(sys.modules)))"
+    code = f"import sys, patchloom.data.sources.source; print(sorted({heavy!r} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 

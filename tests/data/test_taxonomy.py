@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from patchloom.data.source import open_data, open_for
-from patchloom.data.taxonomy import from_fine_to_coarse, read_taxonomy
+from patchloom.data.labels.taxonomy import from_fine_to_coarse, read_taxonomy
+from patchloom.data.sources.source import open_data, open_for
 from patchloom.errors import DataError, UsageError
 
 SPECIES = {

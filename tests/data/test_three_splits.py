@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from patchloom.data.check import check
+from patchloom.data.checking.check import check
+from patchloom.data.checking.survey import survey
 from patchloom.data.reading import Reading
-from patchloom.data.source import find_source, open_data, open_for
-from patchloom.data.survey import survey
+from patchloom.data.sources.source import find_source, open_data, open_for
 from patchloom.errors import DataError, UsageError
 
 COUNTS = {"train": 4, "val": 2, "test": 3}

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.data.encoded import EncodedPairs, Sentences, encode_pairs
-from patchloom.data.pairs import open_parallel
-from patchloom.data.special_tokens import BOS, EOS, PAD
-from patchloom.data.token_batches import NOBODY, SentenceBatch, TokenLoader
-from patchloom.data.vocabulary import Vocabulary
+from patchloom.data.text.encoded import EncodedPairs, Sentences, encode_pairs
+from patchloom.data.text.pairs import open_parallel
+from patchloom.data.text.special_tokens import BOS, EOS, PAD
+from patchloom.data.text.token_batches import NOBODY, SentenceBatch, TokenLoader
+from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.engine.batches import len_of, move, split
 from patchloom.errors import DataError, UsageError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.video import frames_of, frames_or_error
+from patchloom.data.pictures.video import frames_of, frames_or_error
 from patchloom.errors import DataError, UsageError
 
 COLOURS = [(200, 0, 0), (0, 200, 0), (0, 0, 200), (100, 100, 100)]

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data.augment import train_transform
-from patchloom.data.device import DeviceLoader
-from patchloom.data.image_batch import ImageBatch
-from patchloom.data.loader import Loader
-from patchloom.data.samples import Sample
-from patchloom.data.views import ManyViews, View, make_view_loader
+from patchloom.data.augmentation.augment import train_transform
+from patchloom.data.batches.decoded_set import DeviceLoader
+from patchloom.data.batches.loader import Loader
+from patchloom.data.batches.views import ManyViews, View, make_view_loader
+from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.pictures.samples import Sample
 from patchloom.engine.batches import len_of, move, split
 from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart
@@ -109,7 +109,7 @@ def test_two_processes_see_the_views_of_one(views) -> None:
 def test_each_view_shows_as_much_of_the_picture_as_it_is_told(policy, monkeypatch) -> None:
     """Of a picture whose colour is its place, a view's colours span its share of the area."""
     # In the place of AutoAugment, which would change the colours.
-    monkeypatch.setattr("patchloom.data.augment.make_policy", lambda *_: None)
+    monkeypatch.setattr("patchloom.data.augmentation.augment.make_policy", lambda *_: None)
     ramp = np.zeros((40, 32, 32, 3), np.uint8)
     ramp[..., 0], ramp[..., 1] = np.arange(32)[:, None] * 8, np.arange(32) * 8
     scales = (0.7, 1.0), (0.05, 0.4)

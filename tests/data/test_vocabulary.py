@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.data.pairs import open_parallel
-from patchloom.data.sentences import clean
-from patchloom.data.special_tokens import BOS, EOS, PAD, UNKNOWN
-from patchloom.data.vocabulary import Vocabulary
+from patchloom.data.text.pairs import open_parallel
+from patchloom.data.text.sentences import clean
+from patchloom.data.text.special_tokens import BOS, EOS, PAD, UNKNOWN
+from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.errors import CheckpointError, DataError, UsageError
 
 pytest.importorskip("sentencepiece", reason="subwords need sentencepiece")

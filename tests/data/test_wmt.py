@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from patchloom.data.pairs import open_parallel
-from patchloom.data.wmt import prepare_wmt14, read_sgm
+from patchloom.data.text.pairs import open_parallel
+from patchloom.data.text.wmt import prepare_wmt14, read_sgm
 from patchloom.errors import DataError, UsageError
 
 CORPORA = {

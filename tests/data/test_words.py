@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.data.words import normalise_punctuation, words
+from patchloom.data.text.words import normalise_punctuation, words
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ import pytest
 from PIL import Image
 
 import patchloom
-from patchloom.data.evaluation_transform import test_transform
-from patchloom.data.source import open_data
+from patchloom.data.pictures.evaluation_transform import test_transform
+from patchloom.data.sources.source import open_data
 from patchloom.deployment import evaluations
-from patchloom.deployment.runs import evaluate_runs
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.knn import knn
 from patchloom.evaluation.probe import few_shot_probe, linear_probe
 from patchloom.inspection.cost import cost
+from patchloom.judging.several_runs import evaluate_runs
 from patchloom.recipes import get_recipe, override
 from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.predictions import Predictions, save_predictions
@@ -172,7 +172,7 @@ def test_heads_take_part_in_the_disagreement(runs) -> None:
     table = found.disagreement()
     assert table.names == ("groundtruth", "s0", "distilled", "distilled: class", "distilled: distillation")
     classifier = patchloom.load(runs["distilled"], device="cpu")
-    from patchloom.data.evaluation_loader import make_evaluation_loader
+    from patchloom.data.batches.evaluation_loader import make_evaluation_loader
 
     loader = make_evaluation_loader(open_data(DATA).val, 32, 1.0, batch_size=64, device=classifier.device, workers=0)
     heads = head_decisions(classifier.model, loader.epoch(0))

@@ -11,17 +11,17 @@ from PIL import Image
 
 import patchloom
 from patchloom.data.reading import Reading
-from patchloom.data.source import open_data
+from patchloom.data.sources.source import open_data
 from patchloom.deployment.classifier import Classifier, load
-from patchloom.deployment.comparison_report import report_runs
-from patchloom.deployment.levels import FINEST, evaluate_levels, open_leveled, trained_level
-from patchloom.deployment.ranked import Hit, rank, spread_queries, write_ranked
-from patchloom.deployment.runs import evaluate_runs
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieval
 from patchloom.evaluation.separability import separability
 from patchloom.inspection.ranked import WRONG, Ranked, RankedList, frame_colors, framed, ranked_sheet
+from patchloom.judging.comparison_page import report_runs
+from patchloom.judging.levels import FINEST, evaluate_levels, open_leveled, trained_level
+from patchloom.judging.ranked_page import Hit, rank, spread_queries, write_ranked
+from patchloom.judging.several_runs import evaluate_runs
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.record import RunRecord, read_run_record, write_run_record
 from patchloom.runs.weights import save_weights
@@ -74,7 +74,7 @@ def runs(tmp_path_factory, data) -> dict[str, str]:
 
 
 def test_the_numbers_are_those_of_the_embeddings(runs, data, monkeypatch) -> None:
-    monkeypatch.setattr("patchloom.deployment.levels.separability", partial(separability, splits=1))
+    monkeypatch.setattr("patchloom.judging.levels.separability", partial(separability, splits=1))
     found = evaluate_levels([runs["coarse"]], str(data), device="cpu", halves=True)
     (run,) = found.runs.values()
     classifier, splits = load(runs["coarse"], device="cpu"), open_data(data)

@@ -7,8 +7,8 @@ import pytest
 from safetensors.torch import save_file
 
 from patchloom.deployment.classifier import load
-from patchloom.deployment.look import look_at
 from patchloom.errors import DataError, UsageError
+from patchloom.judging.look_page import look_at
 from patchloom.models.registry import create_model
 from patchloom.runs.predictions import load_predictions
 from tests.reliability.commands import command
@@ -68,7 +68,7 @@ def test_what_cannot_be_looked_at(trained: Path, run, tmp_path: Path) -> None:
 
 
 def test_of_too_many_pictures_the_first_are_shown(trained: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("patchloom.deployment.look.PICTURES", 3)
+    monkeypatch.setattr("patchloom.judging.look_page.PICTURES", 3)
     page = look_at(str(trained / "a"), [str(trained / "data" / "red")], out=tmp_path / "look.html")
     assert len(page.looks) == 3
     assert page.notes == ["the first 3 of 30 pictures are shown"]

@@ -10,7 +10,7 @@ import pytest
 import patchloom
 from patchloom.data.reading import Reading
 from patchloom.deployment.index import index
-from patchloom.deployment.runs import evaluate_runs
+from patchloom.judging.several_runs import evaluate_runs
 from patchloom.runs.predictions import load_predictions
 from patchloom.runs.record import data_files, read_run_record
 from patchloom.tasks.pages import report_run

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from patchloom.deployment.comparison_report import report_runs
 from patchloom.errors import CheckpointError, UsageError
+from patchloom.judging.comparison_page import report_runs
 from patchloom.runs.checksums import write_checked
 from patchloom.runs.predictions import Predictions, load_predictions, save_predictions
 from patchloom.runs.record import read_run_record

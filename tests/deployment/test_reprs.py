@@ -12,12 +12,12 @@ from PIL import Image
 import patchloom
 from patchloom.deployment.classifier import Answer, Classifier
 from patchloom.deployment.index import Found, Hit
-from patchloom.deployment.runs import RunEvaluations
 from patchloom.engine.loop import Outcome
 from patchloom.engine.state import Progress
 from patchloom.evaluation.embeddings import Embeddings
-from patchloom.inspection.look import LOOKS_SHOWN
-from patchloom.inspection.notebook import first_names, likeliest, number_texts, piece
+from patchloom.judging.several_runs import RunEvaluations
+from patchloom.pages.look import LOOKS_SHOWN
+from patchloom.pages.notebook import first_names, likeliest, number_texts, piece
 from patchloom.training.run import Trained
 
 EVIL = "<script>alert('x')</script>\x1b[31m\n&"

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data.encoded import learn_vocabulary
-from patchloom.data.pairs import open_parallel
-from patchloom.data.sentences import clean
+from patchloom.data.text.encoded import learn_vocabulary
+from patchloom.data.text.pairs import open_parallel
+from patchloom.data.text.sentences import clean
 from patchloom.deployment import translator as module
-from patchloom.deployment.text_evaluation import evaluate_text
 from patchloom.deployment.translator import Translator
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.translation import translation_scores
+from patchloom.judging.text_evaluation import evaluate_text
 from patchloom.models.seq2seq import create_seq2seq
 
 LONGEST = 12

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.image_batch import ImageBatch
+from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.engine.loop import train
 from patchloom.engine.signals import Stopped
 from patchloom.errors import NumericalError, ResourceError, UsageError

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import patchloom
-from patchloom.data.image_batch import ImageBatch
-from patchloom.data.sampler import rank_positions
+from patchloom.data.batches.sampler import rank_positions
+from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.engine.distribution import Processes
 from patchloom.engine.ema import Ema
 from patchloom.engine.optimisation import Schedule, make_optimizer

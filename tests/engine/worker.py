@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.image_batch import ImageBatch
+from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train
 from patchloom.errors import PatchloomError

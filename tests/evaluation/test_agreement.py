@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data.image_batch import ImageBatch, normalise
+from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.errors import UsageError
 from patchloom.evaluation.agreement import disagreement, head_decisions, token_cosines
 from patchloom.evaluation.classification import evaluate

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn import metrics
 from torch import Tensor, nn
 
-from patchloom.data.image_batch import ImageBatch
+from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from tests.networks import small

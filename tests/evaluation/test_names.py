@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from patchloom.data.sets import ClassTable
-from patchloom.deployment.seeds import spread
 from patchloom.evaluation.comparison import compare
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.knn import knn
@@ -15,6 +14,7 @@ from patchloom.evaluation.probe import few_shot_probe, linear_probe
 from patchloom.evaluation.retrieval import retrieval
 from patchloom.evaluation.separability import separability
 from patchloom.evaluation.translation import translation_scores
+from patchloom.judging.seeds import spread
 from tests.evaluation.test_comparison import report
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "evaluation.md").read_text("utf-8")

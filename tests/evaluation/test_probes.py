@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from patchloom.data.image_batch import ImageBatch, normalise
+from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation import knn as knn_module
 from patchloom.evaluation import probe as probe_module

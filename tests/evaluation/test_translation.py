@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.data.words import words
+from patchloom.data.text.words import words
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.translation import TranslationScores, split_compounds, token_loss, translation_scores
 from tests.conftest import REPOSITORY

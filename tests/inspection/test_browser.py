@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from patchloom.data.check import check
+from patchloom.data.checking.check import check
 from patchloom.deployment.classifier import load
-from patchloom.deployment.comparison_report import report_runs
 from patchloom.deployment.index import index, open_index
-from patchloom.deployment.look import look_at
-from patchloom.deployment.ranked import write_ranked
-from patchloom.deployment.runs import evaluate
 from patchloom.deployment.search_page import write_search_page
-from patchloom.inspection.check_page import write_check_page
+from patchloom.judging.comparison_page import report_runs
+from patchloom.judging.look_page import look_at
+from patchloom.judging.ranked_page import write_ranked
+from patchloom.judging.several_runs import evaluate
+from patchloom.pages.check_page import write_check_page
 from patchloom.tasks.pages import report_run
 from tests.deployment.conftest import trained  # noqa: F401
 

@@ -14,8 +14,6 @@ from PIL import Image
 
 from patchloom.errors import ResourceError
 from patchloom.evaluation.classification import Mistake
-from patchloom.inspection import report as module
-from patchloom.inspection import sections as sections_module
 from patchloom.inspection.charts import (
     BOTTOM,
     HEIGHT,
@@ -30,8 +28,10 @@ from patchloom.inspection.charts import (
     nice_ticks,
 )
 from patchloom.inspection.cost import Cost
-from patchloom.inspection.report import Report, Summary, recipe_rows, validation, write_report
-from patchloom.inspection.sections import class_section, confusion_section, mistake_section, picture_section
+from patchloom.pages import report as module
+from patchloom.pages import sections as sections_module
+from patchloom.pages.report import Report, Summary, recipe_rows, validation, write_report
+from patchloom.pages.sections import class_section, confusion_section, mistake_section, picture_section
 from patchloom.recipes.auto import auto_recipe
 from patchloom.recipes.schema import flatten, override
 

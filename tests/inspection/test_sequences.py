@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from patchloom.data.special_tokens import BOS, EOS
+from patchloom.data.text.special_tokens import BOS, EOS
 from patchloom.inspection.sequences import SIDE, attention_chart, cross_attention, position_picture
 from patchloom.inspection.sheets import NEGATIVE, POSITIVE
 from tests.models.test_seq2seq import small

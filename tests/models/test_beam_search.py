@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from patchloom.data.special_tokens import BOS, EOS, PAD, UNKNOWN
+from patchloom.data.text.special_tokens import BOS, EOS, PAD, UNKNOWN
 from patchloom.errors import NumericalError, UsageError
 from patchloom.models.beam_search import Hypothesis, beam_search
 from patchloom.models.seq2seq import Seq2Seq, create_seq2seq

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from patchloom.data.special_tokens import BOS, EOS, PAD
+from patchloom.data.text.special_tokens import BOS, EOS, PAD
 from patchloom.errors import DataError, UsageError
 from patchloom.layers.attention import record_attention
 from patchloom.models.seq2seq import VARIANTS, Seq2Seq, create_seq2seq

@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from patchloom.data.sampler import rank_positions
+from patchloom.data.batches.sampler import rank_positions
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train
 from patchloom.engine.optimisation import make_optimizer

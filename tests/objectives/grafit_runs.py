@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.data.sampler import rank_positions
+from patchloom.data.batches.sampler import rank_positions
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train
 from patchloom.engine.optimisation import make_optimizer

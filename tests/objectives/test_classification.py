@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from patchloom.data.image_batch import ImageBatch, normalise
-from patchloom.data.mixing import Blend, draw_blend
-from patchloom.data.sampler import step_seed
+from patchloom.data.augmentation.mixing import Blend, draw_blend
+from patchloom.data.batches.sampler import step_seed
+from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.errors import UsageError
 from patchloom.objectives.classification import Classification, binary_cross_entropy, cross_entropy
 from patchloom.recipes.parts import AugmentPart, ObjectivePart

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.image_batch import normalise
+from patchloom.data.pictures.image_batch import normalise
 from patchloom.engine.loop import train
 from patchloom.engine.optimisation import make_optimizer
 from patchloom.engine.run import Run

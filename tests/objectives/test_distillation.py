@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.image_batch import normalise
-from patchloom.data.mixing import draw_blend
-from patchloom.data.sampler import step_seed
+from patchloom.data.augmentation.mixing import draw_blend
+from patchloom.data.batches.sampler import step_seed
+from patchloom.data.pictures.image_batch import normalise
 from patchloom.errors import UsageError
 from patchloom.objectives.classification import cross_entropy
 from patchloom.objectives.distillation import Distillation, hard_distillation, soft_distillation

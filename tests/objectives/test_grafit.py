@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from patchloom.data.image_batch import normalise
+from patchloom.data.pictures.image_batch import normalise
 from patchloom.engine.batches import len_of, move, split
 from patchloom.engine.optimisation import parameter_groups
 from patchloom.errors import DataError, UsageError

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.encoded import EncodedPairs, Sentences
-from patchloom.data.special_tokens import PAD
-from patchloom.data.token_batches import SentenceBatch, TokenLoader
+from patchloom.data.text.encoded import EncodedPairs, Sentences
+from patchloom.data.text.special_tokens import PAD
+from patchloom.data.text.token_batches import SentenceBatch, TokenLoader
 from patchloom.engine.batches import split
 from patchloom.engine.loop import train
 from patchloom.errors import UsageError

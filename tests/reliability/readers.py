@@ -24,19 +24,19 @@ import torch
 from PIL import Image
 
 from patchloom import cli
-from patchloom.data.check import check
-from patchloom.data.pairs import open_parallel
+from patchloom.data.checking.check import check
+from patchloom.data.labels.taxonomy import read_taxonomy
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import Listing
-from patchloom.data.source import open_data
-from patchloom.data.taxonomy import read_taxonomy
+from patchloom.data.sources.source import open_data
+from patchloom.data.text.pairs import open_parallel
 from patchloom.deployment.classifier import load
 from patchloom.deployment.index import index, open_index
-from patchloom.deployment.runs import evaluate
 from patchloom.deployment.translator import load_translator
 from patchloom.engine import checksums, records
 from patchloom.errors import CheckpointError, DataError, PatchloomError
 from patchloom.evaluation.labels import read_real_labels
+from patchloom.judging.several_runs import evaluate
 from patchloom.models.registry import create_model
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.runs.weights import refuse_bad, weights_digest

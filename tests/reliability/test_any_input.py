@@ -14,9 +14,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from patchloom.data.labels_file import open_labels_file
-from patchloom.data.sampler import Plan
-from patchloom.data.taxonomy import read_taxonomy
+from patchloom.data.batches.sampler import Plan
+from patchloom.data.labels.taxonomy import read_taxonomy
+from patchloom.data.sources.labels_file import open_labels_file
 from patchloom.errors import CheckpointError, PatchloomError
 from patchloom.models.weights_file import read_weights_file
 from patchloom.recipes import get_recipe

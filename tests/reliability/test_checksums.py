@@ -14,9 +14,9 @@ import pytest
 from patchloom import disk
 from patchloom.deployment.classifier import load
 from patchloom.deployment.index import index, open_index
-from patchloom.deployment.runs import evaluate_runs
-from patchloom.deployment.seeds import evaluations
 from patchloom.errors import CheckpointError, PatchloomError
+from patchloom.judging.seeds import evaluations
+from patchloom.judging.several_runs import evaluate_runs
 from patchloom.runs.checksums import own_sha256, read_checked, write_checked
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import damaged_lines, read_metrics

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from patchloom.data.check import check
-from patchloom.data.decode import decode
-from patchloom.data.given import files_of
-from patchloom.data.pairs import open_parallel
+from patchloom.data.checking.check import check
+from patchloom.data.labels.taxonomy import read_taxonomy
+from patchloom.data.pictures.decode import decode
+from patchloom.data.pictures.given import files_of
 from patchloom.data.reading import Reading
-from patchloom.data.sentences import clean
-from patchloom.data.source import open_data
-from patchloom.data.taxonomy import read_taxonomy
+from patchloom.data.sources.source import open_data
+from patchloom.data.text.pairs import open_parallel
+from patchloom.data.text.sentences import clean
 from patchloom.errors import DataError, PatchloomError, UsageError
 from patchloom.inspection.sheets import Cell, Line, sheet
 from patchloom.models.registry import create_model

@@ -23,15 +23,15 @@ import torch
 from safetensors.numpy import load as load_columns
 from safetensors.numpy import save as save_columns
 
-from patchloom.data import seen
-from patchloom.data.seen import Seen, Sight, taking_turns
+from patchloom.data.checking import kept_looks as seen
+from patchloom.data.checking.kept_looks import Seen, Sight, taking_turns
 from patchloom.deployment.classifier import load
 from patchloom.deployment.held_out import held_out_of
 from patchloom.deployment.index import index, open_index
-from patchloom.deployment.runs import evaluate_runs
-from patchloom.deployment.seeds import epoch_values, final_values
 from patchloom.errors import CheckpointError, DataError, PatchloomError
-from patchloom.inspection.page import render
+from patchloom.judging.seeds import epoch_values, final_values
+from patchloom.judging.several_runs import evaluate_runs
+from patchloom.pages.page import render
 from patchloom.runs import checkpoints, weights
 from patchloom.runs.checkpoints import _manifest, find_checkpoint, read_checkpoint
 from patchloom.runs.checksums import own_sha256
@@ -668,9 +668,10 @@ def test_no_path_is_too_long_for_one_line(
 FEW = """
 import resource, sys
 from patchloom import cli
-from patchloom.deployment import classifier, runs
+from patchloom.deployment import classifier
+from patchloom.judging import several_runs as runs
 from patchloom.tasks import verify
-from patchloom.data import check
+from patchloom.data.checking import check
 used = len(__import__("os").listdir("/proc/self/fd")) - 1
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (used, most))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.data import device
+from patchloom.data.batches import decoded_set as device
 from patchloom.engine import loop
 from patchloom.errors import UsageError
 from patchloom.runs.config import read_recipe

@@ -1,0 +1,145 @@
+"""One picture on its way into a batch: decoded RGB → uint8 (H, W, 3), in a worker; with it its mask and boxes.
+
+Training:   crop → flip │ policy → colour jitter → grey → blur → solarising → erasing
+Evaluation: resize the short side → centre crop │
+
+What stands before the bar is geometry (`geometry.py`): drawn once, applied to picture, mask and boxes. The rest changes
+the picture alone. Every random choice is drawn from the `random.Random` that comes with the picture, so a picture
+depends on nothing but its seed. Mixing is done later, on the batch. The same augmentation for a whole batch at once is
+in `batched.py`.
+"""
+
+import math
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.augmentation.policies import Policy, blur, grey, jitter_colours, make_policy, solarise
+from patchloom.data.pictures.evaluation_transform import PictureTransform, as_size, covering_size
+from patchloom.data.pictures.geometry import Geometry, Size
+from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD
+from patchloom.data.pictures.samples import Sample
+from patchloom.errors import UsageError
+from patchloom.recipes.parts import AugmentPart
+
+# Policies that leave every pixel where it is, so that masks and boxes stay true.
+COLOUR_POLICIES = ("none", "three_augment")
+CROP_ASPECTS = (3 / 4, 4 / 3)
+ERASED_AREAS = (0.02, 1 / 3)  # of the picture
+ERASED_ASPECTS = (0.3, 1 / 0.3)
+_MEAN, _STD = np.array(IMAGENET_MEAN, np.float32), np.array(IMAGENET_STD, np.float32)
+
+
+@dataclass(frozen=True)
+class TrainTransform(PictureTransform):
+    """Random augmentation of one picture, as a recipe's `augment` part says.
+
+    `color_jitter` is applied wherever it is above 0, after the policy; timm leaves it out next to
+    RandAugment and AutoAugment, and so should a recipe that follows it.
+    """
+
+    augment: AugmentPart
+    image_size: Size
+
+    @cached_property
+    def _after_crop(self) -> list[tuple[Policy, float]]:
+        """What changes colours and shapes after the crop, in order, each with its probability."""
+        augment = self.augment
+        changes: list[tuple[Policy, float]] = [
+            (partial(jitter_colours, augment.jitters), augment.jitter_probability if any(augment.jitters) else 0.0),
+            (grey, augment.grey),
+            (blur, augment.blur),
+            (solarise, augment.solarise),
+        ]
+        if policy := make_policy(augment, self.image_size):
+            changes.insert(0, (policy, 1.0))
+        return [(change, probability) for change, probability in changes if probability]
+
+    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
+        """Crop and flip."""
+        augment, seen, size = self.augment, self.image_size, sample.picture.size
+        box, scaled, start = (0, 0, *size), seen, (0, 0)
+        if augment.crop == "random_resized":
+            box = random_crop_box(size, (augment.crop_min_scale, augment.crop_max_scale), rng)
+        flip = rng.random() < augment.flip
+        if augment.crop == "simple_random":
+            scaled = covering_size(size, seen)
+        if augment.crop in ("simple_random", "pad"):
+            start = random_start(scaled, seen, augment.crop_padding, rng)
+        return Geometry(box, scaled, seen, start, flip, reflect=augment.crop == "simple_random")
+
+    def coloured(self, pixels: np.ndarray, rng: random.Random) -> np.ndarray:
+        """The policy, colours, erasing."""
+        if self._after_crop:
+            view = Image.fromarray(pixels)
+            for change, probability in self._after_crop:
+                # What is certain draws nothing: a recipe without chances keeps its pictures.
+                if probability == 1 or rng.random() < probability:
+                    view = change(view, rng)
+            pixels = np.asarray(view)
+        if self.augment.erasing and rng.random() < self.augment.erasing:
+            pixels = erase(pixels, rng)
+        return pixels
+
+    def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Of fixed size; a policy that parts cannot follow is refused."""
+        check_policy(self.augment, parts)
+        return super().shapes(parts)
+
+
+def check_policy(augment: AugmentPart, parts: Collection[str]) -> None:
+    """Refuse a policy that turns and shifts the picture alone, where parts belong to its pixels."""
+    if parts and augment.policy not in COLOUR_POLICIES:
+        raise UsageError(
+            f"augment.policy {augment.policy} turns and shifts pictures, which {' and '.join(parts)} cannot follow; "
+            f"expected {' or '.join(COLOUR_POLICIES)}"
+        )
+
+
+def train_transform(augment: AugmentPart, image_size: int | Size) -> TrainTransform:
+    """The training augmentation of a recipe: call it with a picture and its `random.Random`."""
+    return TrainTransform(augment, as_size(image_size))
+
+
+def random_crop_box(
+    size: tuple[int, int], scales: tuple[float, float], rng: random.Random
+) -> tuple[int, int, int, int]:
+    """Random Resized Crop: (left, top, right, bottom), after 10 tries the largest centred box."""
+    width, height = size
+    for _ in range(10):
+        area = rng.uniform(*scales) * width * height
+        aspect = math.exp(rng.uniform(math.log(CROP_ASPECTS[0]), math.log(CROP_ASPECTS[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            top, left = rng.randint(0, height - h), rng.randint(0, width - w)
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * CROP_ASPECTS[1])), min(height, round(width / CROP_ASPECTS[0]))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def random_start(scaled: Size, size: Size, padding: int, rng: random.Random) -> tuple[int, int]:
+    """Top and left of a window of `size` anywhere in a picture of `scaled`, padded on all sides."""
+    top, left = (rng.randint(-padding, scaled[axis] + padding - size[axis]) for axis in (0, 1))
+    return top, left
+
+
+def erase(pixels: np.ndarray, rng: random.Random) -> np.ndarray:
+    """Random erasing: a box of (H, W, 3) becomes noise, N(0, 1) once normalised, clipped to 0…255."""
+    height, width = pixels.shape[:2]
+    for _ in range(10):
+        area = rng.uniform(*ERASED_AREAS) * height * width
+        aspect = math.exp(rng.uniform(math.log(ERASED_ASPECTS[0]), math.log(ERASED_ASPECTS[1])))
+        h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if h < height and w < width:
+            top, left = rng.randint(0, height - h), rng.randint(0, width - w)
+            noise = np.random.default_rng(rng.getrandbits(64)).standard_normal((h, w, 3), np.float32)
+            noise = (noise * _STD + _MEAN) * 255
+            pixels = pixels.copy()
+            pixels[top : top + h, left : left + w] = noise.clip(0, 255).round()
+            break
+    return pixels

@@ -1,0 +1,154 @@
+"""Crops and flips of a whole batch: drawn once for each picture, then applied to pictures, layers and boxes.
+
+    b pictures of (h, w), which are seen at (H, W)
+
+This is `geometry.py` in tensor operations, without antialiasing and with its own way to draw.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from patchloom.data.augmentation.augment import CROP_ASPECTS
+from patchloom.data.pictures.geometry import SMALLEST_BOX_SIDE, Size
+from patchloom.recipes.parts import AugmentPart
+
+BOX_TRIES = 10
+
+
+class Draws:
+    """Random numbers of each picture, taken one after the other: `values` (b, n) from U(0, 1).
+
+    `field` (2H, 2W, 3) is noise from N(0, 1), one for all pictures, which random erasing takes its windows from.
+    """
+
+    def __init__(self, values: Tensor, field: Tensor) -> None:
+        self.values, self.field = values, field
+        self._next = 0
+
+    def one(self) -> Tensor:
+        """(b,)"""
+        return self.several(1)[:, 0]
+
+    def several(self, count: int) -> Tensor:
+        """(b, count)"""
+        self._next += count
+        return self.values[:, self._next - count : self._next]
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Where the crop of each picture comes from: `geometry.Geometry` for a batch. Edges are pixels of the picture."""
+
+    kind: str  # augment.crop
+    picture: Size
+    size: Size
+    top: Tensor  # (b,), and so the others
+    left: Tensor
+    height: Tensor
+    width: Tensor
+    flipped: Tensor
+
+    def pictures(self, store: Tensor, index: Tensor) -> Tensor:
+        """Pictures `index` (b,) of (N, h, w, 3) uint8 → (b, 3, H, W) float32."""
+        if self.kind == "random_resized":
+            rows, columns = (
+                edges / length * 2 - 1 for edges, length in zip(self._centres(), self.picture, strict=True)
+            )
+            shape = (len(index), *self.size)
+            grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], -1)
+            sampled = F.grid_sample(
+                store[index].permute(0, 3, 1, 2).float(),
+                grid,
+                mode="bicubic",
+                padding_mode="border",
+                align_corners=False,
+            )
+            return sampled.clamp(0, 255).round()
+        rows, columns, inside = self._places()
+        pixels = store[index[:, None, None], rows, columns]  # (b, H, W, 3)
+        if self.kind == "pad":
+            pixels = pixels * inside[..., None]
+        return pixels.permute(0, 3, 1, 2).float()
+
+    def layer(self, store: Tensor, index: Tensor, outside: int) -> Tensor:
+        """Layers `index` of (N, h, w) → (b, H, W), the nearest pixel of each place; `outside` where there is none."""
+        rows, columns, inside = self._places()
+        seen = store[index[:, None, None], rows, columns]
+        return seen.where(inside, outside) if self.kind == "pad" else seen
+
+    def boxes(self, boxes: Tensor) -> Tensor:
+        """(b, k, 6), NaN for none → corners in pixels of the crop, cut to it; NaN for boxes that are not seen in it."""
+        x, y = boxes[:, :, 0:4:2].clamp(0, self.picture[1]), boxes[:, :, 1:4:2].clamp(0, self.picture[0])
+        x = (x - self.left[:, None, None]) * (self.size[1] / self.width[:, None, None])
+        y = (y - self.top[:, None, None]) * (self.size[0] / self.height[:, None, None])
+        x = torch.where(self.flipped[:, None, None], self.size[1] - x.flip(2), x)
+        x, y = x.clamp(0, self.size[1]), y.clamp(0, self.size[0])
+        moved = torch.cat([torch.stack([x, y], 3).flatten(2), boxes[:, :, 4:]], 2)
+        seen = torch.minimum(x[:, :, 1] - x[:, :, 0], y[:, :, 1] - y[:, :, 0]) >= SMALLEST_BOX_SIDE
+        return moved.where(seen[:, :, None], torch.nan)
+
+    def _centres(self) -> tuple[Tensor, Tensor]:
+        """Of every row (b, H) and column (b, W) that is seen of a crop that is resized: its centre in the picture."""
+        y, x = ((torch.arange(length, device=self.top.device) + 0.5) / length for length in self.size)
+        x = torch.where(self.flipped[:, None], 1 - x, x)
+        return self.top[:, None] + y * self.height[:, None], self.left[:, None] + x * self.width[:, None]
+
+    def _places(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The pixels that are seen, as rows (b, H, 1) and columns (b, 1, W), and which are inside, (b, H, W)."""
+        if self.kind == "random_resized":
+            at = [centres.floor().long() for centres in self._centres()]
+        else:
+            y, x = (torch.arange(length, device=self.top.device).expand(len(self.top), -1) for length in self.size)
+            x = torch.where(self.flipped[:, None], self.size[1] - 1 - x, x)
+            at = [y + self.top[:, None], x + self.left[:, None]]
+        places, inside = [], []
+        for place, length in zip(at, self.picture, strict=True):
+            inside.append((place >= 0) & (place < length))
+            reflected = length - 1 - (length - 1 - place.abs()).abs()
+            places.append(reflected if self.kind == "simple_random" else place.clamp(0, length - 1))
+        return places[0][:, :, None], places[1][:, None, :], inside[0][:, :, None] & inside[1][:, None, :]
+
+
+def draw_crops(picture: Size, augment: AugmentPart, size: Size, draws: Draws) -> Crops:
+    """The crops and flips of pictures of one size, as `augment` says."""
+    flipped = draws.one() < augment.flip
+    if augment.crop == "random_resized":
+        scales = augment.crop_min_scale, augment.crop_max_scale
+        return Crops(augment.crop, picture, size, *_resized_boxes(picture, scales, draws), flipped)
+    padding = 0 if augment.crop == "resize" else augment.crop_padding
+    rooms = [length + 2 * padding - seen + 1 for length, seen in zip(picture, size, strict=True)]
+    top, left = ((draws.one() * room).long() - padding for room in rooms)
+    height, width = torch.full_like(top, size[0]), torch.full_like(left, size[1])
+    return Crops(augment.crop, picture, size, top, left, height, width, flipped)
+
+
+def _resized_boxes(picture: Size, scales: tuple[float, float], draws: Draws) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Random Resized Crop: top, left, height and width of each."""
+    height, width = picture
+    area = uniform(draws.several(BOX_TRIES), *scales) * height * width
+    box_width, box_height, found = first_box(area, draws, CROP_ASPECTS, width, height)
+    box_height = box_height.where(found, min(height, width / CROP_ASPECTS[0]))
+    box_width = box_width.where(found, min(width, height * CROP_ASPECTS[1]))
+    top = (draws.one().where(found, 0.5) * (height - box_height + 1)).floor()
+    left = (draws.one().where(found, 0.5) * (width - box_width + 1)).floor()
+    return top, left, box_height, box_width
+
+
+def first_box(
+    area: Tensor, draws: Draws, aspects: tuple[float, float], most_tall: int, most_wide: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first box with √(area·aspect) ≤ most_tall, √(area/aspect) ≤ most_wide, and whether there is one."""
+    aspect = uniform(draws.several(BOX_TRIES), math.log(aspects[0]), math.log(aspects[1])).exp()
+    tall, wide = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()  # (b, tries)
+    fits = (tall <= most_tall) & (wide <= most_wide) & (tall > 0) & (wide > 0)
+    first = fits.float().argmax(1, keepdim=True)
+    return tall.gather(1, first)[:, 0], wide.gather(1, first)[:, 0], fits.any(1)
+
+
+def uniform(draw: Tensor, low: float, high: float) -> Tensor:
+    """From U(0, 1) to U(low, high)."""
+    return low + (high - low) * draw

@@ -1,0 +1,201 @@
+"""What is done to a cropped picture: colours and shapes, drawn from the picture's own numbers.
+
+3-Augment is the thesis's (6.2.2). RandAugment (arXiv 1909.13719) and AutoAugment (1805.09501) are timm's
+operations and tables, TrivialAugment (2103.10158) torchvision's; here they neither touch nor read the
+process's random state.
+"""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from patchloom.data.pictures.geometry import Size
+from patchloom.recipes.parts import AugmentPart
+
+Jitters = tuple[float, float, float, float]  # of brightness, contrast, saturation, hue
+Policy = Callable[[Image.Image, random.Random], Image.Image]
+
+# What a shifted or turned picture leaves empty.
+FILL_COLOUR = (124, 116, 104)  # 255 · IMAGENET_MEAN
+BLUR_RADII = (0.1, 2.0)  # pixels
+SOLARISE_FROM = 128
+HUE_TURN = 255  # steps that torchvision takes for a whole turn; Pillow's circle has 256
+
+
+def make_policy(augment: AugmentPart, image_size: Size) -> Policy | None:
+    """The policy by its name, for pictures of (H, W); None where nothing is to be done."""
+    if augment.policy == "none":
+        return None
+    if augment.policy == "three_augment":
+        return three_augment
+    if augment.policy == "trivial":
+        from torchvision.transforms.autoaugment import TrivialAugmentWide
+
+        return partial(_trivial_augment, list(TrivialAugmentWide()._augmentation_space(31).items()))
+    import timm.data.auto_augment as timm_augment
+
+    hparams = {
+        "translate_const": int(min(image_size) * 0.45),
+        "img_mean": FILL_COLOUR,
+        "interpolation": Image.Resampling.BICUBIC,
+    }
+    if augment.policy == "autoaugment":
+        chains = timm_augment.auto_augment_policy("original", hparams)
+        return partial(_auto_augment, [[_mended(op) for op in chain] for chain in chains])
+    hparams["magnitude_std"] = augment.policy_magnitude_std
+    names = timm_augment.rand_augment_choices("", increasing=True)
+    ops = timm_augment.rand_augment_ops(augment.policy_magnitude, hparams=hparams, transforms=names)
+    return partial(_rand_augment, [_mended(op) for op in ops], augment.policy_layers)
+
+
+def three_augment(image: Image.Image, rng: random.Random) -> Image.Image:
+    """3-Augment of DeiT III: grayscale, solarisation or blur, each as likely as the others."""
+    return rng.choice((grey, solarise, blur))(image, rng)
+
+
+def grey(image: Image.Image, rng: random.Random) -> Image.Image:  # noqa: ARG001
+    """Without colours."""
+    return image.convert("L").convert("RGB")
+
+
+def solarise(image: Image.Image, rng: random.Random) -> Image.Image:  # noqa: ARG001
+    """The light half of all values inverted."""
+    return ImageOps.solarize(image, SOLARISE_FROM)
+
+
+def blur(image: Image.Image, rng: random.Random) -> Image.Image:
+    """Gaussian."""
+    return image.filter(ImageFilter.GaussianBlur(rng.uniform(*BLUR_RADII)))
+
+
+def jitter_colours(jitters: Jitters, image: Image.Image, rng: random.Random) -> Image.Image:
+    """Brightness, contrast, saturation and hue, each by an amount from its range, in random order."""
+    changes: list[Any] = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, Hue]
+    turns = list(zip(changes, jitter_ranges(jitters), strict=False))
+    rng.shuffle(turns)
+    for change, (low, high) in turns:
+        image = change(image).enhance(rng.uniform(low, high))
+    return image
+
+
+def jitter_ranges(jitters: Jitters) -> list[tuple[float, float]]:
+    """(least, most) that brightness, contrast and saturation are multiplied by, and hue, if at all, is turned by."""
+    *factors, hue = jitters
+    ranges = [(max(0.0, 1 - jitter), 1 + jitter) for jitter in factors]
+    return [*ranges, (-hue, hue)] if hue else ranges
+
+
+class Hue:
+    """What Pillow's enhancers lack: `enhance` turns the hue by a share of the colour circle, −0.5…0.5."""
+
+    def __init__(self, image: Image.Image) -> None:
+        self._hue, *self._others = image.convert("HSV").split()
+
+    def enhance(self, share: float) -> Image.Image:
+        """RGB, as torchvision's `adjust_hue` has it."""
+        turned = self._hue.point([(step + int(share * HUE_TURN)) % 256 for step in range(256)])
+        return Image.merge("HSV", (turned, *self._others)).convert("RGB")
+
+
+def _rand_augment(ops: list[Any], layers: int, image: Image.Image, rng: random.Random) -> Image.Image:
+    return _apply(rng.choices(ops, k=layers), image, rng)
+
+
+def _auto_augment(chains: list[list[Any]], image: Image.Image, rng: random.Random) -> Image.Image:
+    return _apply(rng.choice(chains), image, rng)
+
+
+def _trivial_augment(table: list[Any], image: Image.Image, rng: random.Random) -> Image.Image:
+    from torchvision.transforms.autoaugment import InterpolationMode, _apply_op
+
+    name, (magnitudes, signed) = rng.choice(table)
+    magnitude = float(rng.choice(magnitudes)) if magnitudes.ndim else 0.0
+    if signed and rng.random() < 0.5:
+        magnitude = -magnitude
+    return _apply_op(image, name, magnitude, InterpolationMode.NEAREST, None)
+
+
+def _apply(ops: list[Any], image: Image.Image, rng: random.Random) -> Image.Image:
+    """timm's operations draw from the `random` module: lend it the picture's numbers, then restore it."""
+    state = random.getstate()
+    random.seed(rng.getrandbits(64))
+    try:
+        for op in ops:
+            image = op(image)
+    finally:
+        random.setstate(state)
+    return image
+
+
+def _mended(op: Any) -> Any:
+    """timm's operation, its pixel function exchanged where ours is faster or works with every Pillow."""
+    op.aug_fn = _PIXEL_FUNCTIONS.get(op.name, op.aug_fn)
+    return op
+
+
+def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
+    """Keep the highest bits. 0 is black, as it was before Pillow refused what RandAugment asks for."""
+    mask = 256 - 2 ** (8 - bits)
+    return image.point([value & mask for value in range(256)] * 3)
+
+
+def shear(image: Image.Image, factor: float, *, vertical: bool, fillcolor: tuple[int, ...], **_: Any) -> Image.Image:
+    """Slide each row (or column) in proportion to its distance from the first."""
+    lines = image.width if vertical else image.height
+    return _slide(image, factor * (np.arange(lines) + 0.5), vertical, fillcolor)
+
+
+def translate(image: Image.Image, share: float, *, vertical: bool, fillcolor: tuple[int, ...], **_: Any) -> Image.Image:
+    """Slide all rows (or columns) by a share of their length."""
+    lines, length = (image.width, image.height) if vertical else (image.height, image.width)
+    return _slide(image, np.full(lines, share * length), vertical, fillcolor)
+
+
+def _slide(image: Image.Image, shifts: np.ndarray, vertical: bool, fill: tuple[int, ...]) -> Image.Image:
+    """Row y at x becomes what was at x + shifts[y], bicubic: Pillow's affine transform in a third of its
+    time.
+
+    Within a row the distance to the next pixel is the same everywhere, so the 4×4 taps of the general case
+    become 4 with one weight a row. Pillow's cubic (a = −1) and its rounding are kept; float32 for its
+    float64 changes about one value in 10,000 by 1.
+    """
+    if vertical:
+        turn = Image.Transpose.TRANSPOSE
+        return _slide(image.transpose(turn), shifts, False, fill).transpose(turn)
+    width, height = image.size
+    whole = np.floor(shifts).clip(-width, width).astype(np.int64)
+    part = (shifts - whole).astype(np.float32)[:, None, None]
+    margin = int(abs(whole).max()) + 2
+    pixels = np.frombuffer(image.tobytes("raw", "RGBX"), np.uint32).reshape(height, width)  # a pixel in 4 bytes
+    padded = np.empty((height, width + 2 * margin), np.uint32)
+    padded[:, margin:-margin], padded[:, :margin], padded[:, -margin:] = pixels, pixels[:, :1], pixels[:, -1:]
+    starts = np.arange(height) * padded.shape[1] + margin + whole - 1
+    rows = np.lib.stride_tricks.sliding_window_view(padded.reshape(-1), width + 3)[starts]  # (H, W + 3)
+    taps = rows.view(np.uint8).reshape(height, width + 3, 4).astype(np.int16)
+    a, b, c, d = (taps[:, k : k + width] for k in range(4))  # (H, W, 4) each
+    ab, cd = a - b, c - d
+    value = (ab + cd) * -part
+    value += 2 * ab + cd
+    value *= part
+    value += c - a
+    value *= part
+    value += b
+    moved = value.clip(0, 255, out=value).astype(np.uint8).view(np.uint32)[..., 0]  # (H, W)
+    source = np.arange(width) + 0.5 + shifts[:, None]
+    moved[(source < 0) | (source >= width)] = np.frombuffer(bytes((*fill, 0)), np.uint32)
+    return Image.frombytes("RGB", image.size, moved.tobytes(), "raw", "RGBX")
+
+
+_PIXEL_FUNCTIONS: dict[str, Callable[..., Image.Image]] = {
+    "Posterize": posterize,
+    "PosterizeIncreasing": posterize,
+    "PosterizeOriginal": posterize,
+    "ShearX": partial(shear, vertical=False),
+    "ShearY": partial(shear, vertical=True),
+    "TranslateXRel": partial(translate, vertical=False),
+    "TranslateYRel": partial(translate, vertical=True),
+}

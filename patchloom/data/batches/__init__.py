@@ -1,0 +1,1 @@
+"""From sets to batches: workers, shared memory, decoded sets, views."""

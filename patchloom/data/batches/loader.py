@@ -1,0 +1,291 @@
+"""Batches from worker processes, the same whatever their number, startable at any step.
+
+`Plan` says which picture is seen when and from which seed; workers read, augment and write it straight into
+shared memory; the main process joins their parts into one batch. Beside it only numbers travel between processes, and
+what is ragged: boxes.
+"""
+
+import os
+import random
+from collections.abc import Collection, Iterator
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from patchloom.data.batches.ragged import Boxes, Parts
+from patchloom.data.batches.sampler import Plan
+from patchloom.data.batches.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
+from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.pictures.samples import Sample
+from patchloom.data.sets import ImageSet
+from patchloom.errors import DataError, ResourceError
+
+# Parts each worker may be ahead of the main process; every part is 1/workers of a batch.
+PREFETCHED_PARTS = 2
+# Neighbours tried in place of a picture that cannot be read, before the set counts as unreadable.
+REPLACEMENTS_TRIED = 20
+# Without a picture from a worker: longer than a slow disk takes, shorter than a night.
+WORKER_TIMEOUT_S = 120.0
+_TORCH: dict[type[np.integer], torch.dtype] = {np.uint8: torch.uint8, np.int16: torch.int16, np.int32: torch.int32}
+
+
+class Transform(Protocol):
+    """From a sample and its random numbers to rows of a batch's arrays."""
+
+    def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Of the arrays of fixed size: image, (H, W, 3), and each layer among `parts`."""
+
+    def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
+        """The picture as it goes into the batch, uint8, and its parts; boxes are those of each view in turn."""
+
+
+class Loader:
+    """An `ImageSet` in batches, with the `parts` that it reads.
+
+    `batch_size` counts all processes; this one yields its `rank`'s share of each batch. One epoch is iterated
+    at a time. With `skip_broken`, a picture that cannot be read is replaced by the next one that can, and
+    `broken` names it; otherwise its `DataError` ends the epoch. A worker that dies, or gives nothing for
+    `timeout_s`, is a `ResourceError` that names it.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageSet,
+        transform: Transform,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        repeats: int = 1,
+        workers: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        drop_last: bool = True,
+        pin: bool = False,
+        skip_broken: bool = False,
+        timeout_s: float = WORKER_TIMEOUT_S,
+    ) -> None:
+        self.plan = Plan(len(dataset), batch_size, seed, shuffle, repeats, drop_last, rank, world)
+        self.broken: dict[int, str] = {}
+        self._labels = torch.from_numpy(np.asarray(dataset.labels, np.int64))
+        self._pin = pin
+        self._parts = max(1, workers)
+        self._tasks = _Tasks(self._parts, slots=PREFETCHED_PARTS * workers + 1)
+        part_size = -(-batch_size // world // self._parts)
+        dtypes = {"image": torch.uint8} | {name: _TORCH[kind.dtype] for name, kind in dataset.layers.items()}
+        self._shared = {
+            name: _shared_memory((self._tasks.slots, part_size, *shape), dtypes[name], workers)
+            for name, shape in transform.shapes(dataset.parts).items()
+        }
+        pictures = _Pictures(dataset, transform, self.plan, self._parts, self._shared, skip_broken)
+        self._timeout_s = timeout_s
+        with no_word_about_cores():
+            self._pool: DataLoader = DataLoader(
+                pictures,
+                batch_size=None,
+                sampler=self._tasks,
+                collate_fn=_as_it_is,
+                num_workers=workers,
+                prefetch_factor=PREFETCHED_PARTS if workers else None,
+                persistent_workers=workers > 0,
+                worker_init_fn=_begin_work,
+                timeout=timeout_s if workers else 0,
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return self.plan.steps_per_epoch
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ImageBatch]:
+        """The batches of `epoch` from `start_step` on."""
+        self._tasks.begin(epoch, start_step, self.steps_per_epoch)
+        filled = iter(self._filled_parts())
+        for step in range(start_step, self.steps_per_epoch):
+            views = self.plan.views(epoch, step)
+            index = torch.from_numpy(views.index.copy())
+            buffers = {
+                name: torch.empty((len(index), *shared.shape[2:]), dtype=shared.dtype, pin_memory=self._pin)
+                for name, shared in self._shared.items()
+            }
+            ragged: dict[str, list[np.ndarray]] = {}
+            for rows in _split(len(index), self._parts):
+                part = next(filled)
+                for name, buffer in buffers.items():
+                    buffer[rows] = self._shared[name][part.slot, : rows.stop - rows.start]
+                for name, arrays in part.ragged.items():
+                    ragged.setdefault(name, []).extend(arrays)
+                for row, (used, message) in part.replaced.items():
+                    self.broken[int(index[rows][row])] = message
+                    index[rows][row] = used
+            images = buffers.pop("image").permute(0, 3, 1, 2)
+            parts: Parts = {**buffers, **{name: Boxes.of(arrays) for name, arrays in ragged.items()}}
+            yield ImageBatch(images, self._labels[index], index, parts)
+
+    def sample(self, pictures: int) -> ImageBatch:
+        """The first so many pictures of the run, made in this process: what a step costs is measured on them."""
+        made = self._pool.dataset
+        assert isinstance(made, _Pictures)
+        count = min(pictures, self.plan.pictures)
+        few = Loader(made.dataset, made.transform, batch_size=count, seed=self.plan.seed, skip_broken=made.skip_broken)
+        with closing(few.epoch(0)) as batches:  # type: ignore[type-var]
+            return next(batches)
+
+    @property
+    def workers(self) -> int:
+        """Processes beside this one."""
+        return self._pool.num_workers
+
+    def preparing_bytes(self) -> int:
+        """Memory that batches take: what the workers write into, the batch that is learned from, and the next."""
+        picture = sum(shared[0, 0].nbytes for shared in self._shared.values())
+        batch = self.plan.batch_size // self.plan.world * picture
+        return sum(shared.nbytes for shared in self._shared.values()) + 2 * batch
+
+    def close(self) -> None:
+        """End the workers now instead of when the loader is forgotten."""
+        Workers(self._pool._iterator).end()
+        self._pool._iterator = None
+
+    def _filled_parts(self) -> Iterator["_Filled"]:
+        try:
+            # Later epochs start no processes but wait for those there are, and that a signal must be able to end.
+            with workers_started() if self._pool._iterator is None else nullcontext(), no_word_about_cores():
+                parts = watched(iter(self._pool))
+            for part in parts:
+                if isinstance(part, DataError | ResourceError):
+                    raise part
+                yield part
+        except GeneratorExit:
+            raise  # an epoch that is left early: the workers wait for the next
+        except BaseException as error:
+            workers = Workers(self._pool._iterator)
+            reason = workers.what_happened(self._timeout_s) if str(error).startswith("DataLoader ") else ""
+            workers.kill()
+            self.close()
+            if reason:
+                raise ResourceError(reason) from error
+            raise
+
+
+@dataclass(frozen=True)
+class _Task:
+    epoch: int
+    step: int
+    part: int
+    slot: int
+
+
+class _Tasks:
+    """The parts of one epoch in their order, each with the slot of shared memory it is to be written into.
+
+    The pool hands out a task only when fewer than `slots` − 1 are unread, so a slot is free again when its
+    turn comes.
+    """
+
+    def __init__(self, parts: int, slots: int) -> None:
+        self.slots = slots
+        self._parts = parts
+        self._span = (0, 0, 0)
+
+    def begin(self, epoch: int, start_step: int, end_step: int) -> None:
+        self._span = (epoch, start_step, end_step)
+
+    def __iter__(self) -> Iterator[_Task]:
+        epoch, start, end = self._span
+        for number in range((end - start) * self._parts):
+            step, part = divmod(number, self._parts)
+            yield _Task(epoch, start + step, part, number % self.slots)
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A part of a step as a worker hands it over."""
+
+    slot: int
+    replaced: dict[int, tuple[int, str]]  # row → the picture used instead, and what was wrong
+    ragged: dict[str, list[np.ndarray]]  # name → one array of each row
+
+
+@dataclass(frozen=True)
+class _Pictures(Dataset):
+    """A worker's view of the work: fill a slot of `shared` with one part of a step."""
+
+    dataset: ImageSet
+    transform: Transform
+    plan: Plan
+    parts: int
+    shared: dict[str, Tensor]  # each (slots, pictures of a part, …)
+    skip_broken: bool
+
+    def __getitem__(self, task: _Task) -> _Filled | DataError | ResourceError:
+        views = self.plan.views(task.epoch, task.step)
+        rows = _split(len(views.index), self.parts)[task.part]
+        out = {name: shared[task.slot].numpy() for name, shared in self.shared.items()}
+        filled = _Filled(task.slot, {}, {})
+        try:
+            for row, (index, seed) in enumerate(zip(views.index[rows], views.seed[rows], strict=True)):
+                sample, used, message = read_or_next(self.dataset, int(index), self.skip_broken)
+                for name, values in self.transform.arrays(sample, random.Random(int(seed))).items():
+                    if name in out:
+                        out[name][row] = values
+                    else:
+                        filled.ragged.setdefault(name, []).append(values)
+                if message:
+                    filled.replaced[row] = (used, message)
+        except (DataError, ResourceError) as error:
+            return error
+        return filled
+
+
+def read_or_next(dataset: ImageSet, index: int, skip_broken: bool) -> tuple[Sample, int, str]:
+    """The sample, the place it was read from, and what was wrong with the one asked for ('' if nothing)."""
+    message = ""
+    for attempt in range(REPLACEMENTS_TRIED):
+        used = (index + attempt) % len(dataset)
+        try:
+            return dataset.sample(used), used, message
+        except DataError as error:
+            if not skip_broken:
+                raise
+            message = message or str(error)
+    raise DataError(f"{REPLACEMENTS_TRIED} pictures in a row cannot be read. The first: {message}")
+
+
+def _shared_memory(shape: tuple[int, ...], dtype: torch.dtype, workers: int) -> Tensor:
+    memory = torch.empty(shape, dtype=dtype)
+    if not workers:
+        return memory
+    try:
+        return memory.share_memory_()
+    except RuntimeError as error:
+        raise ResourceError(
+            f"{memory.nbytes / 2**20:,.0f} MiB of shared memory for batches cannot be had: {error}. "
+            "Use fewer workers or a smaller batch, or give the container more (docker: --shm-size)."
+        ) from error
+
+
+def _split(size: int, parts: int) -> list[slice]:
+    part = -(-size // parts)
+    return [slice(min(k * part, size), min((k + 1) * part, size)) for k in range(parts)]
+
+
+def _as_it_is(filled: Any) -> Any:
+    return filled
+
+
+def cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _begin_work(worker: int) -> None:  # noqa: ARG001
+    # Pillow gives a picture's memory back at once; getting it again costs a tenth of the decoding.
+    Image.core.set_blocks_max(32)
+    keep_working()

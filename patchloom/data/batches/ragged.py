@@ -1,0 +1,74 @@
+"""Boxes in batches: as many as each picture has (`Boxes`), or filled up to one shape, as a device keeps them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from patchloom.data.pictures.samples import BOX_VALUES
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Boxes of the pictures of a batch, one after the other."""
+
+    values: Tensor  # (n, 6) float32
+    splits: Tensor  # (B + 1,) int64, always on the host: picture i has rows splits[i] to splits[i + 1]
+
+    @classmethod
+    def of(cls, each: Iterable[np.ndarray]) -> "Boxes":
+        """From (n, 6) of each picture."""
+        arrays = [np.zeros((0, BOX_VALUES), np.float32), *each]
+        splits = np.cumsum([len(array) for array in arrays])
+        return cls(torch.from_numpy(np.concatenate(arrays)), torch.from_numpy(splits))
+
+    @property
+    def corners(self) -> Tensor:
+        """(n, 4): x0, y0, x1, y1."""
+        return self.values[:, :4]
+
+    @property
+    def categories(self) -> Tensor:
+        """(n,) int64."""
+        return self.values[:, 4].long()
+
+    @property
+    def instances(self) -> Tensor:
+        """(n,) int64, numbers in the layer `instances`."""
+        return self.values[:, 5].long()
+
+    def each(self) -> list[Tensor]:
+        """(n, 6) of every picture."""
+        return list(self.values.split(self.splits.diff().tolist()))
+
+    def __len__(self) -> int:
+        return len(self.splits) - 1
+
+    def __getitem__(self, pictures: Tensor | slice) -> "Boxes":
+        """Those of some pictures, in their order."""
+        lengths, each = self.splits.diff(), self.each()
+        chosen = torch.arange(len(self))[pictures.cpu() if isinstance(pictures, Tensor) else pictures]
+        splits = torch.cat([torch.zeros(1, dtype=torch.int64), lengths[chosen].cumsum(0)])
+        return Boxes(torch.cat([self.values[:0], *(each[i] for i in chosen.tolist())]), splits)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Boxes":
+        """The values on another device."""
+        return Boxes(self.values.to(device, non_blocking=non_blocking), self.splits)
+
+
+Parts = dict[str, Tensor | Boxes]  # name → (B, H, W) of a layer, or boxes
+
+
+def padded(boxes: Sequence[Boxes]) -> Tensor:
+    """Boxes of several batches as one (N, most of a picture, 6), NaN where a picture has fewer."""
+    return pad_sequence([each for batch in boxes for each in batch.each()], batch_first=True, padding_value=torch.nan)
+
+
+def ragged(boxes: Tensor) -> Boxes:
+    """(B, k, 6) without the rows that are NaN; waits for the device."""
+    seen = ~boxes[:, :, 0].isnan()
+    counts = seen.sum(1).cpu()
+    return Boxes(boxes[seen], torch.cat([counts.new_zeros(1), counts.cumsum(0)]))

@@ -1,0 +1,207 @@
+"""Several views of each picture, each with random numbers of its own: what DINO and Grafit compare.
+
+Where the pictures fit in memory every view is drawn from the decoded set on the device. Otherwise a worker decodes a
+picture once, draws all its views, and hands them over in a row of pixels.
+"""
+
+import random
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchloom.data.augmentation.augment import TrainTransform, check_policy, train_transform
+from patchloom.data.batches.decoded_set import BeforeCrop, DeviceLoader, Store, make_loader
+from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader
+from patchloom.data.batches.ragged import Parts
+from patchloom.data.pictures.evaluation_transform import as_size
+from patchloom.data.pictures.geometry import Size
+from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.pictures.samples import Sample
+from patchloom.data.sets import ImageSet
+from patchloom.errors import UsageError
+from patchloom.recipes.parts import AugmentPart
+from patchloom.recipes.schema import Recipe
+
+
+@dataclass(frozen=True)
+class View:
+    """How one view of a picture is made."""
+
+    augment: AugmentPart
+    size: int | Size
+
+
+def views_of(recipe: Recipe) -> list[View]:
+    """How the views of an image are made: those of full size, then the local ones."""
+    part, augment, size = recipe.views, recipe.augment, recipe.model.image_size
+    second = replace(
+        augment,
+        blur=augment.blur if part.second_blur is None else part.second_blur,
+        solarise=augment.solarise if part.second_solarise is None else part.second_solarise,
+    )
+    local = replace(
+        augment, crop_min_scale=part.local_min_scale, crop_max_scale=part.local_max_scale, blur=part.local_blur
+    )
+    whole = [View(second if number == 1 else augment, size) for number in range(part.number)]
+    return [*whole, *[View(local, part.local_size)] * part.local]
+
+
+@dataclass(frozen=True)
+class ViewBatch:
+    """Views of the pictures of one step, of one process."""
+
+    views: list[Tensor]  # each (B, 3, H, W) uint8; sizes may differ
+    labels: Tensor  # (B,) int64
+    index: Tensor  # (B,) int64, places in the set
+    parts: list[Parts] = field(default_factory=list)  # of each view; none where none were asked for
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "ViewBatch":
+        """The same batch on another device."""
+        views = [view.to(device, non_blocking=non_blocking) for view in self.views]
+        labels, index = (tensor.to(device, non_blocking=non_blocking) for tensor in (self.labels, self.index))
+        parts = [{name: part.to(device, non_blocking=non_blocking) for name, part in of.items()} for of in self.parts]
+        return ViewBatch(views, labels, index, parts)
+
+
+@dataclass(frozen=True)
+class ManyViews:
+    """A transform that puts all views of a picture behind one another: (1, sum of their pixels, 3)."""
+
+    views: tuple[View, ...]
+
+    @cached_property
+    def transforms(self) -> list[TrainTransform]:
+        """One a view."""
+        return [train_transform(view.augment, view.size) for view in self.views]
+
+    @property
+    def sizes(self) -> list[Size]:
+        """(H, W) of each view."""
+        return [as_size(view.size) for view in self.views]
+
+    def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """A row of pixels of each."""
+        each = [make.shapes(parts) for make in self.transforms]
+        length = sum(height * width for height, width in self.sizes)
+        return {name: (1, length, *shape[2:]) for name, shape in each[0].items()}
+
+    def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
+        """Every view draws on from where the one before stopped; boxes, which are ragged, stay apart by name."""
+        views = [make.arrays(sample, rng) for make in self.transforms]
+        made = {_boxes_of(number): view.pop("boxes") for number, view in enumerate(views) if "boxes" in view}
+        for name, first in views[0].items():
+            made[name] = np.concatenate([view[name].reshape(1, -1, *first.shape[2:]) for view in views], axis=1)
+        return made
+
+    def apart(self, batch: ImageBatch) -> ViewBatch:
+        """A batch of rows of pixels → its views."""
+        pixels = self._split(batch.images.permute(0, 2, 3, 1))
+        layers = {name: self._split(part) for name, part in batch.parts.items() if isinstance(part, Tensor)}
+        parts: list[Parts] = [{} for _ in self.views] if batch.parts else []
+        for number, of in enumerate(parts):
+            of |= {name: split[number] for name, split in layers.items()}
+            if (name := _boxes_of(number)) in batch.parts:
+                of["boxes"] = batch.parts[name]
+        return ViewBatch([view.permute(0, 3, 1, 2) for view in pixels], batch.labels, batch.index, parts)
+
+    def _split(self, rows: Tensor) -> list[Tensor]:
+        """(B, 1, pixels, …) → (B, H, W, …) of each view."""
+        split = rows.split([height * width for height, width in self.sizes], dim=2)
+        return [part.reshape(len(rows), *size, *rows.shape[3:]) for part, size in zip(split, self.sizes, strict=True)]
+
+
+def _boxes_of(view: int) -> str:
+    return f"boxes of view {view}"
+
+
+class ViewLoader:
+    """Loaders of views of the same pictures, in step; or one whose pictures are many views in a row."""
+
+    def __init__(self, loaders: Sequence[Loader | DeviceLoader], joined: ManyViews | None = None) -> None:
+        self._loaders, self._joined = loaders, joined
+        self.broken = loaders[0].broken
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return self._loaders[0].steps_per_epoch
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ViewBatch]:
+        """The batches of `epoch` from `start_step` on."""
+        for batches in zip(*(loader.epoch(epoch, start_step) for loader in self._loaders), strict=True):
+            yield self._together(batches)
+
+    def _together(self, batches: tuple[ImageBatch, ...]) -> ViewBatch:
+        first = batches[0]
+        if self._joined:
+            return self._joined.apart(first)
+        size = len(first.index)
+        views = [view for batch in batches for view in batch.images.split(size)]
+        return ViewBatch(views, first.labels, first.index, [of for batch in batches for of in _parts_of(batch, size)])
+
+    def sample(self, pictures: int) -> ViewBatch:
+        """The first so many pictures of the run, made in this process: what a step costs is measured on them."""
+        return self._together(tuple(loader.sample(pictures) for loader in self._loaders))
+
+    @property
+    def workers(self) -> int:
+        """Processes beside this one."""
+        return self._loaders[0].workers
+
+    def preparing_bytes(self) -> int:
+        """Memory that batches take."""
+        return sum(loader.preparing_bytes() for loader in self._loaders)
+
+    def close(self) -> None:
+        """End the workers."""
+        for loader in self._loaders:
+            loader.close()
+
+
+def _parts_of(batch: ImageBatch, size: int) -> list[Parts]:
+    """The parts of each view, where a batch has `size` pictures in the first view, then in the second …"""
+    if not batch.parts:
+        return []
+    rows = [slice(start, start + size) for start in range(0, len(batch.images), size)]
+    return [{name: part[own] for name, part in batch.parts.items()} for own in rows]
+
+
+def make_view_loader(
+    dataset: ImageSet,
+    views: Sequence[View],
+    *,
+    batch_size: int,
+    seed: int,
+    device: torch.device | str,
+    workers: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    skip_broken: bool = False,
+    timeout_s: float = WORKER_TIMEOUT_S,
+    stores: dict[BeforeCrop, Store] | None = None,
+) -> tuple[ViewLoader, str]:
+    """Batches of views, drawn on the device where that applies, else by workers; and the reason."""
+    if not views:
+        raise UsageError("a batch has at least one view of each picture; none is asked for")
+    for view in views:
+        check_policy(view.augment, dataset.parts)
+    shared: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "rank": rank, "world": world}
+    shared |= {"skip_broken": skip_broken, "workers": workers, "timeout_s": timeout_s}
+    first, note = make_loader(dataset, views[0].augment, views[0].size, device=device, stores=stores, **shared)
+    if isinstance(first, DeviceLoader):
+        alike = groupby(range(len(views)), lambda number: views[number])
+        return ViewLoader([first.showing(tuple(numbers), view.augment, view.size) for view, numbers in alike]), note
+    first.close()
+    joined = ManyViews(tuple(views))
+    pin = torch.device(device).type == "cuda"
+    loader = Loader(dataset, joined, pin=pin, **shared)
+    return ViewLoader([loader], joined), note

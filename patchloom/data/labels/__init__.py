@@ -1,0 +1,1 @@
+"""What is said of classes: tables, patterns, nested folders, levels."""

@@ -1,0 +1,98 @@
+"""Names for class numbers, from a file beside a list of pictures.
+
+classes.txt     a name per line, by their order; or a number and a name
+classes.csv     numbers and names, and those of coarser classes: Class Name,Class ID,Coarse Class Name,Coarse Class ID
+"""
+
+import os
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from patchloom.data.labels.label_table import SPACES, Table, looks_like_a_file, parse_table, plain
+from patchloom.data.trees.tree import Tree
+from patchloom.errors import DataError, PatchloomError
+from patchloom.foreign import MOST_BYTES, read_plain
+from patchloom.printable import printable
+
+FILES = tuple(f"{name}.{end}" for name in ("classes", "class_names", "label_names") for end in ("csv", "tsv", "txt"))
+_NO_LEVEL_WORDS = ("class", "label", "name", "category")
+
+
+class ClassNames:
+    """What numbers are called, and in which file that stands."""
+
+    def __init__(self, title: str, columns: Mapping[str, Sequence[str]]) -> None:
+        self.title = title
+        texts = {name: list(of) for name, of in columns.items() if not _whole_numbers(of) and not _files(of)}
+        self._texts = texts
+        self._numbers = {name: list(of) for name, of in columns.items() if name not in texts and _whole_numbers(of)}
+
+    def of(self, codes: Sequence[str]) -> dict[str, str] | None:
+        """Number → name of the finest classes; None where some number has no name."""
+        names = next((of for of in self._texts.values() if len(set(of)) == len(of)), None)
+        if names is None:
+            return None
+        used = {code for code in codes if code}
+        numbered = [of for of in self._numbers.values() if len(set(of)) == len(of)]
+        counted = [[str(i) for i in range(start, start + len(names))] for start in (0, 1)]
+        for of in numbered or counted:
+            if used <= set(of):
+                return dict(zip(of, names, strict=True))
+        return None
+
+    def of_level(self, names: Sequence[str], codes: Sequence[str]) -> tuple[str, dict[str, str]] | None:
+        """What the level is called, and number → name in it, where the classes `names` have these `codes` of it."""
+        fine = next((of for of in self._texts.values() if len(set(of)) == len(of)), [])
+        for column in self._numbers.values():
+            known = dict(zip(fine, column, strict=True)) if fine else {}
+            if not known or any(known.get(name) != code for name, code in zip(names, codes, strict=True) if name):
+                continue
+            for title, texts in self._texts.items():
+                pairs = set(zip(column, texts, strict=True))
+                if len(pairs) == len(set(column)) == len(set(texts)) and texts is not fine:
+                    words = [word for word in plain(title).split("_") if word not in _NO_LEVEL_WORDS]
+                    return "_".join(words) or "coarse", dict(pairs)
+        return None
+
+
+def names_by_line(path: Path, most: int = MOST_BYTES) -> tuple[str, ...] | None:
+    """The lines of a file on disk; None where there is none, a DataError where it is no text."""
+    try:
+        return tuple(read_plain(path, most).decode("utf-8-sig").splitlines()) if os.path.lexists(path) else None
+    except OSError as error:
+        raise DataError(f"{printable(path)}: cannot be read ({error.strerror}); expected a name per line") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{printable(path)}: is not UTF-8 ({error.reason}); expected a name per line") from error
+
+
+def find_class_names(places: Sequence[tuple[Tree, str]]) -> Iterator[ClassNames]:
+    """The files of names in these folders, those that can be read."""
+    for tree, folder in places:
+        for name in FILES:
+            path = posixpath.join(folder, name)
+            if tree.is_file(path):
+                columns = _columns(tree.read(path), name)
+                if columns:
+                    yield ClassNames(name, columns)
+
+
+def _columns(content: bytes, title: str) -> dict[str, list[str]]:
+    table: Table | None = None
+    with suppress(PatchloomError):  # of a name per line
+        table = parse_table(content, title, lambda _: False)
+    if table is not None:
+        columns = {name: table.column(i) for i, name in enumerate(table.columns)}
+        if table.separator != SPACES or any(map(_whole_numbers, columns.values())):
+            return columns
+    lines = [line.strip() for line in content.decode("utf-8-sig", "replace").splitlines()]
+    return {"name": [line for line in lines if line]}
+
+
+def _whole_numbers(values: Sequence[str]) -> bool:
+    return all(value.isdecimal() for value in values)
+
+
+def _files(values: Sequence[str]) -> bool:
+    return all(looks_like_a_file(value) for value in values)

@@ -1,0 +1,46 @@
+"""What to say of pictures without a class where classes are to be learned: what the data are for, and the ways on."""
+
+import posixpath
+from collections.abc import Sequence
+
+import numpy as np
+
+from patchloom.data.labels.label_pattern import suggest_pattern
+from patchloom.data.pictures.samples import UNLABELLED
+from patchloom.data.sets import Listing, Pictures, name_some
+
+# What pictures with such annotations are for. Those that patchloom learns some day are taken out here.
+OTHER_TASKS = {"masks": "segmentation", "boxes": "object detection"}
+_LOOKED_AT = 2_000  # names by which a pattern is suggested
+
+
+def missing_labels(listing: Listing) -> str:
+    """Why these pictures cannot be classified and what helps, to stand after the name of the data."""
+    pictures = listing.pictures
+    bare = np.flatnonzero(listing.labels == UNLABELLED)
+    for what, task in OTHER_TASKS.items():
+        if what in _annotations(pictures):
+            return (
+                f"these are pictures with {what}, for {task}, which patchloom cannot train yet; classification needs "
+                "a class for each picture: a folder for each class, or --labels FILE"
+            )
+    where = f", the first is {pictures.where(int(listing.rows[bare[0]]))}" if len(bare) < len(listing) else ""
+    names = [posixpath.basename(pictures.key(int(row))) for row in listing.rows[:_LOOKED_AT]]
+    return (
+        f"{len(bare):,} of {len(listing):,} pictures have no label{where}; expected a folder for each class, or "
+        f"--labels FILE (lines of path,label), or --label-pattern {_pattern(names)}, or --recipe dino, which learns "
+        "without labels"
+    )
+
+
+def _annotations(pictures: Pictures) -> set[str]:
+    masks = bool(pictures.mask_names) or pictures.mask_ignore is not None
+    return ({"masks"} if masks else set()) | ({"boxes"} if pictures.object_names else set())
+
+
+def _pattern(names: Sequence[str]) -> str:
+    found = suggest_pattern(names)
+    if found is None:
+        return "'{label}_*' (the class in the file's name)"
+    given, classes = found
+    return f"'{given}' (their names give {len(classes)} classes: {name_some(classes, limit=3)})"

@@ -1,0 +1,1 @@
+"""One picture: decoded, with its mask and boxes, cropped as a network is shown it."""

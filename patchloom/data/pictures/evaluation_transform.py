@@ -1,0 +1,103 @@
+"""A picture as it is shown when a network is judged or used: geometry alone, nothing random."""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.pictures.geometry import Geometry, Size, resize
+from patchloom.data.pictures.samples import LAYERS, Sample
+from patchloom.errors import UsageError
+
+NO_CHANCE = random.Random(0)  # for transforms that draw nothing
+
+
+def as_size(image_size: int | Size) -> Size:
+    """(height, width) from one number or two."""
+    return (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
+
+
+class PictureTransform(ABC):
+    """Geometry, then colours: what becomes of a picture and of the parts that were read with it."""
+
+    image_size: Size  # (H, W) of what comes out
+
+    @abstractmethod
+    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
+        """Where the view comes from."""
+
+    def resized(self, picture: Image.Image, size: Size) -> np.ndarray:
+        """A picture at another size, (H, W, 3)."""
+        return resize(picture, size)
+
+    def coloured(self, pixels: np.ndarray, rng: random.Random) -> np.ndarray:  # noqa: ARG002
+        """What is done to the pixels after the crop; they stay where they are."""
+        return pixels
+
+    def __call__(self, picture: Image.Image, rng: random.Random) -> np.ndarray:
+        """RGB picture of any size → (H, W, 3) uint8."""
+        return self.arrays(Sample(picture), rng)["image"]
+
+    def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
+        """The view and its parts, by name."""
+        geometry = self.geometry(sample, rng)
+        made = {"image": self.coloured(geometry.apply_picture(sample.picture, self.resized), rng)}
+        for name, layer in sample.layers.items():
+            made[name] = geometry.apply_mask(layer.numbers, layer.outside)
+        if sample.boxes is not None:
+            made["boxes"] = geometry.apply_boxes(sample.boxes)
+        return made
+
+    def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """What `arrays` gives for samples with these parts, of fixed size."""
+        return {"image": (*self.image_size, 3)} | {name: self.image_size for name in parts if name in LAYERS}
+
+
+@dataclass(frozen=True)
+class EvaluationTransform(PictureTransform):
+    """Resize so that the centre crop is `crop_ratio` of the picture's short side; nothing random."""
+
+    image_size: Size
+    crop_ratio: float = 1.0
+    interpolation: str = "bicubic"
+
+    def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
+        """The whole picture, made smaller or larger, and the middle of it."""
+        size = sample.picture.size
+        target = (int(self.image_size[0] / self.crop_ratio), int(self.image_size[1] / self.crop_ratio))
+        height, width = scaled = covering_size(size, target)
+        start = round((height - self.image_size[0]) / 2), round((width - self.image_size[1]) / 2)
+        return Geometry((0, 0, *size), scaled, self.image_size, start)
+
+    def resized(self, picture: Image.Image, size: Size) -> np.ndarray:
+        """By Pillow, as those who published weights did."""
+        return np.asarray(picture.resize((size[1], size[0]), Image.Resampling[self.interpolation.upper()]))
+
+    def __call__(self, picture: Image.Image, rng: random.Random = NO_CHANCE) -> np.ndarray:
+        """RGB picture of any size → (H, W, 3) uint8."""
+        return super().__call__(picture, rng)
+
+
+def test_transform(
+    image_size: int | Size,
+    crop_ratio: float = 1.0,  # noqa: PT028 - not a test
+    interpolation: str = "bicubic",  # noqa: PT028
+) -> EvaluationTransform:
+    """The evaluation of pictures: resize the short side to image_size / crop_ratio, centre crop."""
+    if not 0 < crop_ratio <= 1:
+        raise UsageError(f"crop_ratio is {crop_ratio:g}; it is the share of the short side that is kept, 0…1.")
+    return EvaluationTransform(as_size(image_size), crop_ratio, interpolation)
+
+
+test_transform.__test__ = False  # type: ignore[attr-defined]  # or pytest takes it for a test where it is imported
+
+
+def covering_size(picture: tuple[int, int], size: Size) -> Size:
+    """The smallest (height, width) of the shape of a picture of (width, height) that holds `size`."""
+    height, width = size
+    if height * picture[0] >= width * picture[1]:
+        return height, int(height * picture[0] / picture[1])
+    return int(width * picture[1] / picture[0]), width

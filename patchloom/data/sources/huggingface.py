@@ -1,0 +1,123 @@
+"""Data sets of the Hugging Face `datasets` library: a folder written by `save_to_disk`, or a name on the hub.
+
+Images are read undecoded, so that a damaged one is named by file and row.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.labels.taxonomy import level_columns, levels_of_columns
+from patchloom.data.pictures.decode import decode, read_file
+from patchloom.data.pictures.samples import UNLABELLED
+from patchloom.data.sets import Listing, Pictures, Source, Stamp, common_folder, file_state
+from patchloom.data.splits import group_by_split
+from patchloom.errors import DataError, UsageError
+
+_LABEL_COLUMNS = ("label", "labels", "fine_label")
+
+
+class HubPictures(Pictures):
+    """The image column of one split; `rows` is a `datasets.Dataset` that pickles and forks by itself."""
+
+    def __init__(self, rows: Any, column: str, name: str) -> None:
+        self._rows = rows
+        self._column = column
+        self._name = name
+        self._files = [file["filename"] for file in rows.cache_files]
+        self.home = common_folder([Path(file) for file in self._files]) if self._files else ""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int) -> Image.Image:
+        """The picture: decoded, upright, mode RGB."""
+        return decode(*self._data_and_place(index))
+
+    def encoded(self, index: int) -> bytes:
+        """The image's bytes, from the table or from the file it points to."""
+        return self._data_and_place(index)[0]
+
+    def _data_and_place(self, index: int) -> tuple[bytes, str]:
+        value = self._rows[index][self._column] or {}
+        path = value.get("path")
+        where = f"{self.where(index)} ({path})" if path else self.where(index)
+        if value.get("bytes") is not None:
+            return bytes(value["bytes"]), where
+        if not path:
+            raise DataError(f"{where}: no image in column {self._column!r}")
+        return read_file(Path(path), where), where
+
+    def where(self, index: int) -> str:
+        """Data set, split and row."""
+        return f"{self._name}, row {index}"
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Row of this very table (`datasets` numbers what is done to one), and size and time of its files."""
+        states = [file_state(file) for file in self._files]
+        known = [state for state in states if state]
+        if not known or len(known) < len(states):
+            return [None] * len(rows)
+        size, changed = sum(size for size, _ in known), max(changed for _, changed in known)
+        return [(f"{self._rows._fingerprint}\0{row}".encode(), size, changed) for row in rows]
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether `save_to_disk` wrote this folder."""
+    return any(os.path.isfile(folder / name) for name in ("dataset_dict.json", "state.json"))
+
+
+def open_huggingface(name: str) -> Source:
+    """A folder of `save_to_disk`, or a data set of the hub (which is downloaded if it is not cached)."""
+    try:
+        import datasets
+    except ImportError:
+        raise UsageError(f"hf:{name} needs the datasets library; pip install 'patchloom[stream]'") from None
+    folder = Path(name)
+    try:
+        found = datasets.load_from_disk(name) if is_saved_dataset(folder) else datasets.load_dataset(name)
+    except Exception as error:  # network, hub, file system: each with its own errors
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"hf:{name} cannot be opened ({cause}); expected user/name or a saved folder") from error
+    splits = dict(found) if isinstance(found, dict) else {"train": found}
+    said = group_by_split(sorted(splits))
+    notes: tuple[str, ...] = (f"splits not used: {', '.join(said.unused)}",) if said.unused else ()
+    chosen = {"train": said.train, "val": said.val, "test": said.test}
+    found_in = {split: _listing(splits[of[0]], f"hf:{name}, {of[0]}") for split, of in chosen.items() if of}
+    notes += tuple(note for _, more in found_in.values() for note in more)
+    listings = {split: listing for split, (listing, _) in found_in.items()}
+    title = f"{folder.name if folder.exists() else name} (Hugging Face)"
+    return Source(title, listings["train"], listings.get("val"), notes, test=listings.get("test"))
+
+
+def _listing(rows: Any, name: str) -> tuple[Listing, tuple[str, ...]]:
+    """The rows with their labels and levels, and notes."""
+    import datasets
+
+    kinds = {column: type(feature).__name__ for column, feature in rows.features.items()}
+    image = next((column for column, kind in kinds.items() if kind == "Image"), None)
+    if image is None:
+        raise DataError(f"{name}: columns {', '.join(kinds)}; expected one of images")
+    pictures = HubPictures(rows.select_columns([image]).cast_column(image, datasets.Image(decode=False)), image, name)
+    column = next((column for column in _LABEL_COLUMNS if column in kinds), None)
+    order = np.arange(len(rows))
+    if column is None:
+        return Listing(pictures, order, np.full(len(rows), UNLABELLED), ()), ()
+    labels, names = _numbered(rows, column)
+    columns = {level: _numbered(rows, of) for level, of in level_columns(kinds).items()}
+    levels, notes = levels_of_columns(labels, names, columns, pictures.where)
+    return Listing(pictures, order, labels, names, levels), notes
+
+
+def _numbered(rows: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    values = list(rows[column])
+    names = tuple(getattr(rows.features[column], "names", ()) or ())
+    if names:
+        return np.array([UNLABELLED if value is None else value for value in values], dtype=np.int64), names
+    names = tuple(sorted({str(value) for value in values}))
+    number = {name: i for i, name in enumerate(names)}
+    return np.array([number[str(value)] for value in values], dtype=np.int64), names

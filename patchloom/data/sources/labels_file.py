@@ -1,0 +1,310 @@
+"""Pictures labelled by a file: path and label per line, in whatever form (see `label_table`, `label_columns`).
+
+    photos/**/*.jpg + labels.csv             path,label[,coarse level …][,split], with a header or without
+    images/ + train.txt, val.txt, test.txt   one list per split: naming one of them takes the others too;
+                                             classes.csv or classes.txt beside them names class numbers
+
+What was understood is said in a note.
+"""
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from patchloom.data.labels.class_names import find_class_names
+from patchloom.data.labels.label_columns import Understood, understand
+from patchloom.data.labels.label_table import Table, parse_table
+from patchloom.data.labels.listed_paths import ListedPaths
+from patchloom.data.labels.taxonomy import Taxonomy
+from patchloom.data.pictures.samples import UNLABELLED
+from patchloom.data.sets import Listing, Source, name_some
+from patchloom.data.splits import listings_by_split
+from patchloom.data.trees.files import FolderTree
+from patchloom.data.trees.tree import Tree
+from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom.printable import printable
+
+SUFFIXES = (".csv", ".tsv", ".txt")
+_SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_SPLIT_WORD = re.compile(r"(?<![a-z])(train|training|val|valid|validation|test|testing)(?![a-z])")
+
+
+@dataclass(frozen=True)
+class ListFile:
+    """A labels file: the tree it lies in, and its path there."""
+
+    place: Tree
+    path: str
+
+    @property
+    def name(self) -> str:
+        """Of the file, for messages."""
+        return printable(posixpath.basename(self.path))
+
+    @property
+    def folder(self) -> str:
+        """The folder it lies in, in its tree."""
+        return posixpath.dirname(self.path)
+
+    @property
+    def where(self) -> str:
+        """Its whole path, for messages."""
+        return f"{self.place.where}/{printable(self.path)}"
+
+
+def open_labels_file(
+    file: Path,
+    root: Path | None = None,
+    taxonomy: Taxonomy | None = None,
+    strict: bool = False,
+    label_column: str | None = None,
+) -> Source:
+    """The pictures that a file on disk lists; their paths start from `root` or from the file's own folder."""
+    return open_listed(file, FolderTree(root) if root is not None else None, taxonomy, strict, label_column)
+
+
+def open_listed(
+    file: Path,
+    tree: Tree | None,
+    taxonomy: Taxonomy | None = None,
+    strict: bool = False,
+    label_column: str | None = None,
+) -> Source:
+    """The pictures of a tree that a file lists, which lies on disk or, where it does not, in the tree itself."""
+    if os.path.isfile(file):
+        listed = ListFile(FolderTree(file.parent), file.name)
+    elif tree is not None and tree.is_file(file.as_posix()):
+        listed = ListFile(tree, file.as_posix())
+    elif os.path.lexists(file):
+        raise DataError(f"labels file {printable(file)} is not a file; expected lines of path,label")
+    else:
+        raise UsageError(f"labels file {printable(file)} does not exist; expected lines of path,label")
+    return open_list(listed, tree or listed.place, taxonomy, strict, label_column, whole=tree is not None)
+
+
+def open_list(
+    listed: ListFile,
+    tree: Tree,
+    taxonomy: Taxonomy | None = None,
+    strict: bool = False,
+    label_column: str | None = None,
+    *,
+    whole: bool = True,
+) -> Source:
+    """The pictures of `tree` that a labels file and its siblings list; `whole` says what of the tree they leave out."""
+    rows = _Rows()
+    first = _read(listed, tree, label_column, strict, rows)
+    if first.splits is None:
+        _read_siblings(listed, tree, label_column, strict, rows)
+    notes = [*rows.notes]
+    levels, more = _levels(rows.labels, rows.levels, listed.name)
+    if whole and (unlisted := len(set(first.paths.images()) - set(rows.paths))):
+        pictures = "picture is" if unlisted == 1 else "pictures are"
+        more.append(f"{unlisted:,} {pictures} in {tree.name} but in no list; left out")
+    names = tuple(sorted({*rows.labels} - {""}, key=_natural))
+    number = {name: i for i, name in enumerate(names)}
+    labels = np.array([number.get(label, UNLABELLED) for label in rows.labels], dtype=np.int64)
+    listing = Listing(tree.pictures(rows.paths), np.arange(len(labels)), labels, names, {**levels, **(taxonomy or {})})
+    title = f"{listed.name} (labels file)"
+    if not any(rows.splits):
+        return Source(title, listing, None, (*notes, *more))
+    train, val, test, unused = listings_by_split(listing, rows.splits)
+    return Source(title, train, val, (*notes, *more, *unused), test=test)
+
+
+@dataclass
+class _Rows:
+    """What the lists say, a row per picture, and notes on it."""
+
+    paths: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    levels: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One list that was read."""
+
+    splits: list[str] | None
+    paths: ListedPaths
+
+
+def _read(listed: ListFile, tree: Tree, label_column: str | None, strict: bool, rows: _Rows) -> _Read:
+    """Add the pictures of one list to `rows`."""
+    base = _folder_below(listed, tree)
+    own_split = split_of(listed.name)
+    paths = ListedPaths(tree, base, own_split)
+    table = parse_table(listed.place.read(listed.path), listed.where, paths.finds)
+    if not table.rows:
+        raise DataError(f"{listed.where}: the first line is {table.first_line!r} and no other; expected a picture each")
+    meant = _with_names(understand(table, label_column), [(listed.place, listed.folder), (tree, "")])
+    said = [f"{listed.name}: paths from column {table.name(table.paths)}", _classes_said(meant)]
+    said += [f"splits from {meant.split_column}"] if meant.split_column else []
+    said += [] if table.headed else ["no header"]
+    said += [f"separator {table.separated_by}"]
+    said += [f"read as {table.encoding}"] if table.encoding != "utf-8" else []
+    rows.notes.append(", ".join(said))
+    if meant.left_out:
+        shown = ", ".join(meant.left_out[:8]) + (" …" if len(meant.left_out) > 8 else "")
+        rows.notes.append(f"{listed.name}: columns not used: {shown}")
+    if meant.several:
+        several = f"{listed.name}: {meant.several:,} of {len(table.rows):,} rows have several labels"
+        if strict:
+            raise DataError(f"{several}; expected one per picture")
+        rows.notes.append(f"{several}; the first counts")
+    _add(table, meant, paths, own_split, tree, strict, rows)
+    return _Read(meant.splits, paths)
+
+
+def _add(
+    table: Table, meant: Understood, paths: ListedPaths, own_split: str, tree: Tree, strict: bool, rows: _Rows
+) -> None:
+    found = [paths.find(cell) for cell in table.column(table.paths)]
+    missing = [cell for cell, path in zip(table.column(table.paths), found, strict=True) if path is None]
+    if missing:
+        count = f"{len(missing):,} of {len(found):,}"
+        said = f"{table.title}: {count} files are not in {tree.where}, the first is {printable(missing[0])}"
+        if strict or len(missing) == len(found):
+            raise DataError(said if len(missing) < len(found) else f"{said}; the first line is {table.first_line!r}")
+        rows.notes.append(f"{said}; left out")
+    splits = meant.splits or [own_split] * len(found)
+    labels = dict(zip(rows.paths, rows.labels, strict=True))
+    seen = set(zip(rows.paths, rows.splits, strict=True))
+    start, twice = len(rows.paths), 0
+    for i, path in enumerate(found):
+        if path is None:
+            continue
+        label = meant.labels[i]
+        if labels.setdefault(path, label) != label:
+            two = f"{labels[path]!r} and {label!r}"
+            raise DataError(f"{table.title}: {printable(path)} is listed twice, as {two}; expected one label")
+        if (path, splits[i]) in seen:
+            twice += 1
+            continue
+        seen.add((path, splits[i]))
+        rows.paths.append(path)
+        rows.labels.append(label)
+        rows.splits.append(splits[i])
+        for level, values in meant.levels.items():
+            rows.levels.setdefault(level, [""] * start).append(values[i])
+    for values in rows.levels.values():
+        values += [""] * (len(rows.paths) - len(values))
+    if twice:
+        rows.notes.append(f"{table.title}: {twice:,} row{'s' * (twice != 1)} repeated with the same label; merged")
+
+
+def _classes_said(meant: Understood) -> str:
+    classes = len({*meant.labels} - {""})
+    return f"classes from {meant.said} ({classes})"
+
+
+def _with_names(meant: Understood, places: Sequence[tuple[Tree, str]]) -> Understood:
+    """Class numbers by the names that a file beside the list gives them."""
+    if not meant.numbers:
+        return meant
+    for names in find_class_names(places):
+        known = names.of(meant.labels)
+        if known is None:
+            continue
+        labels = [known.get(code, "") for code in meant.labels]
+        levels = {}
+        for level, codes in meant.levels.items():
+            title, of = names.of_level(labels, codes) or (level, {})
+            levels[title] = [of.get(code, code) for code in codes]
+        return replace(meant, labels=labels, levels=levels, said=f"{meant.said} named by {names.title}")
+    return meant
+
+
+# Levels ---------------------------------------------------------------------------------------------------------------
+
+
+def _levels(
+    labels: Sequence[str], columns: Mapping[str, Sequence[str]], title: str
+) -> tuple[dict[str, Mapping[str, str]], list[str]]:
+    """The columns that form a tree above the classes, and notes on those that do not."""
+    levels: dict[str, Mapping[str, str]] = {}
+    notes: list[str] = []
+    for name in sorted(columns, key=lambda name: -len(set(columns[name]))):
+        mapping, why = _above(labels, columns[name])
+        for finer, known in levels.items():
+            if not why:
+                children = [known[label] for label in mapping]
+                _, why = _above(children, [mapping[label] for label in mapping], f" of {finer}")
+        if why:
+            notes.append(f"{title}: column {name!r} is no level above the classes ({why}); left out")
+        else:
+            levels[name] = mapping
+    return levels, notes
+
+
+def _above(fine: Sequence[str], coarse: Sequence[str], of: str = "") -> tuple[dict[str, str], str]:
+    """fine → coarse, and why that is no tree, or ''."""
+    mapping: dict[str, str] = {}
+    for child, parent in zip(fine, coarse, strict=True):
+        if child and parent and mapping.setdefault(child, parent) != parent:
+            return {}, f"{child!r}{of} is both {mapping[child]!r} and {parent!r}"
+    missing = sorted({*fine} - {""} - {*mapping})
+    return mapping, f"nothing for {name_some(missing, limit=3)}" if missing else ""
+
+
+def _natural(name: str) -> tuple[bool, int, str]:
+    """Numbers by their value, before words."""
+    return (not name.isdecimal(), int(name) if name.isdecimal() and len(name) < 19 else 0, name)
+
+
+# Lists by split -------------------------------------------------------------------------------------------------------
+
+
+def split_of(name: str) -> str:
+    """train, val or test, where the name of a list says so: train.txt, labels_val.csv; else ''."""
+    found = _SPLIT_WORD.search(posixpath.splitext(name.lower())[0])
+    return next((split for split, words in _SPLIT_WORDS.items() if found and found[0] in words), "")
+
+
+def _read_siblings(listed: ListFile, tree: Tree, label_column: str | None, strict: bool, rows: _Rows) -> None:
+    """Add the lists of the other splits that lie beside this one under the same name."""
+    own = split_of(listed.name)
+    if not own:
+        return
+    taken = {own}
+    for sibling in _siblings(listed):
+        split = split_of(sibling.name)
+        if split in taken:
+            continue
+        try:
+            _read(sibling, tree, label_column, strict, rows)
+        except PatchloomError as error:
+            rows.notes.append(f"{sibling.name} beside it is not used ({error})")
+        taken.add(split)
+    absent = [split for split in _SPLIT_WORDS if split not in taken]
+    if absent:
+        rows.notes.append(f"beside {listed.name} there is no list for {' or '.join(absent)}")
+
+
+def _siblings(listed: ListFile) -> Iterator[ListFile]:
+    def shape(name: str) -> tuple[str, str]:
+        stem, suffix = posixpath.splitext(name.lower())
+        return _SPLIT_WORD.sub("*", stem, count=1), suffix
+
+    wanted = shape(posixpath.basename(listed.path))
+    for entry in listed.place.entries(listed.folder):
+        path = posixpath.join(listed.folder, entry.name)
+        if entry.kind == "file" and path != listed.path and shape(entry.name) == wanted:
+            yield ListFile(listed.place, path)
+
+
+def _folder_below(listed: ListFile, tree: Tree) -> str | None:
+    """The folder of the list as a path below the tree's root; None where it lies elsewhere than the pictures."""
+    if listed.place is tree:
+        return listed.folder or None
+    if isinstance(listed.place, FolderTree) and isinstance(tree, FolderTree):
+        below = os.path.relpath(os.path.join(listed.place.root, listed.folder), tree.root)
+        return below.replace(os.sep, "/") if below != "." else None
+    return None

@@ -1,0 +1,292 @@
+"""Parquet files of encoded images: columns `image` (bytes, or a struct with `bytes`) and `label`.
+
+Further columns, where present: `coarse_label`, `family_label` … (label levels), `split`, `mask` (an image of ids),
+`boxes` with `labels` (one a box). Class names come from the schema's metadata: the key `dataset_info` (JSON with
+`label_names`, `coarse_label_names` …, `ignore_index`) or Hugging Face's own. Splits come from the column, else
+from the file names (…train…, …val… or …test…).
+
+Images stay encoded in arrow memory, which forked workers share; a pickled copy opens its files again.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.labels.taxonomy import level_columns, levels_of_columns
+from patchloom.data.pictures.decode import decode, decode_ids, refuse_special
+from patchloom.data.pictures.samples import UNLABELLED
+from patchloom.data.sets import Listing, Mask, Pictures, Source, Stamp, common_folder, stamps_inside
+from patchloom.data.splits import group_by_split, listings_by_split, name_files
+from patchloom.errors import DataError, UsageError
+from patchloom.foreign import check_shape, parse_json
+
+_IMAGE_COLUMNS = ("image", "img")
+_LABEL_COLUMNS = ("label", "fine_label")
+MAX_CLASSES = 1_000_000
+# What pyarrow raises for files of any content.
+_FAULTS = (ArithmeticError, LookupError, NotImplementedError, OSError, TypeError, ValueError)
+_BOXES = "expected a list of x0, y0, x1, y1 each, and a class number for each in 'labels'"
+_SHOWN = 200  # letters of a message of pyarrow's
+_MOST_OF_SPLIT = 1_000  # characters
+# Images are compressed already: a file that unpacks to more than both is no data set.
+HARMLESS_BYTES, MAX_EXPANSION = 1 << 30, 64
+BYTES_PER_NUMBER, PAGE_HEADERS_BYTES = 4, 1024  # of a row of such a column; of a few pages
+
+
+class ParquetPictures(Pictures):
+    """The images, masks and boxes of parquet files, read by row."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = tuple(files)
+        self.home = common_folder(self.files)
+        self.columns = tuple(self._tables[0].schema.names)
+        self.info = _metadata(self._tables[0].schema, self.files[0])
+        for file, table in zip(self.files, self._tables, strict=True):
+            if set(table.schema.names) != set(self.columns) or _metadata(table.schema, file) != self.info:
+                raise DataError(f"{file}: other columns or class names than {files[0]}; open them separately")
+        self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
+        self._image = next((name for name in _IMAGE_COLUMNS if name in self.columns), "")
+        if not self._image:
+            raise DataError(f"{files[0]}: columns {', '.join(self.columns)}; expected one called 'image'")
+        names = tuple(self.info.get("label_names", ()))
+        # A mask beside boxes holds instance ids; without boxes, class ids.
+        self._instance_masks = {"mask", "boxes"} <= set(self.columns)
+        if "mask" in self.columns:
+            self.mask_names = names
+            self.mask_ignore = self.info.get("ignore_index")
+        if "boxes" in self.columns:
+            self.object_names = names[1:] if self._instance_masks else names
+        if self._instance_masks and len(names) != 2:
+            raise DataError(f"{files[0]}: {len(names)} label_names; instance masks need background and one class")
+        if self.object_names and not self._instance_masks and "labels" not in self.columns:
+            raise DataError(f"{files[0]}: column 'boxes' without 'labels'; expected a class number for each box")
+
+    @cached_property
+    def _tables(self) -> list[Any]:
+        return [_read(file) for file in self.files]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_tables"}
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Number of the file and row in it."""
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return number, index - int(self._starts[number])
+
+    def _value(self, column: str, index: int) -> Any:
+        number, row = self._place(index)
+        try:
+            return self._tables[number][column][row].as_py()
+        except _FAULTS as error:
+            raise DataError(f"{self.where(index)}: column {column!r} cannot be read ({_line(error)})") from error
+
+    def column(self, name: str) -> list[Any]:
+        """All values of a column."""
+        try:
+            return [value for table in self._tables for value in table[name].to_pylist()]
+        except _FAULTS as error:
+            raise DataError(f"{self.files[0]}: column {name!r} cannot be read ({_line(error)})") from error
+
+    def read(self, index: int) -> Image.Image:
+        """The picture: decoded, upright, mode RGB."""
+        return decode(self.encoded(index), self.where(index))
+
+    def encoded(self, index: int) -> bytes:
+        """The image's bytes."""
+        return self._bytes(self._image, index)
+
+    def _bytes(self, column: str, index: int) -> bytes:
+        value = self._value(column, index)
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(data, bytes):
+            raise DataError(f"{self.where(index)}: no image bytes in column {column!r}")
+        return data
+
+    def where(self, index: int) -> str:
+        """File and row."""
+        number, row = self._place(index)
+        return f"{self.files[number]}, row {row}"
+
+    def key(self, index: int) -> str:
+        """File name and row."""
+        number, row = self._place(index)
+        return f"{self.files[number].name}, row {row}"
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Row, and size and time of its file."""
+        inside = [(number, str(row)) for number, row in map(self._place, rows)]
+        return stamps_inside(self.files, self.home, inside)
+
+    def mask(self, index: int) -> Mask | None:
+        """The decoded `mask`."""
+        if not self.mask_names:
+            return None
+        ids = decode_ids(self._bytes("mask", index), f"{self.where(index)}, mask")
+        return Mask((ids > 0).astype(np.uint8), ids) if self._instance_masks else Mask(ids, None)
+
+    def boxes(self, index: int) -> np.ndarray | None:
+        """The row's `boxes`, each with its class."""
+        if not self.object_names:
+            return None
+        boxes, labels = self._value("boxes", index), 0 if self._instance_masks else self._value("labels", index)
+        try:
+            corners = np.array(boxes, dtype=np.int64)
+            if not len(corners):
+                return np.zeros((0, 5), dtype=np.int64)
+            numbers = np.array(labels, dtype=np.int64)
+            found = np.column_stack([corners[:, :4], np.broadcast_to(numbers, len(corners))])
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
+            raise DataError(f"{self.where(index)}: no boxes ({_line(error)}); {_BOXES}") from error
+        if found.shape[1] != 5:
+            raise DataError(f"{self.where(index)}: no boxes (of {found.shape[1] - 1} numbers); {_BOXES}")
+        return found
+
+
+def open_parquet(files: Sequence[Path], name: str) -> Source:
+    """The data set in `files`, its splits told by a column `split` or by the file names."""
+    by_name = name_files(files)
+    said = group_by_split(list(by_name))
+    train = ParquetPictures([by_name[file] for file in said.train])
+    listing, notes = _listing(train)
+    if "split" in train.columns:
+        own, val, test, others = listings_by_split(listing, _splits(train))
+        return Source(name, own, val, notes + others, test=test)
+    if said.unused:
+        notes += (f"not used: {', '.join(said.unused)}",)
+    held_out: list[Listing | None] = []
+    for files_of_split in (said.val, said.test):
+        found = _listing(ParquetPictures([by_name[file] for file in files_of_split])) if files_of_split else (None, ())
+        held_out.append(found[0])
+        notes += found[1]
+    return Source(name, listing, held_out[0], notes, test=held_out[1])
+
+
+def _listing(pictures: ParquetPictures) -> tuple[Listing, tuple[str, ...]]:
+    """The rows with their labels and levels, and notes."""
+    rows = np.arange(len(pictures))
+    column = next((name for name in _LABEL_COLUMNS if name in pictures.columns), None)
+    if column is None:
+        names = pictures.object_names or pictures.mask_names
+        return Listing(pictures, rows, np.full(len(rows), UNLABELLED), names), ()
+    labels, names = _numbered(pictures, column, "label_names")
+    beside = level_columns(pictures.columns)
+    columns = {level: _numbered(pictures, of, f"{of}_names") for level, of in beside.items()}
+    levels, notes = levels_of_columns(labels, names, columns, pictures.where)
+    return Listing(pictures, rows, labels, names, levels), notes
+
+
+def _splits(pictures: ParquetPictures) -> list[str]:
+    """What the column `split` says of each row."""
+    values = pictures.column("split")
+    if long := [value for value in values if isinstance(value, str | bytes) and len(value) > _MOST_OF_SPLIT]:
+        raise DataError(f"{pictures.files[0]}: column 'split' has {_start_of(long[0])}…, expected names such as train")
+    return list(map(str, values))
+
+
+def _start_of(value: Any) -> str:
+    """As much of a value as a message can hold; a cell may have gigabytes."""
+    return repr(value[:60] if isinstance(value, str | bytes) else value)[:60]
+
+
+def _numbered(pictures: ParquetPictures, column: str, names_key: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A label column as numbers and names; strings are numbered in their sorted order."""
+    values = pictures.column(column)
+    if names_key != "label_names" and names_key not in pictures.info:  # numbers of a level may be any
+        values = [None if value is None else str(value) for value in values]
+    given = [value for value in values if value is not None]
+    if given and isinstance(given[0], str):
+        names = tuple(sorted(set(given)))
+        number = {name: i for i, name in enumerate(names)}
+        return np.array([UNLABELLED if v is None else number[v] for v in values], dtype=np.int64), names
+    if strange := [value for value in given if type(value) is not int or value >= MAX_CLASSES]:
+        raise DataError(
+            f"{pictures.files[0]}: column {column!r} has {_start_of(strange[0])}, expected names, or numbers from 0 to "
+            f"{MAX_CLASSES - 1:,}"
+        )
+    names = tuple(pictures.info.get(names_key, ())) or tuple(str(i) for i in range(max(given, default=-1) + 1))
+    labels = np.array([UNLABELLED if value is None else value for value in values], dtype=np.int64)
+    outside = np.flatnonzero((labels < UNLABELLED) | (labels >= len(names)))
+    if len(outside):
+        row = int(outside[0])
+        raise DataError(f"{pictures.where(row)}: {column} {labels[row]} is outside 0…{len(names) - 1}")
+    return labels, names
+
+
+def _metadata(schema: Any, file: Path) -> dict[str, Any]:
+    """`dataset_info`, or the same facts from Hugging Face's description of the columns."""
+    stored = schema.metadata or {}
+    key = b"dataset_info" if b"dataset_info" in stored else b"huggingface"
+    try:
+        info = parse_json(stored.get(key, b"{}"))
+        return _own_facts(info) if key == b"dataset_info" else _hugging_face_facts(info)
+    except ValueError as error:
+        raise DataError(f"{file}: its metadata {key.decode()!r} cannot be read ({error})") from error
+
+
+def _own_facts(info: Any) -> dict[str, Any]:
+    check_shape(info, dict)
+    facts = {key: info[key] for key in info if key.endswith("label_names") or key == "ignore_index"}
+    check_shape(facts, {key: int | None if key == "ignore_index" else list[str] for key in facts})
+    return facts
+
+
+def _hugging_face_facts(info: Any) -> dict[str, Any]:
+    check_shape(info, {"info?": {"features?": dict[str, dict]}})
+    features = info.get("info", {}).get("features", {})
+    named = {name: feature["names"] for name, feature in features.items() if "names" in feature}
+    facts = {f"{name.removeprefix('fine_')}_names": named[name] for name in named if name.endswith("label")}
+    check_shape(facts, dict[str, list[str]])
+    return facts
+
+
+def _line(error: Exception) -> str:
+    """What pyarrow says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:_SHOWN]
+
+
+def _read(file: Path) -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError(f"{file}: reading parquet needs pyarrow; pip install 'patchloom[parquet]'") from None
+    try:
+        refuse_special(file, str(file), "a parquet file")
+        about = pyarrow.parquet.read_metadata(file)
+        groups = [about.row_group(i) for i in range(about.num_row_groups)]
+        size, unpacked = file.stat().st_size, sum(group.total_byte_size for group in groups)
+        if unpacked > max(HARMLESS_BYTES, MAX_EXPANSION * size):
+            raise DataError(f"{file}: {size:,} bytes that unpack to {unpacked:,}; no data set of images does. Refused")
+        _read_first_rows(file)
+        return pyarrow.parquet.read_table(file, read_dictionary=_stored_once(groups))
+    except _FAULTS as error:
+        raise DataError(f"{file}: cannot be read as parquet ({_line(error)})") from error
+
+
+def _read_first_rows(file: Path) -> None:
+    """One row of each group: asked about a damaged column before it is read, pyarrow ends the process."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(file) as table:
+        for group in range(table.num_row_groups):
+            next(table.iter_batches(batch_size=1, row_groups=[group]), None)
+
+
+def _stored_once(groups: Sequence[Any]) -> list[str]:
+    """Columns whose equal values are stored once: kept so, or a few kilobytes would unpack to gigabytes."""
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    return sorted({chunk.path_in_schema for chunk in chunks if _holds_numbers_of_values(chunk)})
+
+
+def _holds_numbers_of_values(chunk: Any) -> bool:
+    """Whether the rows of a chunk take so few bytes that they can only be numbers of values in its dictionary."""
+    if chunk.physical_type != "BYTE_ARRAY" or not chunk.has_dictionary_page or not chunk.num_values:
+        return False
+    rows = chunk.total_compressed_size - (chunk.data_page_offset - chunk.dictionary_page_offset)
+    return rows <= BYTES_PER_NUMBER * chunk.num_values + PAGE_HEADERS_BYTES

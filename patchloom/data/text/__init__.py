@@ -1,0 +1,1 @@
+"""Sentence pairs → subwords → batches."""

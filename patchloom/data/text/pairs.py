@@ -1,0 +1,356 @@
+"""Parallel text opened for translation: what the user called it → `ParallelText`.
+
+corpus/                  train.en, train.de, val.en.gz, test_2016.de …, or parquet files
+pairs-en-de.tsv.gz       two fields a line; the name says their languages
+train.parquet            `translation` {de: …, en: …}, or columns named by their languages
+numbers  numbers:fr-en   built in (`data/text/numbers.py`)
+
+Everything is read once when it is opened, so that what is wrong is found before any work: sides with different numbers
+of lines and bytes that are no UTF-8 are errors. Training pairs with an empty side are left out and listed by line;
+pairs of val and test all stay, so that line n of a translation belongs to line n of the file. The text itself is not
+kept: `Pairs` read it again whenever they are gone through, and some bytes a pair are in memory.
+"""
+
+import hashlib
+import os
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from patchloom.data.sets import file_state
+from patchloom.data.text.numbers import find_numbers
+from patchloom.data.text.sentences import SentenceSplit, clean, find_sentences, is_train, not_utf8
+from patchloom.errors import DataError, UsageError, nearest
+from patchloom.printable import printable
+
+VAL_NAMES = ("val", "valid", "validation", "dev", "development")
+# Held out where there is no val split: a tenth, but not much more than this many pairs.
+MADE_VAL_FRACTION, MADE_VAL_PAIRS = 0.1, 2000
+# train-00000-of-00002 is a part of train
+_SHARD = re.compile(r"-\d+-of-\d+$")
+
+Spec = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A pair that is not used."""
+
+    where: str  # file and line
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class PairsPart:
+    """Some rows of two sides of a split."""
+
+    split: SentenceSplit
+    sides: tuple[int, int]  # source and target
+    rows: np.ndarray  # (pairs,) int64, rising
+    states: tuple[tuple[int, int] | None, ...] = field(repr=False)  # of the files, when they were first read
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        if _states(self.split, self.sides) != self.states:
+            raise DataError(f"{self.split.sides[self.sides[0]]} or its other side has changed since it was opened")
+        wanted = iter(self.rows.tolist())
+        next_row = next(wanted, None)
+        for row, texts in enumerate(self.split.read(self.sides)):
+            if row == next_row:
+                source, target = (_decoded(text) for text in texts)
+                yield source, target
+                next_row = next(wanted, None)
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Sentence pairs in the order of their files, read anew each time; cleaned, see `sentences.clean`."""
+
+    parts: tuple[PairsPart, ...]
+
+    def __len__(self) -> int:
+        return sum(len(part.rows) for part in self.parts)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for part in self.parts:
+            yield from part
+
+    def where(self, index: int) -> str:
+        """File and line of a pair's source."""
+        for part in self.parts:
+            if index < len(part.rows):
+                return part.split.where(int(part.rows[index]), part.sides[0])
+            index -= len(part.rows)
+        raise IndexError(index)
+
+    def sources(self) -> list[str]:
+        """All of one side."""
+        return [source for source, _ in self]
+
+    def targets(self) -> list[str]:
+        """All of the other."""
+        return [target for _, target in self]
+
+    def sample(self, at_most: int) -> Iterator[tuple[str, str]]:
+        """Every n-th pair, so that there are `at_most`: enough of a large text to learn a vocabulary from."""
+        every = max(1, -(-len(self) // at_most))
+        return (pair for number, pair in enumerate(self) if number % every == 0)
+
+
+@dataclass(frozen=True, eq=False)
+class ParallelText:
+    """A parallel text in one direction."""
+
+    name: str
+    source: str  # languages
+    target: str
+    train: Pairs
+    val: Pairs
+    tests: dict[str, Pairs]
+    left_out: tuple[LeftOut, ...]  # of train
+    notes: tuple[str, ...]  # on what was chosen for the user
+
+
+def open_parallel(
+    spec: Spec,
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    val_fraction: float | None = None,
+    seed: int = 0,
+) -> ParallelText:
+    """Train, val and tests of a parallel text, from `source` to `target`.
+
+    With two languages neither has to be named; the first file or column is the source. Where there is no val split,
+    `val_fraction` of train is held out by a hash of (seed, source sentence), so equal sources stay on one side; by
+    default a tenth, at most about 2,000 pairs.
+    """
+    name, splits, usual = _find(spec)
+    train, val, tests = _roles(name, splits)
+    source, target, notes = _direction(name, train, source, target, usual)
+    scanned = [_scan(split, _sides(split, source, target), seed) for split in train]
+    left_out = tuple(entry for part in scanned for entry in part.left_out())
+    kept = [part.without_empty() for part in scanned]
+    if not sum(len(part.rows) for part, _ in kept):
+        raise DataError(f"{name}: train has no pair without an empty side")
+    others: dict[str, Pairs] = {}
+    for split, parts in {**val, **tests}.items():
+        if all({source, target} <= set(part.languages) for part in parts):
+            others[split] = read_pairs(parts, source, target)
+        else:
+            notes.append(f"{split} has no {source}-{target}: not used")
+    if found := [split for split in val if split in others]:
+        train_pairs, val_pairs = Pairs(tuple(part for part, _ in kept)), others.pop(found[0])
+    else:
+        train_pairs, val_pairs = _held_out(name, kept, val_fraction)
+        both = len(train_pairs) + len(val_pairs)
+        notes.append(
+            f"no val split: {len(val_pairs):,} of {both:,} pairs held out by a hash of the source (seed {seed})"
+        )
+    if not len(val_pairs):
+        raise DataError(f"{name}: {found[0]} has no line; remove its files, and pairs of train are held out")
+    return ParallelText(name, source, target, train_pairs, val_pairs, others, left_out, tuple(notes))
+
+
+def read_pairs(splits: Sequence[SentenceSplit], source: str, target: str) -> Pairs:
+    """All rows of splits that have both languages, behind one another, whether they hold a sentence or not."""
+    return Pairs(tuple(_scan(split, _sides(split, source, target), seed=0).whole() for split in splits))
+
+
+def open_splits(spec: Spec, source: str, target: str, split: str | None = None) -> dict[str, Pairs]:
+    """Whole splits of a parallel text to judge translations by: the one called `split`, else all tests, else val.
+
+    The only split of a text is taken whatever it is called. No line is left out or held out.
+    """
+    name, splits, _ = _find(spec)
+    named: dict[str, list[SentenceSplit]] = {}
+    for part in splits:
+        named.setdefault(_SHARD.sub("", part.name), []).append(part)
+    if split is not None and split not in named:
+        raise UsageError(f"{name} has no split {split}; there are {', '.join(named)}.{nearest(split, list(named))}")
+    chosen = [split] if split else list(named)
+    if len(chosen) > 1:
+        _, val, tests = _roles(name, splits)
+        chosen = list(tests or val)
+    if not chosen:
+        raise UsageError(f"{name} has neither a test nor a val split; say which with --split: {', '.join(named)}")
+    for each in chosen:
+        _direction(name, named[each], source, target, ())
+    return {each: read_pairs(named[each], source, target) for each in chosen}
+
+
+def holds_pairs(spec: Spec) -> bool:
+    """Whether it is a parallel text, whatever is wrong with its lines."""
+    try:
+        return bool(_find(spec)[1])
+    except (DataError, UsageError):
+        return False
+
+
+# What there is ----------------------------------------------------------------------------------------------------
+
+
+def _find(spec: Spec) -> tuple[str, list[SentenceSplit], tuple[str, ...]]:
+    """Its name, its splits, and the pair of languages that a built-in set has if none is asked for."""
+    given = os.fspath(spec)
+    path = Path(os.path.expanduser(given))
+    if not os.path.exists(path):
+        kind, _, options = given.partition(":")
+        if kind == "numbers":
+            splits, pair = find_numbers(options)
+            return "numbers (built in)", splits, pair
+        raise UsageError(
+            f"{printable(given)} is neither a path nor a built-in parallel text, of which there is: numbers"
+        )
+    name = printable(path.resolve().name)
+    splits = find_sentences(path)
+    if not splits:
+        raise DataError(
+            f"{name}: no sentence pairs found; expected files such as train.en and train.de (or .gz), a .tsv with two "
+            "fields per line, or parquet with one column per language"
+        )
+    for split in splits:
+        if doubled := {a for a in split.languages if a and split.languages.count(a) > 1}:
+            raise DataError(f"{name}: {split.name}.{min(doubled)} is there twice, plain and as .gz; keep one of them")
+    return name, splits, ()
+
+
+def _roles(
+    name: str, splits: Sequence[SentenceSplit]
+) -> tuple[list[SentenceSplit], dict[str, list[SentenceSplit]], dict[str, list[SentenceSplit]]]:
+    """Train, val and tests by name, parts of one split together; the only split is train, whatever it is called."""
+    named: dict[str, list[SentenceSplit]] = {}
+    for split in splits:
+        named.setdefault(_SHARD.sub("", split.name), []).append(split)
+    trains = [split for split in named if is_train(split)] or (list(named) if len(named) == 1 else [])
+    if not trains:
+        raise DataError(f"{name}: none of {', '.join(named)} is called train; rename the one to learn from")
+    vals = [split for split in named if split not in trains and set(re.split(r"[^a-z]+", split)) & set(VAL_NAMES)]
+    train = [part for split in trains for part in named[split]]
+    val = {split: named[split] for split in vals[:1]}
+    return train, val, {split: parts for split, parts in named.items() if split not in (*trains, *val)}
+
+
+def _direction(
+    name: str, train: Sequence[SentenceSplit], source: str | None, target: str | None, usual: Sequence[str]
+) -> tuple[str, str, list[str]]:
+    """The languages to use, and a note where they were not all given; `usual` are those of a built-in set."""
+    if source and source == target:
+        raise UsageError(f"From {source} to {target}: source and target must differ")
+    if not any(train[0].languages):
+        source, target = source or "source", target or "target"
+        return source, target, [f"{name} does not say its languages: field 1 is taken as {source}, field 2 as {target}"]
+    there = [language for language in train[0].languages if all(language in split.languages for split in train)]
+    given = [language for language in (source, target) if language]
+    pairs = ", ".join(f"{a}-{b}" for a, b in combinations(there, 2))
+    if len(there) < 2:
+        raise DataError(f"{name}: {', '.join(split.name for split in train)} do not have two languages in common")
+    if strangers := [language for language in given if language not in there]:
+        hint = nearest(strangers[0], there)
+        raise UsageError(f"{name} has no {'-'.join(given)}; there are {pairs}, in either direction.{hint}")
+    if source and target:
+        return source, target, []
+    choice = usual or there
+    if len(choice) > 2:
+        raise UsageError(
+            f"{name} has more than one pair of languages: {pairs}. Say from which to which: "
+            "--set text.source=… --set text.target=…"
+        )
+    source = source or next(language for language in choice if language != target)
+    target = target or next(language for language in reversed(choice) if language != source)
+    return source, target, [f"from {source} to {target}: {name} has these two languages"] if not usual else []
+
+
+def _sides(split: SentenceSplit, source: str, target: str) -> tuple[int, int]:
+    if not any(split.languages):
+        return 0, 1
+    return split.languages.index(source), split.languages.index(target)
+
+
+# Reading ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Scanned:
+    split: SentenceSplit
+    sides: tuple[int, int]
+    states: tuple[tuple[int, int] | None, ...]
+    hashes: np.ndarray  # (rows,) uint64 of the sources
+    empty: dict[int, int]  # row → its first side that has no sentence
+
+    def whole(self) -> PairsPart:
+        return self._part(np.arange(len(self.hashes)))
+
+    def without_empty(self) -> tuple[PairsPart, np.ndarray]:
+        """With the sources' hashes."""
+        kept = np.setdiff1d(np.arange(len(self.hashes)), list(self.empty))
+        return self._part(kept), self.hashes[kept]
+
+    def left_out(self) -> list[LeftOut]:
+        return [LeftOut(self.split.where(row, side), "empty sentence") for row, side in self.empty.items()]
+
+    def _part(self, rows: np.ndarray) -> PairsPart:
+        return PairsPart(self.split, self.sides, rows, self.states)
+
+
+def _scan(split: SentenceSplit, sides: tuple[int, int], seed: int) -> _Scanned:
+    """Read two sides once; unequal numbers of lines and bytes that are no text are errors."""
+    states = _states(split, sides)
+    hashes = array("Q")
+    empty: dict[int, int] = {}
+    counts = [0, 0]
+    for row, texts in enumerate(split.read(sides)):
+        for number, (side, text) in enumerate(zip(sides, texts, strict=True)):
+            counts[number] += text is not None
+            try:
+                sentence = _decoded(text)
+            except UnicodeDecodeError as error:
+                assert isinstance(text, bytes)
+                raise DataError(
+                    f"{split.where(row, side)}: not UTF-8, {not_utf8(text, error)}; "
+                    "convert the file (iconv -t utf-8), or let `patchloom check` list all such lines"
+                ) from error
+            if not number:
+                digest = hashlib.blake2b(f"{seed}\0{sentence}".encode(), digest_size=8).digest()
+                hashes.append(int.from_bytes(digest))
+            if not sentence:
+                empty.setdefault(row, side)
+    if counts[0] != counts[1]:
+        told = " and ".join(f"{split.sides[side]} {count:,}" for side, count in zip(sides, counts, strict=True))
+        raise DataError(
+            f"{split.name}: the sides differ in their number of lines, {told}; line n must belong to line n"
+        )
+    return _Scanned(split, sides, states, np.array(hashes, dtype=np.uint64), empty)
+
+
+def _decoded(text: bytes | str | None) -> str:
+    return clean(text.decode() if isinstance(text, bytes) else text or "")
+
+
+def _states(split: SentenceSplit, sides: tuple[int, int]) -> tuple[tuple[int, int] | None, ...]:
+    return tuple(file_state(split.files[side]) for side in sides) if split.files else ()
+
+
+def _held_out(name: str, kept: Sequence[tuple[PairsPart, np.ndarray]], fraction: float | None) -> tuple[Pairs, Pairs]:
+    """Train without, and only, the pairs whose source has one of the lowest hashes; at least one source each."""
+    every = np.concatenate([hashes for _, hashes in kept])
+    distinct = np.unique(every)
+    if len(distinct) < 2:
+        raise DataError(f"{name}: {len(distinct)} different source sentences; train and val need one each")
+    share = min(MADE_VAL_FRACTION, MADE_VAL_PAIRS / len(every)) if fraction is None else fraction
+    if not 0 < share < 1:
+        raise UsageError(f"The fraction for val is {share}, expected a number between 0 and 1")
+    limit = np.clip(np.uint64(share * 2**64), distinct[0], distinct[-2])
+    train, val = (
+        Pairs(tuple(_only(part, chosen(hashes, limit)) for part, hashes in kept))
+        for chosen in (np.greater, np.less_equal)
+    )
+    return train, val
+
+
+def _only(part: PairsPart, chosen: np.ndarray) -> PairsPart:
+    return PairsPart(part.split, part.sides, part.rows[chosen], part.states)

@@ -1,0 +1,282 @@
+"""Sentence pairs, and what is wrong with them: parallel files, tab-separated files, parquet columns.
+
+    train.de, train.en, val.de.gz …   a line a sentence; more than two languages will do
+    pairs.tsv, pairs.tsv.gz           the first two fields of a line
+    train-0.parquet                   `translation` {de: …, en: …}, or columns of strings
+
+A split is read once, from beginning to end, and eight bytes of each pair are kept.
+"""
+
+import gzip
+import hashlib
+import os
+import re
+import unicodedata
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchloom.data.labels.label_table import PATH_NAMES, names_image, plain
+from patchloom.data.pictures.decode import refuse_special
+from patchloom.data.sets import Fault
+from patchloom.data.splits import TRAIN_NAMES
+from patchloom.errors import DataError
+from patchloom.printable import printable
+
+# Sides whose characters, with SHORT more on either, differ by this factor hardly say the same: found 2 of 29,000 in
+# Multi30k (both '@@' for a sentence) and none of 169,813 in Tatoeba, whose most uneven true pair has 3.6.
+MAX_RATIO, SHORT = 5.0, 5
+MOST_LINE_BYTES = 1 << 24  # as much as the vocabulary is learned from
+_FAULTS = (ArithmeticError, LookupError, NotImplementedError, OSError, TypeError, ValueError)  # pyarrow's
+# train.de, train.de.gz, newstest.zh-CN; but not notes.md beside notes.py
+_PARALLEL = re.compile(r"(?P<stem>.+)\.(?P<language>(?!md|py|js|sh|gz)[a-z]{2}(?:[-_][A-Za-z]{2,4})?)(?:\.gz)?")
+
+# tatoeba-en-de.tsv.gz: its first field is English
+_TSV_LANGUAGES = re.compile(r"(?:.*[^A-Za-z])?(?P<first>[a-z]{2})[-_](?P<second>[a-z]{2})\.tsv(?:\.gz)?")
+
+# Control characters become spaces; a byte order mark goes; '▁', which stands for a space in subwords, becomes '_'.
+_CLEANED = {**dict.fromkeys([*range(32), *range(127, 160)], " "), 0xFEFF: None, 0x2581: "_"}
+_CLEANED |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")  # halves of characters, which cannot be encoded
+
+Sides = Sequence[bytes | str | None]  # None where a file has ended before the others
+
+
+@dataclass(frozen=True)
+class SentenceSplit:
+    """The pairs of one split; `read`, given numbers of sides, begins anew with every call."""
+
+    name: str
+    sides: tuple[str, ...]  # a file, or a column of one
+    unit: str  # what a row of it is called: line or row
+    languages: tuple[str, ...]  # of the sides, '' where nothing says which
+    files: tuple[Path, ...]  # that hold the sides
+    read: Callable[[Sequence[int]], Iterator[Sides]]
+
+    def where(self, row: int, side: int = 0) -> str:
+        """File and line."""
+        return f"{self.sides[side]}, {self.unit} {row + (self.unit == 'line')}"
+
+
+@dataclass(frozen=True)
+class SentenceFindings:
+    """What was found in all splits; a pair is known by the number of its split and its row."""
+
+    counts: tuple[int, ...]  # pairs of each split
+    faults: tuple[Fault, ...]
+    uneven: tuple[tuple[int, int, str], ...]  # split, row, the lengths of its sides
+    duplicates: tuple[tuple[tuple[int, int], ...], ...]
+
+
+def find_sentences(path: Path) -> list[SentenceSplit]:
+    """The splits of sentence pairs at `path`, train first; none where there is something else."""
+    if os.path.isdir(path):
+        found = _parallel_files(path) or _parquet_files(sorted(path.glob("*.parquet")))
+    elif path.name.endswith((".tsv", ".tsv.gz")) and os.path.isfile(path):
+        found = [] if _is_labels_file(path) else [_tab_separated(path)]
+    else:
+        found = _parquet_files([path]) if path.suffix == ".parquet" and os.path.isfile(path) else []
+    return sorted(found, key=lambda split: (not is_train(split.name), split.name))
+
+
+def is_train(name: str) -> bool:
+    """Whether a split's name says so."""
+    return bool(set(re.split(r"[^a-z]+", name.lower())) & set(TRAIN_NAMES))
+
+
+def clean(text: str) -> str:
+    """A sentence as it is used: composed characters (NFC), no control characters, single spaces, none at its ends."""
+    if not (text.isascii() and text.isprintable()):
+        text = unicodedata.normalize("NFC", text.translate(_CLEANED))
+    return " ".join(text.split())
+
+
+def not_utf8(line: bytes, error: UnicodeDecodeError) -> str:
+    """Where a line stops being text."""
+    return f"byte {error.start + 1} of the line is 0x{line[error.start]:02x}"
+
+
+def check_sentences(splits: Sequence[SentenceSplit]) -> SentenceFindings:
+    """Lines without a partner, empty sides, bytes that are no UTF-8, sides of very uneven length, repeated pairs."""
+    counts: list[int] = []
+    faults: list[Fault] = []
+    uneven: list[tuple[int, int, str]] = []
+    digests = array("Q")
+    for number, split in enumerate(splits):
+        lines = [0] * len(split.sides)
+        row = -1
+        try:
+            for row, sides in enumerate(split.read(range(len(split.sides)))):
+                lines = [count + (side is not None) for count, side in zip(lines, sides, strict=True)]
+                texts = [_text(side, split.where(row, i), faults) for i, side in enumerate(sides)]
+                faults.extend(_empty(split, row, texts))
+                if told := _uneven([len(text) for text in texts if text and text.strip()]):
+                    uneven.append((number, row, told))
+                pair = "\0".join(text or "" for text in texts).encode()
+                digests.append(int.from_bytes(hashlib.blake2b(pair, digest_size=8).digest()))
+        except DataError as error:
+            where, _, reason = str(error).partition(": ")
+            faults.append(Fault(where, "cannot be read", reason))
+        if len(set(lines)) > 1:
+            told = ", ".join(f"{Path(side).name} {count:,}" for side, count in zip(split.sides, lines, strict=True))
+            faults.append(Fault(split.sides[0], "line counts differ", told))
+        counts.append(row + 1)
+    return SentenceFindings(tuple(counts), tuple(faults), tuple(uneven), _repeated(digests, counts))
+
+
+def _text(side: bytes | str | None, where: str, faults: list[Fault]) -> str | None:
+    if not isinstance(side, bytes):
+        return side
+    try:
+        return side.decode()
+    except UnicodeDecodeError as error:
+        faults.append(Fault(where, "not UTF-8", not_utf8(side, error)))
+        return None
+
+
+def _empty(split: SentenceSplit, row: int, texts: Sequence[str | None]) -> Iterator[Fault]:
+    for i, text in enumerate(texts):
+        if text is not None and not text.strip():
+            others = [other for other in texts if other and other.strip()]
+            yield Fault(
+                split.where(row, i), "empty sentence", f"beside {others[0][:60]!r}" if others else "on all sides"
+            )
+
+
+def _uneven(lengths: Sequence[int]) -> str:
+    """The lengths, where they are absurd; '' otherwise."""
+    if len(lengths) < 2 or max(lengths) + SHORT <= MAX_RATIO * (min(lengths) + SHORT):
+        return ""
+    return " and ".join(map(str, lengths)) + " characters"
+
+
+def _repeated(digests: Sequence[int], counts: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Groups of equal pairs as (split, row), in order of the first."""
+    values = np.array(digests, dtype=np.uint64)
+    starts = np.cumsum([0, *counts])
+    order = np.argsort(values, kind="stable")
+    _, first, size = np.unique(values[order], return_index=True, return_counts=True)
+    groups = sorted(order[a : a + n].tolist() for a, n in zip(first[size > 1], size[size > 1], strict=True))
+
+    def place(position: int) -> tuple[int, int]:
+        number = int(np.searchsorted(starts, position, side="right")) - 1
+        return number, position - int(starts[number])
+
+    return tuple(tuple(place(position) for position in group) for group in groups)
+
+
+# Where they come from -------------------------------------------------------------------------------------------------
+
+
+def _parallel_files(folder: Path) -> list[SentenceSplit]:
+    by_stem: dict[str, list[tuple[str, Path]]] = {}
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise DataError(f"{printable(folder)}: cannot be listed ({error.strerror})") from error
+    for name in names:
+        matched = _PARALLEL.fullmatch(name)
+        if matched and os.path.isfile(folder / name):
+            by_stem.setdefault(matched["stem"], []).append((matched["language"], folder / name))
+    return [parallel_split(stem, files) for stem, files in by_stem.items() if len(files) > 1]
+
+
+def parallel_split(name: str, files: Sequence[tuple[str, Path]]) -> SentenceSplit:
+    """Files with a line a sentence, each with its language."""
+    languages, paths = zip(*files, strict=True)
+    return SentenceSplit(name, tuple(map(str, paths)), "line", languages, paths, partial(_side_by_side, paths))
+
+
+def _tab_separated(file: Path) -> SentenceSplit:
+    told = _TSV_LANGUAGES.fullmatch(file.name)
+    languages = (told["first"], told["second"]) if told else ("", "")
+    return SentenceSplit("train", (str(file),) * 2, "line", languages, (file,) * 2, partial(_fields, file))
+
+
+def _parquet_files(files: Sequence[Path]) -> list[SentenceSplit]:
+    found = []
+    for file in files:
+        if columns := _text_columns(file):
+            sides = tuple(f"{file}, {'.'.join(column)}" for column in columns)
+            languages = tuple(column[-1] for column in columns)
+            read = partial(_columns, file, columns)
+            found.append(SentenceSplit(file.stem, sides, "row", languages, (file,) * len(columns), read))
+    return found
+
+
+def _text_columns(file: Path) -> list[tuple[str, ...]]:
+    """Columns of sentences, as names or as fields of `translation`; none where the file holds images."""
+    if not os.path.isfile(file):
+        return []
+    try:
+        import pyarrow
+        import pyarrow.parquet
+
+        schema = pyarrow.parquet.read_schema(file)
+    except (ImportError, *_FAULTS):  # told by whoever opens it as images
+        return []
+    if {"image", "img"} & set(schema.names):
+        return []
+    above: tuple[str, ...] = ()
+    fields: Iterable[Any] = schema
+    if schema.names.count("translation") == 1 and pyarrow.types.is_struct(schema.field("translation").type):
+        above, fields = ("translation",), schema.field("translation").type
+    texts = [f.name for f in fields if pyarrow.types.is_string(f.type) or pyarrow.types.is_large_string(f.type)]
+    return [(*above, text) for text in texts] if len(set(texts)) == len(texts) > 1 else []
+
+
+def _columns(file: Path, columns: Sequence[tuple[str, ...]], sides: Sequence[int]) -> Iterator[Sides]:
+    import pyarrow.parquet
+
+    columns = [columns[i] for i in sides]
+    done = 0
+    try:
+        refuse_special(file, str(file), "a parquet file")
+        with pyarrow.parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(columns=[".".join(column) for column in columns]):
+                flat = [batch.column(top).field(inner[0]) if inner else batch.column(top) for top, *inner in columns]
+                for texts in zip(*(column.to_pylist() for column in flat), strict=True):
+                    yield ["" if text is None else text for text in texts]
+                    done += 1
+    except _FAULTS as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{file}: cannot be read after row {done:,} ({said})") from error
+
+
+def _side_by_side(files: Sequence[Path], sides: Sequence[int]) -> Iterator[Sides]:
+    yield from zip_longest(*(_lines(files[i]) for i in sides))
+
+
+def _fields(file: Path, sides: Sequence[int]) -> Iterator[Sides]:
+    for line in _lines(file):
+        fields = line.split(b"\t")
+        yield [fields[i] if i < len(fields) else b"" for i in sides]
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """Lines as bytes, ended by newlines alone: sentences may hold other separators of Unicode."""
+    opened = gzip.open if file.suffix == ".gz" else open
+    done = 0
+    try:
+        refuse_special(file, str(file), "a file of text")
+        with opened(file, "rb") as lines:
+            while line := lines.readline(MOST_LINE_BYTES + 1):
+                if len(line) > MOST_LINE_BYTES:
+                    raise DataError(f"{file}: line {done + 1:,} has more than {MOST_LINE_BYTES:,} bytes; cut it")
+                yield line.rstrip(b"\r\n")
+                done += 1
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file}: cannot be read after line {done:,} ({error})") from error
+
+
+def _is_labels_file(file: Path) -> bool:
+    """Whether it names pictures: image files in its first lines, or a first column that is called like their paths."""
+    first = [line.removeprefix(b"\xef\xbb\xbf").decode("latin-1").split("\t") for line in islice(_lines(file), 2)]
+    called = plain(first[0][0]) if first else ""
+    return (called in PATH_NAMES and called != "id") or any(names_image(cell) for line in first for cell in line)

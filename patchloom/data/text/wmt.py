@@ -1,0 +1,231 @@
+"""WMT'14 English–German and English–French from the official files, as plain files that `pairs.py` opens.
+
+The corpora, the limits (1 … 250, ratio 1.5) and the tests are those of fairseq's preparation, after Ott et al. 2018.
+What differs, because subwords are learned from raw text here:
+- the text stays untokenised; quotation marks, dashes and apostrophes of print become those of a keyboard, in train, in
+  a val taken from it, and in what is to be translated, but never in a reference of newstest;
+- lengths are counted in words and marks, there in subwords: set max_ratio=1.5 in training to have that limit too;
+- val of En-De is newstest2013, as the papers have it, or every n-th line with `val_every` (the script: 100).
+"""
+
+import html
+import json
+import os
+import re
+import secrets
+import shutil
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from patchloom.data.text.pairs import LeftOut, Pairs, read_pairs
+from patchloom.data.text.sentences import SentenceSplit, clean, not_utf8, parallel_split
+from patchloom.data.text.words import normalise_punctuation, words
+from patchloom.errors import DataError, ResourceError, UsageError, nearest
+from patchloom.printable import table_cell
+
+MAX_WORDS, MAX_RATIO = 250, 1.5
+_WMT13, _WMT14 = "https://www.statmt.org/wmt13/", "https://www.statmt.org/wmt14/"
+_EUROPARL, _CRAWL = f"{_WMT13}training-parallel-europarl-v7.tgz", f"{_WMT13}training-parallel-commoncrawl.tgz"
+_NEWS, _TESTS = f"{_WMT14}training-parallel-nc-v9.tgz", f"{_WMT14}test-full.tgz"
+
+
+@dataclass(frozen=True)
+class _Pair:
+    other: str  # the language beside English
+    corpora: dict[str, str]  # name of the files without their language → the archive that holds them
+    test: str
+    val: str  # '' where val is taken from train
+    val_every: int
+
+
+_PAIRS = {
+    "en-de": _Pair(
+        other="de",
+        corpora={"europarl-v7.de-en": _EUROPARL, "commoncrawl.de-en": _CRAWL, "news-commentary-v9.de-en": _NEWS},
+        test="newstest2014-deen",
+        val="newstest2013",
+        val_every=0,
+    ),
+    "en-fr": _Pair(
+        other="fr",
+        corpora={
+            "europarl-v7.fr-en": _EUROPARL,
+            "commoncrawl.fr-en": _CRAWL,
+            "undoc.2000.fr-en": f"{_WMT13}training-parallel-un.tgz",
+            "news-commentary-v9.fr-en": _NEWS,
+            "giga-fren.release2.fixed": "https://www.statmt.org/wmt10/training-giga-fren.tar",
+        },
+        test="newstest2014-fren",
+        val="",
+        val_every=1333,
+    ),
+}
+_DEV = f"{_WMT14}dev.tgz"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was written, also kept as prepared.json."""
+
+    pair: str
+    counts: dict[str, int]  # split → pairs
+    left_out: dict[str, int]  # reason → pairs; left_out.tsv has them by file and line
+    files: tuple[str, ...]  # that were read
+
+
+def prepare_wmt14(folder: Path, pair: str, out: Path, *, val_every: int | None = None) -> Prepared:
+    """Write train, val and test of `pair` into the new folder `out`, whole or not at all.
+
+    The official archives lie unpacked anywhere below `folder`; files may be gzipped. With `val_every`, every n-th line
+    of train becomes val, whatever the pair's usual val is.
+    """
+    if pair not in _PAIRS:
+        known = list(_PAIRS)
+        raise UsageError(f"WMT'14 {pair!r} is not prepared here; expected {' or '.join(known)}.{nearest(pair, known)}")
+    if val_every is not None and val_every < 2:
+        raise UsageError(f"val_every is {val_every}; expected 2 or more, or nothing for the usual val")
+    if out.exists():
+        raise UsageError(f"{out} is already there; give another folder, or delete it first")
+    chosen = _PAIRS[pair]
+    files = _find(folder, chosen, needs_val=val_every is None and bool(chosen.val))
+    writing = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        writing.mkdir(parents=True)
+        prepared = _write(writing, pair, chosen, files, chosen.val_every if val_every is None else val_every)
+        (writing / "prepared.json").write_text(json.dumps(asdict(prepared), indent=2) + "\n", "utf-8")
+        os.rename(writing, out)
+    except OSError as error:
+        raise ResourceError(f"{out} cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
+    return prepared
+
+
+def read_sgm(file: Path) -> dict[tuple[str, str], str]:
+    """The segments of a test file in their order, by document and number."""
+    segments: dict[tuple[str, str], str] = {}
+    document = ""
+    for found in re.finditer(
+        r'<doc\b[^>]*\bdocid="([^"]*)"|<seg\b[^>]*\bid="([^"]*)"[^>]*>(.*?)</seg>', _text(file), re.S | re.I
+    ):
+        if found[1] is not None:
+            document = found[1]
+        else:
+            segments[document, found[2]] = clean(html.unescape(found[3]))
+    if not segments:
+        raise DataError(f"{file}: no <seg id=…> found; expected a test set in SGML")
+    return segments
+
+
+def _text(file: Path) -> str:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    lines = []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        try:
+            lines.append(line.decode())
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file}, line {number}: not UTF-8, {not_utf8(line, error)}") from error
+    return "\n".join(lines)
+
+
+def _find(folder: Path, pair: _Pair, needs_val: bool) -> dict[str, Path]:
+    """Every official file that is needed by its name, or one error that says what is missing and where it is had."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder; expected the one with the unpacked archives of WMT'14")
+    there = {path.name: path for path in sorted(folder.rglob("*"), reverse=True) if path.is_file()}
+    languages = ("en", pair.other)
+    needed = {f"{corpus}.{language}": archive for corpus, archive in pair.corpora.items() for language in languages}
+    needed |= {f"{pair.test}-src.en.sgm": _TESTS, f"{pair.test}-ref.{pair.other}.sgm": _TESTS}
+    if needs_val:
+        needed |= {f"{pair.val}.{language}": _DEV for language in languages}
+    found = {name: there[kind] for name in needed for kind in (f"{name}.gz", name) if kind in there}
+    missing: dict[str, list[str]] = {}
+    for name in needed.keys() - found.keys():
+        missing.setdefault(needed[name], []).append(name)
+    if missing:
+        told = [
+            f"{', '.join(sorted(names))} from {archive}" + " (is there, unpack it)" * (Path(archive).name in there)
+            for archive, names in sorted(missing.items())
+        ]
+        raise DataError(f"{folder} lacks {'; '.join(told)}")
+    return found
+
+
+def _write(folder: Path, pair: str, chosen: _Pair, files: dict[str, Path], val_every: int) -> Prepared:
+    other = chosen.other
+    # All files are looked through before the first line is written.
+    test = _test_pairs(files[f"{chosen.test}-src.en.sgm"], files[f"{chosen.test}-ref.{other}.sgm"])
+    val = Pairs(()) if val_every else read_pairs([_split(chosen.val, other, files)], "en", other)
+    train = read_pairs([_split(corpus, other, files) for corpus in chosen.corpora], "en", other)
+    left_out: list[LeftOut] = []
+    with ExitStack() as stack:
+        splits = {name: stack.enter_context(_Writer(folder, name, other)) for name in ("train", "val", "test")}
+        for number, (raw_source, raw_target) in enumerate(train):
+            source, target = normalise_punctuation(raw_source), normalise_punctuation(raw_target)
+            if reason := _unfit(len(words(source, "en")), len(words(target, other))):
+                left_out.append(LeftOut(train.where(number), reason))
+            else:
+                splits["val" if val_every and (number + 1) % val_every == 0 else "train"].add(source, target)
+        for name, pairs in (("val", val), ("test", test)):
+            for source, target in pairs:
+                splits[name].add(normalise_punctuation(source), target)
+    with (folder / "left_out.tsv").open("w", encoding="utf-8") as table:
+        table.writelines(f"{table_cell(entry.where)}\t{table_cell(entry.reason)}\n" for entry in left_out)
+    kinds = Counter(re.sub(r"\d+ and \d+ words, ", "", entry.reason) for entry in left_out)
+    counts = {name: writer.count for name, writer in splits.items()}
+    for name, count in counts.items():
+        if not count:
+            raise DataError(f"No pair is left for {name}: {len(left_out):,} of train were left out")
+    return Prepared(pair, counts, dict(kinds), tuple(str(path) for path in sorted(set(files.values()))))
+
+
+def _split(name: str, other: str, files: dict[str, Path]) -> SentenceSplit:
+    return parallel_split(name, [(language, files[f"{name}.{language}"]) for language in ("en", other)])
+
+
+def _test_pairs(source: Path, reference: Path) -> list[tuple[str, str]]:
+    sources, references = read_sgm(source), read_sgm(reference)
+    if list(sources) != list(references):
+        raise DataError(
+            f"{source} has {len(sources):,} segments, {reference} {len(references):,}, and their documents and numbers "
+            "are not the same; unpack the archive again"
+        )
+    return list(zip(sources.values(), references.values(), strict=True))
+
+
+def _unfit(source: int, target: int) -> str:
+    """Why a pair is left out, or ''."""
+    if not source or not target:
+        return "empty sentence"
+    if max(source, target) > MAX_WORDS:
+        return f"{source} and {target} words, more than {MAX_WORDS}"
+    if max(source, target) > MAX_RATIO * min(source, target):
+        return f"{source} and {target} words, a ratio above {MAX_RATIO:g}"
+    return ""
+
+
+class _Writer:
+    """Both files of a split."""
+
+    def __init__(self, folder: Path, name: str, other: str) -> None:
+        self._paths = [folder / f"{name}.{language}" for language in ("en", other)]
+        self.count = 0
+
+    def __enter__(self) -> "_Writer":
+        self._files = [path.open("w", encoding="utf-8", newline="\n") for path in self._paths]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files:
+            file.close()
+
+    def add(self, source: str, target: str) -> None:
+        """One line each: cleaned text has no line breaks."""
+        for file, text in zip(self._files, (source, target), strict=True):
+            file.write(text + "\n")
+        self.count += 1

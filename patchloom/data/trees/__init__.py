@@ -1,0 +1,1 @@
+"""Files in folders and archives, behind one face."""

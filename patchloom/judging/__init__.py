@@ -1,0 +1,1 @@
+"""Trained models measured and shown: several runs, levels, seeds, text, comparisons."""
