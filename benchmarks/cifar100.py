@@ -14,7 +14,7 @@ from pathlib import Path
 from trainings import options_of, read, train
 
 from patchloom.engine.display import duration
-from patchloom.inspection.charts import Series, line_chart, svg_file
+from patchloom.pages.charts import Series, line_chart, svg_file
 from patchloom.pages.report import curve, steps_per_unit
 from patchloom.runs.metrics import read_metrics
 from patchloom.runs.predictions import load_predictions

@@ -18,7 +18,7 @@ import patchloom
 from patchloom.data.batches.evaluation_loader import make_evaluation_loader
 from patchloom.evaluation.embeddings import embed
 from patchloom.evaluation.knn import knn
-from patchloom.inspection.charts import Series, line_chart, svg_file
+from patchloom.pages.charts import Series, line_chart, svg_file
 from patchloom.pages.report import curve, steps_per_unit
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import read_metrics

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from patchloom.deployment.translator import Translator as Translator
     from patchloom.deployment.translator import load_translator as load_translator
     from patchloom.inspection.cost import cost as cost
+    from patchloom.inspection.look import look as look
     from patchloom.inspection.pictures import pictures_of as pictures_of
     from patchloom.judging.levels import evaluate_levels as evaluate_levels
     from patchloom.judging.several_runs import evaluate as evaluate
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from patchloom.models.published import load_published as load_published
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
-    from patchloom.pages.look import look as look
     from patchloom.recipes import get_recipe as get_recipe
     from patchloom.recipes import list_recipes as list_recipes
     from patchloom.training.train import train as train
@@ -50,7 +50,7 @@ _WHERE = {
     "get_recipe": "patchloom.recipes",
     "load": "patchloom.deployment.classifier",
     "load_translator": "patchloom.deployment.translator",
-    "look": "patchloom.pages.look",
+    "look": "patchloom.inspection.look",
     "open_data": "patchloom.data.sources.source",
     "open_index": "patchloom.deployment.index",
     "load_published": "patchloom.models.published",

@@ -8,7 +8,7 @@ one `ClassTable`. Nothing here decodes, augments or batches.
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -20,6 +20,8 @@ from patchloom.errors import DataError, UsageError
 
 NOT_LABELLED = 255  # the class of a pixel that has none, in masks of 8 bits
 Stamp = tuple[bytes, int, int]  # a picture's name below its home; `file_state` of the file it is in
+
+Progress = Callable[[int, int], None]  # pictures done, of so many
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from patchloom.data.pictures.evaluation_transform import EvaluationTransform, te
 from patchloom.data.pictures.given import Given, One, files_of, is_one, picture_of, pictures_in
 from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import ImageSet
+from patchloom.data.sets import ImageSet, Progress
 from patchloom.disk import atomic_write
 from patchloom.errors import UsageError, at_least, with_near_options
 from patchloom.models.network import Network
@@ -25,10 +25,9 @@ from patchloom.runs.config import RunFiles, run_folder, write_run_files
 from patchloom.runs.weights import load_network, save_weights
 
 if TYPE_CHECKING:
-    from patchloom.data.checking.scan import Progress
     from patchloom.deployment.evaluations import Evaluation, Probes, SweepPoint
     from patchloom.evaluation.embeddings import Embeddings
-    from patchloom.pages.look import Look, Looks
+    from patchloom.inspection.look import Look, Looks
 
 PREDICTED_AT_ONCE = 32
 Answers: TypeAlias = list[tuple[str, float]]  # class name, probability; likeliest first
@@ -182,7 +181,7 @@ class Classifier:
 
         In a notebook it is shown as picture, likeliest classes and maps.
         """
-        from patchloom.pages.look import look
+        from patchloom.inspection.look import look
 
         found = look(self.model, self.preprocessing, pictures, self.labels if self._files.decides else (), top=top)
         return found[0] if is_one(pictures) else found
@@ -202,7 +201,7 @@ class Classifier:
         strict: bool = False,
         reading: Reading = AS_IT_IS,
         level: str | None = None,
-        progress: "Progress | None" = None,
+        progress: Progress | None = None,
     ) -> "Evaluation":
         """Numbers on any data with the model's classes, matched by name.
 
@@ -273,7 +272,7 @@ class Classifier:
         strict: bool = False,
         reading: Reading = AS_IT_IS,
         level: str | None = None,
-        progress: "Progress | None" = None,
+        progress: Progress | None = None,
     ) -> "list[SweepPoint]":
         """The numbers at several crop ratios or image sizes; the usual ones where no values are given.
 

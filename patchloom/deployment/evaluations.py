@@ -19,10 +19,9 @@ import torch
 from patchloom.data.batches.decoded_set import DeviceLoader
 from patchloom.data.batches.evaluation_loader import make_evaluation_loader
 from patchloom.data.batches.loader import Loader
-from patchloom.data.checking.scan import Progress
 from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import ClassTable, ImageSet, Listing, PictureSet
+from patchloom.data.sets import ClassTable, ImageSet, Listing, PictureSet, Progress
 from patchloom.data.sources.source import open_data, open_for
 from patchloom.data.splits import match
 from patchloom.deployment.held_out import held_out_of

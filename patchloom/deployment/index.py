@@ -21,10 +21,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.checking.scan import Progress
 from patchloom.data.pictures.given import Given, One, is_one, items_of
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import ImageSet, file_state
+from patchloom.data.sets import ImageSet, Progress, file_state
 from patchloom.data.sources.source import list_labelled
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.file_embeddings import EmbeddedFiles, embed_files, embed_pictures

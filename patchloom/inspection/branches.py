@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from patchloom.errors import UsageError
 from patchloom.evaluation.classification import in_eval_mode
-from patchloom.inspection.charts import Series, line_chart
 from patchloom.layers.residual import Block, Branch, ClassBlock, ClassResidual, Parallel, Residual
 from patchloom.models.network import Network
+from patchloom.pages.charts import Series, line_chart
 
 
 class BranchNorm(NamedTuple):

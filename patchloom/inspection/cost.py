@@ -220,3 +220,13 @@ def _size_of(model: nn.Module, image_size: Size | None) -> tuple[int, int]:
             raise UsageError(f"{type(model).__name__} does not know its image size: give image_size")
         return model.config.image_size
     return (image_size, image_size) if isinstance(image_size, int) else image_size
+
+
+def cost_rows(cost: Cost) -> list[tuple[str, str, str]]:
+    """Name, value and what it is, as a report shows them."""
+    return [
+        ("parameters", human(cost.parameters), f"{cost.parameters:,}"),
+        ("weights as float32", f"{cost.parameters * 4 / 2**20:.1f} MiB", ""),
+        ("multiply-adds per image", human(cost.multiply_adds), "matrix products and convolutions"),
+        ("other operations per image", human(cost.elementwise), "norms, activations, sums, scales"),
+    ]

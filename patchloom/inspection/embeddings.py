@@ -14,9 +14,9 @@ from torch import Tensor
 
 from patchloom.errors import UsageError
 from patchloom.evaluation.classification import in_eval_mode
-from patchloom.inspection.charts import LINE_COLORS, Point, Series, line_chart, scatter_chart
 from patchloom.inspection.sheets import numbers
 from patchloom.models.network import Network
+from patchloom.pages.charts import LINE_COLORS, Point, Series, line_chart, scatter_chart
 
 LEAST = 10  # images; fewer have no neighbourhood worth a picture
 AT_ONCE = 64  # images

@@ -15,7 +15,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from patchloom.errors import UsageError
-from patchloom.inspection.charts import Series, line_chart
 from patchloom.inspection.filters import mean_frequency
 from patchloom.inspection.sheets import Cell, Line, colored, enlarged, numbers, sheet, tiled
 from patchloom.layers.mlp import MLP
@@ -23,6 +22,7 @@ from patchloom.layers.residual import Block, Branch
 from patchloom.layers.sparse_mlp import SparseMLP
 from patchloom.layers.token_mixing import TokenLinear, TokenMLP
 from patchloom.models.network import Network
+from patchloom.pages.charts import Series, line_chart
 
 MATRIX = 84  # pixels of a whole matrix: 14 blocks fill a line
 SMALL = 0.05  # of the largest weight: below counts as zero (ResMLP, section 3.3)

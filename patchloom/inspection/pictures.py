@@ -16,7 +16,6 @@ from patchloom.errors import PatchloomError, UsageError
 from patchloom.evaluation.agreement import token_cosines
 from patchloom.inspection.attention import has_evidence, has_share
 from patchloom.inspection.branches import branch_norm_chart, has_branches
-from patchloom.inspection.charts import Series, line_chart
 from patchloom.inspection.embeddings import LEAST, embed, embedding_chart, pca_energy_chart, tsne
 from patchloom.inspection.filters import filter_picture, has_filters
 from patchloom.inspection.interactions import (
@@ -28,8 +27,9 @@ from patchloom.inspection.interactions import (
     sparsity_chart,
     token_unit_picture,
 )
+from patchloom.inspection.look import Shown, head_sheet, look_sheet, looks, names_of, show
 from patchloom.models.network import Network
-from patchloom.pages.look import Shown, head_sheet, look_sheet, looks, names_of, show
+from patchloom.pages.charts import Series, line_chart
 from patchloom.runs.config import Preprocessing
 
 SHOWN = 4  # images with maps of their own

@@ -13,11 +13,11 @@ from torch import nn
 
 from patchloom.data.text.special_tokens import BOS, EOS
 from patchloom.evaluation.classification import in_eval_mode
-from patchloom.inspection.charts import share_map
 from patchloom.inspection.sheets import Cell, Line, colored, enlarged, numbers, sheet
 from patchloom.layers.attention import record_attention
 from patchloom.layers.sequence_mixing import PositionLinear
 from patchloom.models.seq2seq import Seq2Seq
+from patchloom.pages.charts import share_map
 
 SIDE = 190  # pixels of a matrix
 

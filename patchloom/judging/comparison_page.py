@@ -15,12 +15,12 @@ from patchloom.deployment.classifier import load
 from patchloom.engine.display import duration
 from patchloom.errors import PatchloomError, UsageError
 from patchloom.evaluation.classification import ClassificationReport
-from patchloom.inspection.charts import LINE_COLORS, Point, Series, line_chart, scatter_chart
 from patchloom.inspection.cost import human
 from patchloom.inspection.embeddings import pca_energy_chart
 from patchloom.judging.levels import MEASURES, LevelEvaluations, evaluate_levels
 from patchloom.judging.run_parts import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run
 from patchloom.judging.several_runs import RunEvaluations, evaluate_runs, named
+from patchloom.pages.charts import LINE_COLORS, Point, Series, line_chart, scatter_chart
 from patchloom.pages.page import write_page
 from patchloom.pages.report import curve, neighbours_of, shown_value, steps_per_unit
 from patchloom.recipes.schema import flatten

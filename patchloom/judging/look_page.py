@@ -12,11 +12,11 @@ from PIL import Image
 
 from patchloom.data.pictures.given import pictures_in
 from patchloom.errors import DataError, UsageError
+from patchloom.inspection.look import Look, look
 from patchloom.judging.run_parts import RunParts, read_run, val_of
 from patchloom.models.network import Network
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model
-from patchloom.pages.look import Look, look
 from patchloom.pages.page import write_page
 from patchloom.runs.config import Preprocessing, is_run, run_folder
 from patchloom.runs.hub import is_on_hub

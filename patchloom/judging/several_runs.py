@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from patchloom.data.checking.scan import Progress
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import PictureSet
+from patchloom.data.sets import PictureSet, Progress
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Evaluation, Shown, evaluate_on
 from patchloom.errors import UsageError, with_near_options

@@ -17,8 +17,7 @@ from markupsafe import Markup
 
 from patchloom import __version__
 from patchloom.engine.display import duration
-from patchloom.inspection.charts import Series, line_chart
-from patchloom.inspection.cost import Cost, human
+from patchloom.pages.charts import Series, line_chart
 from patchloom.pages.page import write_page
 from patchloom.recipes.parts import GROUPS, ModelPart, OptimPart, SchedulePart
 from patchloom.recipes.schema import Recipe, difference, flatten
@@ -106,7 +105,7 @@ class Report:
     trained_on: str = "augmented images and of the targets of the objective"  # what the training loss is of
     sections: Sequence[Markup] = ()  # of the task, see `pages.sections`
     recipe: Sequence[tuple[str, Any, str]] = ()  # rows as `recipe_rows` makes them
-    cost: Cost | None = None
+    cost: Sequence[tuple[str, str, str]] = ()  # name, value, what it is
     notes: Sequence[str] = ()
     numbers: Sequence[tuple[str, str, str]] = ()  # name, value, what it is
     environment: Mapping[str, str] | None = None  # what the run was made with; by default what is installed here
@@ -125,7 +124,7 @@ def write_report(path: str | Path, report: Report) -> None:
         sections=report.sections,
         chosen=_grouped([RecipeRow(*row) for row in report.recipe if row[2] != "default"]),
         defaults=_grouped([RecipeRow(*row) for row in report.recipe if row[2] == "default"]),
-        cost=None if report.cost is None else _cost_rows(report.cost),
+        cost=report.cost,
         notes=report.notes,
         numbers=report.numbers,
         environment=installed_versions() if report.environment is None else report.environment,
@@ -235,12 +234,3 @@ def shown_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(shown_value, value)) or "–"
     return "–" if value is None else str(value)
-
-
-def _cost_rows(cost: Cost) -> list[tuple[str, str, str]]:
-    return [
-        ("parameters", human(cost.parameters), f"{cost.parameters:,}"),
-        ("weights as float32", f"{cost.parameters * 4 / 2**20:.1f} MiB", ""),
-        ("multiply-adds per image", human(cost.multiply_adds), "matrix products and convolutions"),
-        ("other operations per image", human(cost.elementwise), "norms, activations, sums, scales"),
-    ]

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from patchloom.evaluation.classification import Mistake
-from patchloom.inspection.charts import bars, heat_map
+from patchloom.pages.charts import bars, heat_map
 from patchloom.pages.page import data_uri, render
 
 LABELLED_CLASSES = 30  # up to here every cell of the confusion matrix has room for its count

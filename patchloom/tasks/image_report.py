@@ -15,6 +15,7 @@ from patchloom.deployment.evaluations import Shown, evaluate_on
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, Mistake
 from patchloom.evaluation.intervals import LEVEL
+from patchloom.inspection.cost import cost_rows
 from patchloom.inspection.pictures import Picture, pictures_of
 from patchloom.judging.run_parts import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run, val_of
 from patchloom.pages.report import Charts, neighbours_of, training, validation
@@ -51,7 +52,7 @@ def image_page(folder: Path, asked: Asked) -> TaskPage:
         numbers=number_rows(judged, asked.split or "val") if judged else [],
         charts=_charts(parts.files.recipe, metrics),
         sections=_sections(parts, val, judged, looked),
-        cost=count_cost(parts),
+        cost=cost_rows(cost) if (cost := count_cost(parts)) else (),
         notes=parts.notes,
         next_command=f"patchloom look {shlex.quote(str(folder))} IMAGE",
     )

@@ -64,7 +64,7 @@ class TaskPage:
     charts: Mapping[str, Any] = field(default_factory=dict)  # see `pages.report.Charts`
     trained_on: str = "augmented images and of the targets of the objective"  # what the training loss is of
     sections: Sequence[Any] = ()  # HTML, see `pages.sections`
-    cost: Any = None
+    cost: Sequence[tuple[str, str, str]] = ()  # name, value, what it is
     notes: Sequence[str] = ()
     next_command: str = ""
 

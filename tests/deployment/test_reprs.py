@@ -15,8 +15,8 @@ from patchloom.deployment.index import Found, Hit
 from patchloom.engine.loop import Outcome
 from patchloom.engine.state import Progress
 from patchloom.evaluation.embeddings import Embeddings
+from patchloom.inspection.look import LOOKS_SHOWN
 from patchloom.judging.several_runs import RunEvaluations
-from patchloom.pages.look import LOOKS_SHOWN
 from patchloom.pages.notebook import first_names, likeliest, number_texts, piece
 from patchloom.training.run import Trained
 

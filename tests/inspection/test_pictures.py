@@ -10,12 +10,12 @@ from PIL import Image
 
 from patchloom.errors import UsageError
 from patchloom.inspection.attention import class_attention
-from patchloom.inspection.charts import Point, Series, line_chart, scatter_chart, svg_file
 from patchloom.inspection.epoch_pictures import EpochPictures
+from patchloom.inspection.look import HEAD_SIDE, head_sheet, look, look_sheet, show
 from patchloom.inspection.overlays import SIDE, attention_tile
 from patchloom.inspection.pictures import Note, pictures_of
 from patchloom.inspection.sheets import GAP, LABEL, MARGIN, PAGE, POSITIVE
-from patchloom.pages.look import HEAD_SIDE, head_sheet, look, look_sheet, show
+from patchloom.pages.charts import Point, Series, line_chart, scatter_chart, svg_file
 from patchloom.runs.config import Preprocessing
 from tests.inspection.test_attention import pointing
 from tests.networks import small

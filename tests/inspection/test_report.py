@@ -14,7 +14,10 @@ from PIL import Image
 
 from patchloom.errors import ResourceError
 from patchloom.evaluation.classification import Mistake
-from patchloom.inspection.charts import (
+from patchloom.inspection.cost import Cost, cost_rows
+from patchloom.pages import report as module
+from patchloom.pages import sections as sections_module
+from patchloom.pages.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,
@@ -27,9 +30,6 @@ from patchloom.inspection.charts import (
     line_chart,
     nice_ticks,
 )
-from patchloom.inspection.cost import Cost
-from patchloom.pages import report as module
-from patchloom.pages import sections as sections_module
 from patchloom.pages.report import Report, Summary, recipe_rows, validation, write_report
 from patchloom.pages.sections import class_section, confusion_section, mistake_section, picture_section
 from patchloom.recipes.auto import auto_recipe
@@ -113,7 +113,7 @@ def write_all(path, **changes):
         ],
         "pictures": [(EVIL, Image.new("RGB", (30, 20), "red"), EVIL), ("chart", Markup("<svg></svg>"), "")],
         "recipe": [*recipe_rows(recipe, why(reasons) | WHY), ("objective.teacher", EVIL, EVIL)],
-        "cost": Cost(1234567, 3_010_000_000, 5_000_000),
+        "cost": cost_rows(Cost(1234567, 3_010_000_000, 5_000_000)),
         "notes": [f"left out {EVIL}", "see https://example.org"],
     }
     given |= changes

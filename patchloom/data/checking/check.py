@@ -16,11 +16,10 @@ import numpy as np
 
 from patchloom.data.checking.kept_looks import Sight
 from patchloom.data.checking.odd import oddities
-from patchloom.data.checking.scan import Progress
 from patchloom.data.checking.survey import Place, Unreadable, find_copies, survey
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import Fault, Listing
+from patchloom.data.sets import Fault, Listing, Progress
 from patchloom.data.sources.source import Spec, find_source
 from patchloom.data.text.sentences import SentenceSplit, check_sentences, find_sentences, is_train
 from patchloom.errors import shortened, with_near_options

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -19,10 +19,9 @@ from patchloom.data.checking.kept_looks import Seen, Sight, taking_turns
 from patchloom.data.pictures.boxes import box_faults
 from patchloom.data.pictures.decode import decode_with_facts
 from patchloom.data.pictures.masks import mask_faults
-from patchloom.data.sets import Pictures, Stamp
+from patchloom.data.sets import Pictures, Progress, Stamp
 from patchloom.errors import DataError, ResourceError
 
-Progress = Callable[[int, int], None]  # pictures done, of so many
 NOT_OPENED = "cannot be read ("  # rights or a failing disk, which may change while the file does not
 _CHUNK = 32  # pictures a process takes at a time
 _FEW = 4 * _CHUNK  # up to here starting processes costs more than it saves

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from patchloom.data.checking.scan import Progress
+from patchloom.data.sets import Progress
 from patchloom.printable import for_rich
 
 

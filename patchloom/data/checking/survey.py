@@ -13,9 +13,9 @@ import numpy as np
 
 from patchloom.data.checking.duplicates import digest, equal_groups, linked, similar_pairs
 from patchloom.data.checking.kept_looks import Sight
-from patchloom.data.checking.scan import Progress, Task, scan
+from patchloom.data.checking.scan import Task, scan
 from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import Listing, Source
+from patchloom.data.sets import Listing, Progress, Source
 from patchloom.data.splits import class_table
 from patchloom.errors import DataError
 

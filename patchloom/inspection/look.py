@@ -22,10 +22,10 @@ from patchloom.inspection.attention import (
     has_share,
     vector_share,
 )
-from patchloom.inspection.charts import BARS_WIDTH, bars
 from patchloom.inspection.overlays import SIDE, attention_overlay, attention_tile, evidence_overlay
 from patchloom.inspection.sheets import GAP, PAGE, Cell, Line, displayed, grid_sheet, numbers, sheet
 from patchloom.models.network import Network
+from patchloom.pages.charts import BARS_WIDTH, bars
 from patchloom.pages.notebook import likeliest, piece
 from patchloom.pages.page import data_uri
 from patchloom.runs.config import Preprocessing
