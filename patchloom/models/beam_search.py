@@ -15,6 +15,8 @@ from patchloom.data.text.special_tokens import BOS, EOS, PAD
 from patchloom.errors import NumericalError, UsageError, at_least
 from patchloom.models.seq2seq import Seq2Seq
 
+MOST_PENALTY = 10  # scores of long sentences would be no numbers
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -47,6 +49,8 @@ def beam_search(
     at_least("beams", beams, 1)
     if not 1 <= n_best <= beams:
         raise UsageError(f"n_best is 1 to the number of beams ({beams}), given {n_best}")
+    if not abs(length_penalty) <= MOST_PENALTY:
+        raise UsageError(f"length_penalty is {length_penalty}, expected at most {MOST_PENALTY}")
     was_training = network.training
     network.eval()
     try:

@@ -206,7 +206,7 @@ class TextPart(Checked):
     max_ratio: Annotated[float, Range(1)] | None = 9.0  # between subwords of the sides of a pair; none = any
     averaged_epochs: Count = 10  # the mean of the weights after so many last epochs is tried too; 1 = it is not
     beams: Count = 4
-    length_penalty: NotNegative = 0.6  # scores are divided by length to this power
+    length_penalty: Annotated[float, Range(0, 10)] = 0.6  # scores are divided by length to this power
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,6 +90,7 @@ def _verify_run(folder: Path) -> Verified:
         found.checked.remove(CHECKSUMS)
     for name in dict.fromkeys([*kept, *(name for name in known if os.path.lexists(folder / name))]):
         found.look(name, partial(read_checked, folder, name, MOST_BYTES))
+    found.missing = [name for name in known if not os.path.lexists(folder / name)]
     found.without_checksum = [name for name in kept if name not in known]
     found.look("recipe.yaml", lambda: read_recipe(folder))
     found.look("config.json", lambda: task_of_run(folder))

@@ -28,7 +28,8 @@ from patchloom.data.checking.kept_looks import Seen, Sight, taking_turns
 from patchloom.deployment.classifier import load
 from patchloom.deployment.held_out import held_out_of
 from patchloom.deployment.index import index, open_index
-from patchloom.errors import CheckpointError, DataError, PatchloomError
+from patchloom.deployment.translator import load_translator
+from patchloom.errors import CheckpointError, DataError, PatchloomError, UsageError
 from patchloom.judging.seeds import epoch_values, final_values
 from patchloom.judging.several_runs import evaluate_runs
 from patchloom.pages.page import render
@@ -252,9 +253,11 @@ def test_lines_of_the_metrics_that_are_lost_or_moved_are_told(
         assert f"<li>{path}" in report(folder).read_text()
 
 
-def test_metrics_that_are_gone_are_named(run: Path) -> None:
-    (run / "metrics.jsonl").unlink()
-    assert (verify(run).missing, verify(run).wrong) == (["metrics.jsonl"], {})
+@pytest.mark.parametrize("name", ["metrics.jsonl", "predictions.safetensors", "data.json"])
+def test_what_is_gone_is_named(run: Path, name: str) -> None:
+    assert verify(run).missing == []
+    (run / name).unlink()
+    assert (verify(run).missing, verify(run).wrong) == ([name], {})
 
 
 def test_a_run_goes_on_after_lines_that_are_left(made: Path, run: Path, capsys) -> None:
@@ -448,6 +451,12 @@ def test_any_json_in_an_index_is_one_line(made: Path, collection: Path) -> None:
         value = about | {"parts": [part]}
         (collection / "index.json").write_text(json.dumps(value | {"own_sha256": own_sha256(value)}))
         use()
+
+
+@pytest.mark.parametrize("penalty", [600.0, float("nan")])
+def test_a_length_penalty_that_leaves_no_scores_is_one_line(text: Path, penalty: float) -> None:
+    with pytest.raises(UsageError, match=rf"length_penalty is {penalty}, expected at most 10"):
+        list(load_translator(text, device="cpu").translate(["one"], length_penalty=penalty))
 
 
 # What is no file ----------------------------------------------------------------------------------------------------
