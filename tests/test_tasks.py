@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,10 @@ from patchloom.recipes.methods import METHODS, method_of
 from patchloom.tasks.table import TASKS, task_named
 from patchloom.training import run as training
 from tests import dots
-from tests.reliability.commands import command
+from tests.engine.test_processes import free_port
+from tests.golden import make
+from tests.golden.make import SMALL
+from tests.reliability.commands import command, started
 
 ROOT = Path(__file__).parent.parent / "patchloom"
 RECIPE = """
@@ -169,3 +173,48 @@ def test_training_knows_no_task_by_name() -> None:
     for name in TASKS:
         assert f'"{name}"' not in text
     assert training.make_plan  # where the table is asked
+
+
+@pytest.mark.parametrize("recipe", ["small_images", "dino_small_images"])
+def test_processes_evaluate_a_part_each_and_agree_with_one(recipe: str, tmp_path: Path) -> None:
+    few = (
+        "--set",
+        "dino.outputs=16",
+        "--set",
+        "dino.hidden=16",
+        "--set",
+        "dino.bottleneck=8",
+        "--set",
+        "views.local=0",
+    )
+    line = ("train", "shapes:count=60,size=32", "--recipe", recipe, "--model", "resmlp_s12", "--epochs", "1")
+    line += (*SMALL, *(few if recipe.startswith("dino") else ()))
+    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} | port for rank in range(2)]
+    running = [started(*line, "--out", tmp_path / "two", env=rank) for rank in ranks]
+    running.append(started(*line, "--out", tmp_path / "one"))
+    for process in running:
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, output + errors
+    found = [make.evaluations(tmp_path / name) for name in ("one", "two")]
+    assert [row[:2] for row in found[0]] == [row[:2] for row in found[1]]
+    for (*_, one), (*_, two) in zip(*found, strict=True):
+        assert one == pytest.approx(two, rel=1e-3)
+
+
+def test_a_process_sees_its_part_of_val(monkeypatch: pytest.MonkeyPatch) -> None:
+    from patchloom.engine.distribution import Processes
+    from patchloom.tasks.image_judges import ClassJudge
+    from patchloom.tasks.plan import TrainingSettings
+
+    settings = TrainingSettings(data="shapes:count=60,size=32", recipe="small_images", size=16, batch=8, device="cpu")
+    judge = ClassJudge(training.make_plan(settings, "cpu"), Processes("fp32", device="cpu"))
+    whole = torch.cat([batch.index for batch in judge._batches("val")]).tolist()
+    parts = []
+    for rank in range(2):
+        monkeypatch.setattr(judge, "_processes", SimpleNamespace(rank=rank, world=2, device=torch.device("cpu")))
+        monkeypatch.setattr(judge, "_together", True)
+        judge._loaders.clear()
+        parts.append(torch.cat([batch.index for batch in judge._batches("val")]).tolist())
+    assert len(parts[0]) < len(whole)
+    assert sorted({*parts[0], *parts[1]}) == whole

@@ -1,11 +1,13 @@
 """What judges a network on images while it is trained: its decisions about val, or its neighbours in train."""
 
 import time as clock
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from patchloom.data.batches.decoded_set import fits_in_memory
 from patchloom.data.batches.evaluation_loader import make_evaluation_loader
@@ -32,6 +34,7 @@ class ImageJudge(Judge):
         self.image_size = plan.recipe.test.image_size or plan.recipe.model.image_size
         self.batch_size = plan.recipe.optim.batch_size
         self._loaders: dict[str, Any] = {}
+        self._together = False
 
     @property
     def broken(self) -> dict[tuple[str, int], str]:
@@ -67,19 +70,42 @@ class ImageJudge(Judge):
         forward_s = sum(map(len, looked_at)) * per_image * networks
         return (forward_s, reading_s) if kept else (forward_s + reading_s * networks, 0.0)
 
+    def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
+        """As `report`, which every process makes of what all of them saw a part of."""
+        self._together = self._processes.world > 1 and all(map(self._is_shared, self.images()))
+        try:
+            return self.report(model)
+        finally:
+            self._together = False
+
+    def _is_shared(self, images: ImageSet) -> bool:
+        """Whether every process gets one of them."""
+        return min(len(images), self.batch_size) >= self._processes.world
+
     def _batches(self, split: Literal["train", "val"]) -> Any:
-        plan = self._plan
-        if split not in self._loaders:
-            self._loaders[split] = make_evaluation_loader(
+        """The images of a split, or this process's part of them."""
+        plan, key = self._plan, f"{split}, shared" if self._together else split
+        if key not in self._loaders:
+            self._loaders[key] = make_evaluation_loader(
                 getattr(plan.splits, split),
                 self.image_size,
                 plan.recipe.test.crop_ratio,
                 batch_size=self.batch_size,
                 device=self._processes.device,
                 workers=plan.workers,
+                rank=self._processes.rank if self._together else 0,
+                world=self._processes.world if self._together else 1,
                 timeout_s=plan.settings.worker_timeout,
             )
-        return self._loaders[split].epoch(0)
+        return self._loaders[key].epoch(0)
+
+    def _joined(self, rows: Tensor) -> Tensor:
+        """(n, …) of this process → those of all, below one another; rows of −1 fill them up to one length."""
+        if not self._together:
+            return rows
+        most = max(self._processes.gather(len(rows)))
+        filled = rows.new_full((most - len(rows), *rows.shape[1:]), -1)
+        return self._processes.gather_rows(torch.cat([rows, filled]))
 
 
 def _reading_s(images: ImageSet) -> float:
@@ -106,6 +132,7 @@ class ClassJudge(ImageJudge):
             classes=self._plan.splits.classes.names,
             pixel_mean=network.pixel_mean,
             pixel_std=network.pixel_std,
+            gather=self._joined,
         )
 
 
@@ -129,4 +156,9 @@ class NeighbourJudge(ImageJudge):
 
     @torch.no_grad()
     def _embedded(self, network: Network, split: Literal["train", "val"]) -> Embeddings:
-        return embed(network, self._batches(split)).projected(network)
+        own = embed(network, self._batches(split)).projected(network)
+        index = self._joined(own.index)
+        # In the order of the set, each once, without what only fills up.
+        places = np.unique(index.cpu().numpy(), return_index=True)[1]
+        whole = Embeddings(self._joined(own.vectors), self._joined(own.labels), index).rows(places)
+        return whole.rows(torch.nonzero(whole.index >= 0)[:, 0])

@@ -27,7 +27,7 @@ P = TypeVar("P", bound="Plan")
 
 
 class Judge(ABC):
-    """What judges a network while it is trained; every rank does all of it, so that none waits for another's."""
+    """What judges a network while it is trained; every process calls it, and gets the same numbers."""
 
     metric: str  # of its names: what "best" means
     tie_breaker: str | None = None  # what decides between equal values of the metric, the less the better
