@@ -15,11 +15,12 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvf
 from torchvision.transforms.autoaugment import TrivialAugmentWide
 
-from patchloom.data.augmentation import augment as augmentation
 from patchloom.data.augmentation import policies
 from patchloom.data.augmentation.augment import erase, random_crop_box, random_start, train_transform
 from patchloom.data.augmentation.policies import make_policy, three_augment
+from patchloom.data.pictures import evaluation_transform
 from patchloom.data.pictures.geometry import Geometry, resize
+from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD
 from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart
 
@@ -162,7 +163,7 @@ def test_erasing_has_timms_boxes_and_unit_noise():
     grey = np.full((64, 64, 3), 7, np.uint8)
     views = [erase(grey, random.Random(seed)) for seed in range(60)]
     erased = np.concatenate([view[(view != 7).any(2)] for view in views])
-    noise = (erased / 255 - np.array(policies.IMAGENET_MEAN)) / np.array(policies.IMAGENET_STD)
+    noise = (erased / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
     assert abs(noise.mean(0)).max() < 0.03
     assert abs(noise.std(0) - 1).max() < 0.04  # a little below 1: values beyond black and white are cut
 
@@ -329,16 +330,16 @@ def test_each_colour_field_works_alone(part):
 def test_evaluation_is_timms(shape, size, ratio):
     image = photo(*shape)
     reference = create_transform(size, interpolation="bicubic", crop_pct=ratio, use_prefetcher=True)
-    ours = augmentation.test_transform(size, ratio)(image)
+    ours = evaluation_transform.test_transform(size, ratio)(image)
     assert (ours.transpose(2, 0, 1) == np.asarray(reference(image))).all()
 
 
 def test_a_crop_larger_than_the_picture_is_refused():
     with pytest.raises(UsageError, match=r"crop_ratio is 1\.1"):
-        augmentation.test_transform(32, 1.1)
+        evaluation_transform.test_transform(32, 1.1)
 
 
 def test_evaluation_of_other_shapes():
-    ours = augmentation.test_transform((32, 48), 0.8)(photo(100, 90))
+    ours = evaluation_transform.test_transform((32, 48), 0.8)(photo(100, 90))
     resized = tvf.resize(photo(100, 90), [66, 60], InterpolationMode.BICUBIC)
     assert (ours == pixels(tvf.center_crop(resized, [32, 48]))).all()

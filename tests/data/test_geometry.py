@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.augmentation import augment
 from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.batches.ragged import Boxes
+from patchloom.data.pictures import evaluation_transform
 from patchloom.data.pictures.geometry import Geometry
 from patchloom.data.pictures.samples import Sample
 from patchloom.recipes.parts import AugmentPart
@@ -97,7 +97,7 @@ def test_parts_change_nothing_about_the_picture(crop):
 
 def test_evaluation_shows_masks_and_boxes_in_the_middle():
     sample = painted(*PARTS).sample(2)
-    made = augment.test_transform(32, 0.8).arrays(sample, augment.NO_CHANCE)
+    made = evaluation_transform.test_transform(32, 0.8).arrays(sample, evaluation_transform.NO_CHANCE)
     picture = torch.from_numpy(made["image"].copy()).permute(2, 0, 1)[None]
     parts = {name: torch.from_numpy(made[name])[None] for name in ("mask", "instances")}
     compared, boxes = check_aligned(picture, parts | {"boxes": Boxes.of([made["boxes"]])}, reach=3)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.data.augmentation import augment as augmentation
 from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.batches import decoded_set as device_module
 from patchloom.data.batches.decoded_set import DeviceLoader, decode_all, fits_in_memory, make_loader, pixel_bytes
 from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.ragged import Boxes, padded, ragged
 from patchloom.data.batches.views import View, make_view_loader
+from patchloom.data.pictures import evaluation_transform
 from patchloom.data.sets import Mask
 from patchloom.engine.batches import move, split
 from patchloom.errors import DataError, UsageError
@@ -144,7 +144,7 @@ def test_every_view_has_its_own_parts(workers, monkeypatch):
 
 
 def test_evaluation_keeps_masks_and_boxes_with_the_decoded_pictures():
-    transform = augmentation.test_transform(32, 0.8)
+    transform = evaluation_transform.test_transform(32, 0.8)
     store = decode_all(painted(*PARTS), transform, "cpu")
     kept = list(DeviceLoader(store, None, 32, batch_size=5, shuffle=False, drop_last=False).epoch(0))
     read = Loader(painted(*PARTS), transform, batch_size=5, shuffle=False, drop_last=False)

@@ -25,6 +25,7 @@ from patchloom.data.augmentation import augment as augmentation
 from patchloom.data.batches.decoded_set import make_loader
 from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.views import View, make_view_loader
+from patchloom.data.pictures import evaluation_transform
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
 from patchloom.recipes import get_recipe
 from patchloom.recipes.parts import AugmentPart
@@ -63,7 +64,7 @@ def in_views(augment: AugmentPart, local: AugmentPart) -> Batches:
 
 
 def evaluation() -> Batches:
-    transform = augmentation.test_transform(SIZE, 0.875)
+    transform = evaluation_transform.test_transform(SIZE, 0.875)
     for batch in Loader(photos(), transform, batch_size=4, shuffle=False).epoch(0):
         yield [batch.images], batch.index
 

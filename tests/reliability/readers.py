@@ -33,11 +33,11 @@ from patchloom.data.text.pairs import open_parallel
 from patchloom.deployment.classifier import load
 from patchloom.deployment.index import index, open_index
 from patchloom.deployment.translator import load_translator
-from patchloom.engine import checksums, records
 from patchloom.errors import CheckpointError, DataError, PatchloomError
 from patchloom.evaluation.labels import read_real_labels
 from patchloom.judging.several_runs import evaluate
 from patchloom.models.registry import create_model
+from patchloom.runs import checksums, metrics
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.runs.weights import refuse_bad, weights_digest
 from patchloom.tasks.image_networks import initialise
@@ -142,9 +142,9 @@ def repair_run(folder: Path, file: Path) -> None:
         for line in told:
             if isinstance(line.get("time"), dict):
                 line["time"].pop("crc32", None)
-        metrics = records.MetricsFile(file)
-        metrics._last = 0
-        file.write_bytes(b"".join(map(metrics._next, told)))
+        written = metrics.MetricsFile(file)
+        written._last = 0
+        file.write_bytes(b"".join(map(written._next, told)))
     elif file.name == checksums.FILE:
         values = _parsed(file.read_bytes())
         file.write_bytes(checksums._packed(values["sha256"]))

@@ -66,7 +66,7 @@ ATTACK = b"name: !!python/object/apply:os.system ['touch escaped']\n"
 CASES: dict[str, Case] = {
     "7 output inside a file": (2, "cannot be written: Not a directory", output_in_a_file),
     "7 output where nobody may write": (2, "/proc/run cannot be written", with_data("--out", "/proc/run")),
-    "31 a pipe as data": (2, "pipe", pipe),
+    "31 a pipe as data": (3, "pipe: neither a file nor a folder", pipe),
     "33 no such folder": (2, "missing is neither a path nor a known data set", lambda root: (root / "missing",)),
     "34 a class without pictures": (3, "no pictures in train for 'green'", empty_class),
     "35 one class": (3, "one class ('red')", lambda root: (class_folders(root / "data", ("red",)),)),

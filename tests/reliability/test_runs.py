@@ -21,8 +21,9 @@ from patchloom.disk import locked
 from patchloom.engine import loop
 from patchloom.engine.state import Snapshot
 from patchloom.errors import ResourceError
-from patchloom.runs import checkpoints, weights
+from patchloom.runs import checkpoints
 from patchloom.runs.checkpoints import find_checkpoint
+from patchloom.runs.weights import load_network
 from tests.reliability.commands import OPTIONS, WORKERS, class_folders, command, started
 
 
@@ -362,7 +363,7 @@ def test_lost_best_weights_are_replaced_by_the_newest(
         done = trained(data, run, epochs, monkeypatch, capsys)
         assert done.code == 0, done.errors
         assert "The newest weights take their place." in done.output
-        assert weights.load_network(run)
+        assert load_network(run)
     assert "take their place" not in trained(data, run, 3, monkeypatch, capsys).output
 
 
@@ -392,7 +393,7 @@ def test_a_damaged_recipe_is_named_and_a_lost_config_written_again(
     for name in ("recipe.yaml", "config.json", "labels.json"):
         (run / name).unlink()
     assert trained(data, run, 2, monkeypatch, capsys).code == 0
-    assert weights.load_network(run)[1].labels == ("blue", "red")
+    assert load_network(run)[1].labels == ("blue", "red")
 
 
 def test_changed_data_are_said_and_other_classes_refused(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
