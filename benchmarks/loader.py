@@ -26,7 +26,7 @@ from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.sampler import step_seed
 from patchloom.data.pictures.image_batch import normalise
 from patchloom.data.sets import ClassTable, PictureSet
-from patchloom.data.sources.folder import FilePictures
+from patchloom.data.trees.files import FilePictures
 from patchloom.recipes.parts import AugmentPart
 
 SIDE_PIXELS, IMAGE_SIZE = 256, 224
