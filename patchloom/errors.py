@@ -23,7 +23,8 @@ class PatchloomError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        return shortened(super().__str__())
+        # Names from outside may have line breaks; the message stays one line.
+        return shortened(super().__str__().replace("\n", "\\n"))
 
 
 class UsageError(PatchloomError, ValueError):

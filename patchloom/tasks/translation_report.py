@@ -14,7 +14,7 @@ from patchloom.judging.text_evaluation import TextEvaluation
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom.pages.report import Charts, validation
 from patchloom.pages.sections import picture_section, sample_section
-from patchloom.runs.translation import TranslationFiles, load_seq2seq, read_translation_files, read_val
+from patchloom.runs.translation import VAL, TranslationFiles, load_seq2seq, read_translation_files, read_val
 from patchloom.tasks.task import Scores, TaskPage
 
 T = TypeVar("T")
@@ -43,6 +43,8 @@ def translation_page(folder: Path, network: Seq2Seq | None) -> TaskPage:
     """Numbers and translations of val, mixing of positions, where the decoder looks."""
     lost: list[str] = []
     files, val = read_translation_files(folder), _attempt(read_val, folder, lost) or {}
+    if not val and not lost:
+        lost.append(f"{folder} has no {VAL}: neither numbers nor translations of val are shown")
     told = {"bleu": val["signature"], "chrf": val["chrf_signature"]} if val else {}
     numbers = [
         (name, f"{value:,.0f}" if value >= 1000 else f"{value:.4g}", told.get(name, _TOLD.get(name, "")))

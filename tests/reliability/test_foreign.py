@@ -2,10 +2,13 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from patchloom.data.text import vocabulary
+from patchloom.errors import CheckpointError, DataError
 from patchloom.foreign import check_shape, parse_json, read_plain
 
 
@@ -74,3 +77,16 @@ def test_a_value_of_another_shape_is_named(change: dict[str, Any], said: str) ->
         check_shape(GOOD | change, SHAPE)
     with pytest.raises(ValueError, match="it is 3, expected an object"):
         check_shape(3, SHAPE)
+
+
+def test_a_message_stays_one_line_whatever_is_named() -> None:
+    assert str(DataError("no pictures of 'a\nb'")) == r"no pictures of 'a\nb'"
+
+
+def test_a_vocabulary_of_half_characters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model_proto: bytes) -> None:
+        raise UnicodeDecodeError("utf-8", model_proto, 0, 1, "invalid start byte")  # as sentencepiece does
+
+    monkeypatch.setattr(vocabulary, "_sentencepiece", lambda: SimpleNamespace(SentencePieceProcessor=refuse))
+    with pytest.raises(CheckpointError, match="vocabulary.model is no vocabulary"):
+        vocabulary.Vocabulary.from_bytes(b"\x96")

@@ -109,7 +109,7 @@ class Vocabulary:
         sentencepiece = _sentencepiece()
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise CheckpointError(
                 "vocabulary.model is no vocabulary of sentencepiece, or is damaged; restore the file"
             ) from error
