@@ -77,6 +77,8 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 def line_chart(series: Sequence[Series], *, x_label: str, from_zero: bool = False) -> Markup:
     """Lines over a common x axis that starts at 0, as y does on demand; a point tells its values under the pointer."""
     lines = [Series(name, [p for p in points if math.isfinite(p[1])], color) for name, points, color in series]
+    if not any(line.points for line in lines):
+        return Markup('<p class="muted">no finite values</p>')
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
     y_ticks = nice_ticks(min(0.0, *ys) if from_zero else min(ys), max(ys))
     places = _legend([shorten(line.name, 40) for line in lines]) if len(lines) > 1 else []

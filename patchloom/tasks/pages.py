@@ -59,6 +59,8 @@ def report_run(
             return None
 
     record = attempt(lambda: read_run_record(folder))
+    if record is None and not notes:
+        notes.append(f"{folder} has no run.json: how it went, where and on what is not shown")
     asked = Asked(data=data, split=split, reading=reading, level=level, plan=plan, network=network)
     found = task_of_run(folder).page(folder, asked)
     metrics = attempt(lambda: read_metrics(folder / "metrics.jsonl")) or []

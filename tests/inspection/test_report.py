@@ -254,6 +254,10 @@ def test_lines_break_where_a_value_is_missing():
     assert null["Loss"].count("<circle") == 1
 
 
+def test_a_chart_of_nothing_finite_says_so():
+    assert "no finite values" in line_chart([Series("loss", [(0, math.nan), (1, math.inf)])], x_label="epoch")
+
+
 def test_long_curves_are_averaged_not_cut():
     points = [(float(i), float(i % 2)) for i in range(1000)]
     thin = module._thinned(points)

@@ -88,5 +88,5 @@ def test_a_vocabulary_of_half_characters_is_refused(monkeypatch: pytest.MonkeyPa
         raise UnicodeDecodeError("utf-8", model_proto, 0, 1, "invalid start byte")  # as sentencepiece does
 
     monkeypatch.setattr(vocabulary, "_sentencepiece", lambda: SimpleNamespace(SentencePieceProcessor=refuse))
-    with pytest.raises(CheckpointError, match="vocabulary.model is no vocabulary"):
+    with pytest.raises(CheckpointError, match=r"vocabulary\.model is no vocabulary"):
         vocabulary.Vocabulary.from_bytes(b"\x96")
