@@ -393,9 +393,10 @@ def test_too_many_open_files_are_no_fault_of_a_picture(tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("builtins.open", refuse)
-    with pytest.raises(ResourceError, match=r"0\.jpg: cannot be read now \(Too many open files\)"):
-        read_file(file, str(file))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.open", refuse)
+        with pytest.raises(ResourceError, match=r"0\.jpg cannot be read now: Too many open files"):
+            read_file(file, str(file))
 
 
 @pytest.mark.parametrize("damage", [b"no database", b""])
