@@ -175,7 +175,7 @@ def test_training_knows_no_task_by_name() -> None:
     assert training.make_plan  # where the table is asked
 
 
-@pytest.mark.parametrize("recipe", ["small_images", "dino_small_images"])
+@pytest.mark.parametrize("recipe", ["small_images", pytest.param("dino_small_images", marks=pytest.mark.slow)])
 def test_processes_evaluate_a_part_each_and_agree_with_one(recipe: str, tmp_path: Path) -> None:
     few = (
         "--set",

@@ -202,14 +202,22 @@ def _state(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def _is_changed(path: Path, before: bytes) -> bool:
-    """Whether a file no longer says what it said: the header of tensors may be written in many ways."""
+    """Whether a file no longer says what it said: fields may stand in any order, and so may the header of tensors."""
     try:
         data = path.read_bytes()
         if path.suffix == ".safetensors" and not path.is_symlink():
             return _tensors(data) != _tensors(before)
+        if path.suffix in (".json", ".jsonl") and not path.is_symlink():
+            return [json.loads(line) for line in _values(path, data)] != [
+                json.loads(line) for line in _values(path, before)
+            ]
         return path.is_symlink() or data != before
     except (OSError, ValueError):
         return True
+
+
+def _values(path: Path, data: bytes) -> list[bytes]:
+    return data.splitlines() if path.suffix == ".jsonl" else [data]
 
 
 def _tensors(data: bytes) -> tuple[object, bytes]:

@@ -77,7 +77,7 @@ def test_a_time_is_planned_into_epochs_and_auto_follows_them(planned) -> None:
 
 def test_planning_decodes_the_images_once(planned) -> None:
     _, _, decoded = planned
-    assert decoded == [60]
+    assert decoded.count(60) == 1  # those to train on; others are evaluated
 
 
 def test_the_same_command_reads_the_epochs_from_the_run(planned, monkeypatch) -> None:
