@@ -1,11 +1,15 @@
 """What all tests share: where the reference data is, one thread a worker, small networks of every name."""
 
+import importlib
+import pkgutil
 import signal
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import patchloom
 
 warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
 
@@ -19,6 +23,14 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _everything_imported() -> None:
+    """What is imported late would otherwise keep whatever a test has put in the place of a part of it."""
+    for module in pkgutil.walk_packages(patchloom.__path__, "patchloom."):
+        if module.name != "patchloom.timm" and not module.name.endswith("__main__"):  # which act when they are imported
+            importlib.import_module(module.name)
 
 
 @pytest.fixture(scope="session", autouse=True)
