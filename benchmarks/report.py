@@ -68,7 +68,6 @@ def make_run(folder: Path, data: Path, classes: int) -> None:
     wrong = rng.random(len(labels)) < 0.25
     report = ClassificationReport(
         tuple(names),
-        (1, 5),
         index=np.arange(len(labels)),
         labels=labels,
         predictions=np.where(wrong, (labels + rng.integers(1, classes, len(labels))) % classes, labels),

@@ -153,7 +153,7 @@ class DotCounter:
 
 
 class Counting(Task[DotPlan]):
-    name, hub_tag = "counting", "object-detection"
+    name = "counting"
     compiles_by_default = False
 
     def plan(self, settings: TrainingSettings, device: str) -> DotPlan:

@@ -25,7 +25,7 @@ STOPPED = 128  # exit codes above it: by a signal, which is no error
 TRAIN, USE, MEASURE, KNOW = "Train", "Use what was trained", "Measure and show", "Look up"  # panels of the help
 # Each verb is the function of its name in the module of its name.
 VERBS = {
-    TRAIN: ("check", "train", "demo"),
+    TRAIN: ("check", "prepare", "train", "demo"),
     USE: ("predict", "translate", "index", "search"),
     MEASURE: ("evaluate", "report", "look", "bench"),
     KNOW: ("verify", "models", "recipes"),

@@ -25,6 +25,7 @@ from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.intervals import wilson
 
 CALIBRATION_BINS = 15
+TOPS = (1, 5)  # the second where there are more classes
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,6 @@ class ClassificationReport:
     """What became of each image, in the order of the set, and the numbers that follow from it."""
 
     classes: tuple[str, ...]
-    topk: tuple[int, ...]
     index: np.ndarray  # (N,) int64, places in the set, rising
     labels: np.ndarray  # (N,) int64
     predictions: np.ndarray  # (N,) int64
@@ -51,7 +51,7 @@ class ClassificationReport:
     losses: np.ndarray  # (N,) float32
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        for k in self.topk:
+        for k in TOPS:
             if k == 1 or k < len(self.classes):
                 yield f"top{k}", self.top(k)
         yield "loss", self.loss
@@ -110,7 +110,6 @@ def evaluate(
     batches: Iterable[ImageBatch],
     *,
     classes: Sequence[str],
-    topk: tuple[int, ...] = (1, 5),
     pixel_mean: tuple[float, ...] = IMAGENET_MEAN,
     pixel_std: tuple[float, ...] = IMAGENET_STD,
     gather: Callable[[Tensor], Tensor] | None = None,
@@ -140,7 +139,7 @@ def evaluate(
     if not whole:
         raise DataError("There is no image to evaluate on: the set or its split is empty.")
     join = gather or (lambda rows: rows)
-    return _report(join(torch.cat(whole)).cpu().numpy(), join(torch.cat(real)).cpu().numpy(), classes, topk)
+    return _report(join(torch.cat(whole)).cpu().numpy(), join(torch.cat(real)).cpu().numpy(), classes)
 
 
 @contextmanager
@@ -166,10 +165,10 @@ def _judged(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
     return logits.argmax(dim=1), ranks, confidence, F.cross_entropy(logits, labels, reduction="none")
 
 
-def _report(whole: np.ndarray, real: np.ndarray, classes: Sequence[str], topk: tuple[int, ...]) -> ClassificationReport:
+def _report(whole: np.ndarray, real: np.ndarray, classes: Sequence[str]) -> ClassificationReport:
     counted = whole[:, 1] >= 0
     whole, real = whole[counted], real[counted]
     if not len(whole):
         raise DataError("None of the images has a label, so nothing can be evaluated.")
     index, first = np.unique(whole[:, 0], return_index=True)
-    return ClassificationReport(tuple(classes), topk, index, *whole[first, 1:].T, *real[first].T)
+    return ClassificationReport(tuple(classes), index, *whole[first, 1:].T, *real[first].T)

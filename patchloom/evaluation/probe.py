@@ -2,7 +2,8 @@
 
 name                          value
 linear_top1, linear_top5      linear probe on the test images, in percent; top-5 where there are more than 5 classes
-linear_l2                     the strength it chose
+linear_held_out_top1          on the held-out part of train, with the strength it chose
+linear_l2                     that strength
 few_shot{s}_top1, …_std       few-shot probe with s images a class: mean and standard deviation over the draws, percent
 
 The linear probe is multinomial logistic regression: mean cross-entropy + l2/2 · ‖W‖², the bias free. SGD's answer to
@@ -68,6 +69,7 @@ class LinearProbe:
         yield "linear_top1", _top(self.ranks, 1)
         if len(self.classifier.bias) > 5:
             yield "linear_top5", _top(self.ranks, 5)
+        yield "linear_held_out_top1", self.held_out_top1[self.l2]
         yield "linear_l2", self.l2
 
 

@@ -38,15 +38,11 @@ LEAST_PROBABILITY = 1e-6
 PART_BYTES = 256 << 20
 
 
-def average_precision(scores: Tensor, right: Tensor) -> Tensor:
-    """Scores and which images are right, (Q, N) each → (Q,) float64 in 0…1; NaN where none is right.
+def average_precision(order: Tensor, right: Tensor) -> Tensor:
+    """Images from first to last and which are right, (Q, N) each → (Q,) float64 in 0…1; NaN where none is right.
 
     Mean over the right images of the share of right ones down to each.
     """
-    return _precision_of(scores.argsort(dim=1, descending=True, stable=True), right)
-
-
-def _precision_of(order: Tensor, right: Tensor) -> Tensor:
     hits = right.gather(1, order).double()
     ranks = torch.arange(1, order.shape[1] + 1, device=order.device)
     return (hits.cumsum(dim=1) / ranks * hits).sum(dim=1) / hits.sum(dim=1)
@@ -110,23 +106,16 @@ def choose_neighbours(
 
 @torch.no_grad()
 def mean_average_precision(
-    train: Embeddings, test: Embeddings, condition: tuple[Tensor, Tensor] | None = None
-) -> tuple[float, int]:
-    """mAP in percent and the queries it is the mean of.
-
-    By cosine, or, with (coarse labels (N,) of train, posterior (M, K) of the queries), by equation 2.5. A network
-    trained by cross-entropy may give its softmax as the posterior.
-    """
-    return _ranked(train, test, {"": (train.labels, test.labels)}, condition)[""]
-
-
-def _ranked(
     train: Embeddings,
     test: Embeddings,
     labels: Mapping[str, tuple[Tensor, Tensor]],
-    condition: tuple[Tensor, Tensor] | None,
+    condition: tuple[Tensor, Tensor] | None = None,
 ) -> dict[str, tuple[float, int]]:
-    """Level → mAP and queries; `labels` (N,) and (M,) of each level. One ranking serves all of them."""
+    """Level → mAP in percent and the queries it is the mean of; `labels` (N,) and (M,) of each level.
+
+    One ranking serves all levels: by cosine, or, with (coarse labels (N,) of train, posterior (M, K) of the queries),
+    by equation 2.5. A network trained by cross-entropy may give its softmax as the posterior.
+    """
     unit_train, unit_test = F.normalize(train.vectors), F.normalize(test.vectors)
     rows = max(1, PART_BYTES // (8 * len(train)))
     found: dict[str, list[Tensor]] = {level: [] for level in labels}
@@ -137,7 +126,7 @@ def _ranked(
             scores += log_odds(posterior[queries])[:, coarse]
         order = scores.argsort(dim=1, descending=True, stable=True)
         for level, (of_train, of_test) in labels.items():
-            found[level].append(_precision_of(order, of_test[queries, None] == of_train))
+            found[level].append(average_precision(order, of_test[queries, None] == of_train))
     return {level: _mean_of(torch.cat(parts)) for level, parts in found.items()}
 
 
@@ -172,13 +161,15 @@ def retrieval(
     labels = {
         level: (at_level(train, classes, level).labels, at_level(test, classes, level).labels) for level in counts
     }
-    ranked = {"map": _ranked(train, test, labels, None)}
+    ranked = {"map": mean_average_precision(train, test, labels, None)}
     if trained_level:
         posteriors = _conditions(train, test, classes, trained_level, k, temperature)
         finer = {level: labels[level] for level in counts if counts[level] > counts[trained_level]}
         posteriors |= {} if softmax is None else {"map_conditioned_softmax": softmax}
         for name, posterior in posteriors.items():
-            ranked[name] = _ranked(train, test, finer, (labels[trained_level][0], posterior)) if finer else {}
+            ranked[name] = (
+                mean_average_precision(train, test, finer, (labels[trained_level][0], posterior)) if finer else {}
+            )
     for level, count in counts.items():
         own_train, own_test = at_level(train, classes, level), at_level(test, classes, level)
         end = f"_{level}" if level else ""

@@ -22,9 +22,9 @@ from patchloom.foreign import check_shape, parse_json
 from patchloom.runs.checksums import read_checked, write_checked
 
 FILE = "predictions.safetensors"
-FORMAT = 1
+FORMAT = 2  # 1 named the ks of its top-k too
 MOST_BYTES = 1 << 31  # 24 an image
-_ABOUT = {"format": int, "fingerprint": str, "classes": list[str], "topk": list[int]}
+_ABOUT = {"format": int, "fingerprint": str, "classes": list[str]}
 _WHOLE = ("index", "labels", "predictions", "ranks")
 _REAL = ("confidence", "losses")
 
@@ -58,7 +58,6 @@ def save_predictions(folder: Path, predictions: Predictions) -> Path:
         "format": FORMAT,
         "fingerprint": predictions.fingerprint,
         "classes": report.classes,
-        "topk": report.topk,
     }
     # One key: safetensors writes several in an order that changes from file to file.
     write_checked(folder, {FILE: save(columns, {"patchloom": json.dumps(about)})})
@@ -87,16 +86,10 @@ def load_predictions(folder: Path, classes: int | None = None) -> Predictions:
         _check_columns(columns, len(about["classes"]))
         whole = [columns[name].astype(np.int64) for name in _WHOLE]
         real = [columns[name] for name in _REAL]
-        report = ClassificationReport(tuple(about["classes"]), _ks(about["topk"]), *whole, *real)
+        report = ClassificationReport(tuple(about["classes"]), *whole, *real)
         return Predictions(report, about["fingerprint"])
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}. Evaluate the run on its data instead.") from error
-
-
-def _ks(topk: list[int]) -> tuple[int, ...]:
-    if 1 not in topk or min(topk) < 1:
-        raise ValueError(f"topk is {topk}, expected whole numbers with 1 among them")
-    return tuple(topk)
 
 
 def _check_columns(columns: Mapping[str, np.ndarray], classes: int) -> None:

@@ -43,11 +43,6 @@ class TranslationFiles:
     recipe: Recipe | None
 
 
-def translates_text(folder: Path) -> bool:
-    """Whether it is the folder of a translation run."""
-    return os.path.isfile(folder / "config.json") and "vocabulary" in read_config(folder)
-
-
 def write_translation_files(
     folder: Path,
     network: Seq2Seq,

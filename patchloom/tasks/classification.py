@@ -17,7 +17,6 @@ class Classification(ImageTask):
     """The network ends with a classifier for the classes of the data."""
 
     name = "classification"
-    hub_tag = "image-classification"
 
     def judge(self, plan: "ImagePlan", processes: "Processes") -> "ClassJudge":
         """Its decisions about val."""

@@ -18,7 +18,6 @@ class Embedding(ImageTask):
     """The network names no classes of the data; it is judged by neighbours, if there are labels to judge by."""
 
     name = "embedding"
-    hub_tag = "image-feature-extraction"
 
     def prepare(self, plan: "ImagePlan", processes: "Processes") -> "ImagePlan":
         """Clusters are found before they are learned."""

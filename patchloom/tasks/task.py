@@ -84,7 +84,6 @@ class Task(ABC, Generic[P]):
     """Base of all tasks; one instance serves all runs."""
 
     name: ClassVar[str]  # as `config.json` and the table of tasks call it
-    hub_tag: ClassVar[str]  # of the hub's tasks, for the model card
     kind: ClassVar[str] = "run"  # what `patchloom verify` calls it
     counts: ClassVar[str] = "images"  # what a batch counts
     unit: ClassVar[str] = "img"  # of the speed
@@ -92,7 +91,6 @@ class Task(ABC, Generic[P]):
     not_read: ClassVar[str] = "is not read by this task"  # what is said of an option of other tasks
     compiles_by_default: ClassVar[bool] = True  # on a GPU, where the run is long
     compile_options: ClassVar[dict[str, Any]] = {}
-    plans_time: ClassVar[bool] = True  # whether --time can plan its epochs
 
     # Before ---------------------------------------------------------------------------------------------------------
 

@@ -82,13 +82,11 @@ class Translation(Task[TextPlan]):
     """Parallel text, subwords, a network from sequence to sequence, BLEU."""
 
     name = "translation"
-    hub_tag = "translation"
     kind = "translator"
     counts = "tokens"
     unit = "pairs"
     compiles_by_default = False
     compile_options: ClassVar = {"dynamic": True}  # every length is a shape of its own, so it is compiled once for all
-    plans_time = False
     not_read = "is about images; leave it out where text is translated"
 
     # Before ---------------------------------------------------------------------------------------------------------

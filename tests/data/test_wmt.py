@@ -8,6 +8,7 @@ import pytest
 from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.wmt import prepare_wmt14, read_sgm
 from patchloom.errors import DataError, UsageError
+from tests.reliability.commands import command
 
 CORPORA = {
     "de": ["training/europarl-v7.de-en", "commoncrawl.de-en", "training/news-commentary-v9.de-en"],
@@ -94,6 +95,20 @@ def test_english_french_holds_out_every_nth_line(tmp_path):
     with pytest.raises(DataError, match="No pair is left for val"):
         prepare_wmt14(root, "en-fr", tmp_path / "usual")  # one of 1,333
     assert not (tmp_path / "usual").exists()
+
+
+def test_by_command(tmp_path, monkeypatch, capsys):
+    root, out = official(tmp_path / "orig"), tmp_path / "text"
+    done = command(("prepare", "wmt14", root, "--val-every", "5", "--out", out, "--json"), monkeypatch, capsys)
+    assert json.loads(done.output)["counts"] == {"train": 20, "val": 4, "test": 3}
+    assert len(lines(out / "val.en")) == 4
+    again = command(("prepare", "wmt14", root, "--out", out), monkeypatch, capsys)
+    assert (again.code, again.errors.splitlines()[-1]) == (
+        2,
+        f"error: {out} is already there; give another folder, or delete it first",
+    )
+    unknown = command(("prepare", "wmt", root), monkeypatch, capsys)
+    assert unknown.errors.splitlines()[-1] == "error: 'wmt' is not prepared here; expected wmt14. Did you mean wmt14?"
 
 
 def test_every_nth_line_counts_lines_that_are_left_out(tmp_path):

@@ -258,7 +258,7 @@ def test_the_command_says_the_same(runs, monkeypatch, capsys) -> None:
         (("s0", "s1", "--seeds"), ["std", "epoch", "2 runs"]),
         (("s0", "s1", DATA, "--split", "train", "--seeds", "--device", "cpu"), ["correlation", "here"]),
         (("distilled", DATA, "--split", "val", "--agreement", "--device", "cpu"), ["distilled: class", "0.000"]),
-        (("s0", DATA, "--linear", "--device", "cpu"), ["linear_top1", "linear_l2"]),
+        (("s0", DATA, "--linear", "--device", "cpu"), ["linear_top1", "linear_held_out_top1", "linear_l2"]),
         (("s0", DATA, "--sweep", "size=24,32", "--split", "val", "--device", "cpu"), ["top-1 by image size", "24"]),
     ],
 )

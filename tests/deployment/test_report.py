@@ -162,7 +162,7 @@ def test_a_difference_is_marked_only_where_it_is_significant(run, tmp_path: Path
         ranks = (np.arange(count) < wrong).astype(np.int64)
         columns = {"index": np.arange(count), "labels": labels, "predictions": ranks, "ranks": ranks}
         real = {"confidence": np.ones(count, np.float32), "losses": np.ones(count, np.float32)}
-        report = type(kept.report)(kept.report.classes, kept.report.topk, **columns, **real)
+        report = type(kept.report)(kept.report.classes, **columns, **real)
         return Predictions(report, kept.fingerprint)
 
     for wrong, mark in ((45, "may be chance"), (80, "significant</b>")):

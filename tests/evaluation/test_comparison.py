@@ -23,7 +23,7 @@ def report(right: list[bool] | np.ndarray, **changes) -> ClassificationReport:
     """Three classes; an image that is not right is put one class too far."""
     ranks = np.where(right, 0, 1).astype(np.int64)
     labels = np.arange(len(ranks)) % 3
-    values = {"classes": ("a", "b", "c"), "topk": (1, 5), "index": np.arange(len(ranks)), "labels": labels}
+    values = {"classes": ("a", "b", "c"), "index": np.arange(len(ranks)), "labels": labels}
     values |= {"predictions": (labels + ranks) % 3, "ranks": ranks}
     values |= {"confidence": np.linspace(0.4, 1, len(ranks), dtype=np.float32), "losses": ranks.astype(np.float32)}
     return ClassificationReport(**(values | changes))
@@ -138,7 +138,7 @@ def test_kept_decisions_are_the_same_when_read(tmp_path):
     assert path.stat().st_size < 30 * 24 + 800
     found = load_predictions(tmp_path)
     assert found.fingerprint == "0f"
-    assert (found.report.classes, found.report.topk) == (kept.classes, kept.topk)
+    assert found.report.classes == kept.classes
     assert dict(found.report) == dict(kept)
     for name in ("index", "labels", "predictions", "ranks", "confidence", "losses"):
         column = getattr(found.report, name)

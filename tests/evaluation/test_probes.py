@@ -177,7 +177,7 @@ def test_the_linear_probe_chooses_its_strength_and_repeats_itself():
     assert tried == list(probe_module.STRENGTHS[: len(tried)])
     assert len(tried) == min(len(probe_module.STRENGTHS), tried.index(found.l2) + 3)
     numbers = dict(found)
-    assert list(numbers) == ["linear_top1", "linear_top5", "linear_l2"]
+    assert list(numbers) == ["linear_top1", "linear_top5", "linear_held_out_top1", "linear_l2"]
     predictions = found.classifier(test.vectors).argmax(dim=1)
     assert numbers["linear_top1"] == pytest.approx(100 * (predictions == test.labels).float().mean().item())
     assert dict(linear_probe(train, test, classes=7)) == numbers
