@@ -59,6 +59,7 @@ class ModelPart(Checked):
     drop_path_rule: Literal["uniform", "linear"] = "uniform"  # the same in every layer, or growing from 0
     dropout: Probability = 0.0
     trainable: Literal["all", "attention", "head"] = "all"
+    fit_head: bool = False  # before the first step: a new classifier begins as the best linear one of its features
     eval_mode: bool = False  # fine-tune without stochastic depth and dropout, batch statistics fixed
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
     options: Mapping[str, OptionValue] = field(default_factory=Options)

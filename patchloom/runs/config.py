@@ -193,6 +193,11 @@ def _usable(shown: Preprocessing) -> Preprocessing:
     return shown
 
 
+def check_preprocessing(shown: Preprocessing, trained_at: Sequence[int]) -> None:
+    """A ValueError where a folder with it could not be read again."""
+    _check_size(_usable(shown), trained_at)
+
+
 def _check_size(shown: Preprocessing, trained_at: Sequence[int]) -> None:
     """A ValueError where pictures would be shown so large that the network for them has no end."""
     most = max(1024, LARGER * max(trained_at, default=0))

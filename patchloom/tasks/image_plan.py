@@ -27,7 +27,7 @@ from patchloom.recipes.fit import Facts, advice, misfits
 from patchloom.recipes.methods import Method, method_of
 from patchloom.recipes.schema import Recipe, flatten, override
 from patchloom.runs.beginning import LEFT_OUT, record_of
-from patchloom.runs.config import Preprocessing, is_run, read_recipe
+from patchloom.runs.config import Preprocessing, check_preprocessing, is_run, read_recipe
 from patchloom.tasks.beginnings import began_with, changes_since, refuse_other_data, refuse_other_start
 from patchloom.tasks.image_networks import make_network
 from patchloom.tasks.plan import (
@@ -298,6 +298,10 @@ def _resolve(splits: Splits, settings: TrainingSettings, device: str, epochs: Ch
     with torch.device("meta"):
         network = make_network(recipe, len(splits.classes))
     _check_views(recipe, network)
+    try:
+        check_preprocessing(preprocessing_of(recipe, network), network.config.image_size)
+    except ValueError as error:
+        raise UsageError(f"a run with these test.image_size and test.crop_ratio could not be used: {error}") from error
     return Resolved(recipe, choices, network, start)
 
 

@@ -82,6 +82,16 @@ class ImageTask(Task["ImagePlan"]):
             refuse_bad(dict(network.state_dict()), settings.init, CheckpointError)
         return network
 
+    def begin(self, plan: "ImagePlan", network: "Network", processes: "Processes", say: Callable[[str], None]) -> None:
+        """The head first, where the recipe wants it and the classifier is new."""
+        if not plan.recipe.model.fit_head or (plan.start and plan.start.keeps(plan.splits.classes.names)):
+            return
+        from patchloom.tasks.fitted_head import fit_head, fits_head
+
+        if fits_head(network):
+            top1 = fit_head(plan, network, processes)
+            say(f"head       fitted to the trained features: {top1:.1f} % top-1 on training images held out of the fit")
+
     def loader(self, plan: "ImagePlan", processes: "Processes", stores: Any) -> Any:
         """Batches of images, or of views of them where the method compares views; and how they are made."""
         from patchloom.data.batches.decoded_set import make_loader

@@ -130,6 +130,10 @@ class Task(ABC, Generic[P]):
     def network(self, plan: P) -> "nn.Module":
         """With random weights, or those it starts from."""
 
+    def begin(self, plan: P, network: Any, processes: "Processes", say: Callable[[str], None]) -> None:
+        """What is done once to the network, on its device, before the first step of a run that does not go on."""
+        del plan, network, processes, say
+
     @abstractmethod
     def loader(self, plan: P, processes: "Processes", stores: Any) -> "tuple[Batches, str]":
         """Batches to train on, and how they are made; what an earlier run decoded is taken from `stores`."""

@@ -25,15 +25,25 @@ Stores = dict[Any, Any]  # what an earlier run on the same data decoded
 
 
 def make_run(
-    plan: Plan, processes: Processes, say: Callable[[str], None], stores: Stores | None = None
+    plan: Plan,
+    processes: Processes,
+    say: Callable[[str], None],
+    stores: Stores | None = None,
+    *,
+    begins: bool = False,
 ) -> tuple[Run, nn.Module, str]:
-    """The objects of the run; the batch is cut into as many micro-batches as the device's memory asks for."""
+    """The objects of the run; the batch is cut into as many micro-batches as the device's memory asks for.
+
+    A run that `begins` is trained from its first step on, neither only measured nor continued.
+    """
     task, recipe, settings = plan.task, plan.recipe, plan.settings
     torch.manual_seed(recipe.seed)
     if processes.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     network: Any = task.network(plan)
     network.to(processes.device)
+    if begins:
+        task.begin(plan, network, processes, say)
     if settings.shard:
         _shard(plan, network, processes)
     torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, other drop paths

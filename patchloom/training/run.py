@@ -21,7 +21,7 @@ from patchloom.errors import CheckpointError, DataError, NumericalError
 from patchloom.pages.notebook import number_texts, numbers_line, piece
 from patchloom.printable import printable
 from patchloom.runs.beginning import LEFT_OUT, write_left_out
-from patchloom.runs.checkpoints import Folder, Found, find_checkpoint, read_checkpoint
+from patchloom.runs.checkpoints import Folder, Found, checkpoints_of, find_checkpoint, read_checkpoint
 from patchloom.runs.metrics import open_records
 from patchloom.runs.record import FILE as RUN_RECORD
 from patchloom.runs.weights import read_weights, save_weights
@@ -100,7 +100,9 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
         for line in plan.lines(dry_run=dry_run):
             say(line)
         lock = stack.enter_context(locked(plan.folder)) if not dry_run and processes.is_main else None
-        run, network, note = make_run(plan, processes, say, stores)
+        run, network, note = make_run(
+            plan, processes, say, stores, begins=not dry_run and not checkpoints_of(plan.folder)
+        )
         stack.callback(release, run)
         stack.callback(run.loader.close)
         say(f"machine    {'; '.join(filter(None, (machine_of(processes), note)))}")

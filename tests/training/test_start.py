@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import patchloom
 from patchloom.engine.distribution import Processes
@@ -173,3 +174,30 @@ def test_small_views_of_a_network_of_one_size_are_resized_or_refused(other: Path
         make_plan(TrainingSettings(data=str(other), device="cpu", **given), "cpu")
     given["changes"] = changes | {"dino.small_views": "resize"}
     assert make_plan(TrainingSettings(data=str(other), device="cpu", out=str(tmp_path), **given), "cpu").cost.parameters
+
+
+def test_a_size_that_no_run_could_be_loaded_with_is_refused_before_work() -> None:
+    settings = TrainingSettings(data=SHAPES, device="cpu", workers=0, changes={"test.image_size": 5000})
+    with pytest.raises(UsageError, match=r"could not be used: image_size is \[5000, 5000\], expected height and width"):
+        make_plan(settings, "cpu")
+
+
+def test_the_head_first(narrow: Path, tmp_path: Path) -> None:
+    """The new classifier tells classes apart before the first step; one that is kept is not touched."""
+    for name, value in {"dark": 40, "bright": 200}.items():
+        (tmp_path / name).mkdir()
+        for i in range(20):
+            Image.new("RGB", (16, 16), (value + i, value, value - i)).save(tmp_path / name / f"{i}.png")
+    plan = planned(tmp_path, narrow, changes={"model.fit_head": True})
+    said: list[str] = []
+    cpu = Processes("fp32", device="cpu")
+    _, network, _ = assemble.make_run(plan, cpu, said.append, begins=True)
+    (told,) = [line for line in said if line.startswith("head")]
+    assert told == "head       fitted to the trained features: 100.0 % top-1 on training images held out of the fit"
+    found = dict(plan.task.judge(plan, cpu).report(network))
+    assert found["top1"] == 100
+    _, measured, _ = assemble.make_run(plan, cpu, said.append)  # a trial of its speed fits nothing
+    assert not torch.equal(measured.classifier.weight, network.classifier.weight)
+    kept = planned(SHAPES, narrow, changes={"model.fit_head": True})
+    _, network, _ = assemble.make_run(kept, cpu, str, begins=True)
+    assert torch.equal(network.classifier.weight, load_network(narrow)[0].classifier.weight)
