@@ -27,6 +27,14 @@ def train(
             help="A published recipe (`patchloom recipes`), a recipe.yaml, or auto.", autocompletion=completed("recipe")
         ),
     ] = "auto",
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="classify|segment|detect",
+            help="What to learn, where the data leave a choice; as the recipe or the data say when left out.",
+            rich_help_panel=LEARNED,
+        ),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     time: Annotated[str | None, typer.Option(help="Plan the whole run into 90s, 30m, 2h …, by measured steps.")] = None,
     size: Annotated[int | None, typer.Option(help="Image size in pixels.")] = None,
@@ -134,8 +142,8 @@ def train(
     from patchloom.training.run import run_training
 
     settings = TrainingSettings(
-        data=in_one(data), model=model, recipe=recipe, out=out, teacher=teacher, init=init, epochs=epochs, size=size,
-        batch=batch, micro_batches=micro_batches, fit=fit, time=time, stop_after=stop_after,
+        data=in_one(data), model=model, recipe=recipe, task=task, out=out, teacher=teacher, init=init, epochs=epochs,
+        size=size, batch=batch, micro_batches=micro_batches, fit=fit, time=time, stop_after=stop_after,
         patience=patience, pictures=pictures, changes=changed, device=device,
         workers=workers, worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels,
         label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy,

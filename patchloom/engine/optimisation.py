@@ -59,6 +59,8 @@ def make_optimizer(model: nn.Module, optim: OptimPart, *others: nn.Module) -> Op
     Put the model on its device first: the fused kernels are chosen by where it is.
     """
     groups = [g for module in (model, *others) for g in parameter_groups(module, optim.weight_decay)]
+    if optim.layer_decay < 1:
+        groups = _with_rate_scales(groups, model, optim.layer_decay)
     if not groups:
         raise UsageError(f"No weight of {_name(model)} is trainable. Set model.trainable to all.")
     if optim.name == "lamb":
@@ -72,6 +74,19 @@ def make_optimizer(model: nn.Module, optim: OptimPart, *others: nn.Module) -> Op
         return Adagrad(groups, optim.peak_lr, foreach=True)
     make: Any = {"adamw": AdamW, "adam": Adam}[optim.name]
     return make(groups, optim.peak_lr, optim.betas, **speed)
+
+
+def _with_rate_scales(groups: list[dict[str, Any]], model: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """The groups cut by what the rate of each parameter is multiplied by, as the network says."""
+    rule: Any = getattr(model, "rate_scales", None)
+    if rule is None:
+        raise UsageError(f"optim.layer_decay is {decay:g}, but {_name(model)} has no order of layers. Set it to 1.")
+    scales = rule(decay)
+    cut: dict[tuple[int, float], list[nn.Parameter]] = {}
+    for number, group in enumerate(groups):
+        for parameter in group["params"]:
+            cut.setdefault((number, scales.get(parameter, 1.0)), []).append(parameter)
+    return [groups[number] | {"params": params, "lr_scale": scale} for (number, scale), params in cut.items()]
 
 
 def set_rates(optimizer: Optimizer, lr: float, weight_decay: float | None = None) -> None:
@@ -101,7 +116,7 @@ def clip_each_(parameters: Iterable[Tensor], max_norm: float) -> None:
 class Schedule:
     """Learning rate and weight decay as functions of the step alone, so a resumed run has nothing to restore.
 
-    Step 0 is taken at `warmup_lr`, the step after warm-up at the peak. Cosine and linear decay start there and
+    Step 0 is taken at `warmup_lr`, the step after warm-up at the peak. Cosine, linear and poly decay start there and
     would reach `min_lr` one step after the last, as timm's cosine with `warmup_prefix` does. DeiT's code counts the
     decay from step 0 instead and so jumps, by 0.07 % of the peak, after its 5 of 300 epochs of warm-up.
     The inverse square root is that of Vaswani et al.: peak · √(steps of warm-up / step).
@@ -134,7 +149,7 @@ class Schedule:
             drops = sum(step >= epoch * self.steps_per_epoch for epoch in part.step_epochs)
             return peak * part.step_factor**drops
         done = min(1.0, (step - warmup) / max(1, self.total_steps - warmup))
-        left = _LEFT[part.decay](done)
+        left = (1 - done) ** part.power if part.decay == "poly" else _LEFT[part.decay](done)
         return part.min_lr + (peak - part.min_lr) * left
 
     def weight_decay(self, step: int) -> float | None:

@@ -114,6 +114,11 @@ class CaiT(Network):
         """Every self-attention block, at the stride of the patches."""
         return dict.fromkeys(self.blocks, Level(self.config.patch_size, self.config.dim))
 
+    def after_blocks(self) -> list[str]:
+        """The class token is among them, unless it joins the blocks."""
+        joined = self.config.insert_class_at is not None
+        return [name for name in super().after_blocks() if not (joined and name == "class_token")]
+
     def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
         """(B, 3, H, W) → (B, N, C), before the class blocks; (B, 1+N, C) where the class token has joined."""
         self.check_images(images)

@@ -27,6 +27,8 @@ Size = int | tuple[int, int]
 # Whole numbers of configs that may be 0, as a network without blocks is one; and those that say more of themselves.
 _MAY_BE_0 = ("depth", "class_depth")
 _CHECKED = ("num_classes", "image_size")
+# What stands after the blocks, in families that have it; class tokens of the others are read by the blocks.
+_AFTER_BLOCKS = ("class_token", "class_blocks", "attention_pool", "norm", "projector")
 # Each block takes 10 ms to be made and counted: a recipe from elsewhere must not take for ever.
 _BLOCKS, MOST_BLOCKS = ("depth", "class_depth", "depths", "layers", "parallel"), 512
 
@@ -230,6 +232,29 @@ class Network(nn.Module):
             name = self.config.name or type(self).__name__
             raise UsageError(f"{name} as it is configured gives no maps of an image; choose another network")
         return taps, chosen_taps(taps, strides)
+
+    def after_blocks(self) -> list[str]:
+        """Attributes that `pyramid` does not read: pooling, the last norm, what stands on them."""
+        return [name for name in (*_AFTER_BLOCKS, *self.classifiers()) if getattr(self, name, None) is not None]
+
+    def layers_in_order(self) -> list[Sequence[nn.Module]]:
+        """The modules of each block, first to last: what comes before them is the stem, what comes after the head."""
+        blocks: Any = getattr(self, "blocks", ())
+        return [(block,) for block in blocks]
+
+    def rate_scales(self, decay: float) -> dict[nn.Parameter, float]:
+        """Parameter → what its learning rate is multiplied by, less the nearer it is to the image (BEiT).
+
+        Block i of n has decay^(n − i), counted from 0; stem, tokens and positions have decay^(n + 1), the head 1.
+        """
+        layers, head = self.layers_in_order(), self.after_blocks()
+        scales = dict.fromkeys(self.parameters(), decay ** (len(layers) + 1))
+        for number, modules in enumerate(layers):
+            for module in modules:
+                scales |= dict.fromkeys(module.parameters(), decay ** (len(layers) - number))
+        for name in head:
+            scales |= dict.fromkeys(getattr(self, name).parameters(), 1.0)
+        return scales
 
     def make_classifier(self, inputs: int) -> nn.Module:
         """A fresh classifier for the config's number of classes."""

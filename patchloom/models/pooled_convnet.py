@@ -4,6 +4,7 @@
 import copy
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,10 @@ class PooledConvNet(AttentionPooled):
             c = self.config
             self._levels = _levels(c.backbone, c.image_size, c.channels, c.small_stem)
         return self._levels
+
+    def layers_in_order(self) -> list[Sequence[nn.Module]]:
+        """The parts of the trunk, as timm lists them."""
+        return [(part,) for part in self.trunk.children()]
 
     def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Any:
         """What timm's network gives before its head, in timm's layout; with `kept` its intermediate features alone."""

@@ -7,6 +7,7 @@ here, has BN → GELU → depth-wise 3×3 → BN → GELU → sMLP in one residu
 the row and column layers and none in the fusing layer, and a final BatchNorm.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,6 +106,14 @@ class SMLPNet(Network):
     def stages_in_order(self) -> list[nn.Module]:
         """The first at the stride of the patches, each further one at twice the stride."""
         return list(self.stages)
+
+    def layers_in_order(self) -> list[Sequence[nn.Module]]:
+        """The blocks of all stages; a merging goes with the block it stands before."""
+        layers: list[Sequence[nn.Module]] = []
+        for number, stage in enumerate(self.stages):
+            first, *others = stage.children()
+            layers += [(self.merges[number - 1], first) if number else (first,), *((block,) for block in others)]
+        return layers
 
     def taps(self) -> Taps:
         """The last block of each stage: strides 4, 8, 16 and 32."""

@@ -71,6 +71,19 @@ def changed_recipe(recipe: Recipe, changes: dict[str, Any]) -> tuple[Recipe, lis
     return resolved, [Choice(key, value, "given") for key, value in changes.items()] + follows
 
 
+def with_steps(
+    recipe: Recipe, choices: list[Choice], images: int, given: dict[str, Any]
+) -> tuple[Recipe, list[Choice]]:
+    """The recipe with as many epochs as come nearest to its updates on so many images; the epochs given stay."""
+    steps, batch = recipe.schedule.steps, recipe.optim.batch_size
+    if not steps or "schedule.epochs" in given:
+        return recipe, choices
+    epochs = max(1, round(steps / max(1, images // batch)))
+    why = f"auto: {steps:,} updates of {batch} of {images:,} images"
+    others = [choice for choice in choices if choice.key != "schedule.epochs"]
+    return override(recipe, {"schedule.epochs": epochs}), [*others, Choice("schedule.epochs", epochs, why)]
+
+
 def base_recipe(recipe: str | Recipe | None, model: str | None) -> Recipe | None:
     """What a recipe's name, file or value stands for, before any change; None for `auto`, which asks the data."""
     if recipe is None or recipe == "auto":
@@ -95,6 +108,8 @@ def _following(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
     if recipe.schedule.step_epochs and "schedule.epochs" in changes and "schedule.step_epochs" not in changes:
         dropping = scaled_steps(recipe, changed.schedule.epochs)
         follows.append(Choice(dropping.field, dropping.value, f"auto: {dropping.why}"))
+    if recipe.schedule.steps and "schedule.epochs" in changes and "schedule.steps" not in changes:
+        follows.append(Choice("schedule.steps", 0, "auto: epochs are given"))
     peak = changed.optim.peak_lr
     if "schedule.min_lr" not in changes and recipe.schedule.min_lr >= peak:
         follows.append(Choice("schedule.min_lr", peak / 100, f"auto: below the peak of {peak:.2g} at this batch"))

@@ -99,7 +99,10 @@ METHODS: dict[str, Method] = {
                 *("name", "lr", "lr_reference_batch", "batch_size", "weight_decay", "weight_decay_end"),
                 *("betas", "momentum", "nesterov", "clip_norm", "clip_each"),
             ),
-            "schedule": EVERYTHING,
+            "schedule": (
+                *("epochs", "warmup_epochs", "warmup_steps", "warmup_lr", "decay", "power", "min_lr"),
+                *("step_epochs", "step_factor"),
+            ),
         },
         learns_from="text",
         counts="tokens",

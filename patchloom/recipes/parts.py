@@ -60,9 +60,18 @@ class ModelPart(Checked):
     dropout: Probability = 0.0
     trainable: Literal["all", "attention", "head"] = "all"
     fit_head: bool = False  # before the first step: a new classifier begins as the best linear one of its features
+    freeze: Literal["none", "backbone"] = "none"  # backbone: what stands on the trained features learns alone
     eval_mode: bool = False  # fine-tune without stochastic depth and dropout, batch statistics fixed
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
     options: Mapping[str, OptionValue] = field(default_factory=Options)
+
+    def check_clashes(self) -> None:
+        """One way to say what learns."""
+        if self.freeze != "none" and self.trainable == "attention":
+            raise UsageError(
+                f"model.freeze is {self.freeze} and model.trainable attention, which is in the backbone. "
+                "Set one of them."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +80,16 @@ class AugmentPart(Checked):
 
     group: ClassVar[str] = "augment"
 
-    crop: Literal["random_resized", "simple_random", "pad", "resize"] = "random_resized"
+    crop: Literal["random_resized", "simple_random", "pad", "resize", "scaled"] = "random_resized"
     crop_min_scale: Annotated[float, Range(0, 1, above=True)] = 0.08  # random_resized: smallest share of the area
     crop_max_scale: Annotated[float, Range(0, 1, above=True)] = 1.0  # random_resized: largest share of the area
     crop_padding: CountOrZero = 4  # simple_random and pad: pixels added on each side
+    short_side: CountOrZero = (
+        0  # scaled: of pictures before they are scaled, their long side up to 4 times that; 0 = any
+    )
+    scale_min: Positive = 0.5  # scaled: by which both sides are multiplied at least, before a window is cut or padded
+    scale_max: Positive = 2.0  # scaled: and at most
+    largest_class: Annotated[float, Range(0, 1, above=True)] = 1.0  # scaled: its share of a window's labelled pixels
     flip: Probability = 0.5  # left to right
     policy: Literal["none", "randaugment", "autoaugment", "three_augment", "trivial"] = "none"
     policy_magnitude: NotNegative = 9.0  # randaugment
@@ -103,6 +118,7 @@ class AugmentPart(Checked):
     def check_clashes(self) -> None:
         """The largest crop is not smaller than the smallest."""
         self.check_order("crop_min_scale", "crop_max_scale")
+        self.check_order("scale_min", "scale_max")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +244,7 @@ class OptimPart(Checked):
     clip_norm: Positive | None = None  # global norm of the gradient
     clip_each: Positive | None = None  # norm of each tensor's gradient by itself
     ema_decay: Probability | None = None  # average of the weights, a step
+    layer_decay: Annotated[float, Range(0, 1, above=True)] = 1.0  # of the rate, per block from the last to the first
 
     @property
     def peak_lr(self) -> float:
@@ -245,8 +262,10 @@ class SchedulePart(Checked):
     warmup_epochs: CountOrZero = 0
     warmup_steps: CountOrZero = 0
     warmup_lr: NotNegative = 0.0  # where the linear warm-up starts
-    decay: Literal["cosine", "linear", "step", "constant", "inverse_sqrt"] = "cosine"
-    min_lr: NotNegative = 0.0  # where cosine and linear end
+    steps: CountOrZero = 0  # updates; where given, epochs are as many as come nearest to it on the data
+    decay: Literal["cosine", "linear", "poly", "step", "constant", "inverse_sqrt"] = "cosine"
+    power: Positive = 0.9  # poly: of the share that is left
+    min_lr: NotNegative = 0.0  # where cosine, linear and poly end
     step_epochs: tuple[Count, ...] = ()  # step: epochs at which the rate drops
     step_factor: Annotated[float, Range(0, 1, above=True)] = 0.1  # step: what it is multiplied by
 

@@ -79,7 +79,7 @@ class Recipe(Checked):
                 "Set augment.mixup and augment.cutmix to 0."
             )
         peak, end = self.optim.peak_lr, self.schedule.min_lr
-        if self.schedule.decay in ("cosine", "linear") and end > peak * (1 + 1e-9):
+        if self.schedule.decay in ("cosine", "linear", "poly") and end > peak * (1 + 1e-9):
             raise UsageError(
                 f"schedule.min_lr is {end:g}, above the peak learning rate {peak:g}. Lower schedule.min_lr."
             )

@@ -19,6 +19,7 @@ from patchloom.runs.config import RunFiles, read_run_files
 from patchloom.runs.files import read_whole
 
 WEIGHTS = "weights.safetensors"
+BACKBONE = "backbone."  # how the weights of a network under heads are called
 MOST_WEIGHTS = 1 << 40  # bytes
 _MOST_DIMENSIONS = 64  # that torch computes with
 
@@ -47,6 +48,21 @@ def load_network(folder: Path) -> tuple[Network, RunFiles]:
     """The trained network of a run folder, in eval mode, and what belongs to it."""
     files = read_run_files(folder)
     weights, options = read_weights(folder / WEIGHTS), files.options
+    network = make_for(
+        weights, lambda: create_model(files.network, **options), options, config=str(folder / "config.json")
+    )
+    load_weights(network, weights, str(folder / WEIGHTS))
+    return network.eval(), files
+
+
+def load_backbone(folder: Path) -> tuple[Network, RunFiles]:
+    """The network of a run; of one with heads of its task on it (see `models.dense`), the network under them."""
+    files = read_run_files(folder)
+    options = files.options.get("backbone")
+    if not isinstance(options, dict):
+        return load_network(folder)
+    every = read_weights(folder / WEIGHTS)
+    weights = {name.removeprefix(BACKBONE): tensor for name, tensor in every.items() if name.startswith(BACKBONE)}
     network = make_for(
         weights, lambda: create_model(files.network, **options), options, config=str(folder / "config.json")
     )

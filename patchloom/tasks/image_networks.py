@@ -12,12 +12,30 @@ from patchloom.objectives.teacher import Teacher, load_teacher
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.config import is_run
-from patchloom.runs.weights import load_network
+from patchloom.runs.weights import load_backbone, load_network
 
 
 def make_network(recipe: Recipe, classes: int) -> Network:
     """The recipe's network for data of so many `classes`, with random weights; 'timm:NAME' is timm's network."""
-    part, method = recipe.model, method_of(recipe.objective.method)
+    method = method_of(recipe.objective.method)
+    name, options = network_options(recipe)
+    if method.projector != "none":
+        options["projector"] = method.projector
+    outputs = {"classes": classes, "clusters": recipe.grafit.clusters, "none": 0}[method.head]
+    return create_model(name, num_classes=outputs, image_size=recipe.model.image_size, **options)
+
+
+def make_backbone(recipe: Recipe) -> Network:
+    """The recipe's network without a classifier, with random weights, as tasks put it under heads of their own."""
+    name, options = network_options(recipe)
+    network = create_model(name, num_classes=0, image_size=recipe.model.image_size, **options)
+    network.gradient_checkpointing = recipe.model.gradient_checkpointing
+    return network
+
+
+def network_options(recipe: Recipe) -> tuple[str, dict[str, Any]]:
+    """Name and options of the recipe's network, as `create_model` takes them."""
+    part = recipe.model
     name, options = part.name, dict(part.options)
     if name.startswith("timm:"):
         options = {"backbone": name.removeprefix("timm:"), "pool": "average", **options}
@@ -25,10 +43,7 @@ def make_network(recipe: Recipe, classes: int) -> Network:
     options |= {"drop_path": part.drop_path, "drop_path_rule": part.drop_path_rule}
     if part.dropout:
         options["dropout"] = part.dropout
-    if method.projector != "none":
-        options["projector"] = method.projector
-    outputs = {"classes": classes, "clusters": recipe.grafit.clusters, "none": 0}[method.head]
-    return create_model(name, num_classes=outputs, image_size=part.image_size, **options)
+    return name, options
 
 
 def initialise(network: Network, init: str, *, keep_head: bool = True) -> None:
@@ -38,7 +53,7 @@ def initialise(network: Network, init: str, *, keep_head: bool = True) -> None:
     """
     source: Any = init
     if is_run(init):
-        trained, _ = load_network(Path(init))
+        trained, _ = load_backbone(Path(init))
         size = network.config.image_size
         if isinstance(trained, PooledConvNet) and trained.config.image_size != size:
             trained = trained.at_resolution(size)  # `load_published` knows the grids of patchloom's own networks

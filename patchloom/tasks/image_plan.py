@@ -22,7 +22,7 @@ from patchloom.errors import DataError, UsageError
 from patchloom.inspection.cost import Cost, cost, human
 from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
-from patchloom.recipes.choices import Choice, base_recipe, resolve_recipe
+from patchloom.recipes.choices import Choice, base_recipe, resolve_recipe, with_steps
 from patchloom.recipes.fit import Facts, advice, misfits
 from patchloom.recipes.methods import Method, method_of
 from patchloom.recipes.schema import Recipe, flatten, override
@@ -31,6 +31,7 @@ from patchloom.runs.config import Preprocessing, check_preprocessing, is_run, re
 from patchloom.tasks.beginnings import began_with, changes_since, refuse_other_data, refuse_other_start
 from patchloom.tasks.image_networks import make_network
 from patchloom.tasks.plan import (
+    OpenedSettings,
     Plan,
     TrainingSettings,
     check_numbers,
@@ -178,6 +179,8 @@ def preprocessing_of(recipe: Recipe, network: Network) -> Preprocessing:
 
 
 def _found(settings: TrainingSettings) -> Source:
+    if isinstance(settings, OpenedSettings) and settings.source is not None:
+        return settings.source
     try:
         return find_source(settings.data, reading=settings.reading, strict=settings.strict)
     except (DataError, UsageError):
@@ -294,6 +297,7 @@ def _resolve(splits: Splits, settings: TrainingSettings, device: str, epochs: Ch
         choices = start.named(choices, [*changes, *(["model.name"] if settings.model else [])])
     if epochs:
         choices = [epochs if choice.key == epochs.key else choice for choice in choices]
+    recipe, choices = with_steps(recipe, choices, len(splits.train), changes)
     _check_files(recipe, settings, len(splits.train))
     with torch.device("meta"):
         network = make_network(recipe, len(splits.classes))

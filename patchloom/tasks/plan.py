@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
 from patchloom.data.reading import Reading
+from patchloom.data.sets import Source
 from patchloom.data.sources.labels_file import split_of
 from patchloom.data.sources.source import parts_of
 from patchloom.data.trees.archive import archive_stem
@@ -31,6 +32,7 @@ class TrainingSettings:
     data: str
     model: str | None = None
     recipe: str | Recipe = "auto"
+    task: str | None = None  # a word of `tasks.asked`; None: as the recipe, or the data, say
     out: str | None = None
     teacher: str | None = None
     init: str | None = None
@@ -74,6 +76,14 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OpenedSettings(TrainingSettings):
+    """Settings of a training whose task was chosen: why, and the data where they were opened for it."""
+
+    why_task: str = ""
+    source: Source | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A run that could start now; each task adds what it has opened."""
 
@@ -97,7 +107,10 @@ class Plan:
             f"recipe     {r.name}: {r.schedule.epochs} epochs, {r.optim.name} at {r.optim.peak_lr:.2g}, "
             f"batch {r.optim.batch_size:{',' if counted else ''}}{f' {counted}' if counted else ''}"
         )
+        chosen = self.settings
+        why = chosen.why_task if isinstance(chosen, OpenedSettings) else ""
         return [
+            *([f"task       {chosen.task}: {why}"] if why else []),
             *self.task.data_lines(self, dry_run=dry_run),
             recipe,
             *(f"           note: {line}" for line in self.advice),

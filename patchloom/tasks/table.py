@@ -15,6 +15,8 @@ TASKS = {
     "embedding": "patchloom.tasks.embedding:Embedding",
     "translation": "patchloom.tasks.translation:Translation",
 }
+# What --task calls those that pictures can be trained for.
+WORDS = {"classify": "classification", "segment": "segmentation", "detect": "detection"}
 
 
 @cache

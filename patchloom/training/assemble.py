@@ -47,7 +47,7 @@ def make_run(
     if settings.shard:
         _shard(plan, network, processes)
     torch.manual_seed(recipe.seed + processes.rank)  # the same weights on every rank, other drop paths
-    freeze(network, recipe.model.trainable)
+    freeze(network, "head" if recipe.model.freeze == "backbone" else recipe.model.trainable)
     loader, note = task.loader(plan, processes, stores)
     schedule = Schedule(recipe.optim, recipe.schedule, loader.steps_per_epoch)
     compiles = _compiles(plan, schedule, processes)

@@ -25,8 +25,9 @@ from patchloom.runs.checkpoints import Folder, Found, checkpoints_of, find_check
 from patchloom.runs.metrics import open_records
 from patchloom.runs.record import FILE as RUN_RECORD
 from patchloom.runs.weights import read_weights, save_weights
-from patchloom.tasks.plan import Plan, TrainingSettings, method_asked, seconds_of
-from patchloom.tasks.table import task_of_method, task_of_run
+from patchloom.tasks.asked import task_asked
+from patchloom.tasks.plan import Plan, TrainingSettings, seconds_of
+from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Judge
 from patchloom.training.assemble import EVALUATIONS, Stores, make_run, release
 from patchloom.training.machine import machine_of
@@ -119,8 +120,9 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
 
 
 def make_plan(settings: TrainingSettings, device: str) -> Any:
-    """What will be run: the plan of the task that the recipe's method solves."""
-    return task_of_method(method_asked(settings)).plan(settings, device)
+    """What will be run: the plan of the task that recipe, user or data ask for."""
+    task, settings = task_asked(settings)
+    return task.plan(settings, device)
 
 
 def _time_limit_s(settings: TrainingSettings, started: float) -> float | None:

@@ -17,6 +17,7 @@ def train(
     *,
     model: str | None = None,
     recipe: str | Recipe = "auto",
+    task: str | None = None,
     out: str | None = None,
     teacher: str | None = None,
     init: str | None = None,
@@ -50,6 +51,7 @@ def train(
         data            folder of class folders, labels file, parquet, archive, 'digits', 'hf:user/name' …, or several
         model           network (`patchloom.list_models()`); chosen by the data when left out
         recipe          a published recipe (`patchloom.list_recipes()`), a recipe.yaml, a `Recipe`, or 'auto'
+        task            'classify', 'segment' or 'detect'; as the recipe or the data say when left out
         teacher         distil from a run, 'timm:NAME', 'torchvision:NAME' …
         init            start from the weights of a run or of a published file
         epochs          passes over the data

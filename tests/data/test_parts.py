@@ -68,6 +68,29 @@ def test_parts_follow_their_picture(make, crop):
         assert not any((batch.parts["instances"] == OUTSIDE).any() for batch in batches)
 
 
+@pytest.mark.parametrize("largest", [1.0, 0.75])
+def test_parts_follow_pictures_that_are_scaled_and_padded(largest):
+    augment = AugmentPart(crop="scaled", largest_class=largest)
+    made = loader(augment, size=64)
+    batches = [batch for epoch in (0, 1) for batch in made.epoch(epoch)]
+    seen = [check_aligned(batch.images, batch.parts) for batch in batches]
+    assert sum(pixels for pixels, _ in seen) > 24 * 64 * 64 // 8
+    assert sum(boxes for _, boxes in seen) > 24
+    assert any((batch.parts["mask"] == OUTSIDE).any() for batch in batches)
+    assert not any((batch.parts["instances"] == OUTSIDE).any() for batch in batches)
+    assert all(not batch.images.amax(1)[batch.parts["mask"] == OUTSIDE].any() for batch in batches)
+
+
+def test_windows_that_show_mostly_one_class_are_drawn_again():
+    def mostly_one(largest: float) -> int:
+        made = loader(AugmentPart(crop="scaled", scale_min=2, scale_max=2, largest_class=largest), size=24)
+        masks = [mask for epoch in range(4) for batch in made.epoch(epoch) for mask in batch.parts["mask"]]
+        shares = [mask.flatten().bincount(minlength=4).max() / mask.numel() for mask in masks]
+        return sum(float(share) >= 0.75 for share in shares)
+
+    assert mostly_one(0.75) < mostly_one(1.0) / 2
+
+
 def test_workers_change_nothing():
     helped = loader(workers=2)
     whole = contents(loader().epoch(1))

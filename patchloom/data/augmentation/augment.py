@@ -29,6 +29,8 @@ from patchloom.recipes.parts import AugmentPart
 # Policies that leave every pixel where it is, so that masks and boxes stay true.
 COLOUR_POLICIES = ("none", "three_augment")
 CROP_ASPECTS = (3 / 4, 4 / 3)
+WINDOWS_TRIED = 10
+LONGEST = 4  # times the short side: mmsegmentation's (2048, 512)
 ERASED_AREAS = (0.02, 1 / 3)  # of the picture
 ERASED_ASPECTS = (0.3, 1 / 0.3)
 _MEAN, _STD = np.array(IMAGENET_MEAN, np.float32), np.array(IMAGENET_STD, np.float32)
@@ -62,6 +64,8 @@ class TrainTransform(PictureTransform):
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
         """Crop and flip."""
         augment, seen, size = self.augment, self.image_size, sample.picture.size
+        if augment.crop == "scaled":
+            return scaled_window(sample, augment, seen, rng)
         box, scaled, start = (0, 0, *size), seen, (0, 0)
         if augment.crop == "random_resized":
             box = random_crop_box(size, (augment.crop_min_scale, augment.crop_max_scale), rng)
@@ -89,6 +93,35 @@ class TrainTransform(PictureTransform):
         """Of fixed size; a policy that parts cannot follow is refused."""
         check_policy(self.augment, parts)
         return super().shapes(parts)
+
+
+def scaled_window(sample: Sample, augment: AugmentPart, seen: Size, rng: random.Random) -> Geometry:
+    """A window of a picture whose sides were multiplied by a random factor; below and right of it there is nothing.
+
+    Of some tries the first is taken in which no class has more than its share of the labelled pixels, else the last.
+    """
+    width, height = sample.picture.size
+    factor = rng.uniform(augment.scale_min, augment.scale_max) * short_side_factor((width, height), augment.short_side)
+    scaled = max(1, round(height * factor)), max(1, round(width * factor))
+    flip, mask = rng.random() < augment.flip, sample.layers.get("mask") if augment.largest_class < 1 else None
+    for _ in range(WINDOWS_TRIED):
+        start = rng.randint(0, max(0, scaled[0] - seen[0])), rng.randint(0, max(0, scaled[1] - seen[1]))
+        window = Geometry((0, 0, width, height), scaled, seen, start, flip)
+        if mask is None or _mixes_classes(window.apply_mask(*mask), mask.outside, augment.largest_class):
+            break
+    return window
+
+
+def short_side_factor(size: tuple[int, int], short_side: int) -> float:
+    """By what the sides of a picture are multiplied to be of `short_side`, or less where it is long; 1 for 0."""
+    return min(short_side / min(size), LONGEST * short_side / max(size)) if short_side else 1.0
+
+
+def _mixes_classes(seen: np.ndarray, ignored: int, largest: float) -> bool:
+    """Whether there are two classes or more, none with more than its share."""
+    values, counts = np.unique(seen, return_counts=True)
+    counts = counts[values != ignored]
+    return len(counts) > 1 and counts.max() < largest * counts.sum()
 
 
 def check_policy(augment: AugmentPart, parts: Collection[str]) -> None:

@@ -360,6 +360,8 @@ def _who(workers: int) -> str:
 def _against_device(dataset: ImageSet, augment: AugmentPart, before_crop: BeforeCrop, budget_bytes: int) -> str:
     """Why a set cannot be kept and augmented on the device; '' where it can."""
     (height, width), size = before_crop.image_size, before_crop.crop_size
+    if augment.crop == "scaled":
+        return "augment.crop scaled has no version for whole batches"
     if augment.policy not in BATCHED_POLICIES:
         return f"augment.policy {augment.policy} has no version for whole batches"
     if not fits_in_memory(len(dataset), (height, width), budget_bytes, pixel_bytes(dataset)):

@@ -1,0 +1,61 @@
+"""Which task a training is of: as the recipe says, as the user asks with --task, else as the data suggest."""
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from patchloom.data.pictures.samples import UNLABELLED
+from patchloom.data.sets import Source
+from patchloom.data.sources.source import find_source
+from patchloom.errors import DataError, UsageError, nearest
+from patchloom.tasks.plan import OpenedSettings, TrainingSettings, method_asked
+from patchloom.tasks.table import TASKS, WORDS, task_named, task_of_method
+from patchloom.tasks.task import Task
+
+
+def task_asked(settings: TrainingSettings) -> tuple[Task[Any], TrainingSettings]:
+    """The task of a training; and the settings, with the data where they were opened to know it."""
+    known = {word: name for word, name in WORDS.items() if name in TASKS}
+    if settings.task is not None and settings.task not in known:
+        words = ", ".join(known)
+        raise UsageError(f"--task is {settings.task!r}, expected one of {words}.{nearest(settings.task, list(known))}")
+    method = method_asked(settings)
+    if method is not None:
+        task = task_of_method(method)
+        if settings.task and known[settings.task] != task.name:
+            raise UsageError(
+                f"--task {settings.task}, but recipe {settings.recipe} is of the task {task.name}; leave one of "
+                "the two out"
+            )
+        return task, settings
+    if settings.task:
+        return task_named(known[settings.task]), _with(settings, task=settings.task, why_task="as asked")
+    try:
+        source = find_source(settings.data, reading=settings.reading, strict=settings.strict)
+    except (DataError, UsageError):
+        return task_of_method(None), settings  # what is wrong with the data is said where they are planned with
+    word, why = task_of_data(source)
+    word = word if word in known else "classify"
+    return task_named(known[word]), _with(settings, task=word, why_task=why, source=source)
+
+
+def task_of_data(source: Source) -> tuple[str, str]:
+    """The word of the task that data suggest, and why; no reason where there is no other."""
+    pictures = source.train.pictures
+    masks = bool(pictures.mask_names) or pictures.mask_ignore is not None
+    boxes = bool(pictures.object_names)
+    if not masks and not boxes:
+        return "classify", ""
+    others = [word for word, there in (("segment", masks), ("detect", boxes)) if there]
+    if np.any(source.train.labels != UNLABELLED):
+        has = " and ".join(name for name, there in (("masks", masks), ("boxes", boxes)) if there)
+        return "classify", f"pictures have labels (they have {has} too: --task {' or '.join(others)})"
+    if boxes:
+        return "detect", "pictures have boxes" + (" (they have masks too: --task segment)" if masks else "")
+    return "segment", "pictures have masks"
+
+
+def _with(settings: TrainingSettings, **more: Any) -> OpenedSettings:
+    given = {each.name: getattr(settings, each.name) for each in fields(TrainingSettings)}
+    return OpenedSettings(**given | more)
