@@ -115,8 +115,10 @@ def linear_probe(
     return LinearProbe(probe, chosen, found, _ranks(probe, test))
 
 
-def fit_logistic(vectors: Tensor, labels: Tensor, classes: int, l2: float, start: Linear | None = None) -> Linear:
-    """Multinomial logistic regression of (N, C) features; see the head of this file."""
+def fit_logistic(
+    vectors: Tensor, labels: Tensor, classes: int, l2: float, start: Linear | None = None, steps: int = MOST_STEPS
+) -> Linear:
+    """Multinomial logistic regression of (N, C) features, in at most so many `steps`; see the head of this file."""
     mean, std = vectors.mean(dim=0), vectors.std(dim=0, correction=0).clamp_min(1e-5)
     begin = torch.zeros(vectors.shape[1] + 1, classes, dtype=torch.float64, device=vectors.device)
     if start is not None:
@@ -124,7 +126,7 @@ def fit_logistic(vectors: Tensor, labels: Tensor, classes: int, l2: float, start
     at = torch.nn.Parameter(begin)  # (C+1, K), the bias last; float64 so that small steps are not lost
     # Gradients that small leave no top-1 undecided; the change stops a problem without a minimum.
     solver = torch.optim.LBFGS(
-        [at], max_iter=MOST_STEPS, tolerance_grad=1e-6, tolerance_change=1e-10, line_search_fn="strong_wolfe"
+        [at], max_iter=steps, tolerance_grad=1e-6, tolerance_change=1e-10, line_search_fn="strong_wolfe"
     )
     solver.step(_objective(at, vectors, labels, mean, std, l2))
     return Linear(at.data[:-1], at.data[-1], mean, std)

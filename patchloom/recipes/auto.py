@@ -51,7 +51,11 @@ SCRATCH = {
     "cpu": Budget(450_000, (15, LONG_EPOCHS), 128, 64),
     "cuda": Budget(10_000_000, (60, 300), 512, 224),
 }
-FINE_TUNE = {"cpu": Budget(20_000, (3, 20), 32, 224), "cuda": Budget(100_000, (5, 50), 256, 224)}
+FINE_TUNE = {"cpu": Budget(20_000, (3, 20), 32, 224), "cuda": Budget(100_000, (5, 30), 256, 224)}
+FINE_TUNE_LR = 3e-4
+# What the rate is multiplied by from one layer to the one before it: about a tenth at the first. A convnet of another
+# package counts its five or six stages as layers, a column of blocks its blocks.
+STAGES_DECAY, BLOCKS_DECAY = 0.7, 0.85
 
 
 class Strength(NamedTuple):
@@ -108,8 +112,10 @@ def auto_recipe(
     reasons = _network(images, image_size_median, model, device, pretrained, budget, known)
     chosen = {reason.field: reason.value for reason in reasons} | known
     narrow = chosen.get("model.options.dim", NARROW_DIM + 1) <= NARROW_DIM
-    peak_lr = 1e-4 if pretrained else 3e-3 if narrow else 1e-3
+    peak_lr = FINE_TUNE_LR if pretrained else 3e-3 if narrow else 1e-3
     reasons += _run(images, device, pretrained, budget, peak_lr, known)
+    if pretrained:
+        reasons += _trained_network(reasons[0].value)
     chosen |= {reason.field: reason.value for reason in reasons} | known
     reasons += _augmentation(images, chosen["model.image_size"], chosen["schedule.epochs"], pretrained)
     start = Recipe(
@@ -234,6 +240,16 @@ def _run(
     ]
 
 
+def _trained_network(model: str) -> list[Reason]:
+    """How a trained network is changed as little as it takes; measured in docs/results.md, "Fine-tuning"."""
+    decay = STAGES_DECAY if ":" in model else BLOCKS_DECAY
+    return [
+        Reason("model.fit_head", True, "the new classifier is fitted before the trained weights move"),
+        Reason("model.eval_mode", True, "batch statistics stay those it was trained with"),
+        Reason("optim.layer_decay", decay, "the first layers change least"),
+    ]
+
+
 def fitted_batch(images: int, largest: int) -> int:
     """A power of two that gives an epoch 32 updates or more, from 16 to `largest`."""
     return _within(2 ** int(math.log2(max(1, images / 32))), 16, largest)
@@ -250,8 +266,8 @@ def fitted_warmup(images: int, batch: int, epochs: int) -> Reason:
 
 def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list[Reason]:
     small, tiny = size < SMALL_PIXELS, size < TINY_PIXELS
-    # Trained weights forget less than they would learn by heart; digits and letters mixed strongly are no longer any.
-    strength = STRENGTHS[1] if pretrained else strength_for(min(epochs, LONG_EPOCHS - 1) if tiny else epochs)
+    # Fine-tuning is short, whatever its epochs; digits and letters mixed strongly are no longer any.
+    strength = STRENGTHS[-1] if pretrained else strength_for(min(epochs, LONG_EPOCHS - 1) if tiny else epochs)
     if small:
         crop = [
             Reason("augment.crop", "pad", f"{size} pixels are too few to cut a part of"),
@@ -264,12 +280,13 @@ def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list
             Reason("augment.crop_min_scale", scale, "smaller parts only where images are many and the run is long"),
         ]
     altered = strength.policy and not tiny
-    why = "too few pixels to alter" if tiny else "one random change per image" if altered else f"{epochs} epochs"
+    length = "fine-tuning" if pretrained else f"{epochs} epochs"
+    why = "too few pixels to alter" if tiny else "one random change per image" if altered else length
     return [
         *crop,
         Reason("augment.flip", 0.0 if tiny else 0.5, "digits and letters have sides" if tiny else "mirrored"),
         Reason("augment.policy", "none" if not altered else "trivial" if small else "three_augment", why),
-        Reason("augment.mixup", strength.mixup, f"{strength.name}, for {epochs} epochs"),
+        Reason("augment.mixup", strength.mixup, f"{strength.name}, for {length}"),
         Reason("augment.cutmix", strength.cutmix, "long runs only"),
         Reason("test.crop_ratio", 1.0 if small else 0.9, "the whole picture" if small else "as ResMLP is tested"),
     ]

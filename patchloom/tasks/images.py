@@ -89,8 +89,8 @@ class ImageTask(Task["ImagePlan"]):
         from patchloom.tasks.fitted_head import fit_head, fits_head
 
         if fits_head(network):
-            top1 = fit_head(plan, network, processes)
-            say(f"head       fitted to the trained features: {top1:.1f} % top-1 on training images held out of the fit")
+            images = fit_head(plan, network, processes)
+            say(f"head       fitted to the trained features of {images:,} images")
 
     def loader(self, plan: "ImagePlan", processes: "Processes", stores: Any) -> Any:
         """Batches of images, or of views of them where the method compares views; and how they are made."""

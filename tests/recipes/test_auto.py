@@ -69,6 +69,15 @@ def test_trained_weights_keep_their_size_and_train_gently():
     assert (tuned.model.image_size, dict(tuned.model.options)) == (224, {})
     assert tuned.optim.lr < scratch.optim.lr
     assert tuned.schedule.epochs < scratch.schedule.epochs
+    assert (tuned.model.fit_head, tuned.model.eval_mode, tuned.augment.mixup) == (True, True, 0)
+    assert not (scratch.model.fit_head or scratch.model.eval_mode)
+
+
+def test_first_layers_of_a_trained_network_change_least():
+    for model, decay in (("resmlp_s24", 0.85), ("timm:mobilenetv2_100", 0.7), ("torchvision:mobilenet_v2", 0.7)):
+        recipe, _ = choose(image_size_median=300, device="cuda", pretrained=True, model=model)
+        assert recipe.optim.layer_decay == decay
+    assert choose()[0].optim.layer_decay == 1
 
 
 def test_narrow_networks_learn_faster_and_small_batches_slower():
