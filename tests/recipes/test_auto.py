@@ -70,7 +70,7 @@ def test_trained_weights_keep_their_size_and_train_gently():
     assert tuned.optim.lr < scratch.optim.lr
     assert tuned.schedule.epochs < scratch.schedule.epochs
     assert (tuned.model.fit_head, tuned.model.eval_mode, tuned.augment.mixup) == (True, True, 0)
-    assert not (scratch.model.fit_head or scratch.model.eval_mode)
+    assert (scratch.model.fit_head, scratch.model.eval_mode) == (False, False)
 
 
 def test_first_layers_of_a_trained_network_change_least():
