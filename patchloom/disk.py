@@ -11,11 +11,13 @@ import os
 import re
 import secrets
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from typing import TextIO
 
 from patchloom.errors import CheckpointError, ResourceError, UsageError
 
@@ -101,6 +103,33 @@ def remove_leftovers(folder: Path) -> None:
             found = os.lstat(folder / name)
             if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > _LEFTOVER_AFTER_S:
                 os.unlink(folder / name)
+
+
+def open_lock(path: Path) -> TextIO:
+    """The file of a lock, made where there is none; an OSError where it is a link or no file."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return os.fdopen(descriptor, "r+", errors="replace")
+
+
+@contextmanager
+def one_at_a_time(path: Path, does: str) -> Iterator[None]:
+    """Hold the lock at `path`; a process that has to wait for another says on stderr which one, and what it `does`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_lock(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for process {file.read(32).strip() or '?'}, which {does}", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def plain_name(name: object, where: Path) -> str:

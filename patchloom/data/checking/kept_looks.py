@@ -4,12 +4,10 @@ One SQLite file for each folder of data, in $XDG_CACHE_HOME/patchloom/check or ~
 look through the same folder take turns, so that the later ones find what the first has seen.
 """
 
-import errno
 import fcntl
 import hashlib
 import os
 import sqlite3
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +18,7 @@ from typing import Any, NamedTuple, TextIO
 from patchloom.data.batches.workers import is_stopped
 from patchloom.data.checking.duplicates import DIGEST_BYTES, THUMBNAIL_BYTES
 from patchloom.data.sets import Stamp
+from patchloom.disk import open_lock
 
 _LAYOUT = 3  # of the cached rows, and of what they were computed by
 _ASKED_EVERY_S = 0.3  # while another process looks
@@ -169,16 +168,6 @@ def taking_turns(kept: Sequence[Seen], waiting: Callable[[int], None]) -> Iterat
             except OSError:
                 continue  # a cache that cannot be written, or a file system without locks
         yield
-
-
-def open_lock(path: Path) -> TextIO:
-    """The file of a lock, made where there is none; an OSError where it is a link or no file."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a file", str(path))
-    return os.fdopen(descriptor, "r+", errors="replace")
 
 
 def _say_who(file: TextIO) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.checking.kept_looks import open_lock
 from patchloom.data.sets import file_state
+from patchloom.disk import open_lock
 from patchloom.errors import DataError, ResourceError
 from patchloom.printable import printable
 
