@@ -380,32 +380,12 @@ def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = 
 
 def model_card(classifier: Classifier) -> str:
     """What a stranger needs to know of the model, in the hub's form."""
-    config, recipe = classifier.model.config, classifier._files.recipe
-    shown = classifier.preprocessing
-    labels = ", ".join(classifier.labels[:20]) + (" …" if len(classifier.labels) > 20 else "")
-    tag = "image-classification" if classifier._files.decides else "image-feature-extraction"
-    trained = f"Trained with the recipe `{recipe.name}` ({recipe.source})" if recipe else "Training recipe unknown"
-    return f"""---
-library_name: patchloom
-pipeline_tag: {tag}
-tags: [{tag}, patchloom]
----
+    from patchloom.runs.card import card  # which answering does without
 
-# {config.name}, {len(classifier.labels)} classes
-
-{trained}. Classes: {labels}
-
-Images are resized so that a centre crop of {shown.image_size[0]}×{shown.image_size[1]} is {shown.crop_ratio:g} of the
-short side ({shown.interpolation}), divided by 255, and normalised by mean {list(shown.mean)} and deviation
-{list(shown.std)}.
-
-```python
-import patchloom
-
-classifier = patchloom.load("this/folder")
-classifier.predict("photo.jpg")  # names and probabilities; also PIL images, arrays, tensors, folders
-```
-"""
+    files, recipe = classifier._files, classifier._files.recipe
+    origin = f"Trained with the recipe `{recipe.name}` ({recipe.source})" if recipe else "Training recipe unknown"
+    network = classifier.model.config.name
+    return card(network, classifier.preprocessing, classifier.labels, decides=files.decides, origin=origin)
 
 
 def in_batches(items: Iterable[T], count: int = PREDICTED_AT_ONCE) -> Iterator[list[T]]:
