@@ -12,7 +12,7 @@ from torch import Tensor
 
 from patchloom.errors import UsageError
 from patchloom.models.network import Network
-from patchloom.models.registry import create_model, family_of, list_models
+from patchloom.models.registry import build_model, family_of, list_models
 
 _SAME = {"img_size": "image_size", "in_chans": "channels", "drop_path_rate": "drop_path"}
 
@@ -77,7 +77,7 @@ def _register(name: str) -> None:
         for unused in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
             options.pop(unused, None)
         options = {_SAME.get(key, key): value for key, value in options.items() if value is not None}
-        network = create_model(name, **options)
+        network = build_model(name, **options)
         network.__class__ = _with_timm_names(type(network))
         network.pretrained_cfg = {  # type: ignore[assignment]
             "input_size": (network.config.channels, *network.config.image_size),

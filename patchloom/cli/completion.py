@@ -20,8 +20,13 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Folders of runs whose paths begin so; where none does, the shell completes paths as always."""
-    return [str(run) for run in runs_in(RUNS) if str(run).startswith(incomplete)]
+    """Folders of runs whose paths begin so, and published weights; else the shell completes paths as always."""
+    found = [str(run) for run in runs_in(RUNS) if str(run).startswith(incomplete)]
+    if not incomplete:
+        return found
+    from patchloom.models.weights_table import WEIGHTS
+
+    return found + [weights.name for weights in WEIGHTS if weights.name.startswith(incomplete)]
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -126,7 +126,7 @@ def evaluate(
     from patchloom.data.reading import Reading
     from patchloom.errors import UsageError
     from patchloom.judging.several_runs import named
-    from patchloom.runs.config import is_run
+    from patchloom.runs.named import found_run
 
     reading = Reading(
         labels=labels,
@@ -140,7 +140,7 @@ def evaluate(
     asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
     shown |= {"level": level} | reading.given()
-    runs, data = (paths, text) if text is not None or is_run(paths[-1]) else (paths[:-1], paths[-1])
+    runs, data = (paths, text) if text is not None or found_run(paths[-1]) else (paths[:-1], paths[-1])
     if not runs:
         raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
     task = _task_of(runs)
@@ -181,13 +181,11 @@ def evaluate(
 
 def _task_of(runs: list[str]) -> "Task[Any]":
     """The task of runs, which must be of one kind."""
-    from pathlib import Path
-
     from patchloom.errors import UsageError
-    from patchloom.runs.config import is_run
+    from patchloom.runs.named import found_run
     from patchloom.tasks.table import task_of_method, task_of_run
 
-    tasks = {run: task_of_run(Path(run)) for run in runs if is_run(run)}
+    tasks = {run: task_of_run(folder) for run in runs if (folder := found_run(run))}
     if not tasks:  # what is wrong with them is said where they are opened
         return task_of_method(None)
     first, *others = tasks.items()

@@ -9,7 +9,9 @@ from patchloom.cli.verb import completed
 
 
 def index(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or hub:user/name.", autocompletion=completed("run"))],
+    run: Annotated[
+        str, typer.Argument(help="Folder of a run, resmlp_s12:in1k, or hub:user/name.", autocompletion=completed("run"))
+    ],
     images: Annotated[list[str], typer.Argument(help="Image files or folders, labelled as `train` reads them.")],
     out: Annotated[str, typer.Option(help="Folder of the index; one that is there already grows.")],
     batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,

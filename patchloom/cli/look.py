@@ -11,7 +11,10 @@ from patchloom.cli.verb import completed
 def look(
     run: Annotated[
         str,
-        typer.Argument(help="Folder of a run, or NAME@FILE for published weights.", autocompletion=completed("run")),
+        typer.Argument(
+            help="Folder of a run, published weights such as resmlp_s12:in1k, or NAME@FILE.",
+            autocompletion=completed("run"),
+        ),
     ],
     images: Annotated[
         list[str] | None,
@@ -65,13 +68,14 @@ def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool
     from patchloom.cli.output import print_json, print_result
     from patchloom.errors import UsageError
     from patchloom.judging.ranked_page import write_ranked
-    from patchloom.runs.config import is_run
+    from patchloom.runs.named import found_run
     from patchloom.runs.record import read_run_record
 
-    for run in runs:
-        if not is_run(run):
+    folders = [found_run(run) for run in runs]
+    for run, folder in zip(runs, folders, strict=True):
+        if folder is None:
             raise UsageError(f"{run} is not the folder of a run: it has no config.json; with --ranked give --data DATA")
-    record = read_run_record(Path(runs[0]))
+    record = read_run_record(folders[0]) if folders[0] else None
     if not (place := data or (record.data if record else None)):
         raise UsageError(f"{runs[0]} did not record where its data lie; say it with --data")
     found = write_ranked(runs, place, out=page, top=top, trunk=trunk)

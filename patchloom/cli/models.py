@@ -1,10 +1,13 @@
 """`patchloom models [NAME…]`: which networks there are, what they cost, which options they take."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from patchloom.cli.verb import completed
+
+if TYPE_CHECKING:
+    from patchloom.models.weights_table import Weights
 
 
 def models(
@@ -12,10 +15,16 @@ def models(
         list[str] | None,
         typer.Argument(help="Names or patterns, such as 'cait_*'.", autocompletion=completed("model")),
     ] = None,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="List the weights that were published, instead of the networks.")
+    ] = False,
     size: Annotated[int, typer.Option(help="Image size in pixels.")] = 224,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """List the networks; with names, their multiply-adds and options too."""
+    """List the networks; with names, their multiply-adds, options and published weights too."""
+    if pretrained:
+        _list_weights(matching(names), as_json=as_json)
+        return
     from patchloom.cli.output import print_json, print_result
     from patchloom.cli.table import print_table
     from patchloom.models.catalogue import TRANSLATION, VOCABULARY, human
@@ -25,8 +34,10 @@ def models(
     if as_json:
         if single:
             from patchloom.models.registry import default_options
+            from patchloom.models.weights_table import published
 
             rows[0]["options"] = default_options(single)
+            rows[0]["weights"] = [_told(weights) for weights in published(single)]
         print_json(rows)
         return
     columns = ["model", "family", "#parameters"] + (["#multiply-adds"] if names else [])
@@ -40,11 +51,12 @@ def models(
     )
     if single:
         _print_options(single)
+        _print_weights(single)
         print_result(f"patchloom.create_model({single!r}, num_classes=10, image_size={size})")
     elif not names:
         sizes = ", ".join(f"{name} ({human(parameters)})" for name, parameters in TRANSLATION.items())
         print_result(f"To translate, with a vocabulary of {VOCABULARY:,}: {sizes}; docs/translation.md")
-        print("Next: patchloom models resmlp_s12   (its multiply-adds and options)")
+        print("Next: patchloom models resmlp_s12   (its multiply-adds, options and published weights)")
 
 
 def _row(name: str, size: int, *, with_cost: bool) -> dict[str, Any]:
@@ -65,6 +77,67 @@ def _row(name: str, size: int, *, with_cost: bool) -> dict[str, Any]:
     return row | ({"multiply_adds": multiply_adds} if with_cost else {})
 
 
+def _told(weights: "Weights") -> dict[str, Any]:
+    """A row of the table of published weights for machines."""
+    return {
+        "name": weights.name,
+        "model": weights.variant,
+        "tag": weights.tag,
+        "trained_on": weights.trained_on,
+        "image_size": weights.image_size,
+        "classes": weights.classes,
+        "top1": weights.top1,
+        "knn": weights.knn,
+        "parameters": weights.parameters,
+        "licence": weights.licence or None,
+        "hub": weights.hub or None,
+        "url": weights.url or None,
+        "sha256_begins": weights.digits or None,
+        "mean": weights.mean,
+        "std": weights.std,
+        "crop_ratio": weights.crop_ratio,
+        "interpolation": weights.interpolation,
+        "options": weights.options,
+    }
+
+
+def _list_weights(names: list[str], *, as_json: bool) -> None:
+    from patchloom.cli.output import print_json
+    from patchloom.models.weights_table import published
+
+    found = [weights for name in names for weights in published(name)]
+    if as_json:
+        print_json([_told(weights) for weights in found])
+        return
+    _print_table(found)
+    print("Next: patchloom predict resmlp_s12:in1k photo.jpg   |   patchloom train DATA --init resmlp_s12:in1k")
+
+
+def _print_weights(name: str) -> None:
+    from patchloom.cli.output import print_result
+    from patchloom.models.weights_table import published
+
+    found = published(name)
+    if not found:
+        print_result(f"Nobody has published weights of {name}.")
+        return
+    _print_table(found)
+    for weights in found:
+        print_result(f"{weights.name}  {'  '.join(filter(None, (weights.url, weights.hub and f'hf:{weights.hub}')))}")
+
+
+def _print_table(found: "list[Weights]") -> None:
+    from patchloom.cli.table import print_table
+
+    print_table(
+        ["weights", "trained on", "px", "crop", "top-1", "about", "licence"],
+        [
+            (w.name, w.trained_on, str(w.image_size), f"{w.crop_ratio:g}", w.score or "–", w.size, w.licence or "–")
+            for w in found
+        ],
+    )
+
+
 def _print_options(name: str) -> None:
     from patchloom.cli.table import print_table
     from patchloom.models.registry import choices_of, default_options
@@ -81,13 +154,12 @@ def matching(names: list[str] | None) -> list[str]:
     import fnmatch
 
     from patchloom.models.catalogue import CATALOGUE
+    from patchloom.models.weights_table import unknown_network
 
     chosen: list[str] = []
     for name in names or ["*"]:
         found = [known for known in CATALOGUE if fnmatch.fnmatchcase(known, name)]
         if not found:
-            from patchloom.models.registry import family_of
-
-            family_of(name)
+            raise unknown_network(name)
         chosen += [other for other in found if other not in chosen]
     return chosen

@@ -1,5 +1,6 @@
 """`patchloom predict RUN IMAGE…`: names, not numbers."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,7 +9,12 @@ from patchloom.cli.verb import completed
 
 
 def predict(
-    run: Annotated[str, typer.Argument(help="Folder of a run.", autocompletion=completed("run"))],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a run, or published weights such as resmlp_s12:in1k.", autocompletion=completed("run")
+        ),
+    ],
     images: Annotated[list[str], typer.Argument(help="Image files, folders or videos.")],
     top: Annotated[int, typer.Option(help="Answers per image.")] = 3,
     every: Annotated[
@@ -21,10 +27,15 @@ def predict(
     """Classify images; one that cannot be read is named, and the others are classified."""
     from patchloom.cli.output import JsonList, print_result
     from patchloom.printable import printable
-    from patchloom.runs.config import run_folder
+    from patchloom.runs.config import is_run
     from patchloom.tasks.table import task_of_run
 
-    folder = run_folder(run)
+    if is_run(run):
+        folder = Path(run)
+    else:
+        from patchloom.runs.named import run_folder  # which folders here do without
+
+        folder = run_folder(run)
     model = task_of_run(folder).predictor(folder, device=device)
     unreadable = 0
     listed = JsonList() if as_json else None

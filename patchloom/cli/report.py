@@ -46,9 +46,13 @@ def report(
     if len(runs) == 1 and level and split is None:
         raise UsageError("--level says what labels a split is compared with; give --split too")
     if len(runs) == 1:
+        from patchloom.runs.named import found_run
         from patchloom.tasks.pages import report_run
 
-        page = report_run(Path(runs[0]), data=data, out=Path(out) if out else None, **shown)
+        folder = found_run(runs[0]) or Path(runs[0])
+        # The cache of published weights is no place for a page.
+        default = None if Path(runs[0]).exists() else Path(f"report-{split}.html" if split else "report.html")
+        page = report_run(folder, data=data, out=Path(out) if out else default, **shown)
     else:
         from patchloom.judging.comparison_page import report_runs
 

@@ -40,7 +40,10 @@ def train(
     size: Annotated[int | None, typer.Option(help="Image size in pixels.")] = None,
     init: Annotated[
         str | None,
-        typer.Option(help="Start from the weights of a run or of a published file.", autocompletion=completed("run")),
+        typer.Option(
+            help="Start from a run, from published weights (in1k, resmlp_s12:in1k) or from a file.",
+            autocompletion=completed("run"),
+        ),
     ] = None,
     labels: Annotated[
         str | None, typer.Option(help="A table of path,label in any form, for a folder of images.")

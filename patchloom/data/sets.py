@@ -29,14 +29,20 @@ class ClassTable:
     """Class names in the order of their numbers, built from the training split alone.
 
     `levels` holds coarser groupings of the same classes: level name → (names of its classes, the coarse
-    number of each fine class).
+    number of each fine class). `also` are other names of the classes (`plain_form`) → their numbers.
     """
 
     names: tuple[str, ...]
     levels: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
+    also: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+def plain_form(name: str) -> str:
+    """A class name as other names of classes are compared: without case, with spaces for underscores."""
+    return " ".join(name.replace("_", " ").casefold().split())
 
 
 class Mask(NamedTuple):

@@ -19,7 +19,7 @@ from patchloom.data.labels.alike import KINDS
 from patchloom.data.labels.taxonomy import check_level, numbered_levels
 from patchloom.data.labels.unlabelled import missing_labels
 from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits, name_some
+from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits, name_some, plain_form
 from patchloom.errors import DataError, UsageError
 
 TRAIN_NAMES = ("train", "training")
@@ -133,10 +133,16 @@ def match(
     `what` and `known_by` say in messages whose pictures and whose table these are.
     """
     number = {name: i for i, name in enumerate(table.names)}
+    forms = {name: plain_form(name) for name in listing.names if table.also and name not in number}
+    others = {name: table.also[form] for name, form in forms.items() if form in table.also}
+    number |= others
     renumbered = np.array([*(number.get(name, _STRANGER) for name in listing.names), UNLABELLED], dtype=np.int64)
     labels = renumbered[listing.labels]  # UNLABELLED (−1) picks the last entry
     strangers = np.flatnonzero(labels == _STRANGER)
     notes: tuple[str, ...] = ()
+    if others:
+        pairs = name_some([f"{name} = {table.names[of]}" for name, of in others.items()])
+        notes = (f"{len(others)} of the {len(listing.names)} classes are known by other names: {pairs}",)
     if len(strangers):
         numbers, counts = np.unique(listing.labels[strangers], return_counts=True)
         named = name_some([listing.names[i] for i in numbers], [int(count) for count in counts])
@@ -145,7 +151,7 @@ def match(
             raise DataError(f"{said}, and no other; {known_by} has {name_some(table.names)}")
         if strict:
             raise DataError(f"{said}; add pictures of it to train, or turn strict off to leave it out")
-        notes = (f"{said}; left out",)
+        notes = (*notes, f"{said}; left out")
     known = np.flatnonzero(labels != _STRANGER)
     return PictureSet(listing.pictures, listing.rows[known], labels[known], table, notes)
 

@@ -16,12 +16,13 @@ from patchloom.data.pictures.evaluation_transform import EvaluationTransform, te
 from patchloom.data.pictures.given import Given, One, files_of, is_one, picture_of, pictures_in
 from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import ImageSet, Progress
+from patchloom.data.sets import ClassTable, ImageSet, Progress
 from patchloom.disk import atomic_write
 from patchloom.errors import UsageError, at_least, with_near_options
 from patchloom.models.network import Network
 from patchloom.printable import printable
-from patchloom.runs.config import RunFiles, run_folder, write_run_files
+from patchloom.runs.checksums import write_checked
+from patchloom.runs.config import OTHER_NAMES, RunFiles, is_run, write_run_files
 from patchloom.runs.weights import load_network, save_weights
 
 if TYPE_CHECKING:
@@ -63,6 +64,11 @@ class Classifier:
         self.preprocessing = files.preprocessing
         self._files = files
         self._transform = self.transform()
+
+    @property
+    def table(self) -> ClassTable:
+        """Its classes, as data are matched with them: by name, of published networks by WordNet id and synonym too."""
+        return self._files.table
 
     def __repr__(self) -> str:
         from patchloom.pages.notebook import first_names
@@ -342,6 +348,8 @@ class Classifier:
         write_run_files(
             target, self.model, self.preprocessing, self._files.recipe, self.labels, self.level, task=self._files.task
         )
+        if (names := self._files.other_names) is not None:
+            write_checked(target, {OTHER_NAMES: names})
         save_weights(target, dict(self.model.state_dict()), {})
         atomic_write(target / "README.md", model_card(self).encode())
 
@@ -365,11 +373,16 @@ class Classifier:
 
 @with_near_options
 def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = False) -> Classifier:
-    """The classifier of a run folder, or of a repository of the Hugging Face hub, 'hub:user/name'.
+    """The classifier of a run folder, of published weights ('resmlp_s12:in1k'), or of the hub ('hub:user/name').
 
     `trunk` leaves a projector out, so that images are compared by the vectors it was given.
     """
-    folder = run_folder(source)
+    if is_run(source):
+        folder = Path(source)
+    else:
+        from patchloom.runs.named import run_folder  # which folders here do without
+
+        folder = run_folder(source)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     network, files = load_network(folder)

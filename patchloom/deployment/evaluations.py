@@ -21,7 +21,7 @@ from patchloom.data.batches.evaluation_loader import make_evaluation_loader
 from patchloom.data.batches.loader import Loader
 from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import ClassTable, ImageSet, Listing, PictureSet, Progress
+from patchloom.data.sets import ImageSet, Listing, PictureSet, Progress
 from patchloom.data.sources.source import open_data, open_for
 from patchloom.data.splits import match
 from patchloom.deployment.held_out import held_out_of
@@ -80,7 +80,7 @@ class Shown:
 
     def open(self, data: str, classifier: "Classifier", held_out: PictureSet | None = None) -> PictureSet:
         """The pictures with the model's classes, matched by name; those `held_out` of the data, where that is given."""
-        table = ClassTable(classifier.labels)
+        table = classifier.table
         if self.v2:
             return open_v2(data, table)
         if own := held_out or self.held_out(classifier.folder, data):

@@ -44,7 +44,7 @@ from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest, impo
 from patchloom.pages.notebook import first_names, piece
 from patchloom.printable import printable
 from patchloom.runs.config import is_run
-from patchloom.runs.hub import is_on_hub
+from patchloom.runs.named import is_here, is_on_hub
 from patchloom.runs.weights import weights_digest
 
 EXACT_UP_TO = 1_000_000  # files; two cores compare a query with as many in less than a second
@@ -224,7 +224,7 @@ def open_index(folder: str | os.PathLike[str], *, model: str | None = None, devi
             f"{folder} was made by {source}, a repository of the Hugging Face hub, which is asked only where you say "
             f"so: --model {source}"
         )
-    if model is None and not is_run(source):
+    if model is None and not is_here(source):
         raise UsageError(f"{folder} was made by {source}, which is no longer there. Say where it is: --model RUN")
     classifier = load(source, device=device, trunk=about.trunk)
     check_model(about, classifier, Path(folder), source)

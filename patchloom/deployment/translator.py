@@ -21,8 +21,7 @@ from patchloom.errors import at_least, with_near_options
 from patchloom.models.beam_search import Hypothesis, beam_search
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom.recipes.parts import TextPart
-from patchloom.runs.config import run_folder
-from patchloom.runs.hub import is_on_hub
+from patchloom.runs.named import is_on_hub, run_folder
 from patchloom.runs.translation import TranslationFiles, load_seq2seq
 
 # Lines that are looked at together, so that those of equal length can be translated together.

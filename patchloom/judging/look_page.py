@@ -18,8 +18,8 @@ from patchloom.models.network import Network
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model
 from patchloom.pages.page import write_page
-from patchloom.runs.config import Preprocessing, is_run, run_folder
-from patchloom.runs.hub import is_on_hub
+from patchloom.runs.config import Preprocessing
+from patchloom.runs.named import found_run
 
 OF_VAL, PICTURES = 24, 200  # shown at most of val, and of pictures that were given
 
@@ -93,11 +93,9 @@ def open_subject(spec: str) -> Subject:
 
 
 def _run(spec: str) -> RunParts:
-    if is_on_hub(spec):
-        return read_run(run_folder(spec))
-    if not is_run(spec):
+    if (folder := found_run(spec)) is None:
         raise UsageError(f"{spec} is not the folder of a run; give one, or NAME@FILE for published weights")
-    return read_run(Path(spec))
+    return read_run(folder)
 
 
 def _subject_of(parts: RunParts) -> Subject:

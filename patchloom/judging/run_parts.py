@@ -15,7 +15,7 @@ from patchloom.errors import DataError, PatchloomError, UsageError
 from patchloom.inspection.cost import Cost, cost
 from patchloom.models.from_config import make_frame
 from patchloom.models.network import Network
-from patchloom.models.registry import create_model
+from patchloom.models.registry import build_model
 from patchloom.pages.report import neighbours_of
 from patchloom.runs.config import RunFiles, is_run, read_run_files
 from patchloom.runs.metrics import read_metrics
@@ -96,7 +96,7 @@ def count_cost(parts: RunParts) -> Cost | None:
     def counted() -> Cost:
         options = parts.files.options
         frame = make_frame(
-            lambda: create_model(parts.files.network, **options), options, config=str(parts.folder / "config.json")
+            lambda: build_model(parts.files.network, **options), options, config=str(parts.folder / "config.json")
         )
         with torch.device("meta"):
             return cost(frame)

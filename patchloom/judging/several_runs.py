@@ -20,6 +20,7 @@ from patchloom.pages.notebook import number_texts, numbers_line, piece
 from patchloom.printable import printable
 from patchloom.recipes.schema import difference
 from patchloom.runs.config import is_run, read_run_files
+from patchloom.runs.named import found_run
 from patchloom.runs.predictions import FILE, Predictions, load_predictions
 
 Runs: TypeAlias = str | os.PathLike[str] | Sequence[str] | Sequence[os.PathLike[str]]  # folders; one may stand alone
@@ -180,8 +181,8 @@ def _evaluate_run(
 
 
 def named(runs: Runs) -> dict[str, Path]:
-    """Runs by the name of their folder, or by their path where two folders have the same name."""
-    paths = [Path(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+    """Runs by the name of their folder, or by their path where two folders have the same name; fetched by name."""
+    paths = [found_run(run) or Path(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
     if not paths or len(set(paths)) < len(paths):
         raise UsageError(f"Give one or more runs, each once; given {', '.join(map(str, paths)) or 'none'}")
     unique = len({path.name for path in paths}) == len(paths)

@@ -1,9 +1,9 @@
 """Published files on this machine: found in the caches of torch.hub and huggingface_hub, or fetched into them.
 
-Nothing is fetched that was not asked for by name. A plain URL goes to `$TORCH_HOME/hub/checkpoints`, as torch.hub does it,
-by way of a hidden file that a later command goes on with; a repository of the hub goes where huggingface_hub keeps it, by
-that library. `PATCHLOOM_MIRROR` stands before plain URLs (MIRROR/dl.fbaipublicfiles.com/deit/…), `HF_ENDPOINT` for
-the hub; with `HF_HUB_OFFLINE` nothing is asked of any network.
+Nothing is fetched that was not asked for by name. A plain URL goes to `$TORCH_HOME/hub/checkpoints`, as torch.hub does
+it, by way of a hidden file that a later command goes on with; a repository of the hub goes where huggingface_hub keeps
+it, by that library. `PATCHLOOM_MIRROR` stands before plain URLs (MIRROR/dl.fbaipublicfiles.com/deit/…), `HF_ENDPOINT`
+for the hub; with `HF_HUB_OFFLINE` nothing is asked of any network.
 """
 
 import errno
@@ -48,7 +48,7 @@ def fetched(weights: Weights) -> Path:
         if source:
             try:
                 return fetch(weights)
-            except _Unreachable as error:
+            except _UnreachableError as error:
                 reasons.append(f"{source}: {error}")
     raise ResourceError(f"{weights.name} cannot be fetched ({'; '.join(reasons)}). {by_hand(weights)}")
 
@@ -95,7 +95,7 @@ def by_hand(weights: Weights) -> str:
     return f"Fetch it elsewhere with `hf download {weights.hub} {HUB_FILE}` and copy the folder to {cache}"
 
 
-class _Unreachable(Exception):
+class _UnreachableError(Exception):
     """A place that does not give the file; another may."""
 
 
@@ -111,7 +111,7 @@ def _from_hub(weights: Weights) -> Path:
     except PatchloomError:
         raise
     except Exception as error:  # the library, its client and the system raise kinds of their own
-        raise _Unreachable(_in_one_line(error)) from error
+        raise _UnreachableError(_in_one_line(error)) from error
     path, blob = Path(found), Path(os.path.realpath(found))
     if re.fullmatch("[0-9a-f]{64}", blob.name) and (own := _sha256(blob)) != blob.name:
         with suppress(OSError):  # the library takes whatever lies there for whole
@@ -158,12 +158,12 @@ def _transfer(url: str, partial: Path) -> None:
             _append(url, partial)
             return
         except urllib.error.HTTPError as error:
-            raise _Unreachable(f"HTTP {error.code} {error.reason}") from error
+            raise _UnreachableError(f"HTTP {error.code} {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise
             if attempt == ATTEMPTS - 1:
-                raise _Unreachable(_in_one_line(error)) from error
+                raise _UnreachableError(_in_one_line(error)) from error
 
 
 def _append(url: str, partial: Path) -> None:

@@ -35,15 +35,52 @@ def _families() -> dict[type[Network], dict[str, Any]]:
     return dict(map(_family, _FAMILIES))
 
 
-def create_model(name: str, *, num_classes: int = 1000, image_size: Size = 224, **options: Any) -> Network:
-    """A network by its published name, with random weights.
+def create_model(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    image_size: Size | None = None,
+    weights: str | None = None,
+    **options: Any,
+) -> Network:
+    """A network by its published name, with random weights, or with published ones: `weights="in1k"` or NAME:in1k.
 
-    `options` are the family's (see `patchloom models NAME`); an unknown name or option is an error that names the
-    nearest ones.
+    Published weights (`patchloom models NAME` lists them) are fetched where they are not here yet. With another number
+    of classes the classifier is new, at another image size they are resampled; by default it is as published, without
+    weights for 1,000 classes and 224 pixels. `options` are the family's; an unknown name or option is an error that
+    names the nearest ones.
     """
+    if weights is None and ":" in name:
+        from patchloom.models.weights_table import is_published_name
+
+        if is_published_name(name):
+            name, _, weights = name.partition(":")
+    if weights is not None:
+        return _with_weights(name, weights, num_classes, image_size, options)
+    given = {"num_classes": num_classes, "image_size": image_size}
+    return build_model(name, **{key: value for key, value in given.items() if value is not None}, **options)
+
+
+def _with_weights(
+    name: str, tag: str, num_classes: int | None, image_size: Size | None, options: dict[str, Any]
+) -> Network:
+    from patchloom.models.downloads import fetched
+    from patchloom.models.published import load_published
+    from patchloom.models.weights_table import weights_named
+
+    found = weights_named(f"{name}:{tag}")
+    asked = {"num_classes": num_classes, "image_size": image_size}
+    given: dict[str, Any] = {"num_classes": found.classes, "image_size": found.image_size, **found.options}
+    given |= {key: value for key, value in asked.items() if value is not None}
+    network = build_model(name, **given | options)
+    return load_published(network, fetched(found), new_head=True, adapt_resolution=True)
+
+
+def build_model(name: str, *, num_classes: int = 1000, image_size: Size = 224, **options: Any) -> Network:
+    """The same with random weights, where a file says name and options: nothing is fetched, whatever stands there."""
+    given = {"num_classes": num_classes, "image_size": image_size, **options}
     family = family_of(name)
     variant = _variant(name)
-    given = {"num_classes": num_classes, "image_size": image_size, **options}
     _check_options(name, family, given)
     try:
         return family(family.Config(name=name, **(variant | given)))
@@ -65,10 +102,9 @@ def family_of(name: str) -> type[Network]:
     beginning = name.split("_")[0]
     if beginning in _FAMILIES and name in _family(beginning)[1]:
         return _family(beginning)[0]
-    raise UsageError(
-        f"no network is called {name!r}.{nearest(name, list_models())} `patchloom models` lists all of them; "
-        "`patchloom train --model timm:NAME` trains timm's networks"
-    )
+    from patchloom.models.weights_table import unknown_network
+
+    raise unknown_network(name)
 
 
 def _variant(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The published weights by name, `VARIANT:TAG`: where they lie, what they were trained on, how images are shown to them.
+"""The published weights by name, `NETWORK:TAG`: where they lie, what they were trained on, how they see images.
 
 Known here without torch. A tag says in this order: another publisher than the authors (`miil`), what the weights
 were trained on (`in1k`, `in21k`; `in21k_ft_in1k` fine-tuned; `dino` ImageNet-1k without labels), what is special
@@ -20,9 +20,9 @@ _DEIT = "https://dl.fbaipublicfiles.com/deit/"
 _DINO = "https://dl.fbaipublicfiles.com/dino/"
 _MIXER = "https://storage.googleapis.com/mixer_models/"
 _SPACH = "https://github.com/microsoft/SPACH/releases/download/v1.0/"
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-_HALVES = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-_AS_IT_IS = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "interpolation": "bilinear"}
+_IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_HALVES: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+_AS_IT_IS: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "interpolation": "bilinear"}
 IN1K, IN21K = "ImageNet-1k", "ImageNet-21k"
 TUNED = f"{IN21K}, fine-tuned on {IN1K}"
 

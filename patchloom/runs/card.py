@@ -23,7 +23,9 @@ def card(
     names = ", ".join(labels[:_NAMES_SHOWN]) + (" …" if len(labels) > _NAMES_SHOWN else "")
     tag = "image-classification" if decides else "image-feature-extraction"
     told = f"{origin}. Classes: {names}" if labels else f"{origin}."
-    table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())]) if facts else ""
+    table = (
+        "\n".join(["| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())]) if facts else ""
+    )
     use = (
         'classifier.predict("photo.jpg")  # names and probabilities; also PIL images, arrays, tensors, folders'
         if decides

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from patchloom.data.sets import ClassTable, plain_form
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.runs.checksums import write_checked
 from patchloom.runs.files import FORMAT, json_bytes, parsed, read_known, refuse_format, refuse_shape
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from patchloom.recipes.schema import Recipe
 
 RECIPE = "recipe.yaml"
+OTHER_NAMES = "names.json"  # of the classes of a published network, as data may call them
 CHANNELS = 3
 MOST_PIXELS = 4096  # of a side
 LARGER = 8  # times the size of training at which a config may show pictures, from 1,024 pixels on
@@ -65,6 +67,33 @@ class RunFiles:
         """What was asked for; None where that is not known."""
         return read_recipe(self.folder) if self.folder else None
 
+    @cached_property
+    def also(self) -> dict[str, int]:
+        """What else the classes of a published network are called (`plain_form`) → their numbers."""
+        if (data := self.other_names) is None:
+            return {}
+        lists = parsed(data, Path(self.folder or "", OTHER_NAMES), list[list[str]])
+        return {plain_form(name): number for number, names in enumerate(lists[: len(self.labels)]) for name in names}
+
+    @property
+    def other_names(self) -> bytes | None:
+        """The file of these names; None where there is none."""
+        is_there = self.folder is not None and os.path.lexists(self.folder / OTHER_NAMES)
+        return read_known(self.folder, OTHER_NAMES) if self.folder and is_there else None
+
+    @property
+    def table(self) -> ClassTable:
+        """Its classes, as data are matched with them."""
+        return ClassTable(self.labels, also=self.also)
+
+    def labels_as(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Its labels; a class that goes by another of its names among `names` under that name."""
+        labels = list(self.labels)
+        for name in set(names) - set(labels):
+            if (number := self.also.get(plain_form(name))) is not None:
+                labels[number] = name
+        return tuple(labels)
+
     @property
     def decides(self) -> bool:
         """Whether the network ends with a classifier of named classes."""
@@ -74,23 +103,6 @@ class RunFiles:
 def is_run(path: str | os.PathLike[str]) -> bool:
     """Whether `path` is the folder of a run."""
     return os.path.isfile(os.path.join(path, "config.json"))  # of no path an error, however long it is
-
-
-def run_folder(source: str | os.PathLike[str]) -> Path:
-    """The folder of a run; that of 'hub:user/name' is fetched. A UsageError where there is none."""
-    if is_run(source):
-        return Path(source)
-    from patchloom.runs.hub import PREFIX, fetched, is_on_hub  # which folders here do without
-
-    given = os.fspath(source)
-    if is_on_hub(given):
-        folder = fetched(given)
-        if not is_run(folder):
-            raise UsageError(f"{given} is no model of patchloom: it has no config.json")
-        return folder
-    if given.count("/") == 1 and not given.startswith((".", "/", "~")) and not os.path.exists(given):
-        raise UsageError(f"{given}: no such folder; for a repository of the Hugging Face hub write {PREFIX}{given}")
-    raise UsageError(f"{given} is not the folder of a run: it has no config.json")
 
 
 def write_run_files(

@@ -1,4 +1,4 @@
-"""Networks that others trained, as folders of runs: what `convert` writes, and what is kept of weights fetched by name."""
+"""Networks that others trained, as folders of runs: what `convert` writes, what is kept of weights fetched by name."""
 
 import os
 import shutil
@@ -9,7 +9,9 @@ from patchloom.disk import atomic_write, disk_errors, sync_folder, temporary_bes
 from patchloom.errors import UsageError
 from patchloom.models.network import Network
 from patchloom.runs.card import card
-from patchloom.runs.config import Preprocessing, write_run_files
+from patchloom.runs.checksums import write_checked
+from patchloom.runs.config import OTHER_NAMES, Preprocessing, write_run_files
+from patchloom.runs.files import json_bytes
 from patchloom.runs.weights import refuse_bad, save_weights
 
 CROP_RATIO = 0.875  # 224 of 256 pixels, where nothing else is known
@@ -27,12 +29,14 @@ def write_published(
     *,
     origin: str,
     labels: Sequence[str] | None = None,
+    other_names: Sequence[Sequence[str]] | None = None,
     preprocessing: Preprocessing | None = None,
     facts: Mapping[str, str] | None = None,
 ) -> None:
     """Write the folder of a run with `network` in it, as `load`, `evaluate`, `predict`, `index`, `--init` … read it.
 
     `labels` are the names of its classes: ImageNet's where there are 1,000, else numbers, where nothing is given.
+    `other_names` are what data may call each of them.
     `preprocessing` is what it was trained on: at its image size with its mean and std where nothing is given. `origin`
     is a sentence of the card, without a full stop; `facts` are lines of its table: licence, top-1, publisher …
 
@@ -52,6 +56,8 @@ def write_published(
             text = card(network.config.name, shown, names, decides=bool(names), origin=origin, facts=facts)
             atomic_write(temporary / "README.md", text.encode())
             save_weights(temporary, weights, {})
+            if other_names is not None:
+                write_checked(temporary, {OTHER_NAMES: json_bytes(other_names)})
             write_run_files(temporary, network, shown, None, names, task=task)
             os.rename(temporary, out)
             sync_folder(out.parent)

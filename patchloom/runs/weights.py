@@ -14,7 +14,7 @@ from patchloom.disk import atomic_write
 from patchloom.errors import CheckpointError, NumericalError
 from patchloom.models.from_config import load_weights, make_for
 from patchloom.models.network import Network
-from patchloom.models.registry import create_model
+from patchloom.models.registry import build_model
 from patchloom.runs.config import RunFiles, read_run_files
 from patchloom.runs.files import read_whole
 
@@ -49,7 +49,7 @@ def load_network(folder: Path) -> tuple[Network, RunFiles]:
     files = read_run_files(folder)
     weights, options = read_weights(folder / WEIGHTS), files.options
     network = make_for(
-        weights, lambda: create_model(files.network, **options), options, config=str(folder / "config.json")
+        weights, lambda: build_model(files.network, **options), options, config=str(folder / "config.json")
     )
     load_weights(network, weights, str(folder / WEIGHTS))
     return network.eval(), files
@@ -64,7 +64,7 @@ def load_backbone(folder: Path) -> tuple[Network, RunFiles]:
     every = read_weights(folder / WEIGHTS)
     weights = {name.removeprefix(BACKBONE): tensor for name, tensor in every.items() if name.startswith(BACKBONE)}
     network = make_for(
-        weights, lambda: create_model(files.network, **options), options, config=str(folder / "config.json")
+        weights, lambda: build_model(files.network, **options), options, config=str(folder / "config.json")
     )
     load_weights(network, weights, str(folder / WEIGHTS))
     return network.eval(), files

@@ -10,6 +10,7 @@ from patchloom.data.sources.source import in_one, parts_of
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.printable import printable
 from patchloom.runs.beginning import RECORD, DataRecord, read_record
+from patchloom.runs.named import found_run
 
 CLASSES_SHOWN = 3
 
@@ -34,7 +35,8 @@ def start_of(init: str | None) -> tuple[str, str]:
     """What --init named, and a digest of its weights."""
     if not init:
         return "", ""
-    path = Path(init) / "weights.safetensors" if Path(init).is_dir() else Path(init)
+    folder = found_run(init)
+    path = folder / "weights.safetensors" if folder else Path(init)
     try:
         with path.open("rb") as file:
             return init, hashlib.file_digest(file, "sha256").hexdigest()

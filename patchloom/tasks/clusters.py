@@ -17,6 +17,7 @@ from patchloom.errors import CheckpointError
 from patchloom.evaluation.embeddings import embed
 from patchloom.foreign import check_shape, parse_json, read_plain
 from patchloom.objectives.clusters import cluster_labels
+from patchloom.runs.named import run_folder
 from patchloom.runs.weights import load_network
 from patchloom.tasks.image_plan import ImagePlan
 
@@ -43,7 +44,7 @@ def keep_clusters(plan: ImagePlan) -> None:
 def _found(plan: ImagePlan, images: ImageSet, processes: Processes) -> list[int]:
     part = plan.recipe.grafit
     assert part.clusters_of is not None  # the plan saw to it
-    network, files = load_network(Path(part.clusters_of))
+    network, files = load_network(run_folder(part.clusters_of))
     shown = files.preprocessing
     batches = make_evaluation_loader(
         images,

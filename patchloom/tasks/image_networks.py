@@ -1,17 +1,17 @@
 """The networks of image tasks: as the recipe names them, started from other weights; and teachers."""
 
-from pathlib import Path
 from typing import Any
 
 from patchloom.data.sets import Splits
+from patchloom.errors import UsageError
 from patchloom.models.network import Network
 from patchloom.models.pooled_convnet import PooledConvNet
 from patchloom.models.published import load_published
-from patchloom.models.registry import create_model
+from patchloom.models.registry import build_model
 from patchloom.objectives.teacher import Teacher, load_teacher
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
-from patchloom.runs.config import is_run
+from patchloom.runs.named import found_run
 from patchloom.runs.weights import load_backbone, load_network
 
 
@@ -22,13 +22,13 @@ def make_network(recipe: Recipe, classes: int) -> Network:
     if method.projector != "none":
         options["projector"] = method.projector
     outputs = {"classes": classes, "clusters": recipe.grafit.clusters, "none": 0}[method.head]
-    return create_model(name, num_classes=outputs, image_size=recipe.model.image_size, **options)
+    return build_model(name, num_classes=outputs, image_size=recipe.model.image_size, **options)
 
 
 def make_backbone(recipe: Recipe) -> Network:
     """The recipe's network without a classifier, with random weights, as tasks put it under heads of their own."""
     name, options = network_options(recipe)
-    network = create_model(name, num_classes=0, image_size=recipe.model.image_size, **options)
+    network = build_model(name, num_classes=0, image_size=recipe.model.image_size, **options)
     network.gradient_checkpointing = recipe.model.gradient_checkpointing
     return network
 
@@ -52,8 +52,8 @@ def initialise(network: Network, init: str, *, keep_head: bool = True) -> None:
     Without `keep_head`, and for another number of classes, the head stays fresh; another resolution is resampled.
     """
     source: Any = init
-    if is_run(init):
-        trained, _ = load_backbone(Path(init))
+    if folder := found_run(init):
+        trained, _ = load_backbone(folder)
         size = network.config.image_size
         if isinstance(trained, PooledConvNet) and trained.config.image_size != size:
             trained = trained.at_resolution(size)  # `load_published` knows the grids of patchloom's own networks
@@ -63,11 +63,13 @@ def initialise(network: Network, init: str, *, keep_head: bool = True) -> None:
 
 
 def make_teacher(spec: str, splits: Splits) -> Teacher:
-    """A run of patchloom, or any name `load_teacher` knows; its classes are compared with the data's."""
+    """A run or published weights, or any name `load_teacher` knows; its classes are compared with the data's."""
     names = splits.classes.names
-    if not is_run(spec):
+    if not (folder := found_run(spec)):
         return load_teacher(spec, len(names), names)
-    network, files = load_network(Path(spec))
+    network, files = load_network(folder)
+    if not files.decides:
+        raise UsageError(f"The teacher {spec} names no classes, so it cannot teach any. Give one with a classifier.")
     shown = files.preprocessing
     teacher = Teacher(
         network,
@@ -76,6 +78,6 @@ def make_teacher(spec: str, splits: Splits) -> Teacher:
         image_size=shown.image_size,
         any_resolution=network.any_resolution,
         num_classes=len(files.labels),
-        classes=files.labels,
+        classes=files.labels_as(names),
     )
     return teacher.match_classes(names)

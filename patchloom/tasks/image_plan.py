@@ -22,12 +22,14 @@ from patchloom.errors import DataError, UsageError
 from patchloom.inspection.cost import Cost, cost, human
 from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
+from patchloom.models.weights_table import is_tag, weights_named
 from patchloom.recipes.choices import Choice, base_recipe, resolve_recipe, with_steps
 from patchloom.recipes.fit import Facts, advice, misfits
 from patchloom.recipes.methods import Method, method_of
 from patchloom.recipes.schema import Recipe, flatten, override
 from patchloom.runs.beginning import LEFT_OUT, record_of
-from patchloom.runs.config import Preprocessing, check_preprocessing, is_run, read_recipe
+from patchloom.runs.config import Preprocessing, check_preprocessing, read_recipe
+from patchloom.runs.named import found_run
 from patchloom.tasks.beginnings import began_with, changes_since, refuse_other_data, refuse_other_start
 from patchloom.tasks.image_networks import make_network
 from patchloom.tasks.plan import (
@@ -97,6 +99,7 @@ def plan_images(task: Task[ImagePlan], settings: TrainingSettings, device: str) 
     chosen: dict[str, Any] = {"strict": settings.strict, "level": settings.level, "labelled": labelled}
     # A wrong name or option is said at once, not after all pictures have been looked at.
     splits = make_splits(source, **chosen)
+    settings = _with_whole_init(settings, splits, device)
     resolved = _resolve(splits, settings, device)
     seen = None if is_made_in_memory(source) else _surveyed(source, settings)
     if seen:
@@ -280,6 +283,28 @@ def _as_begun(begun: Recipe, recipe: Recipe, choices: list[Choice]) -> tuple[Rec
     return override(recipe, kept), others
 
 
+def _with_whole_init(settings: TrainingSettings, splits: Splits, device: str) -> TrainingSettings:
+    """`--init in1k`, a tag alone, as that of the network that is asked for or chosen: resmlp_s12:in1k."""
+    tag = settings.init
+    if not tag or not is_tag(tag) or os.path.exists(tag):
+        return settings
+    changes = settings.recipe_changes()
+    asked = changes.get("model.name", settings.model)
+    base = base_recipe(settings.recipe, asked)
+    if base is None and asked is None:
+        base, _ = resolve_recipe(
+            lambda: facts_of(splits, settings, device),
+            classes=len(splits.classes),
+            recipe=settings.recipe,
+            model=None,
+            changes=changes,
+        )
+    name = asked or (base.model.name if base else "")
+    if ":" in name:
+        raise UsageError(f"--init {tag} names weights of patchloom's own networks, and {name} is not one of them")
+    return replace(settings, init=weights_named(f"{name}:{tag}").name)
+
+
 def _resolve(splits: Splits, settings: TrainingSettings, device: str, epochs: Choice | None = None) -> Resolved:
     """The recipe for these data; `epochs` are those that a planned time leads to, as if they had been given."""
     changes = settings.recipe_changes() | ({epochs.key: epochs.value} if epochs else {})
@@ -314,16 +339,16 @@ def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> Non
     part = recipe.objective
     if part.distillation != "none" and not part.teacher:
         raise UsageError(f"recipe {recipe.name} distils ({part.distillation}) but names no teacher; give --teacher")
-    if part.teacher and not is_run(part.teacher) and Path(part.teacher).is_dir():
+    if part.teacher and not found_run(part.teacher) and Path(part.teacher).is_dir():
         raise UsageError(f"{part.teacher} is not the folder of a run: it has no config.json")
-    if settings.init and not is_run(settings.init) and not Path(settings.init).is_file():
+    if settings.init and not found_run(settings.init) and not Path(settings.init).is_file():
         raise UsageError(f"--init {settings.init}: no such run or file")
     for given in (settings.init, (part.teacher or "").partition("@")[2]):
         if given and Path(given).is_file():
             check_weights_file(Path(given))
     if method_of(part.method).learns_from == "clusters":
         clusters = recipe.grafit
-        if clusters.clusters_of is None or not is_run(clusters.clusters_of):
+        if clusters.clusters_of is None or not found_run(clusters.clusters_of):
             raise UsageError(
                 f"clusterfit learns clusters of another run's features; given {clusters.clusters_of}, expected the "
                 "folder of a run: --set grafit.clusters_of=RUN"

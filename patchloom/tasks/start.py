@@ -1,8 +1,7 @@
-"""`--init RUN`: the network, its options, its image size and its crop come from the run, unless the user gives them."""
+"""`--init`, a run or published weights: network, options, image size and crop come from it, unless the user gives them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from patchloom.errors import UsageError
@@ -10,7 +9,8 @@ from patchloom.models.registry import default_options
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
-from patchloom.runs.config import RunFiles, is_run, read_run_files
+from patchloom.runs.config import RunFiles, read_run_files
+from patchloom.runs.named import found_run
 
 # Options of a network that its data, its recipe or its method decide.
 NOT_TAKEN = ("name", "num_classes", "image_size", "drop_path", "drop_path_rule", "dropout", "projector")
@@ -70,7 +70,7 @@ class Start:
 
     def keeps(self, classes: Sequence[str]) -> bool:
         """Whether its classifier is one of these very classes, in their order."""
-        return self.files.decides and tuple(self.files.labels) == tuple(classes)
+        return self.files.decides and self.files.labels_as(classes) == tuple(classes)
 
     def told(self, recipe: Recipe, classes: Sequence[str]) -> str:
         """The run in a line."""
@@ -87,9 +87,10 @@ class Start:
 
 def find_start(init: str | None, recipe: str | Recipe | None, model: str | None) -> Start | None:
     """What the run given as --init is; None where it is a file, or nothing."""
-    if not init or not is_run(init):
+    folder = found_run(init) if init else None
+    if init is None or folder is None:
         return None
-    start = Start(init, read_run_files(Path(init)))
+    start = Start(init, read_run_files(folder))
     if model is None and start.is_bound(recipe):
         base = base_recipe(recipe, None)
         model = base.model.name if base else None

@@ -53,7 +53,7 @@ def train(
         recipe          a published recipe (`patchloom.list_recipes()`), a recipe.yaml, a `Recipe`, or 'auto'
         task            'classify', 'segment' or 'detect'; as the recipe or the data say when left out
         teacher         distil from a run, 'timm:NAME', 'torchvision:NAME' …
-        init            start from the weights of a run or of a published file
+        init            start from a run, from published weights ('in1k', 'resmlp_s12:in1k') or from a file
         epochs          passes over the data
         size            image size in pixels
         batch           images per update, over all devices; of text, tokens
