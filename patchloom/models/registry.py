@@ -57,7 +57,7 @@ def create_model(
             name, _, weights = name.partition(":")
     if weights is not None:
         return _with_weights(name, weights, num_classes, image_size, options)
-    given = {"num_classes": num_classes, "image_size": image_size}
+    given: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size}
     return build_model(name, **{key: value for key, value in given.items() if value is not None}, **options)
 
 

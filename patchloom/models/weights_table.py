@@ -88,9 +88,9 @@ def _resmlp(variant: str, timm: str, file: str, plain: float | None, distilled: 
 
 
 def _resmlp_dino(variant: str, timm: str, knn: float, counted: int) -> Weights:
-    place = {"hub": f"timm/resmlp_{timm}_224.fb_dino", "url": f"{_DEIT}resmlp_{timm}_dino.pth"}
-    shown: dict[str, Any] = {"crop_ratio": 0.9, **_IMAGENET}
-    return Weights(variant=variant, tag="dino", classes=0, knn=knn, counted=counted, **place, **shown)
+    shown: dict[str, Any] = {"crop_ratio": 0.9, "classes": 0, "knn": knn, "counted": counted, **_IMAGENET}
+    hub, url = f"timm/resmlp_{timm}_224.fb_dino", f"{_DEIT}resmlp_{timm}_dino.pth"
+    return Weights(variant=variant, tag="dino", hub=hub, url=url, **shown)
 
 
 def _mixer(variant: str, letter: str, top1: float, counted: int) -> list[Weights]:
@@ -289,7 +289,7 @@ def weights_named(name: str) -> Weights:
             f"nobody has published weights of {variant}; those of its family: {', '.join(others) or 'none'}"
         )
     if tag not in known:
-        given = f"{variant} has no published weights {tag!r}.{nearest(tag, list(known))}" if tag else "which weights?"
+        given = f"{variant} has no published weights {tag!r}." if tag else f"which weights of {variant}?"
         raise UsageError(f"{given} There are {', '.join(w.name for w in known.values())}")
     return known[tag]
 

@@ -2,7 +2,7 @@
 
 timm:regnety_160.deit_in1k       timm's network with its published weights, fetched by timm
 timm:regnety_160@teacher.pth     the same network with weights of one's own; torchvision:resnet50[@path] likewise
-resmlp_s24@weights.safetensors   a network of patchloom
+resmlp_s24@weights.safetensors   a network of patchloom; resmlp_s24:in1k, its published weights, is resolved by tasks
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from patchloom.errors import UsageError, nearest
 from patchloom.models.published import load_published
 from patchloom.models.registry import create_model, list_models
+from patchloom.models.weights_table import published
 from patchloom.objectives.foreign_weights import fetching, imagenet_classes, misfits, read_weights
 
 # Last weights of patchloom's networks, in its own and in the authors' names; their rows are the classes.
@@ -186,7 +187,9 @@ def _from_patchloom(name: str, path: str, num_classes: int, class_names: Sequenc
     if name not in list_models():
         raise _unknown("", name, list_models())
     if not path:
-        raise UsageError(f"The teacher {name} has no weights. Name their file: {name}@PATH")
+        known = ", ".join(weights.name for weights in published(name) if weights.classes)
+        others = f", or published ones: {known}" if known else ""
+        raise UsageError(f"The teacher {name} has no weights. Name their file: {name}@PATH{others}")
     state = read_weights(path)
     _check_rows(state, _HEADS, num_classes)
     network = load_published(create_model(name, num_classes=num_classes), state)

@@ -1,4 +1,4 @@
-"""`--init`, a run or published weights: network, options, image size and crop come from it, unless the user gives them."""
+"""`--init`, a run or published weights: network, options, size and crop come from it, unless the user gives them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -32,6 +32,29 @@ def test_models_as_a_table() -> None:
     assert "12.6 G" in done.stdout
 
 
+def test_a_network_shows_what_was_published_for_it() -> None:
+    done = patchloom("models", "resmlp_s12")
+    assert "resmlp_s12:in1k_dist" in done.stdout
+    assert "https://dl.fbaipublicfiles.com/deit/resmlp_12_no_dist.pth" in done.stdout
+    assert "Nobody has published weights of deit3_t." in patchloom("models", "deit3_t").stdout
+
+
+def test_published_weights_and_wrong_names_need_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['patchloom', 'models', *sys.argv[1:]]\n"
+        "from patchloom import cli\n"
+        "try:\n    cli.main()\nfinally:\n    assert not {'torch', 'timm', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--pretrained", "--json"], capture_output=True, text=True)
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert rows["deit_s:in1k"]["sha256_begins"] == "cd65a155"
+    assert rows["mixer_b16:in21k"]["classes"] == 21843
+    wrong = subprocess.run([sys.executable, "-c", code, "resmlp_s13"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: no network is called 'resmlp_s13'. Did you mean resmlp_s")
+    assert wrong.stderr.count("\n") == 1
+
+
 def test_bench_as_json() -> None:
     done = patchloom("bench", "deit_ti", "--absorb", "--size", "32", "--batch", "1,2", "--seconds", "0.1", "--json")
     assert done.returncode == 0, done.stderr
