@@ -28,8 +28,8 @@ from patchloom.models.weights_table import Weights
 
 MIRROR = "PATCHLOOM_MIRROR"
 HUB_FILE = "model.safetensors"
-TIMEOUT_S = 60.0  # without a byte
-ATTEMPTS = 3  # of a transfer that breaks off; each goes on where the last one ended
+TIMEOUT_S = 30.0  # without a byte
+ATTEMPTS = 3  # of a transfer that breaks off, where some of it came; each goes on where the last one ended
 _CHUNK = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -154,6 +154,7 @@ def _mirrored(url: str) -> str:
 def _transfer(url: str, partial: Path) -> None:
     """The file of `url` as `partial`, whole; where it breaks off, what has come is kept for the next time."""
     for attempt in range(ATTEMPTS):
+        before = _size(partial)
         try:
             _append(url, partial)
             return
@@ -162,7 +163,7 @@ def _transfer(url: str, partial: Path) -> None:
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise
-            if attempt == ATTEMPTS - 1:
+            if attempt == ATTEMPTS - 1 or _size(partial) <= before:
                 raise _UnreachableError(_in_one_line(error)) from error
 
 
@@ -170,7 +171,7 @@ def _append(url: str, partial: Path) -> None:
     """Go on with `partial` where the server still has the same file, else begin again."""
     about = partial.with_suffix(".json")
     known = _state_of(about, url)
-    have = partial.stat().st_size if known and partial.is_file() else 0
+    have = _size(partial) if known else 0
     headers = {"User-Agent": "patchloom", "Accept-Encoding": "identity"}
     if have:
         headers |= {"Range": f"bytes={have}-", "If-Range": known}
@@ -197,6 +198,10 @@ def _append(url: str, partial: Path) -> None:
     if total is not None and done < total:
         raise http.client.IncompleteRead(b"", total - done)
     return None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _copy(reply: Any, file: FileIO, done: int, progress: Callable[[int], None]) -> int:

@@ -107,7 +107,8 @@ def _make(weights: Weights, folder: Path) -> None:
     try:
         load_published(network, file, new_head=weights.classes == 0)
     except CheckpointError as error:
-        raise CheckpointError(f"{file} is not {weights.name}: {error}. Remove it, and it is fetched anew.") from error
+        reason = str(error).rstrip(".")
+        raise CheckpointError(f"{file} is not {weights.name}: {reason}. Remove it, and it is fetched anew.") from error
     labels, others = imagenet_labels(weights.classes)
     size = (weights.image_size, weights.image_size)
     for leftover in [folder, *folder.parent.glob(f".{folder.name}.*.tmp")]:  # older, or of a killed process
