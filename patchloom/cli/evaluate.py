@@ -126,7 +126,7 @@ def evaluate(
     from patchloom.data.reading import Reading
     from patchloom.errors import UsageError
     from patchloom.judging.several_runs import named
-    from patchloom.runs.named import found_run
+    from patchloom.runs.named import names_run
 
     reading = Reading(
         labels=labels,
@@ -140,7 +140,7 @@ def evaluate(
     asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
     shown |= {"level": level} | reading.given()
-    runs, data = (paths, text) if text is not None or found_run(paths[-1]) else (paths[:-1], paths[-1])
+    runs, data = (paths, text) if text is not None or names_run(paths[-1]) else (paths[:-1], paths[-1])
     if not runs:
         raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
     task = _task_of(runs)
@@ -181,12 +181,14 @@ def evaluate(
 
 def _task_of(runs: list[str]) -> "Task[Any]":
     """The task of runs, which must be of one kind."""
+    from pathlib import Path
+
     from patchloom.errors import UsageError
-    from patchloom.runs.named import found_run
+    from patchloom.runs.config import is_run
     from patchloom.tasks.table import task_of_method, task_of_run
 
-    tasks = {run: task_of_run(folder) for run in runs if (folder := found_run(run))}
-    if not tasks:  # what is wrong with them is said where they are opened
+    tasks = {run: task_of_run(Path(run)) for run in runs if is_run(run)}
+    if not tasks:  # they are fetched, and what is wrong with them is said, where they are opened
         return task_of_method(None)
     first, *others = tasks.items()
     for run, task in others:

@@ -181,12 +181,12 @@ def _evaluate_run(
 
 
 def named(runs: Runs) -> dict[str, Path]:
-    """Runs by the name of their folder, or by their path where two folders have the same name; fetched by name."""
-    paths = [found_run(run) or Path(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+    """Runs by the name of their folder, or by their path where two folders have the same name; fetched where named."""
+    paths = [Path(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
     if not paths or len(set(paths)) < len(paths):
         raise UsageError(f"Give one or more runs, each once; given {', '.join(map(str, paths)) or 'none'}")
     unique = len({path.name for path in paths}) == len(paths)
-    return {path.name if unique else str(path): path for path in paths}
+    return {path.name if unique else str(path): found_run(path) or path for path in paths}
 
 
 def _check_same(found: dict[str, Evaluation]) -> None:

@@ -51,6 +51,11 @@ def found_run(source: str | os.PathLike[str]) -> Path | None:
     return None
 
 
+def names_run(source: str | os.PathLike[str]) -> bool:
+    """Whether a user names a run, be it one that would have to be fetched."""
+    return is_run(source) or is_on_hub(source) or is_published_name(os.fspath(source))
+
+
 def is_on_hub(source: str | os.PathLike[str]) -> bool:
     """Whether a user names a repository of the hub: hub:user/name."""
     return os.fspath(source).startswith(PREFIX)
