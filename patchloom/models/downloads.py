@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import re
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -103,11 +104,13 @@ class _UnreachableError(Exception):
 
 
 def _from_hub(weights: Weights) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
 
+    endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+    _reach(endpoint)
     try:
         with _full_disk(weights):
-            found = hf_hub_download(weights.hub, HUB_FILE, endpoint=os.environ.get("HF_ENDPOINT") or None)
+            found = hf_hub_download(weights.hub, HUB_FILE, endpoint=endpoint)
     except PatchloomError:
         raise
     except Exception as error:  # the library, its client and the system raise kinds of their own
@@ -121,6 +124,20 @@ def _from_hub(weights: Weights) -> Path:
             f"{blob.name[:8]}. It was removed; fetch it again."
         )
     return path
+
+
+def _reach(endpoint: str) -> None:
+    """Notice at once where there is no way to the hub: its library tries for half a minute, and says so each time."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=TIMEOUT_S).close()
+    except urllib.error.HTTPError as error:
+        error.close()  # somebody answers
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(
+            reason, socket.gaierror | ConnectionError | TimeoutError
+        ):  # certificates are the library's matter
+            raise _UnreachableError(_in_one_line(error)) from error
 
 
 # From a plain URL ---------------------------------------------------------------------------------------------------

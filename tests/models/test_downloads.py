@@ -154,6 +154,17 @@ def test_a_network_that_cannot_be_reached(shelf, monkeypatch) -> None:
         fetched(row())
 
 
+def test_a_hub_that_cannot_be_reached_is_noticed_at_once(shelf, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("which tries for half a minute")
+    )
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(
+        ResourceError, match=r"cannot be fetched \(timm/resmlp_tiny: .*refused\)\. Fetch it elsewhere with"
+    ):
+        fetched(row(hub="timm/resmlp_tiny", url=""))
+
+
 def test_a_mirror_is_an_address(shelf, monkeypatch) -> None:
     monkeypatch.setenv("PATCHLOOM_MIRROR", "file:///etc")
     with pytest.raises(UsageError, match="PATCHLOOM_MIRROR is file:///etc, expected an address that begins with http"):
@@ -215,6 +226,7 @@ def test_a_file_that_came_damaged_from_the_hub_is_removed(shelf, tmp_path, monke
         Path(os.path.realpath(link)).write_bytes(DATA[::-1])
         return str(link)
 
+    monkeypatch.setenv("HF_ENDPOINT", shelf.address)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", damaged)
     with pytest.raises(CheckpointError, match=r"came damaged from timm/resmlp_tiny: its SHA-256 begins with"):
         fetched(row(hub="timm/resmlp_tiny", url=""))
