@@ -150,15 +150,15 @@ def test_a_training_resolves_its_recipe_once_and_builds_its_network_once(tmp_pat
     from tests.reliability.commands import OPTIONS, class_folders
 
     data, built, resolved = class_folders(tmp_path / "data"), [], []
-    create, resolve = image_networks.create_model, image_plan.resolve_recipe
+    create, resolve = image_networks.build_model, image_plan.resolve_recipe
 
     def counted(*names: str, **options: object) -> object:
         network = create(*names, **options)
         built.append(next(network.parameters()).device.type)
         return network
 
-    monkeypatch.setattr(image_networks, "create_model", counted)
-    monkeypatch.setattr("patchloom.runs.weights.create_model", counted)
+    monkeypatch.setattr(image_networks, "build_model", counted)
+    monkeypatch.setattr("patchloom.runs.weights.build_model", counted)
     monkeypatch.setattr(
         image_plan, "resolve_recipe", lambda *given, **more: resolved.append(1) or resolve(*given, **more)
     )

@@ -306,13 +306,13 @@ def test_any_decisions_are_one_line(run: Path) -> None:
 )
 def test_a_config_is_built_only_as_large_as_its_weights(run: Path, monkeypatch, options: dict[str, Any]) -> None:
     devices: list[str] = []
-    create = weights.create_model
+    create = weights.build_model
 
     def noted(*given: Any, **more: Any) -> Any:
         devices.append(torch.empty(0).device.type)
         return create(*given, **more)
 
-    monkeypatch.setattr(weights, "create_model", noted)
+    monkeypatch.setattr(weights, "build_model", noted)
     config = json.loads((run / "config.json").read_bytes())
     (run / "checksums.json").unlink()
     (run / "labels.json").write_text("[]")
