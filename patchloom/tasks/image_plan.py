@@ -20,9 +20,10 @@ from patchloom.data.text.pairs import holds_pairs
 from patchloom.engine.rendezvous import place_from
 from patchloom.errors import DataError, UsageError
 from patchloom.inspection.cost import Cost, cost, human
+from patchloom.models.catalogue import CATALOGUE
 from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
-from patchloom.models.weights_table import is_tag, weights_named
+from patchloom.models.weights_table import is_tag, published, weights_named
 from patchloom.recipes.choices import Choice, base_recipe, resolve_recipe, with_steps
 from patchloom.recipes.fit import Facts, advice, misfits
 from patchloom.recipes.methods import Method, method_of
@@ -161,8 +162,19 @@ def data_lines(plan: ImagePlan, *, dry_run: bool) -> list[str]:
         *(f"           note: {note}" for note in plan.notes),
         f"model      {r.model.name} at {r.model.image_size} px: {human(plan.cost.parameters)} parameters, "
         f"{human(plan.cost.multiply_adds)} multiply-adds",
-        *([f"init       {plan.start.told(r, s.classes.names)}"] if plan.start else []),
+        *([f"init       {plan.start.told(r, s.classes.names)}"] if plan.start else _published_start(plan)),
     ]
+
+
+def _published_start(plan: ImagePlan) -> list[str]:
+    """That trained weights of the chosen network can be had, where nobody has said what to start from."""
+    name, settings = plan.recipe.model.name, plan.settings
+    there = published(name)
+    if settings.init or base_recipe(settings.recipe, settings.model) or not there:
+        return []
+    first = there[0]
+    cost = f"{first.size} to fetch, {human(CATALOGUE[name].multiply_adds)} multiply-adds at {first.image_size} px"
+    return [f"init       random; --init {first.tag} fine-tunes {name} as published on {first.trained_on} ({cost})"]
 
 
 def learns_from_labels(settings: TrainingSettings) -> bool:

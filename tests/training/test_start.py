@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,14 @@ def test_a_size_that_no_run_could_be_loaded_with_is_refused_before_work() -> Non
     settings = TrainingSettings(data=SHAPES, device="cpu", workers=0, changes={"test.image_size": 5000})
     with pytest.raises(UsageError, match=r"could not be used: image_size is \[5000, 5000\], expected height and width"):
         make_plan(settings, "cpu")
+
+
+def test_published_weights_are_offered_where_nothing_was_said() -> None:
+    settings = TrainingSettings(data=SHAPES, device="cpu", workers=0)
+    offered = "init       random; --init in1k fine-tunes resmlp_s12 as published on ImageNet-1k (61 MB to fetch, 3.01 G"
+    assert line(make_plan(settings, "cpu")).startswith(offered)
+    for given in ({"recipe": "small_images"}, {"model": "timm:resnet18"}):
+        assert not [line for line in make_plan(replace(settings, **given), "cpu").lines() if line.startswith("init")]
 
 
 def test_the_head_first(narrow: Path, tmp_path: Path) -> None:
