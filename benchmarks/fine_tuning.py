@@ -1,0 +1,104 @@
+"""Fine-tuning against training from scratch in the same time, and a ResMLP with and without a fine-tuned teacher.
+
+    python benchmarks/fine_tuning.py imagenette cifar100 --init timm:tf_efficientnet_lite0@lite0.safetensors \\
+        --time 150s --seeds 0 1 2 --jobs 18 --out tuned
+
+DATA has train, val and test (`short_runs.py prepare` makes such folders); best weights are chosen on val, and test is
+looked at once per run, at the end. Every run is the command of `KINDS` with --time and a seed. The teacher of a set is
+its fine-tuned network of seed 0, trained first. `--jobs` runs share one device: the same time is the same share of it.
+One JSON line per run goes to OUT/runs.jsonl.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean, stdev
+
+KINDS = {
+    "fine-tuned": ("--init", "{init}"),
+    "from scratch": ("--model", "{network}"),
+    "resmlp_s12": ("--model", "resmlp_s12"),
+    "resmlp_s12, distilled": ("--model", "resmlp_s12", "--teacher", "{teacher}"),
+}
+
+
+def main() -> None:
+    """Teachers first, then everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="+")
+    parser.add_argument("--init", required=True)
+    parser.add_argument("--time", default="150s")
+    parser.add_argument("--teacher-time", default="60s")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(lambda data: trained(given, data, "fine-tuned", "teacher", given.teacher_time), given.data))
+        jobs = [(data, kind, seed) for seed in given.seeds for data in given.data for kind in KINDS]
+        list(pool.map(lambda job: measured(given, *job), jobs))
+    print(table(given.out / "runs.jsonl"))
+
+
+def trained(given: argparse.Namespace, data: str, kind: str, seed: int | str, time: str) -> Path:
+    """The folder of a run, by the command line, on one thread of the CPU."""
+    folder = given.out / f"{Path(data).stem}-{kind.replace(' ', '_')}-{seed}"
+    teacher = given.out / f"{Path(data).stem}-fine-tuned-teacher"
+    named = {"init": given.init, "network": given.init.partition("@")[0], "teacher": str(teacher)}
+    options = [part.format(**named) for part in KINDS[kind]]
+    fixed = [
+        "--set",
+        f"seed={0 if seed == 'teacher' else seed}",
+        "--time",
+        time,
+        "--workers",
+        "1",
+        "--out",
+        str(folder),
+    ]
+    patchloom(["train", data, *options, *fixed], folder.with_suffix(".log"))
+    return folder
+
+
+def measured(given: argparse.Namespace, data: str, kind: str, seed: int) -> None:
+    """Train one, look at its test images, and note both."""
+    folder = trained(given, data, kind, seed, given.time)
+    said = patchloom(["evaluate", str(folder), data, "--split", "test", "--json"], folder.with_suffix(".test.log"))
+    values = json.loads(said[said.index("{") :])[str(folder)] if said else {}
+    line = {"data": data, "kind": kind, "seed": seed, "top1": values.get("top1"), "images": values.get("images")}
+    print(line, flush=True)
+    with (given.out / "runs.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def patchloom(arguments: list[str], log: Path) -> str:
+    """What a command prints; what it says goes to `log`."""
+    command = [sys.executable, "-m", "patchloom.cli", *arguments]
+    with log.open("w") as said:
+        alone = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=alone, text=True, stdout=subprocess.PIPE, stderr=said, check=False)
+        said.write(done.stdout)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def table(path: Path) -> str:
+    """Test top-1 by set and kind: mean ± std over seeds."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for line in map(json.loads, path.read_text().splitlines()):
+        if line["top1"] is not None:
+            found[Path(line["data"]).stem, line["kind"]].append(line["top1"])
+    rows = ["| set | network | test top-1 | seeds |", "|---|---|---|---|"]
+    for (data, kind), values in sorted(found.items()):
+        spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+        rows.append(f"| {data} | {kind} | {mean(values):.1f}{spread} | {len(values)} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    main()
