@@ -110,8 +110,8 @@ class Network(nn.Module):
     any_resolution: bool = False  # True where nothing in the network depends on the image size
     grid: tuple[int, int] | None = None  # patches down and across, where the image size is fixed and one grid is kept
     notes: tuple[str, ...] = ()  # what was asked for and could not be had
-    pixel_mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)
-    pixel_std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
+    pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # the family's; of a trained network those of its run
+    pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
     classifier: nn.Module
     projector: nn.Module
@@ -295,6 +295,7 @@ class Network(nn.Module):
             raise UsageError("an absorbed copy keeps its resolution: call at_resolution first, then absorb")
         size = (size, size) if isinstance(size, int) else tuple(size)  # type: ignore[assignment]
         new = type(self)(self.config_at(self.config, size))  # type: ignore[arg-type]
+        new.pixel_mean, new.pixel_std = self.pixel_mean, self.pixel_std
         weight = next(self.parameters())
         new.to(weight.device, weight.dtype).train(self.training)
         new.gradient_checkpointing = self.gradient_checkpointing

@@ -1,5 +1,6 @@
-"""timm's networks as networks of patchloom: each with its own pooling, or a convnet with attention pooling in its place
-(thesis 5.3.4: ResNet-50, 4.1 → 4.6 G). What a trunk gives is found in `timm_trunk`."""
+"""timm's and torchvision's networks as networks of patchloom: each with its own pooling, or a convnet with attention
+pooling in its place (thesis 5.3.4: ResNet-50, 4.1 → 4.6 G). What a trunk gives is found in `timm_trunk` and
+`torchvision_trunk`."""
 
 import copy
 import functools
@@ -17,7 +18,13 @@ from patchloom.layers.norms import make_norm
 from patchloom.models.network import Network
 from patchloom.models.patchconvnet import AttentionPool, AttentionPoolConfig, AttentionPooled
 from patchloom.models.pyramid import Kept, Level, Taps
-from patchloom.models.timm_trunk import PYRAMID_SIDE, levels_of, make_trunk, trunk_of
+from patchloom.models.timm_trunk import PYRAMID_SIDE, Trunk, levels_of, make_trunk, trunk_of
+from patchloom.models.torchvision_trunk import (
+    PREFIX,
+    TorchvisionTrunk,
+    torchvision_levels_of,
+    torchvision_trunk_of,
+)
 from patchloom.models.vit import check_heads
 
 
@@ -25,7 +32,7 @@ from patchloom.models.vit import check_heads
 class PooledConvNetConfig(AttentionPoolConfig):
     """Options of timm's networks; `pool` average is the network's own pooling, whatever it is."""
 
-    backbone: str = "resnet50"  # any network timm can create that gives features
+    backbone: str = "resnet50"  # any network of timm that gives features, or torchvision:NAME
     small_stem: bool = False  # a ResNet's for pictures of 32 pixels: 3×3 of stride 1, nothing pooled
 
 
@@ -37,21 +44,17 @@ class PooledConvNet(AttentionPooled):
 
     def __init__(self, config: PooledConvNetConfig) -> None:
         super().__init__(config)
-        found = trunk_of(config.backbone, config.image_size, config.channels)
+        found = _found(config)
         if config.pool == "attention" and found.gives != "map":
             raise UsageError(
-                f"attention pooling reads the last map of a convnet, which timm's {config.backbone} does not give; "
+                f"attention pooling reads the last map of a convnet, which {_whose(config)} does not give; "
                 "use its own pooling: --set model.options.pool=average"
             )
         self._gives, self._dim, self.any_resolution = found.gives, found.dim, found.any_size
         self._levels: dict[int, Level] | None = None  # found when first asked for, since it takes a while
         if config.drop_path and not found.drops_paths:
-            self.notes = (
-                f"timm's {config.backbone} has no stochastic depth: drop_path {config.drop_path:g} is not used",
-            )
-        self.trunk = make_trunk(config.backbone, found, channels=config.channels, drop_path=config.drop_path)
-        if config.small_stem:
-            _shrink_stem_(self.trunk, config.backbone)
+            self.notes = (f"{_whose(config)} has no stochastic depth: drop_path {config.drop_path:g} is not used",)
+        self.trunk = _made(config, found)
         if config.pool == "attention":
             check_heads(self.feature_dim, config.pool_heads)
         self.attention_pool = AttentionPool(config, self.feature_dim) if config.pool == "attention" else None
@@ -78,8 +81,7 @@ class PooledConvNet(AttentionPooled):
     def taps(self) -> Taps:
         """What timm counts as the trunk's intermediate features: stages of a convnet, blocks of a column."""
         if self._levels is None:
-            c = self.config
-            self._levels = _levels(c.backbone, c.image_size, c.channels, c.small_stem)
+            self._levels = _levels(self.config)
         return self._levels
 
     def layers_in_order(self) -> list[Sequence[nn.Module]]:
@@ -126,7 +128,7 @@ class PooledConvNet(AttentionPooled):
         size = (images.shape[2], images.shape[3])
         if not self.any_resolution and size != self.config.image_size:
             raise UsageError(
-                f"timm's {self.config.backbone} was made for {self.config.image_size[0]}×{self.config.image_size[1]} "
+                f"{_whose(self.config)} was made for {self.config.image_size[0]}×{self.config.image_size[1]} "
                 f"images and cannot be shown {size[0]}×{size[1]}; resize them"
             )
         return super().forward_resampled(images)
@@ -158,10 +160,10 @@ class PooledConvNet(AttentionPooled):
         return copied
 
     def _fixed(self, size: tuple[int, int], name: str) -> UsageError:
-        (height, width), backbone = self.config.image_size, self.config.backbone
+        height, width = self.config.image_size
         return UsageError(
-            f"timm's {backbone} cannot go from {height}×{width} to {size[0]}×{size[1]} images: {name} has one value "
-            "per position, and timm has no way to resample it; keep the size"
+            f"{_whose(self.config)} cannot go from {height}×{width} to {size[0]}×{size[1]} images: {name} has one "
+            "value per position, and its library has no way to resample it; keep the size"
         )
 
     @torch.no_grad()
@@ -178,13 +180,37 @@ class PooledConvNet(AttentionPooled):
             self.trunk = whole
 
 
-def _levels(backbone: str, image_size: tuple[int, int], channels: int, small_stem: bool) -> dict[int, Level]:
-    found = trunk_of(backbone, image_size, channels)
+def _whose(config: PooledConvNetConfig) -> str:
+    """The network as messages call it."""
+    library, _, name = config.backbone.rpartition(":")
+    return f"{library or 'timm'}'s {name}"
+
+
+def _found(config: PooledConvNetConfig) -> Trunk:
+    if config.backbone.startswith(PREFIX):
+        return torchvision_trunk_of(config.backbone.removeprefix(PREFIX), config.image_size, config.channels)
+    return trunk_of(config.backbone, config.image_size, config.channels, config.pool == "average")
+
+
+def _made(config: PooledConvNetConfig, found: Trunk) -> nn.Module:
+    if config.backbone.startswith(PREFIX):
+        if config.small_stem:
+            raise UsageError(f"small_stem is an option of timm's ResNets, not of {_whose(config)}. Leave it out.")
+        return TorchvisionTrunk(config.backbone.removeprefix(PREFIX), config.image_size, config.drop_path)
+    trunk = make_trunk(config.backbone, found, channels=config.channels, drop_path=config.drop_path)
+    if config.small_stem:
+        _shrink_stem_(trunk, config.backbone)
+    return trunk
+
+
+def _levels(config: PooledConvNetConfig) -> dict[int, Level]:
+    found = _found(config)
+    size = (PYRAMID_SIDE, PYRAMID_SIDE) if found.any_size else config.image_size
+    if config.backbone.startswith(PREFIX):
+        return torchvision_levels_of(config.backbone.removeprefix(PREFIX), size)
     with torch.device("meta"):
-        trunk = make_trunk(backbone, found, channels=channels, drop_path=0.0).eval()
-        if small_stem:
-            _shrink_stem_(trunk, backbone)
-    return levels_of(trunk, (PYRAMID_SIDE, PYRAMID_SIDE) if found.any_size else image_size, channels)
+        trunk = _made(config, found).eval()
+    return levels_of(trunk, size, config.channels)
 
 
 def _shrink_stem_(trunk: nn.Module, name: str) -> None:

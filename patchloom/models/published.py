@@ -35,11 +35,11 @@ def load_published(
     """
     if not isinstance(model, Network) or model.absorbed:
         raise UsageError("load_published takes a network from create_model that is not absorbed")
-    state = _unwrapped(_read(state_dict_or_path))
-    state = renamed(model, state)
+    state = read_state(state_dict_or_path)
+    state = renamed_for(model, state)
     if new_head:
         state = _with_own_head(model, state)
-    if adapt_resolution and (size := _image_size_of(model, state)) != model.config.image_size:
+    if adapt_resolution and (size := image_size_of(model, state)) != model.config.image_size:
         small = type(model)(dataclasses.replace(model.config, image_size=size))
         _load_strictly(small, state)
         weight = next(model.parameters())
@@ -52,11 +52,21 @@ def load_published(
     return model
 
 
+def renamed_for(model: Network, state: State) -> State:
+    """The same state under the names of `model`; a CheckpointError where its tensors cannot be put together so."""
+    try:
+        return renamed(model, state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"the checkpoint does not fit {model.config.name}: {reason}") from error
+
+
 # Reading ------------------------------------------------------------------------------------------------------------
 
 
-def _read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
-    return source if isinstance(source, Mapping) else read_weights_file(Path(source))
+def read_state(source: Mapping[str, Any] | str | os.PathLike[str]) -> State:
+    """The tensors of a file, or of what was read of one, without the containers they were saved in."""
+    return _unwrapped(source if isinstance(source, Mapping) else read_weights_file(Path(source)))
 
 
 def _unwrapped(state: Mapping[str, Any]) -> State:
@@ -129,7 +139,7 @@ def _advice(model: Network, state: State, unknown: list[str], missing: list[str]
             return f"Its keys are those of {family}: create that network instead"
     if wrong and not unknown and not missing:
         try:
-            size = _image_size_of(model, state)
+            size = image_size_of(model, state)
         except CheckpointError:
             size = model.config.image_size
         if size != model.config.image_size:
@@ -141,7 +151,7 @@ def _some(items: list[str], limit: int = 4) -> str:
     return ", ".join(items[:limit]) + (f" and {len(items) - limit} more" if len(items) > limit else "")
 
 
-def _image_size_of(model: Network, state: State) -> tuple[int, int]:
+def image_size_of(model: Network, state: State) -> tuple[int, int]:
     """The image size a checkpoint was made for, read off the first weight that has one entry a position."""
     for name, module in model.named_modules():
         if not isinstance(module, Resampled) or name.endswith((".before", ".after")):

@@ -1,7 +1,15 @@
-"""The authors', timm's and Flax's names of every family's weights, and what patchloom calls them."""
+"""The authors', timm's and Flax's names of every family's weights, and what patchloom calls them, read both ways.
+
+A naming is a list of pairs (their name, patchloom's name). A star stands for one part of a name, the same on both
+sides, in the same order; the first pair that fits counts. What is kept in another shape or order of axes there is a
+`Name` with a `Form`. Whatever is not a renaming of single tensors (class tokens, one classifier per class, sMLPNet's
+numbering over all stages) has a pair of functions at the end.
+"""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,94 +23,252 @@ from patchloom.models.smlpnet import SMLPNet
 from patchloom.models.vit import ViT
 
 State = dict[str, Tensor]
-Rule = tuple[str, str]  # a pattern of the whole key, and what it becomes
+Publisher = Literal["authors", "timm"]
 
-_COMMON: list[Rule] = [
-    (r"(?:patch_embed|stem)\.proj\.(weight|bias)", r"stem.\1"),
-    (r"head\.(weight|bias)", r"classifier.\1"),
-    (r"head_dist\.(weight|bias)", r"distillation_classifier.\1"),
-    (r"pos_embed", "position.weight"),
-    (r"norm\.alpha", "norm.weight"),
-    (r"norm\.beta", "norm.bias"),
+
+class Form(NamedTuple):
+    """How a tensor is kept there: from theirs to patchloom's and back."""
+
+    inward: Callable[[Tensor], Tensor]
+    outward: Callable[[Tensor], Tensor]
+
+
+class Name(NamedTuple):
+    """Their name of a tensor that has another form there."""
+
+    text: str
+    form: Form
+
+
+Pair = tuple[str | Name, str]
+
+_AS_IT_IS = Form(lambda tensor: tensor, lambda tensor: tensor)
+# (out, in) as a convolution of 1×1; biases stay.
+_CONVOLUTION = Form(
+    lambda tensor: tensor.flatten(1) if tensor.ndim == 4 else tensor,
+    lambda tensor: tensor[:, :, None, None] if tensor.ndim == 2 else tensor,
+)
+_OF_MAPS = Form(lambda tensor: tensor.flatten(), lambda tensor: tensor[None, None])  # (C,) as (1, 1, C)
+# Flax: a Dense layer's kernel is (in, out), a convolution's height, width, in, out.
+_KERNEL = Form(*(2 * [lambda tensor: tensor.T if tensor.ndim == 2 else tensor]))
+_IMAGE_KERNEL = Form(
+    lambda tensor: tensor.permute(3, 2, 0, 1) if tensor.ndim == 4 else tensor,
+    lambda tensor: tensor.permute(2, 3, 1, 0),
+)
+
+
+def _under(prefix: str, ours: str, pairs: Iterable[Pair]) -> list[Pair]:
+    """The pairs of a block, whose names begin with `prefix` there and `ours` here."""
+    found: list[Pair] = []
+    for theirs, own in pairs:
+        name = f"{prefix}{theirs.text if isinstance(theirs, Name) else theirs}"
+        found.append((Name(name, theirs.form) if isinstance(theirs, Name) else name, f"{ours}{own}"))
+    return found
+
+
+_ENDS: list[Pair] = [
+    ("patch_embed.proj.*", "stem.*"),
+    ("pos_embed", "position.weight"),
+    ("norm.*", "norm.*"),
+    ("head.*", "classifier.*"),
+    ("head_dist.*", "distillation_classifier.*"),
 ]
-
 # Inside a block: norm1/attn/gamma_1 belong to its first branch, norm2/mlp/gamma_2 to its second.
-_BLOCK: list[Rule] = [
-    (r"norm1\.(weight|bias)", r"tokens.norm.\1"),
-    (r"norm2\.(weight|bias)", r"channels.norm.\1"),
-    (r"norm1\.alpha", "tokens.norm.weight"),
-    (r"norm1\.beta", "tokens.norm.bias"),
-    (r"norm2\.alpha", "channels.norm.weight"),
-    (r"norm2\.beta", "channels.norm.bias"),
-    (r"(?:gamma_1|ls1|ls1\.gamma)", "tokens.scale"),
-    (r"(?:gamma_2|ls2|ls2\.gamma)", "channels.scale"),
-    (r"(?:attn|linear_tokens)\.(weight|bias)", r"tokens.mix.\1"),
-    (r"attn\.((?:qkv|q|k|v|proj)\.(?:weight|bias))", r"tokens.mix.\1"),
-    (r"attn\.proj_l\.(weight|bias)", r"tokens.mix.before.\1"),
-    (r"attn\.proj_w\.(weight|bias)", r"tokens.mix.after.\1"),
-    (r"(?:mlp|mlp_channels)\.(fc[12]\.(?:weight|bias))", r"channels.mix.\1"),
-    (r"mlp_tokens\.fc([12])\.(weight|bias)", r"tokens.mix.\2\1"),
+_NORMS: list[Pair] = [("norm1.*", "tokens.norm.*"), ("norm2.*", "channels.norm.*")]
+_GAMMAS: list[Pair] = [("gamma_1", "tokens.scale"), ("gamma_2", "channels.scale")]
+_ATTENTION: list[Pair] = [("attn.*.*", "tokens.mix.*.*"), ("mlp.*.*", "channels.mix.*.*")]
+_TALKING: list[Pair] = [("attn.proj_l.*", "tokens.mix.before.*"), ("attn.proj_w.*", "tokens.mix.after.*")]
+# A block of the authors' `blocks_token_only`, in which the class token attends.
+_CLASS_BLOCK: list[Pair] = [
+    (theirs, re.sub(r"^tokens\.", "attend.", ours)) for theirs, ours in [*_NORMS, *_GAMMAS, *_ATTENTION]
+]
+# Two branches side by side: the second is numbered by one more 1.
+_PARALLEL: list[Pair] = [
+    pair
+    for first, second, ours in (
+        ("norm1.*", "norm11.*", "tokens.{}.norm.*"),
+        ("attn.*.*", "attn1.*.*", "tokens.{}.mix.*.*"),
+        ("gamma_1", "gamma_1_1", "tokens.{}.scale"),
+        ("norm2.*", "norm21.*", "channels.{}.norm.*"),
+        ("mlp.*.*", "mlp1.*.*", "channels.{}.mix.*.*"),
+        ("gamma_2", "gamma_2_1", "channels.{}.scale"),
+    )
+    for pair in ((first, ours.format(0)), (second, ours.format(1)))
 ]
 
-# Flax: MixerBlock_0/token_mixing/Dense_0/kernel and so on.
-_FLAX: list[Rule] = [
-    (r"stem/kernel", "stem.weight"),
-    (r"stem/bias", "stem.bias"),
-    (r"pre_head_layer_norm/scale", "norm.weight"),
-    (r"pre_head_layer_norm/bias", "norm.bias"),
-    (r"head/kernel", "classifier.weight"),
-    (r"head/bias", "classifier.bias"),
-    (r"MixerBlock_(\d+)/LayerNorm_0/scale", r"blocks.\1.tokens.norm.weight"),
-    (r"MixerBlock_(\d+)/LayerNorm_0/bias", r"blocks.\1.tokens.norm.bias"),
-    (r"MixerBlock_(\d+)/LayerNorm_1/scale", r"blocks.\1.channels.norm.weight"),
-    (r"MixerBlock_(\d+)/LayerNorm_1/bias", r"blocks.\1.channels.norm.bias"),
-    (r"MixerBlock_(\d+)/token_mixing/Dense_0/kernel", r"blocks.\1.tokens.mix.weight1"),
-    (r"MixerBlock_(\d+)/token_mixing/Dense_0/bias", r"blocks.\1.tokens.mix.bias1"),
-    (r"MixerBlock_(\d+)/token_mixing/Dense_1/kernel", r"blocks.\1.tokens.mix.weight2"),
-    (r"MixerBlock_(\d+)/token_mixing/Dense_1/bias", r"blocks.\1.tokens.mix.bias2"),
-    (r"MixerBlock_(\d+)/channel_mixing/Dense_0/kernel", r"blocks.\1.channels.mix.fc1.weight"),
-    (r"MixerBlock_(\d+)/channel_mixing/Dense_0/bias", r"blocks.\1.channels.mix.fc1.bias"),
-    (r"MixerBlock_(\d+)/channel_mixing/Dense_1/kernel", r"blocks.\1.channels.mix.fc2.weight"),
-    (r"MixerBlock_(\d+)/channel_mixing/Dense_1/bias", r"blocks.\1.channels.mix.fc2.bias"),
+_RESMLP_AUTHORS: list[Pair] = [
+    *_under("blocks.*.", "blocks.*.", [
+        ("norm1.alpha", "tokens.norm.weight"),
+        ("norm1.beta", "tokens.norm.bias"),
+        ("norm2.alpha", "channels.norm.weight"),
+        ("norm2.beta", "channels.norm.bias"),
+        *_NORMS,  # of networks with LayerNorm
+        *_GAMMAS,
+        ("attn.*", "tokens.mix.*"),
+        ("mlp.*.*", "channels.mix.*.*"),
+    ]),
+    ("norm.alpha", "norm.weight"),
+    ("norm.beta", "norm.bias"),
+    *_ENDS,
+]  # fmt: skip
+_RESMLP_TIMM: list[Pair] = [
+    *_under("blocks.*.", "blocks.*.", [
+        (Name("norm1.alpha", _OF_MAPS), "tokens.norm.weight"),
+        (Name("norm1.beta", _OF_MAPS), "tokens.norm.bias"),
+        (Name("norm2.alpha", _OF_MAPS), "channels.norm.weight"),
+        (Name("norm2.beta", _OF_MAPS), "channels.norm.bias"),
+        ("ls1", "tokens.scale"),
+        ("ls2", "channels.scale"),
+        ("linear_tokens.*", "tokens.mix.*"),
+        ("mlp_channels.*.*", "channels.mix.*.*"),
+    ]),
+    (Name("norm.alpha", _OF_MAPS), "norm.weight"),
+    (Name("norm.beta", _OF_MAPS), "norm.bias"),
+    ("stem.proj.*", "stem.*"),
+    ("head.*", "classifier.*"),
+]  # fmt: skip
+_MIXER_TIMM: list[Pair] = [
+    *_under("blocks.*.", "blocks.*.", [
+        *_NORMS,
+        ("mlp_tokens.fc1.weight", "tokens.mix.weight1"),
+        ("mlp_tokens.fc1.bias", "tokens.mix.bias1"),
+        ("mlp_tokens.fc2.weight", "tokens.mix.weight2"),
+        ("mlp_tokens.fc2.bias", "tokens.mix.bias2"),
+        ("mlp_channels.*.*", "channels.mix.*.*"),
+    ]),
+    ("stem.proj.*", "stem.*"),
+    *_ENDS,
+]  # fmt: skip
+_MIXER_FLAX: list[Pair] = [
+    *_under("MixerBlock_*/", "blocks.*.", [
+        ("LayerNorm_0/scale", "tokens.norm.weight"),
+        ("LayerNorm_0/bias", "tokens.norm.bias"),
+        ("LayerNorm_1/scale", "channels.norm.weight"),
+        ("LayerNorm_1/bias", "channels.norm.bias"),
+        (Name("token_mixing/Dense_0/kernel", _KERNEL), "tokens.mix.weight1"),
+        ("token_mixing/Dense_0/bias", "tokens.mix.bias1"),
+        (Name("token_mixing/Dense_1/kernel", _KERNEL), "tokens.mix.weight2"),
+        ("token_mixing/Dense_1/bias", "tokens.mix.bias2"),
+        (Name("channel_mixing/Dense_0/kernel", _KERNEL), "channels.mix.fc1.weight"),
+        ("channel_mixing/Dense_0/bias", "channels.mix.fc1.bias"),
+        (Name("channel_mixing/Dense_1/kernel", _KERNEL), "channels.mix.fc2.weight"),
+        ("channel_mixing/Dense_1/bias", "channels.mix.fc2.bias"),
+    ]),
+    (Name("stem/kernel", _IMAGE_KERNEL), "stem.weight"),
+    ("stem/bias", "stem.bias"),
+    ("pre_head_layer_norm/scale", "norm.weight"),
+    ("pre_head_layer_norm/bias", "norm.bias"),
+    (Name("head/kernel", _KERNEL), "classifier.weight"),
+    ("head/bias", "classifier.bias"),
+]  # fmt: skip
+_VIT_AUTHORS = [*_under("blocks.*.", "blocks.*.", [*_NORMS, *_GAMMAS, *_ATTENTION]), *_ENDS]
+_VIT_TIMM = [
+    *_under("blocks.*.", "blocks.*.", [("ls1.gamma", "tokens.scale"), ("ls2.gamma", "channels.scale")]),
+    *_under("blocks.*.", "blocks.*.", [*_NORMS, *_ATTENTION]),
+    *_ENDS,
+]
+_VIT_PARALLEL = [*_under("blocks.*.", "blocks.*.", _PARALLEL), *_ENDS]
+_CAIT = [
+    ("cls_token", "class_token.weight"),
+    *_under("blocks.*.", "blocks.*.", [*_TALKING, *_NORMS, *_GAMMAS, *_ATTENTION]),
+    *_under("blocks_token_only.*.", "class_blocks.*.", _CLASS_BLOCK),
+    *_ENDS,
+]
+_PATCHCONVNET: list[Pair] = [
+    ("cls_token", "attention_pool.token.weight"),
+    *((f"patch_embed.proj.{2 * i}.0.weight", f"stem.convs.{i}.weight") for i in range(4)),
+    *_under("blocks.*.", "blocks.*.", [
+        ("norm1.*", "norm.*"),
+        ("gamma_1", "scale"),
+        (Name("attn.qkv_pos.0.*", _CONVOLUTION), "mix.first.*"),
+        ("attn.qkv_pos.2.*", "mix.spatial.*"),
+        (Name("attn.qkv_pos.4.conv_reduce.*", _CONVOLUTION), "mix.gate.reduce.*"),
+        (Name("attn.qkv_pos.4.conv_expand.*", _CONVOLUTION), "mix.gate.expand.*"),
+        (Name("attn.qkv_pos.5.*", _CONVOLUTION), "mix.last.*"),
+    ]),
+    *_under("blocks_token_only.0.", "attention_pool.block.", _CLASS_BLOCK),
+    *_ENDS,
+]  # fmt: skip
+_SMLPNET: list[Pair] = [  # block 7 of all stages is `stages.7` here: see `_numbered`
+    ("to_patch_embedding.0.0.weight", "stem.weight"),
+    *((f"to_patch_embedding.{i + 1}.0.weight", f"merges.{i}.weight") for i in range(8)),
+    ("token_mix.*.0.conv_merge.BN.*", "stages.*.tokens.mix.0.norm.*"),
+    ("token_mix.*.0.conv_merge.Conv.weight", "stages.*.tokens.mix.0.mix.weight"),
+    ("token_mix.*.1.BN.*", "stages.*.tokens.mix.1.norm.*"),
+    (Name("token_mix.*.1.proj_h.*", _CONVOLUTION), "stages.*.tokens.mix.1.mix.along_width.*"),
+    (Name("token_mix.*.1.proh_w.*", _CONVOLUTION), "stages.*.tokens.mix.1.mix.along_height.*"),  # the authors' spelling
+    (Name("token_mix.*.1.fuse.weight", _CONVOLUTION), "stages.*.tokens.mix.1.mix.fuse.weight"),
+    ("channel_mix.*.1.*", "stages.*.channels.norm.*"),
+    ("channel_mix.*.2.net.0.*", "stages.*.channels.mix.fc1.*"),
+    ("channel_mix.*.2.net.3.*", "stages.*.channels.mix.fc2.*"),
+    ("batch_norm.*", "norm.*"),
+    ("mlp_head.0.*", "classifier.*"),
 ]
 
-_PATCHCONVNET_BLOCK: list[Rule] = [
-    (r"norm1\.(weight|bias|running_mean|running_var|num_batches_tracked)", r"norm.\1"),
-    (r"gamma_1", "scale"),
-    (r"attn\.qkv_pos\.0\.(weight|bias)", r"mix.first.\1"),
-    (r"attn\.qkv_pos\.2\.(weight|bias)", r"mix.spatial.\1"),
-    (r"attn\.qkv_pos\.4\.conv_reduce\.(weight|bias)", r"mix.gate.reduce.\1"),
-    (r"attn\.qkv_pos\.4\.conv_expand\.(weight|bias)", r"mix.gate.expand.\1"),
-    (r"attn\.qkv_pos\.5\.(weight|bias)", r"mix.last.\1"),
-]
-
-_SMLP_BLOCK: list[Rule] = [
-    (r"token_mix\.0\.conv_merge\.BN\.(.+)", r"tokens.mix.0.norm.\1"),
-    (r"token_mix\.0\.conv_merge\.Conv\.weight", "tokens.mix.0.mix.weight"),
-    (r"token_mix\.1\.BN\.(.+)", r"tokens.mix.1.norm.\1"),
-    (r"token_mix\.1\.proj_h\.(weight|bias)", r"tokens.mix.1.mix.along_width.\1"),
-    (r"token_mix\.1\.proh_w\.(weight|bias)", r"tokens.mix.1.mix.along_height.\1"),  # the authors' spelling
-    (r"token_mix\.1\.fuse\.weight", "tokens.mix.1.mix.fuse.weight"),
-    (r"channel_mix\.1\.(weight|bias)", r"channels.norm.\1"),
-    (r"channel_mix\.2\.net\.0\.(weight|bias)", r"channels.mix.fc1.\1"),
-    (r"channel_mix\.2\.net\.3\.(weight|bias)", r"channels.mix.fc2.\1"),
-]
+_NAMINGS: dict[type[Network], dict[Publisher, list[Pair]]] = {
+    ResMLP: {"authors": _RESMLP_AUTHORS, "timm": _RESMLP_TIMM},
+    Mixer: {"authors": _MIXER_FLAX, "timm": _MIXER_TIMM},
+    ViT: {"authors": _VIT_AUTHORS, "timm": _VIT_TIMM},
+    CaiT: {"authors": _CAIT, "timm": _CAIT},
+    PatchConvNet: {"authors": _PATCHCONVNET},
+    SMLPNet: {"authors": _SMLPNET},
+}
 
 
-def _apply(rules: list[Rule], key: str) -> str:
-    for pattern, replacement in rules:
-        if match := re.fullmatch(pattern, key):
-            return match.expand(replacement)
-    return key
+def namings(model: Network) -> Mapping[Publisher, list[Pair]]:
+    """Who publishes networks of this kind, and how they name the weights."""
+    if isinstance(model, ViT) and model.config.parallel > 1:
+        return {"authors": _VIT_PARALLEL}
+    return next((found for family, found in _NAMINGS.items() if isinstance(model, family)), {})
 
 
 def renamed(model: Network, state: State) -> State:
     """`state` under patchloom's names and shapes; keys nobody knows keep theirs and are reported later."""
-    translate = _TRANSLATORS.get(type(model))
-    if translate is not None:
-        state = translate(model, dict(state))
+    pairs = [(_text(theirs), ours, _form(theirs)) for naming in namings(model).values() for theirs, ours in naming]
+    out: State = {}
+    for key, tensor in _joined(model, state).items():
+        found = _translated(key, pairs)
+        out[found[0] if found else key] = found[1].inward(tensor) if found else tensor
+    out = _numbered(model, out)
     expected = model.state_dict()
-    return {key: _shaped(tensor, expected.get(key)) for key, tensor in state.items()}
+    return {key: _shaped(tensor, expected.get(key)) for key, tensor in out.items()}
+
+
+def named_as(model: Network, publisher: Publisher) -> tuple[State, list[str]]:
+    """The weights of `model` under their names and in their shapes, and those of its own names that they have not."""
+    pairs = [(ours, _text(theirs), _form(theirs)) for theirs, ours in namings(model).get(publisher, [])]
+    out: State = {}
+    unknown = []
+    for key, tensor in _counted(model, dict(model.state_dict())).items():
+        found = _translated(key, pairs)
+        if found:
+            out[found[0]] = found[1].outward(tensor.detach())
+        elif key in _SPLIT:
+            out[key] = tensor.detach()
+        else:
+            unknown.append(key)
+    return {key: tensor.contiguous().clone() for key, tensor in _separated(model, out).items()}, unknown
+
+
+def _text(name: str | Name) -> str:
+    return name.text if isinstance(name, Name) else name
+
+
+def _form(name: str | Name) -> Form:
+    return name.form if isinstance(name, Name) else _AS_IT_IS
+
+
+def _translated(key: str, pairs: Iterable[tuple[str, str, Form]]) -> tuple[str, Form] | None:
+    for source, target, form in pairs:
+        if match := _pattern(source).fullmatch(key):
+            parts = iter(match.groups())
+            return re.sub(r"\*", lambda _, parts=parts: next(parts), target), form  # type: ignore[misc]
+    return None
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile(re.escape(template).replace(r"\*", "([^./]+)"))
 
 
 def _shaped(tensor: Tensor, expected: Tensor | None) -> Tensor:
@@ -114,108 +280,63 @@ def _shaped(tensor: Tensor, expected: Tensor | None) -> Tensor:
     return tensor.reshape(expected.shape) if same else tensor
 
 
-def _resmlp(_: Network, state: State) -> State:
-    return {_columns(key): tensor for key, tensor in state.items()}
+# What is not a renaming of single tensors -----------------------------------------------------------------------------
+
+_SPLIT = (
+    "class_tokens.weight",
+)  # a vision transformer's class token and the token of distillation, one after the other
+_TOKENS = ("cls_token", "dist_token")
 
 
-def _columns(key: str) -> str:
-    """Names of a network whose blocks are numbered `blocks.N.…`."""
-    if match := re.fullmatch(r"blocks\.(\d+)\.(.+)", key):
-        return f"blocks.{match[1]}.{_apply(_BLOCK, match[2])}"
-    return _apply(_COMMON, key)
+def _joined(model: Network, state: State) -> State:
+    """Their state with tensors that are several there and one here."""
+    state = dict(state)
+    if isinstance(model, ViT) and (tokens := [state.pop(key) for key in _TOKENS if key in state]):
+        state["class_tokens.weight"] = torch.cat(tokens, dim=1)
+    if isinstance(model, PatchConvNet):  # a classifier of one output per class
+        for kind in ("weight", "bias"):
+            rows = [state.pop(key) for k in range(len(state)) if (key := f"head.{k}.{kind}") in state]
+            state |= {f"classifier.{kind}": torch.cat(rows)} if rows else {}
+    return state
 
 
-def _mixer(_: Network, state: State) -> State:
-    out = {}
+def _separated(model: Network, state: State) -> State:
+    """The reverse."""
+    if "class_tokens.weight" in state:
+        tokens = state.pop("class_tokens.weight").split(1, dim=1)
+        state = dict(zip(_TOKENS, tokens, strict=False)) | state
+    if isinstance(model, PatchConvNet) and model.config.class_tokens == "per_class":
+        for kind in ("weight", "bias"):
+            if (rows := state.pop(f"head.{kind}", None)) is not None:
+                state |= {f"head.{k}.{kind}": rows[k : k + 1] for k in range(len(rows))}
+    return state
+
+
+def _places(model: Network) -> list[str]:
+    """sMLPNet's blocks of all stages, one after the other."""
+    depths = model.config.depths if isinstance(model, SMLPNet) else ()
+    return [f"{stage}.{i}" for stage, depth in enumerate(depths) for i in range(depth)]
+
+
+def _numbered(model: Network, state: State) -> State:
+    """`stages.N.…` with N over all stages, as the authors count, becomes `stages.STAGE.BLOCK.…`; back: `_counted`."""
+    if not (places := _places(model)):
+        return state
+    out: State = {}
     for key, tensor in state.items():
-        if key == "stem/kernel":
-            tensor = tensor.permute(3, 2, 0, 1)  # height, width, in, out → out, in, height, width
-        elif key.endswith("/kernel"):
-            tensor = tensor.T
-        out[_apply(_FLAX, key) if "/" in key else _columns(key)] = tensor
+        match = re.fullmatch(r"stages\.(\d+)\.((?:tokens|channels)\..+)", key)
+        known = match is not None and int(match[1]) < len(places)
+        out[f"stages.{places[int(match[1])]}.{match[2]}" if match and known else key] = tensor
     return out
 
 
-def _vit(model: Network, state: State) -> State:
-    tokens = [state.pop(key) for key in ("cls_token", "dist_token") if key in state]
-    out = {"class_tokens.weight": torch.cat(tokens, dim=1)} if tokens else {}
-    for key, tensor in state.items():
-        # A parallel block numbers its second branch by one more 1: attn1, norm11, norm21, mlp1, gamma_1_1, gamma_2_1.
-        match = re.fullmatch(r"(blocks\.\d+\.)(?:(attn|mlp)1|(norm[12])1|(gamma_[12])_1)(\..+|)", key)
-        if match:
-            first = f"{match[1]}{match[2] or match[3] or match[4]}{match[5]}"
-            out[re.sub(r"\.(tokens|channels)\.", r".\1.1.", _columns(first), count=1)] = tensor
-            continue
-        name = _columns(key)
-        if model.config.parallel > 1 and name != key:  # type: ignore[attr-defined]
-            name = re.sub(r"^(blocks\.\d+)\.(tokens|channels)\.", r"\1.\2.0.", name)
-        out[name] = tensor
-    return out
+def _counted(model: Network, state: State) -> State:
+    number = {f"stages.{place}.": f"stages.{n}." for n, place in enumerate(_places(model))}
+    if not number:
+        return state
+    prefix = re.compile(r"stages\.\d+\.\d+\.")
+    return {prefix.sub(lambda match: number[match[0]], key): tensor for key, tensor in state.items()}
 
-
-def _class_block(name: str) -> str:
-    """Names of a block of the authors' `blocks_token_only`."""
-    return re.sub(r"^tokens\.", "attend.", _apply(_BLOCK, name))
-
-
-def _cait(_: Network, state: State) -> State:
-    out = {}
-    for key, tensor in state.items():
-        if key == "cls_token":
-            key = "class_token.weight"
-        elif match := re.fullmatch(r"blocks_token_only\.(\d+)\.(.+)", key):
-            key = f"class_blocks.{match[1]}.{_class_block(match[2])}"
-        out[_columns(key)] = tensor
-    return out
-
-
-def _patchconvnet(_: Network, state: State) -> State:
-    out = {}
-    heads = {key: tensor for key, tensor in state.items() if re.fullmatch(r"head\.\d+\.(weight|bias)", key)}
-    for kind in ("weight", "bias"):
-        rows = [heads.get(f"head.{k}.{kind}") for k in range(len(heads) // 2)]
-        if rows and all(row is not None for row in rows):
-            out[f"classifier.{kind}"] = torch.cat(rows)  # type: ignore[arg-type]
-    for key, tensor in state.items():
-        if key in heads:
-            continue
-        if key == "cls_token":
-            key = "attention_pool.token.weight"
-        elif match := re.fullmatch(r"patch_embed\.proj\.([0246])\.0\.weight", key):
-            key = f"stem.convs.{int(match[1]) // 2}.weight"
-        elif match := re.fullmatch(r"blocks\.(\d+)\.(.+)", key):
-            key = f"blocks.{match[1]}.{_apply(_PATCHCONVNET_BLOCK, match[2])}"
-        elif match := re.fullmatch(r"blocks_token_only\.0\.(.+)", key):
-            key = f"attention_pool.block.{_class_block(match[1])}"
-        out[_apply(_COMMON, key)] = tensor
-    return out
-
-
-def _smlpnet(model: Network, state: State) -> State:
-    depths = model.config.depths  # type: ignore[attr-defined]
-    place = [f"stages.{stage}.{i}" for stage, depth in enumerate(depths) for i in range(depth)]
-    out = {}
-    for key, tensor in state.items():
-        if match := re.fullmatch(r"to_patch_embedding\.(\d+)\.0\.weight", key):
-            key = "stem.weight" if match[1] == "0" else f"merges.{int(match[1]) - 1}.weight"
-        elif (match := re.fullmatch(r"(token_mix|channel_mix)\.(\d+)\.(.+)", key)) and int(match[2]) < len(place):
-            key = f"{place[int(match[2])]}.{_apply(_SMLP_BLOCK, f'{match[1]}.{match[3]}')}"
-        elif key.startswith("batch_norm."):
-            key = key.replace("batch_norm", "norm")
-        elif key.startswith("mlp_head.0."):
-            key = key.replace("mlp_head.0", "classifier")
-        out[key] = tensor
-    return out
-
-
-_TRANSLATORS: dict[type[Network], Callable[[Network, State], State]] = {
-    ResMLP: _resmlp,
-    Mixer: _mixer,
-    ViT: _vit,
-    CaiT: _cait,
-    PatchConvNet: _patchconvnet,
-    SMLPNet: _smlpnet,
-}
 
 # A key that only one family's checkpoints have, to say what a foreign one is.
 TELLTALE = [

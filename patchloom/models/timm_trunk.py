@@ -64,29 +64,32 @@ def levels_of(trunk: Any, image_size: tuple[int, int], channels: int) -> dict[in
 
 
 @functools.cache
-def trunk_of(backbone: str, image_size: tuple[int, int], channels: int) -> Trunk:
-    """What timm's network gives for images of a size; a UsageError names one that gives nothing."""
+def trunk_of(backbone: str, image_size: tuple[int, int], channels: int, averaged: bool = True) -> Trunk:
+    """What timm's network gives for images of a size; a UsageError names one that gives nothing.
+
+    Where its map is not `averaged`, a head that does more than that, such as a norm after the average, is no matter.
+    """
     import timm
 
     if not timm.is_model(backbone):
         raise UsageError(f"timm has no network {backbone!r}.{nearest(backbone, timm.list_models())}")
-    found, reason = _tried(backbone, image_size, channels)
+    found, reason = _tried(backbone, image_size, channels, averaged)
     if found:
         return found
     height, width = image_size
     told = f"timm's {backbone} takes no images of {height}×{width} ({reason})"
     for side in _proposed(max(image_size)):
-        if _tried(backbone, (side, side), channels)[0]:
+        if _tried(backbone, (side, side), channels, averaged)[0]:
             raise UsageError(f"{told}; it takes {side}×{side}: --size {side}")
     raise UsageError(f"{told}, nor of other sizes that were tried; choose another network")
 
 
-def _tried(backbone: str, image_size: tuple[int, int], channels: int) -> tuple[Trunk | None, str]:
+def _tried(backbone: str, image_size: tuple[int, int], channels: int, averaged: bool) -> tuple[Trunk | None, str]:
     """The first way to make the network that works, or why the last did not."""
     reason = ""
     for options, drops_paths in _ways(image_size):
         try:
-            found = _try(backbone, image_size, channels, options, drops_paths)
+            found = _try(backbone, image_size, channels, options, drops_paths, averaged)
         except Exception as error:  # whatever timm raises, the network cannot be made in this way
             # That it takes no such option says less than why it did not work without.
             reason = reason if isinstance(error, TypeError) and reason else _first_line(error)
@@ -112,13 +115,14 @@ def _try(
     channels: int,
     options: dict[str, Any],
     drops_paths: bool,
+    averaged: bool,
 ) -> Trunk | None:
     rate = {"drop_path_rate": 0.0} if drops_paths else {}
     with torch.device("meta"):
         trunk = _made(backbone, num_classes=0, in_chans=channels, **options, **rate).eval()
         reads = _map_of if "global_pool" in options else _features_of
         found = reads(trunk, torch.zeros(2, channels, *image_size))
-        if found is None:
+        if found is None or (found[0] == "map" and averaged and _norms_after_average(trunk)):
             return None
         gives, dim = found
         try:
@@ -135,6 +139,11 @@ def _map_of(trunk: Any, images: Tensor) -> tuple[Gives, int] | None:
     features = trunk(images)
     is_map = isinstance(features, Tensor) and features.ndim == 4 and features.shape[1] == trunk.num_features
     return ("map", features.shape[1]) if is_map else None
+
+
+def _norms_after_average(trunk: Any) -> bool:
+    """Whether timm's head normalises the average, as ConvNeXt's does: the average of what is normalised is another."""
+    return any(True for _ in getattr(getattr(trunk, "head", None), "norm", nn.Identity()).parameters())
 
 
 def _features_of(trunk: Any, images: Tensor) -> tuple[Gives, int] | None:
