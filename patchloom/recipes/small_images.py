@@ -35,7 +35,7 @@ def fit_to_32_pixels(model: str) -> dict[str, Any]:
     """Options for small pictures: patches of 4, a pyramid of three maps, or a ResNet's stem that keeps all pixels."""
     if re.fullmatch(r"timm:resnet\d+(\..+)?|resnet50_attention_pool", model):
         return {"small_stem": True}
-    if model.startswith("timm:"):
+    if model.startswith(("timm:", "torchvision:")):
         return {}
     if model.startswith("smlpnet"):  # of 16, 8 and 4 patches a side
         return {"patch_size": 2, "depths": (2, 4, 4), "dim": 96, "global_stages": (1, 2, 3)}

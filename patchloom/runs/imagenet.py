@@ -1,9 +1,10 @@
 """ImageNet's classes in words, with what else they are called: WordNet ids and synonyms, as data often name them."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from patchloom.data.sets import plain_form
-from patchloom.runs.published import imagenet_names
+from patchloom.runs.published import class_names, imagenet_names
 
 
 def imagenet_labels(count: int) -> tuple[tuple[str, ...], list[list[str]]]:
@@ -33,3 +34,8 @@ def imagenet_labels(count: int) -> tuple[tuple[str, ...], list[list[str]]]:
         for of, each in zip(ids, words, strict=True)
     ]
     return labels, others
+
+
+def names_for(count: int, given: Sequence[str] | None) -> tuple[tuple[str, ...], list[list[str]] | None]:
+    """Names of a network's classes and further ones: those `given`, which have none, or ImageNet's, or numbers."""
+    return imagenet_labels(count) if given is None else (class_names(count, given), None)

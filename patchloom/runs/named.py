@@ -1,4 +1,5 @@
-"""Runs by name: a folder, 'hub:user/name' of the Hugging Face hub, or published weights such as 'resmlp_s12:in1k'.
+"""Runs by name: a folder, 'hub:user/name' of the Hugging Face hub, published weights such as 'resmlp_s12:in1k', or
+'timm:NAME' and 'torchvision:NAME' (`foreign`).
 
 Published weights become the folder of a run in $XDG_CACHE_HOME/patchloom/published, made once by one of the processes
 that ask for it, so that whatever takes a run takes them. Nothing is fetched that was not named.
@@ -11,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from patchloom.data.sources.torchvision_sets import NAMES as DATA_SETS
 from patchloom.disk import atomic_write, disk_errors, one_at_a_time
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.foreign import parse_json, read_plain
@@ -46,6 +48,10 @@ def found_run(source: str | os.PathLike[str]) -> Path | None:
         if not is_run(folder):
             raise UsageError(f"{given} is no model of patchloom: it has no config.json")
         return folder
+    if is_foreign(given):
+        from patchloom.runs.foreign import foreign_run  # which patchloom's own networks do without
+
+        return foreign_run(given)
     if is_published_name(given) and not os.path.exists(given):
         return _published(weights_named(given))
     return None
@@ -53,7 +59,7 @@ def found_run(source: str | os.PathLike[str]) -> Path | None:
 
 def names_run(source: str | os.PathLike[str]) -> bool:
     """Whether a user names a run, be it one that would have to be fetched."""
-    return is_run(source) or is_on_hub(source) or is_published_name(os.fspath(source))
+    return is_run(source) or is_on_hub(source) or is_foreign(source) or is_published_name(os.fspath(source))
 
 
 def is_on_hub(source: str | os.PathLike[str]) -> bool:
@@ -61,8 +67,18 @@ def is_on_hub(source: str | os.PathLike[str]) -> bool:
     return os.fspath(source).startswith(PREFIX)
 
 
+def is_foreign(source: str | os.PathLike[str]) -> bool:
+    """Whether a user names a network of timm or torchvision; torchvision:cifar10 is data."""
+    library, _, rest = os.fspath(source).partition(":")
+    return library == "timm" or (library == "torchvision" and rest.partition("@")[0] not in DATA_SETS)
+
+
 def is_here(source: str) -> bool:
     """Whether a run can be read without asking any network."""
+    if is_foreign(source):
+        from patchloom.runs.foreign import is_made
+
+        return is_made(source)
     if is_published_name(source) and not os.path.exists(source):
         weights = weights_named(source)
         return _is_made(published_folder(weights.name), weights)

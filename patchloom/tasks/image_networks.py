@@ -11,7 +11,7 @@ from patchloom.models.registry import build_model
 from patchloom.objectives.teacher import Teacher, load_teacher
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
-from patchloom.runs.named import found_run
+from patchloom.runs.named import found_run, is_foreign
 from patchloom.runs.weights import load_backbone, load_network
 
 
@@ -37,7 +37,7 @@ def network_options(recipe: Recipe) -> tuple[str, dict[str, Any]]:
     """Name and options of the recipe's network, as `create_model` takes them."""
     part = recipe.model
     name, options = part.name, dict(part.options)
-    if name.startswith("timm:"):
+    if is_foreign(name):
         options = {"backbone": name.removeprefix("timm:"), "pool": "average", **options}
         name = "resnet50_attention_pool"
     options |= {"drop_path": part.drop_path, "drop_path_rule": part.drop_path_rule}
@@ -65,7 +65,7 @@ def initialise(network: Network, init: str, *, keep_head: bool = True) -> None:
 def make_teacher(spec: str, splits: Splits) -> Teacher:
     """A run or published weights, or any name `load_teacher` knows; its classes are compared with the data's."""
     names = splits.classes.names
-    if not (folder := found_run(spec)):
+    if is_foreign(spec) or not (folder := found_run(spec)):
         return load_teacher(spec, len(names), names)
     network, files = load_network(folder)
     if not files.decides:

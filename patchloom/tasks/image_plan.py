@@ -338,6 +338,8 @@ def _resolve(splits: Splits, settings: TrainingSettings, device: str, epochs: Ch
     _check_files(recipe, settings, len(splits.train))
     with torch.device("meta"):
         network = make_network(recipe, len(splits.classes))
+    if start:
+        start.normalise_for(network)
     _check_views(recipe, network)
     try:
         check_preprocessing(preprocessing_of(recipe, network), network.config.image_size)
@@ -351,7 +353,7 @@ def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> Non
     part = recipe.objective
     if part.distillation != "none" and not part.teacher:
         raise UsageError(f"recipe {recipe.name} distils ({part.distillation}) but names no teacher; give --teacher")
-    if part.teacher and not found_run(part.teacher) and Path(part.teacher).is_dir():
+    if part.teacher and Path(part.teacher).is_dir() and not found_run(part.teacher):
         raise UsageError(f"{part.teacher} is not the folder of a run: it has no config.json")
     if settings.init and not found_run(settings.init) and not Path(settings.init).is_file():
         raise UsageError(f"--init {settings.init}: no such run or file")

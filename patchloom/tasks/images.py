@@ -76,6 +76,8 @@ class ImageTask(Task["ImagePlan"]):
 
         settings, classes = plan.settings, plan.splits.classes.names
         network = make_network(plan.recipe, len(classes))
+        if plan.start:
+            plan.start.normalise_for(network)
         network.gradient_checkpointing = plan.recipe.model.gradient_checkpointing
         if settings.init:
             initialise(network, settings.init, keep_head=plan.start is None or plan.start.keeps(classes))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchloom.errors import UsageError
+from patchloom.models.network import Network
 from patchloom.models.registry import default_options
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.methods import method_of
@@ -29,7 +30,8 @@ class Start:
         """Its network as recipes and --model call it."""
         options = self.files.options
         if self.files.network == TIMM and options.get("pool") == "average":
-            return f"timm:{options['backbone']}"
+            backbone = str(options["backbone"])
+            return backbone if ":" in backbone else f"timm:{backbone}"
         return self.files.network
 
     @property
@@ -48,7 +50,7 @@ class Start:
         options, published = self.files.options, default_options(self.files.network)
         base = base_recipe(recipe, self.model)
         asked = set(base.model.options) if base else set()  # which the recipe would set for another network
-        hidden = {*NOT_TAKEN, *(("backbone", "pool") if self.model.startswith("timm:") else ())}
+        hidden = {*NOT_TAKEN, *(("backbone", "pool") if ":" in self.model else ())}
         taken = {
             f"model.options.{key}": value
             for key, value in options.items()
@@ -67,6 +69,10 @@ class Start:
             else choice
             for choice in choices
         ]
+
+    def normalise_for(self, network: Network) -> None:
+        """Have images normalised for `network` as they were for the run."""
+        network.pixel_mean, network.pixel_std = self.files.preprocessing.mean, self.files.preprocessing.std
 
     def keeps(self, classes: Sequence[str]) -> bool:
         """Whether its classifier is one of these very classes, in their order."""

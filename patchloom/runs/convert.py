@@ -1,0 +1,130 @@
+"""Published weights as the folder of a run, and a run's weights as a file for timm's and the authors' code."""
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from patchloom.disk import atomic_write
+from patchloom.errors import CheckpointError, UsageError
+from patchloom.foreign import read_plain
+from patchloom.models.catalogue import CATALOGUE
+from patchloom.models.conversion import converted, network_of
+from patchloom.models.network import Network
+from patchloom.models.published_names import State
+from patchloom.models.weights_table import published, unknown_network
+from patchloom.runs.config import Preprocessing
+from patchloom.runs.imagenet import names_for
+from patchloom.runs.named import is_foreign, run_folder
+from patchloom.runs.published import default_preprocessing, refuse_taken, write_published
+from patchloom.runs.weights import load_network, packed
+
+SUFFIXES = (".safetensors", ".pth", ".pt", ".npz")
+PUBLISHERS = ("timm", "authors", "torchvision")
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was converted, for whoever tells of it."""
+
+    network: Network
+    labels: tuple[str, ...]
+    preprocessing: Preprocessing
+    as_of: str = ""  # the published weights whose preprocessing it was given
+    use: str = ""  # how the other code makes the network
+    notes: tuple[str, ...] = ()
+
+
+def file_to_run(file: str | os.PathLike[str], model: str, out: Path, labels: Sequence[str] | None = None) -> Made:
+    """Weights in the authors', timm's, Flax's or patchloom's layout → the folder of a run of the network `model`.
+
+    Image size and number of classes are those of the file; what it does not say, crop and pixel statistics, are those
+    that the network was published with at this size.
+    """
+    refuse_taken(out)
+    if is_foreign(model):
+        return _foreign_to_run(file, model, out, labels)
+    if model not in CATALOGUE:
+        raise unknown_network(model)
+    try:
+        network = network_of(model, file)
+    except CheckpointError as error:
+        raise CheckpointError(f"{os.fspath(file)}: {error}") from error
+    shown, as_of = _preprocessing(network)
+    names, others = names_for(network.config.num_classes, labels)
+    write_published(
+        network,
+        out,
+        origin=f"Converted from {Path(file).name}",
+        labels=names,
+        other_names=others,
+        preprocessing=shown,
+    )
+    return Made(network, names, shown, as_of)
+
+
+def _foreign_to_run(file: str | os.PathLike[str], model: str, out: Path, labels: Sequence[str] | None) -> Made:
+    from patchloom.runs.foreign import write_foreign
+
+    if "@" in model:
+        raise UsageError(f"--model {model} names a file, and {os.fspath(file)} is to be converted; leave @… out")
+    write_foreign(f"{model}@{os.fspath(file)}", out, labels)
+    network, files = load_network(out)
+    return Made(network, files.labels, files.preprocessing, as_of=model)
+
+
+def _preprocessing(network: Network) -> tuple[Preprocessing, str]:
+    """How pictures are shown to it: as they are to what is published of it, best at its size."""
+    size = network.config.image_size
+    known = published(network.config.name)
+    rows = [row for row in known if (row.image_size, row.image_size) == size] or known
+    if not rows:
+        return default_preprocessing(network), ""
+    row = rows[0]
+    return Preprocessing(row.mean, row.std, size, row.crop_ratio, row.interpolation), row.name
+
+
+def run_to_file(run: str | os.PathLike[str], to: str, out: Path) -> Made:
+    """The weights of a run under timm's, torchvision's or the authors' names, as .safetensors, .pth or .npz."""
+    if to not in PUBLISHERS:
+        raise UsageError(f"--to is one of {', '.join(PUBLISHERS)}; given {to!r}")
+    if out.suffix not in SUFFIXES:
+        raise UsageError(f"{out} is no name of a file of weights: it ends with one of {', '.join(SUFFIXES)}")
+    if os.path.lexists(out):
+        raise UsageError(f"{out} exists already; give another file, or remove it")
+    network, files = load_network(run_folder(run))
+    found = converted(network, to)
+    atomic_write(out, _as_file(found.state, out.suffix, wrapped=to == "authors"))
+    return Made(network, files.labels, files.preprocessing, use=found.use, notes=found.notes)
+
+
+def _as_file(state: State, suffix: str, *, wrapped: bool) -> bytes:
+    if suffix == ".safetensors":
+        return packed(state, {"format": "pt"})
+    target = io.BytesIO()
+    if suffix == ".npz":
+        arrays: dict[str, np.ndarray] = {key: tensor.numpy() for key, tensor in state.items()}
+        np.savez(target, allow_pickle=False, **arrays)
+    else:  # the authors' scripts look for the weights under `model`
+        torch.save({"model": state} if wrapped else state, target)
+    return target.getvalue()
+
+
+def read_names(file: str | os.PathLike[str]) -> list[str]:
+    """Names of classes, one per line, in the order of the outputs."""
+    try:
+        lines = read_plain(Path(file)).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{os.fspath(file)}: the names cannot be read: {error}") from error
+    names = [line.strip() for line in lines]
+    while names and not names[-1]:
+        names.pop()
+    if not all(names):
+        raise UsageError(
+            f"{os.fspath(file)}: line {names.index('') + 1} is empty, expected the name of a class per line"
+        )
+    return names
