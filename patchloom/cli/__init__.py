@@ -26,7 +26,7 @@ TRAIN, USE, MEASURE, KNOW = "Train", "Use what was trained", "Measure and show",
 # Each verb is the function of its name in the module of its name.
 VERBS = {
     TRAIN: ("check", "prepare", "train", "demo"),
-    USE: ("predict", "translate", "index", "search"),
+    USE: ("predict", "translate", "index", "search", "convert"),
     MEASURE: ("evaluate", "report", "look", "bench"),
     KNOW: ("verify", "models", "recipes"),
 }
