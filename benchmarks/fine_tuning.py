@@ -21,7 +21,7 @@ from statistics import mean, stdev
 
 KINDS = {
     "fine-tuned": ("--init", "{init}"),
-    "from scratch": ("--model", "{network}"),
+    "from scratch": ("--model", "{network}", "--size", "160"),
     "resmlp_s12": ("--model", "resmlp_s12"),
     "resmlp_s12, distilled": ("--model", "resmlp_s12", "--teacher", "{teacher}"),
 }
