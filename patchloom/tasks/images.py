@@ -86,13 +86,17 @@ class ImageTask(Task["ImagePlan"]):
 
     def begin(self, plan: "ImagePlan", network: "Network", processes: "Processes", say: Callable[[str], None]) -> None:
         """The head first, where the recipe wants it and the classifier is new."""
-        if not plan.recipe.model.fit_head or (plan.start and plan.start.keeps(plan.splits.classes.names)):
-            return
         from patchloom.tasks.fitted_head import fit_head, fits_head
 
-        if fits_head(network):
+        if _has_new_head(plan) and fits_head(network):
             images = fit_head(plan, network, processes)
             say(f"head       fitted to the trained features of {images:,} images")
+
+    def shown_before(self, plan: "ImagePlan") -> int:
+        """Those that the head is fitted to."""
+        from patchloom.tasks.fitted_head import MOST_IMAGES
+
+        return min(MOST_IMAGES, len(plan.splits.train)) if _has_new_head(plan) else 0
 
     def loader(self, plan: "ImagePlan", processes: "Processes", stores: Any) -> Any:
         """Batches of images, or of views of them where the method compares views; and how they are made."""
@@ -242,3 +246,9 @@ def _spread(pictures: "ImageSet", count: int) -> list[Any]:
         with suppress(DataError):
             found.append(pictures.read(place * len(pictures) // count))
     return found
+
+
+def _has_new_head(plan: "ImagePlan") -> bool:
+    """Whether the recipe wants a head to be fitted, and it is not one that was trained for these very classes."""
+    kept = plan.start is not None and plan.start.keeps(plan.splits.classes.names)
+    return plan.recipe.model.fit_head and not kept

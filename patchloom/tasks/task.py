@@ -134,6 +134,11 @@ class Task(ABC, Generic[P]):
         """What is done once to the network, on its device, before the first step of a run that does not go on."""
         del plan, network, processes, say
 
+    def shown_before(self, plan: P) -> int:
+        """Images that `begin` shows the network without training on them: a planned time counts them too."""
+        del plan
+        return 0
+
     @abstractmethod
     def loader(self, plan: P, processes: "Processes", stores: Any) -> "tuple[Batches, str]":
         """Batches to train on, and how they are made; what an earlier run decoded is taken from `stores`."""

@@ -18,6 +18,7 @@ LATEST = 1.15
 LONGEST_EPOCHS = 300  # that auto plans; published trainings from scratch are about as long
 MEASURING_SHARE = 0.05  # of the planned time
 COMPILING_S = 60.0
+FORWARD_SHARE = 1 / 3  # of a training step
 
 
 def planned_into_time(plan: Plan, processes: Processes, stores: Stores, started: float) -> Plan:
@@ -30,7 +31,8 @@ def planned_into_time(plan: Plan, processes: Processes, stores: Stores, started:
     try:
         measured = measure(run, most_s=max(1.0, MEASURING_SHARE * plan.time_s))
         compiling_s = COMPILING_S if unwrap(run.model) is not run.model else 0.0
-        left_s = plan.time_s * PLANNED_SHARE - (clock.perf_counter() - started) - compiling_s
+        before_s = FORWARD_SHARE * plan.task.shown_before(plan) / measured.images_per_s
+        left_s = plan.time_s * PLANNED_SHARE - (clock.perf_counter() - started) - compiling_s - before_s
         choice = chosen_epochs(plan, measured, run.loader.steps_per_epoch, left_s)
     finally:
         release(run)

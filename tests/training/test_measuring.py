@@ -110,6 +110,18 @@ def test_a_named_recipe_is_shortened_and_no_longer_than_published(tmp_path, monk
     assert any("schedule.epochs = 220   (auto: as the recipe says; they take less than 9h" in line for line in said)
 
 
+def test_what_the_head_is_fitted_to_is_part_of_the_time(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(timing, "measure", lambda *_, **__: Measured(0.1, 0.0, 0.0, "5 steps", 1.0))
+    epochs = []
+    for fitted in (False, True):
+        said: list[str] = []
+        asked = settings(tmp_path / "a", time="60s", changes={"model.fit_head": fitted})
+        run_training(asked, dry_run=True, say=said.append)
+        (line,) = [line for line in said if "schedule.epochs =" in line]
+        epochs.append(int(re.search(r"= (\d+)", line)[1]))
+    assert epochs[1] < epochs[0]
+
+
 def test_less_time_than_an_epoch_is_one_epoch_and_said(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(timing, "measure", lambda *_, **__: Measured(100.0, 1.0, 0.0, "4 images at a time", 0.2))
     said: list[str] = []
