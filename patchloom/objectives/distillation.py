@@ -3,8 +3,8 @@
 Letters: B images, K classes, τ temperature, λ weight of the teacher's term: loss = (1 − λ)·labels + λ·teacher.
 A network with a distillation token gives labels to its class head and the teacher to its other head; one without
 (CaiT, ResMLP, plain DeiT) gives both to the head it has.
-Paper and code: equation 3.2 averages the soft term's KL over the batch; the authors' code also divides it
-by K (their issue 61), and so do we unless `kl_mean="batch"` asks for the paper's.
+Paper and code: equation 3.2 averages the soft term's KL over the batch, as `objective.soft_mean` does by default; the
+authors' code, with a τ and λ of its own, also divides it by K (their issue 61): `batch_and_classes`.
 """
 
 from typing import Any, Literal
@@ -24,17 +24,14 @@ from patchloom.recipes.parts import AugmentPart, ObjectivePart
 CHARTS = {"Terms of the loss": {"labels": "label_loss", "teacher": "teacher_loss"}}
 
 
-KLMean = Literal["batch_and_classes", "batch"]
-
-
 def soft_distillation(
-    logits: Tensor, teacher_logits: Tensor, temperature: float, kl_mean: KLMean = "batch_and_classes"
+    logits: Tensor, teacher_logits: Tensor, temperature: float, mean: Literal["batch", "batch_and_classes"] = "batch"
 ) -> Tensor:
     """τ²·Σ_k p_k (log p_k − log q_k) of p = softmax(teacher_logits/τ), q = softmax(logits/τ); (B, K) each."""
     student = F.log_softmax(at_least_float32(logits) / temperature, dim=1)
     teacher = F.log_softmax(at_least_float32(teacher_logits) / temperature, dim=1)
     total = F.kl_div(student, teacher, reduction="sum", log_target=True) * temperature**2
-    return total / (logits.numel() if kl_mean == "batch_and_classes" else len(logits))
+    return total / (len(logits) if mean == "batch" else logits.numel())
 
 
 def hard_distillation(logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -57,7 +54,6 @@ class Distillation(Classification):
         teacher: Teacher,
         token: bool,
         num_classes: int,
-        kl_mean: KLMean = "batch_and_classes",
         **inputs: Any,
     ) -> None:
         super().__init__(objective, augment, num_classes=num_classes, **inputs)
@@ -69,7 +65,6 @@ class Distillation(Classification):
         teacher.check_classes(num_classes)
         self.teacher = teacher.for_images_of(self.pixel_mean, self.pixel_std)
         self.token = token
-        self.kl_mean = kl_mean
 
     def __call__(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
         """Scalars of one batch: `loss`, to be minimised, and what is only looked at."""
@@ -93,7 +88,7 @@ class Distillation(Classification):
         """The recipe's way to follow the teacher, for logits (B, K)."""
         if self.objective.distillation == "hard":
             return hard_distillation(logits, teacher_logits)
-        return soft_distillation(logits, teacher_logits, self.objective.temperature, self.kl_mean)
+        return soft_distillation(logits, teacher_logits, self.objective.temperature, self.objective.soft_mean)
 
 
 def make_objective(given: Ingredients) -> Classification:

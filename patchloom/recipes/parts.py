@@ -134,6 +134,8 @@ class ObjectivePart(Checked):
     teacher: str | None = None
     distillation_weight: Probability = 0.5  # of the teacher's term; the labels keep the rest
     temperature: Positive = 1.0  # soft distillation
+    # soft: the divergence is a mean over the batch, as in thesis equation 3.2, or over classes too, as in DeiT's code
+    soft_mean: Literal["batch", "batch_and_classes"] = "batch"
 
     def check_clashes(self) -> None:
         """A method that is known; BCE has no smoothed targets; a teacher needs a way to be followed, and classes."""

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from patchloom.errors import UsageError
 from patchloom.objectives.classification import cross_entropy
 from patchloom.objectives.distillation import Distillation, hard_distillation, soft_distillation
 from patchloom.objectives.teacher import Teacher
+from patchloom.recipes import get_recipe
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
 from tests.networks import small
 from tests.objectives.test_classification import MEAN, STD, batch
@@ -56,8 +58,22 @@ def make(
 def test_soft_distillation_is_its_equation(tau):
     logits, teacher = 3 * torch.randn(2, 4, 6, dtype=torch.float64)
     expected = slow_soft(logits, teacher, tau)
-    assert soft_distillation(logits, teacher, tau).item() == pytest.approx(expected / 24)
-    assert soft_distillation(logits, teacher, tau, "batch").item() == pytest.approx(expected / 4)
+    assert soft_distillation(logits, teacher, tau).item() == pytest.approx(expected / 4)
+    assert soft_distillation(logits, teacher, tau, "batch_and_classes").item() == pytest.approx(expected / 24)
+
+
+def test_the_recipe_of_the_thesis_has_its_loss_and_the_authors_is_an_option():
+    """Equation 3.2 for 1,000 classes: divided by them too, the teacher's term would be a thousandth."""
+    recipe = get_recipe("deit_soft_distilled").objective
+    logits, answers = 3 * torch.randn(2, 4, 1000, dtype=torch.float64)
+    teacher = Teacher(nn.Identity(), mean=MEAN, std=STD, image_size=(32, 32), num_classes=1000)
+    expected = slow_soft(logits, answers, 3.0) / 4
+    assert make(recipe, teacher, token=True, classes=1000).teacher_loss(logits, answers).item() == pytest.approx(
+        expected
+    )
+    authors = replace(recipe, soft_mean="batch_and_classes")
+    found = make(authors, teacher, token=True, classes=1000).teacher_loss(logits, answers).item()
+    assert found == pytest.approx(expected / 1000)
 
 
 @pytest.mark.parametrize("kind", ["ce", "softce"])
@@ -65,7 +81,9 @@ def test_soft_distillation_is_its_equation(tau):
 def test_the_authors_losses(parity, kind, method, weight, tau):
     stored, _ = parity("deit_losses")
     targets = stored["labels"] if kind == "ce" else stored["soft_labels"]
-    objective = ObjectivePart(distillation=method, distillation_weight=weight, temperature=tau)
+    objective = ObjectivePart(
+        distillation=method, distillation_weight=weight, temperature=tau, soft_mean="batch_and_classes"
+    )
     teacher = Teacher(nn.Identity(), mean=MEAN, std=STD, image_size=(32, 32), num_classes=10)
     term = make(objective, teacher, token=True, classes=10).teacher_loss(
         stored["student_dist_logits"], stored["teacher_logits"]
@@ -105,7 +123,7 @@ def test_each_head_gets_its_term(name, method):
     if method == "hard":
         teacher_loss = cross_entropy(of_teacher, answer.argmax(1), 0.0)
     else:
-        teacher_loss = torch.tensor(slow_soft(of_teacher, answer, 2.0) / 30)
+        teacher_loss = torch.tensor(slow_soft(of_teacher, answer, 2.0) / 6)
     torch.testing.assert_close(results["label_loss"], label_loss.detach())
     torch.testing.assert_close(results["teacher_loss"], teacher_loss.detach())
     torch.testing.assert_close(results["loss"].detach(), (0.7 * label_loss + 0.3 * teacher_loss).detach())
