@@ -5,6 +5,7 @@ timm:regnety_160@teacher.pth     the same network with weights of one's own; tor
 resmlp_s24@weights.safetensors   a network of patchloom; resmlp_s24:in1k, its published weights, is resolved by tasks
 """
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,7 @@ from patchloom.models.registry import create_model, list_models
 from patchloom.models.weights_table import published
 from patchloom.objectives.foreign_weights import fetching, imagenet_classes, misfits, read_weights
 
+LARGER_BY = 32  # pixels, by which all networks that reduce the image divide
 # Last weights of patchloom's networks, in its own and in the authors' names; their rows are the classes.
 _HEADS = ("classifier.weight", "head.weight", "mlp_head.0.weight")
 
@@ -148,6 +150,7 @@ def _from_timm(name: str, path: str, num_classes: int, class_names: Sequence[str
         mean=config["mean"],
         std=config["std"],
         image_size=config["input_size"][1:],
+        any_resolution=_takes_larger(module, config["input_size"][1:]),
         num_classes=module.num_classes,
         classes=classes,
     )
@@ -178,6 +181,7 @@ def _from_torchvision(name: str, path: str, num_classes: int, class_names: Seque
         mean=shown.mean,
         std=shown.std,
         image_size=(shown.crop_size[0], shown.crop_size[0]),
+        any_resolution=_takes_larger(module, (shown.crop_size[0], shown.crop_size[0])),
         num_classes=outputs,
         classes=classes,
     )
@@ -198,8 +202,20 @@ def _from_patchloom(name: str, path: str, num_classes: int, class_names: Sequenc
         mean=network.pixel_mean,
         std=network.pixel_std,
         image_size=network.config.image_size,
+        any_resolution=network.any_resolution,
         num_classes=num_classes,
     )
+
+
+def _takes_larger(module: nn.Module, image_size: Sequence[int]) -> bool:
+    """Whether a student fine-tuned at a higher resolution may show its images as they are (thesis 3.3)."""
+    larger = torch.zeros(1, 3, *(side + LARGER_BY for side in image_size), device="meta")
+    try:
+        with torch.no_grad():
+            copy.deepcopy(module).to("meta").eval()(larger)
+    except Exception:  # whatever a library raises for a size that its network does not take
+        return False
+    return True
 
 
 # What can be wrong with one. ----------------------------------------------------------------------------------------

@@ -104,6 +104,19 @@ def test_timm_with_weights_of_ones_own(tmp_path):
         load_teacher(f"timm:test_vit@{tmp_path}/weights.safetensors", 4)
 
 
+@pytest.mark.parametrize(("name", "shown"), [("test_resnet", 256), ("vit_tiny_patch16_224", 224)])
+def test_a_student_at_a_higher_resolution_shows_a_convnet_its_images_as_they_are(name, shown, tmp_path):
+    """Thesis 3.3: the teacher of a fine-tuning sees what the student sees, where it can take it."""
+    network = timm.create_model(name, num_classes=4).eval()
+    save_file(network.state_dict(), tmp_path / "weights.safetensors")
+    teacher = load_teacher(f"timm:{name}@{tmp_path}/weights.safetensors", 4).for_images_of(HALF, HALF)
+    images = torch.randn(1, 3, 256, 256)
+    expected = network(
+        images if shown == 256 else F.interpolate(images, (shown, shown), mode="bicubic", antialias=True)
+    )
+    torch.testing.assert_close(teacher(images), expected)
+
+
 def test_torchvision_with_weights_of_ones_own(tmp_path):
     network = torchvision.models.get_model("squeezenet1_1", num_classes=4).eval()
     torch.save({"state_dict": network.state_dict()}, tmp_path / "weights.pth")
