@@ -19,22 +19,22 @@ from patchloom.models.pyramid_neck import PyramidNeck
 
 
 class DenseNetwork(nn.Module):
-    """A backbone and the neck on it; a task adds its heads and calls `maps`."""
+    """A backbone and the neck on it; a task adds its heads and calls `maps`.
+
+    `levels` are stride and channels of each map; without `neck` those that the backbone has.
+    """
 
     config: Any
 
-    def __init__(self, backbone: Network, strides: Sequence[int] = STRIDES) -> None:
+    def __init__(self, backbone: Network, strides: Sequence[int] = STRIDES, *, neck: bool = True) -> None:
         super().__init__()
         self.backbone = backbone
         self.strides = tuple(strides)
-        self.neck = PyramidNeck(backbone.pyramid_levels(strides), strides)
+        given = backbone.pyramid_levels(strides)
+        self.neck: nn.Module = PyramidNeck(given, strides) if neck else nn.Identity()
+        self.levels: list[Level] = self.neck.levels if isinstance(self.neck, PyramidNeck) else given
         for name in backbone.after_blocks():
             getattr(backbone, name).requires_grad_(False)
-
-    @property
-    def levels(self) -> list[Level]:
-        """Stride and channels of each map."""
-        return self.neck.levels
 
     @property
     def frozen(self) -> bool:
