@@ -45,6 +45,22 @@ def evaluate(
     text: Annotated[
         str | None, typer.Option("--text", help="Parallel text for runs that translate: BLEU, chrF, loss.")
     ] = None,
+    multi_scale: Annotated[
+        bool,
+        typer.Option(
+            "--multi-scale",
+            help="Runs that segment: average six scales, each mirrored too.",
+            rich_help_panel=IMAGES,
+        ),
+    ] = False,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="whole|slide",
+            help="Runs that segment: see images whole, or by windows; as in training when left out.",
+            rich_help_panel=IMAGES,
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     as_json: Annotated[
@@ -146,10 +162,15 @@ def evaluate(
     task = _task_of(runs)
     if not task.judges_decisions:
         unread = _said(asked | {"--trunk": trunk} | {_option(name): value for name, value in shown.items()})
+        own = {"multi_scale": multi_scale, "mode": mode}
+        unread += [_option(name) for name, value in own.items() if value and name not in task.evaluation_options]
         if unread := [name for name in unread if name != "--split"]:
             raise UsageError(f"{unread[0]} {task.not_read}")
-        _show(task.evaluate(named(runs), data, split=split, device=device), as_json)
+        own = {name: value for name, value in own.items() if value}
+        _show(task.evaluate(named(runs), data, split=split, device=device, **own), as_json)
         return
+    if multi_scale or mode:
+        raise UsageError(f"{'--multi-scale' if multi_scale else '--mode'} is for runs that segment; {runs[0]} does not")
     if text is not None:
         raise UsageError(f"{runs[0]} was not trained to translate: leave --text out, and give images")
     _check_together(_said(asked), shown, runs, data)

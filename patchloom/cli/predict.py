@@ -21,11 +21,15 @@ def predict(
         int | None,
         typer.Option(min=1, help="Every N-th frame of videos; by default one per second, of animations all."),
     ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Folder for masks and overlays, of runs that answer at every place.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="For machines: a list with one object per image.")] = False,
 ) -> None:
-    """Classify images; one that cannot be read is named, and the others are classified."""
+    """Classify images, or their pixels; one that cannot be read is named, and the others are answered."""
     from patchloom.cli.output import JsonList, print_result
+    from patchloom.errors import UsageError
     from patchloom.printable import printable
     from patchloom.runs.config import is_run
     from patchloom.tasks.table import task_of_run
@@ -36,13 +40,18 @@ def predict(
         from patchloom.runs.named import run_folder  # which folders here do without
 
         folder = run_folder(run)
-    model = task_of_run(folder).predictor(folder, device=device)
+    task = task_of_run(folder)
+    if out is not None and not task.writes_predictions:
+        raise UsageError(f"--out {task.not_read}")
+    model = task.predictor(folder, device=device)
+    written = {} if out is None else {"out": out}
     unreadable = 0
     listed = JsonList() if as_json else None
-    for answer in model.predict_files(images, top=top, every=every):
+    for answer in model.predict_files(images, top=top, every=every, **written):
         unreadable += answer.error is not None
         if listed:
-            listed.add({"path": answer.path, "answers": answer.answers, "error": answer.error})
+            files = {"written": answer.written} if written else {}
+            listed.add({"path": answer.path, "answers": answer.answers, "error": answer.error, **files})
         elif answer.error:
             print_result(printable(f"{answer.path}  unreadable: {answer.error}"))
         else:

@@ -1,9 +1,13 @@
-"""How sure a share is that was counted on so many images."""
+"""How sure a number is that was measured on so many images."""
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 
+import numpy as np
+
 LEVEL = 0.95
+ROUNDS = 1000  # of a bootstrap
 
 
 def wilson(right: int, images: int, level: float = LEVEL) -> tuple[float, float]:
@@ -16,3 +20,19 @@ def wilson(right: int, images: int, level: float = LEVEL) -> tuple[float, float]
     centre = (share + spread / 2) / (1 + spread)
     half = z * math.sqrt(share * (1 - share) / images + spread / (4 * images)) / (1 + spread)
     return 100 * max(0.0, centre - half), 100 * min(1.0, centre + half)
+
+
+@lru_cache(maxsize=4)
+def bootstrap_weights(images: int, rounds: int = ROUNDS) -> np.ndarray:
+    """(rounds, images): how often each image is drawn where as many are drawn anew; the same draws every time."""
+    rng = np.random.default_rng(0)
+    return rng.multinomial(images, np.full(images, 1 / max(1, images)), rounds).astype(np.float64)
+
+
+def central(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+    """What the middle `level` of resampled values lies between; NaN of none."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return math.nan, math.nan
+    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

@@ -3,8 +3,8 @@
 A column of blocks has all its maps at the stride of its patches. Finer ones are made by transposed convolutions, each
 of which doubles the sides, with BatchNorm and GELU between two of them; coarser ones by the largest of their places; a
 map that has its stride already passes. This is the pyramid of XCiT's and BEiT's UperNet and Mask R-CNN, for patches of
-16: (ConvT, BatchNorm, GELU, ConvT), (ConvT), (), (MaxPool). The parameters of thesis tables 5.5 and 6.9 are those of
-this layout. Patches of 14 have no such stride: their maps are made as for 16 and then resized, bilinearly.
+16: (ConvT, BatchNorm, GELU, ConvT), (ConvT), (), (MaxPool). The parameters of thesis tables 5.3 and 6.12 are those
+of this layout. Patches of 14 have no such stride: their maps are made as for 16 and then resized, bilinearly.
 """
 
 import math

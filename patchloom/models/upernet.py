@@ -5,9 +5,9 @@ Letters: B images, K classes, C channels of the head, H×W pixels. Maps are (B, 
     maps at strides 4, 8, 16, 32 ─ coarsest: pyramid pooling ─┐
                                  └ others: 1×1 ── + top-down ─┴─ 3×3 ── all at stride 4, joined ── 3×3 ── classes
 
-(Xiao et al. 2018, in mmsegmentation's layout, which the papers used: thesis 4.3.6, 5.3.3 and 6.3.5.2. Parameters of
-tables 5.5 and 6.9 are met.) Every convolution is followed by a norm and ReLU and has no bias. An auxiliary head reads the
-map at stride 16 while training. The linear head is a probe: it shows what is in the features as they are.
+(Xiao et al. 2018, in mmsegmentation's layout, which the papers used: thesis 4.3.6, 5.3.3 and 6.3.5.2. The parameters
+of tables 5.3 and 6.12 are met.) Every convolution is followed by a norm and ReLU and has no bias. An auxiliary head
+reads the map at stride 16 while training. The linear head is a probe: it shows what is in the features as they are.
 """
 
 import math
@@ -24,7 +24,6 @@ from patchloom.models.pyramid import STRIDES
 from patchloom.models.registry import create_model
 
 POOLED_SIDES = (1, 2, 3, 6)
-DROPOUT = 0.1
 LEARNED_FROM = 2  # the map that the auxiliary head reads: stride 16
 Norm = Literal["batch", "group"]
 
@@ -41,6 +40,7 @@ class SegmentationConfig:
     channels: int = 512
     auxiliary_channels: int = 256  # 0: no auxiliary head
     norm: Norm = "batch"  # group: small batches, and any number of processes
+    dropout: float = 0.1  # of whole maps, before the classes are told apart
 
 
 class SegmentationNetwork(DenseNetwork):
@@ -58,10 +58,12 @@ class SegmentationNetwork(DenseNetwork):
         self.config = c
         channels = [level.channels for level in self.levels]
         self.head: nn.Module = (
-            LinearHead(channels, c.num_classes) if linear else UperHead(channels, c.channels, c.num_classes, c.norm)
+            LinearHead(channels, c.num_classes)
+            if linear
+            else UperHead(channels, c.channels, c.num_classes, c.norm, c.dropout)
         )
         self.auxiliary = (
-            AuxiliaryHead(channels[LEARNED_FROM], c.auxiliary_channels, c.num_classes, c.norm)
+            AuxiliaryHead(channels[LEARNED_FROM], c.auxiliary_channels, c.num_classes, c.norm, c.dropout)
             if c.auxiliary_channels and not linear
             else None
         )
@@ -89,7 +91,9 @@ class ConvNormAct(nn.Sequential):
 class UperHead(nn.Module):
     """Maps of any channels, finest first → logits at the finest."""
 
-    def __init__(self, inputs: Sequence[int], channels: int, classes: int, norm: Norm = "batch") -> None:
+    def __init__(
+        self, inputs: Sequence[int], channels: int, classes: int, norm: Norm = "batch", dropout: float = 0.1
+    ) -> None:
         super().__init__()
         c = channels
         self.pooled = nn.ModuleList(ConvNormAct(inputs[-1], c, 1, norm) for _ in POOLED_SIDES)
@@ -97,7 +101,7 @@ class UperHead(nn.Module):
         self.laterals = nn.ModuleList(ConvNormAct(each, c, 1, norm) for each in inputs[:-1])
         self.smoothing = nn.ModuleList(ConvNormAct(c, c, 3, norm) for _ in inputs[:-1])
         self.joining = ConvNormAct(len(inputs) * c, c, 3, norm)
-        self.dropout = nn.Dropout2d(DROPOUT)
+        self.dropout = nn.Dropout2d(dropout)
         self.classifier = _classifier(c, classes)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
@@ -122,10 +126,10 @@ class UperHead(nn.Module):
 class AuxiliaryHead(nn.Module):
     """One map → logits at its places: it brings the loss nearer to the backbone, and is left out of answers."""
 
-    def __init__(self, inputs: int, channels: int, classes: int, norm: Norm = "batch") -> None:
+    def __init__(self, inputs: int, channels: int, classes: int, norm: Norm = "batch", dropout: float = 0.1) -> None:
         super().__init__()
         self.conv = ConvNormAct(inputs, channels, 3, norm)
-        self.dropout = nn.Dropout2d(DROPOUT)
+        self.dropout = nn.Dropout2d(dropout)
         self.classifier = _classifier(channels, classes)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -150,6 +154,7 @@ class LinearHead(nn.Module):
 def _classifier(inputs: int, classes: int) -> nn.Conv2d:
     classifier = nn.Conv2d(inputs, classes, 1)
     nn.init.normal_(classifier.weight, std=0.01)
+    assert classifier.bias is not None
     nn.init.zeros_(classifier.bias)
     return classifier
 

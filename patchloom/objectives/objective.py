@@ -65,6 +65,7 @@ class Ingredients:
     recipe: Recipe
     network: Any
     labels: Tensor | None = None  # of all training images
+    ignored: int = -1  # the number in a mask that stands for 'not labelled'
     steps_per_epoch: int = 1
     teacher: Any = None
     add_up: Callable[[Tensor], Tensor] = no_sum  # sums a tensor over the processes

@@ -41,6 +41,12 @@ def picture_section(pictures: Sequence[tuple[str, Image.Image | Markup, str]]) -
     return _section("pictures", pictures=shown)
 
 
+def gallery_section(place: str, title: str, told: str, pictures: Sequence[tuple[Image.Image, str]]) -> Markup:
+    """Pictures below each other, each with its caption; `place` is the section's name in the page."""
+    shown = [(data_uri(picture), caption) for picture, caption in pictures]
+    return _section("gallery", place=place, title=title, told=told, pictures=shown)
+
+
 def sample_section(samples: Sequence[tuple[str, str, str]]) -> Markup:
     """Translations of val: (source, reference, translation)."""
     return _section("samples", samples=samples)

@@ -23,6 +23,9 @@ class Choice:
     why: str  # "auto: …", "given", or "recipe"
 
 
+Automatic = Callable[[Facts, str | None, dict[str, Any]], tuple[Recipe, list[Reason]]]  # of network and fields given
+
+
 def resolve_recipe(
     facts: Callable[[], Facts],
     *,
@@ -31,14 +34,18 @@ def resolve_recipe(
     model: str | None,
     changes: dict[str, Any],
     fit: bool = False,
+    automatic: Automatic | None = None,
 ) -> tuple[Recipe, list[Choice]]:
     """The recipe a run will follow, and why each field that nobody published has its value.
 
     With `fit` a named recipe is fitted to the data and the machine; `auto` always is. Only then are `facts` asked for.
+    `automatic` stands for `auto` where the task is another than classification.
     """
     reasons: list[Reason] = []
     resolved = base_recipe(recipe, model)
-    if resolved is None:
+    if resolved is None and automatic is not None:
+        resolved, reasons = automatic(facts(), model, changes)
+    elif resolved is None:
         known = facts()
         resolved, reasons = auto_recipe(
             images=known.images,

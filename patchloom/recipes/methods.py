@@ -14,6 +14,12 @@ EVERYTHING = ("*",)
 # Groups of a recipe that every method reads whole, unless its row says which fields.
 _COMMON: Mapping[str, Collection[str]] = dict.fromkeys(("model", "objective", "optim", "schedule"), EVERYTHING)
 _IMAGES = {**_COMMON, "augment": EVERYTHING, "test": EVERYTHING}
+# What turns masks and boxes with their pictures; mixing and policies that move pixels have no place there.
+PLACED = (
+    *("crop", "crop_min_scale", "crop_max_scale", "crop_padding", "short_side", "scale_min", "scale_max"),
+    *("largest_class", "flip", "policy", "color_jitter", "saturation", "hue", "jitter_probability"),
+    *("grey", "blur", "solarise"),
+)
 _VIEWS = {**_IMAGES, "views": EVERYTHING}
 _GRAFIT = {**_VIEWS, "grafit": EVERYTHING}
 
@@ -25,9 +31,9 @@ class Method:
     task: str  # a row of `tasks.table`
     objective: str  # the module with its `make_objective`
     reads: Mapping[str, Collection[str]]  # group of a recipe → its fields
-    learns_from: Literal["labels", "images", "clusters", "text"]
+    learns_from: Literal["labels", "images", "clusters", "text", "masks", "boxes"]
     views: bool = False  # batches are of several views of each image
-    head: Literal["classes", "clusters", "none"] = "none"  # what the network's classifier tells apart
+    head: Literal["classes", "clusters", "places", "none"] = "none"  # what the network tells apart; of places, classes
     projector: Literal["fc", "mlp", "none"] = "none"  # of the network: what images are searched by
     teacher: bool = False  # a trained network can be distilled
     copies: bool = False  # it keeps a whole copy of the network, so that weights cannot be split over processes
@@ -87,6 +93,13 @@ METHODS: dict[str, Method] = {
         reads={**_IMAGES, "grafit": EVERYTHING},
         learns_from="clusters",
         head="clusters",
+    ),
+    "segmentation": Method(
+        task="segmentation",
+        objective="patchloom.objectives.segmentation",
+        reads={**_COMMON, "objective": ("method",), "augment": PLACED, "segment": EVERYTHING},
+        learns_from="masks",
+        head="places",
     ),
     "translation": Method(
         task="translation",

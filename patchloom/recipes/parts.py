@@ -91,7 +91,7 @@ class AugmentPart(Checked):
     scale_max: Positive = 2.0  # scaled: and at most
     largest_class: Annotated[float, Range(0, 1, above=True)] = 1.0  # scaled: its share of a window's labelled pixels
     flip: Probability = 0.5  # left to right
-    policy: Literal["none", "randaugment", "autoaugment", "three_augment", "trivial"] = "none"
+    policy: Literal["none", "randaugment", "autoaugment", "three_augment", "trivial", "photometric"] = "none"
     policy_magnitude: NotNegative = 9.0  # randaugment
     policy_magnitude_std: NotNegative = 0.0  # randaugment
     policy_layers: Count = 2  # randaugment: transformations an image
@@ -213,6 +213,24 @@ class GrafitPart(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SegmentPart(Checked):
+    """What objective.method segmentation reads: the head on the network, and how pictures are tested."""
+
+    group: ClassVar[str] = "segment"
+
+    head: Literal["upernet", "linear"] = "upernet"  # linear: one layer on the features as they are
+    channels: Count = 512  # of UperNet's head
+    norm: Literal["batch", "group"] = "batch"  # of the head; group for small batches
+    auxiliary_weight: NotNegative = 0.4  # of the loss of the auxiliary head; 0 = there is none
+    auxiliary_channels: Count = 256
+    dropout: Probability = 0.1  # of whole maps, before the classes are told apart
+    reduce_zero_label: bool = False  # 0 in a mask means 'not labelled', and the classes begin at 1 (ADE20K)
+    test: Literal["auto", "whole", "slide"] = "auto"  # auto: whole where the network takes images of any size
+    test_short_side: CountOrZero | None = None  # of pictures that are tested; none = as augment.short_side, 0 = any
+    window_stride: Annotated[float, Range(0, 1, above=True)] = 2 / 3  # slide: of the side of a window
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextPart(Checked):
     """What objective.method translation reads; there, optim.batch_size counts tokens (data/text/token_batches.py)."""
 
@@ -308,7 +326,7 @@ class EvaluationPart(Checked):
 GROUPS: dict[str, type[Checked]] = {
     part.group: part
     for part in (
-        *(ModelPart, AugmentPart, ObjectivePart, ViewsPart, DinoPart, GrafitPart, TextPart),
+        *(ModelPart, AugmentPart, ObjectivePart, ViewsPart, DinoPart, GrafitPart, SegmentPart, TextPart),
         *(OptimPart, SchedulePart, EvaluationPart),
     )
 }

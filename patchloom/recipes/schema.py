@@ -1,9 +1,9 @@
 """The recipe: everything a training run is told, in one frozen, typed, comparable value.
 
-A recipe has groups of fields (model, augment, objective, optim, schedule, test; views, dino, grafit, text where its
-method reads them) and a few of its own. A field is named by its dotted key, `augment.mixup`, in files, overrides and
-messages alike. Text is read by the field's type wherever it comes from: `1e-3` means the same on a command line, in
-YAML and in Python.
+A recipe has groups of fields (model, augment, objective, optim, schedule, test; views, dino, grafit, segment, text
+where its method reads them) and a few of its own. A field is named by its dotted key, `augment.mixup`, in files,
+overrides and messages alike. Text is read by the field's type wherever it comes from: `1e-3` means the same on a
+command line, in YAML and in Python.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from patchloom.recipes.parts import (
     ObjectivePart,
     OptimPart,
     SchedulePart,
+    SegmentPart,
     TextPart,
     ViewsPart,
     fields_of,
@@ -52,6 +53,7 @@ class Recipe(Checked):
     views: ViewsPart = field(default_factory=ViewsPart)
     dino: DinoPart = field(default_factory=DinoPart)
     grafit: GrafitPart = field(default_factory=GrafitPart)
+    segment: SegmentPart = field(default_factory=SegmentPart)
     text: TextPart = field(default_factory=TextPart)
     optim: OptimPart
     schedule: SchedulePart

@@ -4,7 +4,7 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from patchloom.models.catalogue import CATALOGUE
 from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
 from patchloom.models.weights_table import is_tag, published, weights_named
-from patchloom.recipes.choices import Choice, base_recipe, resolve_recipe, with_steps
+from patchloom.recipes.choices import Automatic, Choice, base_recipe, resolve_recipe, with_steps
 from patchloom.recipes.fit import Facts, advice, misfits
 from patchloom.recipes.methods import Method, method_of
 from patchloom.recipes.schema import Recipe, flatten, override
@@ -44,7 +44,9 @@ from patchloom.tasks.plan import (
     seconds_of,
 )
 from patchloom.tasks.start import Start, find_start
-from patchloom.tasks.task import Task
+
+if TYPE_CHECKING:
+    from patchloom.tasks.images import ImageTask
 
 # Pictures of which the median size is taken: enough to know it, few enough to open at once.
 SIZED_PICTURES = 64
@@ -82,30 +84,31 @@ class ImagePlan(Plan):
 
 @dataclass(frozen=True)
 class Resolved:
-    """The recipe for some data, the choices made for it, its network without weights, and the run it starts from."""
+    """The recipe for some data, the choices made for it, what its network costs, and the run it starts from."""
 
     recipe: Recipe
     choices: list[Choice]
-    network: Network
+    notes: tuple[str, ...]  # of the network
+    cost: Cost
     start: Start | None
 
 
-def plan_images(task: Task[ImagePlan], settings: TrainingSettings, device: str) -> ImagePlan:
+def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> ImagePlan:
     """Everything that can be wrong is found here, before any work."""
     check_numbers(settings)
-    source = _found(settings)
-    labelled = learns_from_labels(settings)
+    source = task.source(_found(settings), settings)
+    labelled = task.learns_from_labels(settings)
     if labelled and len(source.train) and np.all(source.train.labels == UNLABELLED):
         raise DataError(f"{source.name}: {missing_labels(source.train)}")
     chosen: dict[str, Any] = {"strict": settings.strict, "level": settings.level, "labelled": labelled}
     # A wrong name or option is said at once, not after all pictures have been looked at.
-    splits = make_splits(source, **chosen)
+    splits = task.shown(make_splits(source, **chosen))
     settings = _with_whole_init(settings, splits, device)
-    resolved = _resolve(splits, settings, device)
+    resolved = task.resolve(splits, settings, device)
     seen = None if is_made_in_memory(source) else _surveyed(source, settings)
     if seen:
         source = _readable(seen, settings)
-        splits = make_splits(source, copies=seen.copies() if source.val is None else (), **chosen)
+        splits = task.shown(make_splits(source, copies=seen.copies() if source.val is None else (), **chosen))
     record = began_with(record_of(splits, seen), settings.data, settings.init)
     folder, why = chosen_folder(settings, record.is_of)
     refuse_other_data(folder, record)
@@ -114,13 +117,13 @@ def plan_images(task: Task[ImagePlan], settings: TrainingSettings, device: str) 
     if time_s and begun:  # its epochs were planned when it began
         why_epochs = f"auto: as the run in {folder} began; --epochs goes on for longer"
         epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, why_epochs), None
-        resolved = _resolve(splits, settings, device, epochs)
+        resolved = task.resolve(splits, settings, device, epochs)
     recipe, choices = resolved.recipe, resolved.choices
     if begun and begun.name == recipe.name:
         recipe, choices = _as_begun(begun, recipe, choices)
     same_run(folder, recipe)
     refuse_other_start(folder, record)
-    notes = (*splits.notes, *resolved.network.notes, *_too_few(splits), *changes_since(folder, record))
+    notes = (*splits.notes, *resolved.notes, *_too_few(splits), *changes_since(folder, record))
     unreadable = tuple(seen.unreadable) if seen else ()
     plan = ImagePlan(
         task=task,
@@ -134,7 +137,7 @@ def plan_images(task: Task[ImagePlan], settings: TrainingSettings, device: str) 
         notes=notes,
         time_s=time_s,
         splits=replace(splits, notes=notes),
-        cost=cost(resolved.network),
+        cost=resolved.cost,
         unreadable=unreadable,
         start=resolved.start,
     )
@@ -143,7 +146,8 @@ def plan_images(task: Task[ImagePlan], settings: TrainingSettings, device: str) 
 
 def planned_for(plan: ImagePlan, epochs: Choice, device: str) -> ImagePlan:
     """The same run with so many epochs, and with what follows from them."""
-    resolved = _resolve(plan.splits, plan.settings, device, epochs)
+    task: Any = plan.task
+    resolved = task.resolve(plan.splits, plan.settings, device, epochs)
     planned = replace(plan, recipe=resolved.recipe, choices=resolved.choices)
     return replace(planned, advice=_advice(planned, device))
 
@@ -270,7 +274,7 @@ def median_side(dataset: ImageSet) -> int:
 def _advice(plan: ImagePlan, device: str) -> tuple[str, ...]:
     """What of a named recipe does not suit the data, where it was not fitted to them."""
     settings = plan.settings
-    if settings.fit or base_recipe(settings.recipe, settings.model) is None:
+    if settings.fit or not plan.task.fits_recipes or base_recipe(settings.recipe, settings.model) is None:
         return ()
     found = misfits(plan.recipe, facts_of(plan.splits, settings, device))
     return (advice(plan.recipe, found),) if found else ()
@@ -317,25 +321,9 @@ def _with_whole_init(settings: TrainingSettings, splits: Splits, device: str) ->
     return replace(settings, init=weights_named(f"{name}:{tag}").name)
 
 
-def _resolve(splits: Splits, settings: TrainingSettings, device: str, epochs: Choice | None = None) -> Resolved:
+def resolve(splits: Splits, settings: TrainingSettings, device: str, epochs: Choice | None = None) -> Resolved:
     """The recipe for these data; `epochs` are those that a planned time leads to, as if they had been given."""
-    changes = settings.recipe_changes() | ({epochs.key: epochs.value} if epochs else {})
-    start = find_start(settings.init, settings.recipe, changes.get("model.name", settings.model))
-    taken = start.fields(settings.recipe) if start else {}
-    recipe, choices = resolve_recipe(
-        lambda: facts_of(splits, settings, device),
-        classes=len(splits.classes),
-        recipe=settings.recipe,
-        model=start.model if start and not start.is_bound(settings.recipe) else settings.model,
-        changes=taken | changes,
-        fit=settings.fit,
-    )
-    if start:
-        choices = start.named(choices, [*changes, *(["model.name"] if settings.model else [])])
-    if epochs:
-        choices = [epochs if choice.key == epochs.key else choice for choice in choices]
-    recipe, choices = with_steps(recipe, choices, len(splits.train), changes)
-    _check_files(recipe, settings, len(splits.train))
+    recipe, choices, start = resolve_fields(splits, settings, device, epochs)
     with torch.device("meta"):
         network = make_network(recipe, len(splits.classes))
     if start:
@@ -345,7 +333,38 @@ def _resolve(splits: Splits, settings: TrainingSettings, device: str, epochs: Ch
         check_preprocessing(preprocessing_of(recipe, network), network.config.image_size)
     except ValueError as error:
         raise UsageError(f"a run with these test.image_size and test.crop_ratio could not be used: {error}") from error
-    return Resolved(recipe, choices, network, start)
+    return Resolved(recipe, choices, network.notes, cost(network), start)
+
+
+def resolve_fields(
+    splits: Splits,
+    settings: TrainingSettings,
+    device: str,
+    epochs: Choice | None = None,
+    automatic: Automatic | None = None,
+) -> tuple[Recipe, list[Choice], Start | None]:
+    """Recipe, choices and start; `automatic` makes the recipe of a task where nobody names one."""
+    changes = settings.recipe_changes() | ({epochs.key: epochs.value} if epochs else {})
+    start = find_start(settings.init, settings.recipe, changes.get("model.name", settings.model))
+    taken = start.fields(settings.recipe) if start else {}
+    if automatic is not None:  # a task at every place shows windows of its own size
+        taken = {key: value for key, value in taken.items() if key.startswith("model.options.")}
+    recipe, choices = resolve_recipe(
+        lambda: facts_of(splits, settings, device),
+        classes=len(splits.classes),
+        recipe=settings.recipe,
+        model=start.model if start and not start.is_bound(settings.recipe) else settings.model,
+        changes=taken | changes,
+        fit=settings.fit,
+        automatic=automatic,
+    )
+    if start:
+        choices = start.named(choices, [*changes, *(["model.name"] if settings.model else [])])
+    if epochs:
+        choices = [epochs if choice.key == epochs.key else choice for choice in choices]
+    recipe, choices = with_steps(recipe, choices, len(splits.train), changes)
+    _check_files(recipe, settings, len(splits.train))
+    return recipe, choices, start
 
 
 def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> None:

@@ -9,14 +9,14 @@ from patchloom.errors import DataError
 from patchloom.tasks.task import Task
 
 if TYPE_CHECKING:
-    from patchloom.data.sets import ImageSet
+    from patchloom.data.sets import ImageSet, Source, Splits
     from patchloom.engine.distribution import Processes
     from patchloom.engine.ema import Ema
     from patchloom.inspection.epoch_pictures import EpochPictures
     from patchloom.models.network import Network
     from patchloom.objectives.objective import Objective
     from patchloom.recipes.choices import Choice
-    from patchloom.tasks.image_plan import ImagePlan
+    from patchloom.tasks.image_plan import ImagePlan, Resolved
     from patchloom.tasks.plan import TrainingSettings
 
 EPOCH_PICTURES = 4
@@ -34,6 +34,29 @@ class ImageTask(Task["ImagePlan"]):
         from patchloom.tasks.image_plan import plan_images
 
         return plan_images(self, settings, device)
+
+    def source(self, source: "Source", settings: "TrainingSettings") -> "Source":
+        """What was found, as this task learns from it."""
+        del settings
+        return source
+
+    def shown(self, splits: "Splits") -> "Splits":
+        """Train, val and test with what this task reads beside their pictures."""
+        return splits
+
+    def learns_from_labels(self, settings: "TrainingSettings") -> bool:
+        """Whether pictures must have labels; for the recipe of `auto` they must."""
+        from patchloom.tasks.image_plan import learns_from_labels
+
+        return learns_from_labels(settings)
+
+    def resolve(
+        self, splits: "Splits", settings: "TrainingSettings", device: str, epochs: "Choice | None" = None
+    ) -> "Resolved":
+        """The recipe for these data, and what its network costs."""
+        from patchloom.tasks.image_plan import resolve
+
+        return resolve(splits, settings, device, epochs)
 
     def planned_for(self, plan: "ImagePlan", epochs: "Choice", device: str) -> "ImagePlan":
         """The same run with so many epochs, and with what follows from them."""
@@ -192,7 +215,7 @@ class ImageTask(Task["ImagePlan"]):
 
         shown = preprocessing_of(plan.recipe, network)
         # Classes that taught nothing are no part of what was trained.
-        labels = plan.splits.classes.names if plan.method.learns_from == "labels" else ()
+        labels = plan.splits.classes.names if plan.method.learns_from in ("labels", "masks", "boxes") else ()
         write_run_files(plan.folder, network, shown, plan.recipe, labels, plan.settings.level, task=self.name)
         assert plan.record is not None
         write_record(plan.folder, plan.record)

@@ -82,7 +82,10 @@ class Start:
         """The run in a line."""
         size, now = self.image_size, recipe.model.image_size
         resampled = f", resampled to {now} px" if now != size else ""
-        if method_of(recipe.objective.method).head != "classes":
+        told = method_of(recipe.objective.method).head
+        if told == "places":
+            head = f"new head for {len(classes)} classes"
+        elif told != "classes":
             head = "no classifier"
         elif self.keeps(classes):
             head = f"keeps its classifier of {len(classes)} classes"

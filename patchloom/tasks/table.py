@@ -13,6 +13,7 @@ DEFAULT = "classification"  # what `auto` trains
 TASKS = {
     "classification": "patchloom.tasks.classification:Classification",
     "embedding": "patchloom.tasks.embedding:Embedding",
+    "segmentation": "patchloom.tasks.segmentation:Segmentation",
     "translation": "patchloom.tasks.translation:Translation",
 }
 # What --task calls those that pictures can be trained for.

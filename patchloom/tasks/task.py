@@ -91,6 +91,9 @@ class Task(ABC, Generic[P]):
     not_read: ClassVar[str] = "is not read by this task"  # what is said of an option of other tasks
     compiles_by_default: ClassVar[bool] = True  # on a GPU, where the run is long
     compile_options: ClassVar[dict[str, Any]] = {}
+    fits_recipes: ClassVar[bool] = True  # whether --fit fits a named recipe to the data
+    writes_predictions: ClassVar[bool] = False  # whether `predict --out` has files to write
+    evaluation_options: ClassVar[tuple[str, ...]] = ()  # of `patchloom evaluate`, that `evaluate` takes too
 
     # Before ---------------------------------------------------------------------------------------------------------
 
@@ -214,7 +217,9 @@ class Task(ABC, Generic[P]):
         """What `patchloom predict` asks: `predict_files(paths, top=, every=)` gives an `Answer` per picture."""
         return self.load(folder, device=device)
 
-    def evaluate(self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str) -> "Scores":
+    def evaluate(
+        self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, **options: Any
+    ) -> "Scores":
         """The numbers of runs on data; tasks with `judges_decisions` are judged by `patchloom.evaluate` instead."""
         raise NotImplementedError
 

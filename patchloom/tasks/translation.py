@@ -273,8 +273,11 @@ class Translation(Task[TextPlan]):
         """Numbers, translations, and where the network looks."""
         return translation_page(folder, asked.network)
 
-    def evaluate(self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str) -> Scores:
+    def evaluate(
+        self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, **options: Any
+    ) -> Scores:
         """One row per run and split."""
+        del options
         if data is None:
             first = next(iter(runs.values()))
             raise UsageError(f"{first} translates; say what: patchloom evaluate {first} --text TEXT")

@@ -18,7 +18,7 @@ def config(name: str, classes: int = ADE20K, size: int = 512, **more: Any) -> Se
     return SegmentationConfig(name=name, num_classes=classes, image_size=(size, size), backbone=options, **more)
 
 
-# Thesis tables 6.9 (positions are stored for 512 pixels) and 5.5 (the classifier and its pooling are counted).
+# Thesis tables 6.12 (positions are stored for 512 pixels) and 5.3 (the classifier and its pooling are counted).
 @pytest.mark.parametrize(
     ("name", "channels", "whole", "millions"),
     [
@@ -109,5 +109,3 @@ def test_group_norm_makes_images_independent_of_their_batch() -> None:
     assert not neck  # patches of 8: one doubling needs no norm between
     alone = torch.cat([network(image[None]) for image in images])
     assert torch.allclose(network(images), alone, atol=1e-5)
-
-

@@ -27,7 +27,7 @@ from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart
 
 # Policies that leave every pixel where it is, so that masks and boxes stay true.
-COLOUR_POLICIES = ("none", "three_augment")
+COLOUR_POLICIES = ("none", "three_augment", "photometric")
 CROP_ASPECTS = (3 / 4, 4 / 3)
 WINDOWS_TRIED = 10
 LONGEST = 4  # times the short side: mmsegmentation's (2048, 512)
@@ -119,9 +119,8 @@ def short_side_factor(size: tuple[int, int], short_side: int) -> float:
 
 def _mixes_classes(seen: np.ndarray, ignored: int, largest: float) -> bool:
     """Whether there are two classes or more, none with more than its share."""
-    values, counts = np.unique(seen, return_counts=True)
-    counts = counts[values != ignored]
-    return len(counts) > 1 and counts.max() < largest * counts.sum()
+    counts = np.bincount(seen[seen != ignored].ravel())
+    return np.count_nonzero(counts) > 1 and counts.max() < largest * counts.sum()
 
 
 def check_policy(augment: AugmentPart, parts: Collection[str]) -> None:

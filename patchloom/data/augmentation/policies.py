@@ -23,6 +23,8 @@ Policy = Callable[[Image.Image, random.Random], Image.Image]
 FILL_COLOUR = (124, 116, 104)  # 255 · IMAGENET_MEAN
 BLUR_RADII = (0.1, 2.0)  # pixels
 SOLARISE_FROM = 128
+PHOTOMETRIC_BRIGHTNESS, PHOTOMETRIC_RANGE = 32.0, (0.5, 1.5)  # added; contrast and saturation are multiplied by
+PHOTOMETRIC_HUE = 0.1  # of the colour circle: 18 of OpenCV's 180 steps
 HUE_TURN = 255  # steps that torchvision takes for a whole turn; Pillow's circle has 256
 
 
@@ -32,6 +34,8 @@ def make_policy(augment: AugmentPart, image_size: Size) -> Policy | None:
         return None
     if augment.policy == "three_augment":
         return three_augment
+    if augment.policy == "photometric":
+        return photometric
     if augment.policy == "trivial":
         from torchvision.transforms.autoaugment import TrivialAugmentWide
 
@@ -55,6 +59,28 @@ def make_policy(augment: AugmentPart, image_size: Size) -> Policy | None:
 def three_augment(image: Image.Image, rng: random.Random) -> Image.Image:
     """3-Augment of DeiT III: grayscale, solarisation or blur, each as likely as the others."""
     return rng.choice((grey, solarise, blur))(image, rng)
+
+
+def photometric(image: Image.Image, rng: random.Random) -> Image.Image:
+    """Photometric distortion (SSD, mmsegmentation): brightness, contrast, saturation and hue, each every second time.
+
+    Contrast comes before or after the colours, which are changed as such.
+    """
+    pixels = np.asarray(image, np.float32)
+    if rng.random() < 0.5:
+        pixels = pixels + rng.uniform(-PHOTOMETRIC_BRIGHTNESS, PHOTOMETRIC_BRIGHTNESS)
+    contrast = rng.uniform(*PHOTOMETRIC_RANGE) if rng.random() < 0.5 else 1.0
+    first = rng.random() < 0.5
+    pixels = np.clip(pixels * (contrast if first else 1.0), 0, 255)
+    saturation = rng.uniform(*PHOTOMETRIC_RANGE) if rng.random() < 0.5 else 1.0
+    turn = rng.uniform(-PHOTOMETRIC_HUE, PHOTOMETRIC_HUE) if rng.random() < 0.5 else 0.0
+    if saturation != 1 or turn:
+        hue, strength, value = Image.fromarray(pixels.astype(np.uint8)).convert("HSV").split()
+        hue = hue.point([(step + round(turn * 256)) % 256 for step in range(256)])
+        strength = strength.point([min(255, round(step * saturation)) for step in range(256)])
+        pixels = np.asarray(Image.merge("HSV", (hue, strength, value)).convert("RGB"), np.float32)
+    pixels = np.clip(pixels * (1.0 if first else contrast), 0, 255)
+    return Image.fromarray(pixels.astype(np.uint8))
 
 
 def grey(image: Image.Image, rng: random.Random) -> Image.Image:  # noqa: ARG001

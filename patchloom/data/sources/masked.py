@@ -1,0 +1,126 @@
+"""A source as segmentation reads it: the class of every pixel is to be learned, and the classes are the masks'."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.pictures.samples import UNLABELLED
+from patchloom.data.sets import NOT_LABELLED, Listing, Mask, Pictures, Source, Stamp
+from patchloom.errors import DataError, UsageError
+
+# Names of the number 0 that go with it where 0 means 'not labelled'.
+_NO_CLASS = ("background", "other", "others", "void", "unlabelled", "unlabeled", "ignore")
+MOST_CLASSES = 1 << 15
+
+
+def of_masks(source: Source, *, reduce_zero_label: bool = False) -> Source:
+    """The same pictures without labels of their own; the classes are what the numbers in their masks mean.
+
+    With `reduce_zero_label` 0 means 'not labelled', and 1 is the first class (ADE20K).
+    """
+    if not has_masks(source.train.pictures):
+        raise UsageError(
+            f"{source.name} has no masks to learn from; expected a folder with images/ and masks/, "
+            "parquet with a column 'mask', or shapes"
+        )
+
+    def pictures_of(listing: Listing) -> Pictures:
+        return _FromOne(listing.pictures) if reduce_zero_label else listing.pictures
+
+    listings = {split: replace(listing, pictures=pictures_of(listing)) for split, listing in source.listings.items()}
+    names = _names(listings["train"].pictures)
+    notes = source.notes
+    if not names:
+        names = _numbers(list(listings.values()))
+        notes = (*notes, f"the masks' numbers have no names (classes.txt): classes are called 0 to {len(names) - 1}")
+    learned = {
+        split: replace(listing, labels=np.full(len(listing), UNLABELLED), names=names, levels={})
+        for split, listing in listings.items()
+    }
+    test = learned.get("val") if source.test is source.val else learned.get("test")
+    return replace(source, train=learned["train"], val=learned.get("val"), test=test, notes=notes)
+
+
+def has_masks(pictures: Pictures) -> bool:
+    """Whether pictures of this source have masks."""
+    return bool(pictures.mask_names) or pictures.mask_ignore is not None
+
+
+def ignored_number(pictures: Pictures) -> int:
+    """The number in the masks that stands for 'not labelled'; none of them where the source says nothing."""
+    return UNLABELLED if pictures.mask_ignore is None else pictures.mask_ignore
+
+
+def _names(pictures: Pictures) -> tuple[str, ...]:
+    """The names of the classes; that of 'not labelled' is no class where it stands last."""
+    names = pictures.mask_names
+    return names[:-1] if pictures.mask_ignore == len(names) - 1 else names
+
+
+def _numbers(listings: Sequence[Listing]) -> tuple[str, ...]:
+    """The numbers up to the largest in any mask that can be read, as names."""
+    largest = -1
+    for listing in listings:
+        for row in listing.rows.tolist():
+            try:
+                mask = listing.pictures.mask(row)
+            except DataError:
+                continue  # which is named where the picture is trained on
+            if mask is not None:
+                numbers = mask.classes[mask.classes != ignored_number(listing.pictures)]
+                largest = max(largest, int(numbers.max(initial=-1)))
+    if not 0 < largest < MOST_CLASSES:
+        found = "no number" if largest < 0 else f"numbers up to {largest:,}"
+        raise DataError(f"the masks hold {found}; expected class numbers from 0, of two classes or more")
+    return tuple(map(str, range(largest + 1)))
+
+
+class _FromOne(Pictures):
+    """Pictures whose masks begin at 1, with 0 for 'not labelled': numbered from 0, with 255 (or −1) for that."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self._pictures = pictures
+        names = pictures.mask_names
+        self.mask_names = names[1:] if names and names[0].lower() in _NO_CLASS else names
+        self.mask_ignore = NOT_LABELLED if pictures.mask_dtype is np.uint8 else UNLABELLED
+        self.mask_dtype = pictures.mask_dtype
+        self.home, self.always_readable = pictures.home, pictures.always_readable
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def mask(self, index: int) -> Mask | None:
+        """The numbers less one."""
+        mask = self._pictures.mask(index)
+        if mask is None:
+            return None
+        labelled = mask.classes > 0
+        if (own := self._pictures.mask_ignore) is not None:
+            labelled &= mask.classes != own
+        reduced = np.where(labelled, mask.classes.astype(np.int64) - 1, ignored_number(self))
+        return Mask(reduced.astype(mask.classes.dtype), None)
+
+    def read(self, index: int) -> Image.Image:
+        """The picture."""
+        return self._pictures.read(index)
+
+    def where(self, index: int) -> str:
+        """As its source says."""
+        return self._pictures.where(index)
+
+    def key(self, index: int) -> str:
+        """As its source says."""
+        return self._pictures.key(index)
+
+    def encoded(self, index: int) -> Any:
+        """As its source says."""
+        return self._pictures.encoded(index)
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Others than those of the source, whose masks were looked at in other numbers."""
+        return [
+            None if stamp is None else (b"from one\0" + stamp[0], *stamp[1:]) for stamp in self._pictures.stamps(rows)
+        ]

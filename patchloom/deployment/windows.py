@@ -1,0 +1,118 @@
+"""Logits of pictures of any size: whole, or from windows that slide over them; the memory they take has a bound.
+
+Letters: B pictures of H×W pixels, K classes. A network gives logits at a quarter of the sides; what is asked of them at
+the pixels is computed tile by tile, so that K numbers per pixel never exist for a whole picture at once.
+
+Windows stand a stride apart, and the last ones are shifted back inside (mmsegmentation's rule): each has the network's
+size, every pixel is in one or more, and its logits are the mean of theirs.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Size = tuple[int, int]  # height, width
+Forward = Callable[[Tensor], Tensor]  # images (B, 3, h, w) → logits (B, K, h/4, w/4)
+# Numbers of a tile: 64 MiB of them.
+MOST_IN_TILE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Logits of a part of each picture."""
+
+    rows: slice
+    columns: slice
+    logits: Tensor  # (B, K, rows, columns)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of one size over pictures of another; of a picture of that very size there is one."""
+
+    size: Size
+    stride: Size
+    at_once: int = 16  # windows that the network sees together
+
+    def logits(self, forward: Forward, images: Tensor) -> Iterator[Tile]:
+        """Tiles of pictures (B, 3, H, W), at least as large as a window, from top to bottom."""
+        height, width = images.shape[2:]
+        tops, lefts = starts(height, self.size[0], self.stride[0]), starts(width, self.size[1], self.stride[1])
+        kept: dict[int, list[Tensor]] = {}  # row of windows → the logits of each, while tiles need them
+        for top, bottom in _between(tops, self.size[0]):
+            rows = [i for i, start in enumerate(tops) if start <= top and bottom <= start + self.size[0]]
+            kept = {i: kept[i] if i in kept else self._row(forward, images, tops[i], lefts) for i in rows}
+            for left, right in _between(lefts, self.size[1]):
+                seen = [
+                    resized_part(
+                        kept[i][j],
+                        self.size,
+                        slice(top - tops[i], bottom - tops[i]),
+                        slice(left - lefts[j], right - lefts[j]),
+                    )
+                    for i in rows
+                    for j, start in enumerate(lefts)
+                    if start <= left and right <= start + self.size[1]
+                ]
+                total = seen[0]
+                for each in seen[1:]:
+                    total = total.add_(each)
+                yield Tile(slice(top, bottom), slice(left, right), total.div_(len(seen)))
+
+    def _row(self, forward: Forward, images: Tensor, top: int, lefts: list[int]) -> list[Tensor]:
+        """The logits of the windows of one row, each (B, K, h/4, w/4)."""
+        height, width = self.size
+        cut = torch.cat([images[:, :, top : top + height, left : left + width] for left in lefts])
+        found = torch.cat([forward(some).float() for some in cut.split(self.at_once)])
+        return list(found.split(len(images)))
+
+
+def whole_logits(forward: Forward, images: Tensor, multiple: int = 32) -> Iterator[Tile]:
+    """Tiles of pictures that the network sees whole, padded below and right to what its maps divide."""
+    height, width = images.shape[2:]
+    padded = padded_size((height, width), multiple)
+    images = F.pad(images, (0, padded[1] - width, 0, padded[0] - height))
+    logits = forward(images).float()
+    at_once = max(1, MOST_IN_TILE // (len(logits) * logits.shape[1] * width))
+    for top in range(0, height, at_once):
+        rows = slice(top, min(height, top + at_once))
+        yield Tile(rows, slice(0, width), resized_part(logits, padded, rows, slice(0, width)))
+
+
+def padded_size(size: Size, multiple: int) -> Size:
+    """The least multiples that hold it."""
+    return -(-size[0] // multiple) * multiple, -(-size[1] // multiple) * multiple
+
+
+def starts(length: int, window: int, stride: int) -> list[int]:
+    """Where windows begin on a side of `length`: a stride apart, the last shifted back to end where the side does."""
+    count = max(0, -(-(length - window) // stride)) + 1
+    return sorted({max(0, min(i * stride, length - window)) for i in range(count)})
+
+
+def _between(begins: list[int], window: int) -> list[tuple[int, int]]:
+    """Stretches of a side in which the same windows lie."""
+    edges = sorted({edge for begin in begins for edge in (begin, begin + window)})
+    return list(pairwise(edges))
+
+
+def resized_part(logits: Tensor, size: Size, rows: slice, columns: slice) -> Tensor:
+    """What `interpolate(logits, size, mode="bilinear")` gives in these rows and columns, without the rest of it."""
+    for axis, (part, length) in enumerate(((rows, size[0]), (columns, size[1])), start=2):
+        low, high, share = _neighbours(part.start, part.stop, length, logits.shape[axis], logits.device)
+        share = share[:, None] if axis == 2 else share
+        logits = torch.lerp(logits.index_select(axis, low), logits.index_select(axis, high), share)
+    return logits
+
+
+@lru_cache(maxsize=1024)
+def _neighbours(start: int, stop: int, length: int, places: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Of pixels start … stop of `length`: the two of `places` they lie between, and how near to the second."""
+    at = ((torch.arange(start, stop, device=device) + 0.5) * (places / length) - 0.5).clamp(min=0)
+    low = at.long().clamp(max=places - 1)
+    return low, (low + 1).clamp(max=places - 1), at - low

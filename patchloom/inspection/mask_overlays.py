@@ -1,0 +1,41 @@
+"""Masks as pictures: a colour for every class, masks in these colours, and pictures with their masks laid over them."""
+
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image
+
+OVER = 0.55  # of an overlay that is the mask's colour
+NO_CLASS = (255, 255, 255)
+
+
+@lru_cache(maxsize=8)
+def palette(classes: int) -> np.ndarray:
+    """(classes, 3) uint8: Pascal VOC's colours, in which the first class is black and neighbours differ."""
+    numbers = np.arange(classes)
+    colours = np.zeros((classes, 3), np.uint8)
+    for bit in range(8):
+        for channel in range(3):
+            colours[:, channel] |= (((numbers >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
+    return colours
+
+
+def index_image(numbers: np.ndarray, classes: int) -> Image.Image:
+    """(H, W) class numbers as a picture of these very numbers: with a palette up to 256 classes, else of 16 bits."""
+    if classes > 256:
+        return Image.fromarray(numbers.astype(np.uint16))
+    image = Image.fromarray(numbers.astype(np.uint8), "L")
+    image.putpalette(palette(256).tobytes())
+    return image
+
+
+def coloured(numbers: np.ndarray, classes: int) -> Image.Image:
+    """(H, W) class numbers in the colours of their classes; numbers outside the classes are white."""
+    colours = np.vstack([palette(classes), NO_CLASS]).astype(np.uint8)
+    known = (numbers >= 0) & (numbers < classes)
+    return Image.fromarray(colours[np.where(known, numbers, classes)])
+
+
+def overlaid(picture: Image.Image, numbers: np.ndarray, classes: int) -> Image.Image:
+    """The picture under the colours of its classes."""
+    return Image.blend(picture.convert("RGB"), coloured(numbers, classes), OVER)

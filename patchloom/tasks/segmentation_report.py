@@ -1,0 +1,183 @@
+"""What the report of a segmentation run shows: its classes, what is taken for what, images beside truth and answer."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from patchloom.data.sets import ImageSet
+from patchloom.deployment.segmenter import Segmenter, load_segmentation
+from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom.evaluation.intervals import LEVEL
+from patchloom.evaluation.segmentation import SegmentationReport
+from patchloom.inspection.mask_overlays import coloured, overlaid, palette
+from patchloom.objectives.segmentation import CHARTS
+from patchloom.pages.report import training, validation
+from patchloom.pages.sections import gallery_section, table_section
+from patchloom.runs.config import read_run_files
+from patchloom.runs.predictions import fingerprint
+from patchloom.runs.record import read_run_record
+from patchloom.runs.segmentation import Kept, read_segmented
+from patchloom.tasks.pages import Asked
+from patchloom.tasks.segmentation_scores import evaluate_on, open_masks
+from patchloom.tasks.task import TaskPage
+
+SHOWN = 4  # worst images, and as many best ones
+CONFUSED = 12  # pairs of classes
+HEIGHT = 180  # pixels of a picture in the gallery
+T = TypeVar("T")
+
+
+def segmentation_page(folder: Path, asked: Asked) -> TaskPage:
+    """The images of val, or of the split that is asked for, from where the run was trained or from the data given."""
+    notes: list[str] = []
+
+    def attempt(read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except PatchloomError as error:
+            notes.append(str(error))
+            return None
+
+    files = read_run_files(folder)
+    network = asked.network or attempt(lambda: load_segmentation(folder)[0])
+    segmenter = Segmenter(network, files) if network is not None else None
+    record = attempt(lambda: read_run_record(folder))
+    place = asked.data or (record.data if record else None)
+    if asked.split is not None:
+        if place is None or segmenter is None:
+            raise UsageError("where the data lie was not recorded; say it with --data")
+        kept, said = evaluate_on(segmenter, folder, place, asked.split)
+        notes += said
+    else:
+        kept = attempt(lambda: read_segmented(folder))  # type: ignore[assignment]
+    images = attempt(lambda: _images(folder, asked, place, kept)) if kept else None
+    report = kept.report if kept else None
+    sections = [*_tables(report)] if report else []
+    if report is not None and images is not None and segmenter is not None:
+        sections += _galleries(segmenter, images, report)
+    return TaskPage(
+        best=f"{report.miou:.2f} %" if report else "",
+        measure=f"mIoU on {asked.split}" if asked.split else "best mIoU",
+        interval=report.miou_interval() if report else None,
+        numbers=_numbers(report, asked.split or "val") if report else [],
+        charts={
+            "Validation mIoU, %": validation("miou"),
+            "Pixels of val right, %": validation("pixel_accuracy"),
+            **training(CHARTS),
+        },
+        trained_on="augmented windows, with that of the auxiliary head",
+        sections=sections,
+        notes=notes,
+        next_command=f"patchloom predict {shlex.quote(str(folder))} IMAGE --out masks",
+    )
+
+
+def _images(folder: Path, asked: Asked, place: str | None, kept: Kept) -> ImageSet:
+    """The set that the answers are about; a DataError where it is another by now."""
+    plan: Any = asked.plan
+    if plan is not None:
+        val: ImageSet = plan.splits.val
+        return val
+    if place is None:
+        raise UsageError("where the data lie was not recorded: no pictures are shown; say it with --data")
+    images, _ = open_masks(place, asked.split, folder)
+    if fingerprint(images) != kept.fingerprint:
+        raise DataError(f"no pictures are shown: those of {place} are not those the run was validated on")
+    return images
+
+
+def _numbers(report: SegmentationReport, split: str) -> list[tuple[str, str, str]]:
+    (low, high), told = report.miou_interval(), dict(report)
+    rows = [
+        ("mIoU", f"{told['miou']:.2f} %", f"{low:.2f} … {high:.2f}, the {100 * LEVEL:.0f} % interval over images"),
+        ("pixels right", f"{told['pixel_accuracy']:.2f} %", "of those that are labelled"),
+        ("mean class accuracy", f"{told['mean_class_accuracy']:.2f} %", "every class counts the same"),
+    ]
+    if "boundary_iou" in told:
+        rows.append(("boundary IoU", f"{told['boundary_iou']:.2f} %", "within 2 % of the diagonal from a border"))
+    return [*rows, ("images", f"{len(report.index):,}", f"of the {split} split")]
+
+
+def _tables(report: SegmentationReport) -> list[Any]:
+    pixels = report.counts.sum(axis=0)[:, 0]
+    share = 100 * pixels / max(1, pixels.sum())
+    borders = report.class_boundary_iou if report.borders is not None else np.full(len(share), np.nan)
+    order = sorted(range(len(report.classes)), key=lambda k: np.nan_to_num(report.iou[k], nan=np.inf))
+    intervals = report.class_intervals()
+    rows = [
+        (
+            report.classes[k],
+            _told(report.iou[k]),
+            f"{intervals[k][0]:.1f} … {intervals[k][1]:.1f}" if not np.isnan(report.iou[k]) else "",
+            _told(report.class_accuracy[k]),
+            _told(borders[k]),
+            f"{share[k]:.1f} %",
+        )
+        for k in order
+    ]
+    columns = ["class", "IoU", "95 %", "found", "boundary IoU", "of the pixels"]
+    return [table_section("Classes, worst first", columns, rows), *_confused(report)]
+
+
+def _confused(report: SegmentationReport) -> list[Any]:
+    """Which classes are taken for which, by the share of their pixels."""
+    shares = 100 * report.confusion / np.maximum(report.confusion.sum(axis=1, keepdims=True), 1)
+    np.fill_diagonal(shares, 0)
+    pairs = [divmod(int(place), len(shares)) for place in np.argsort(-shares, axis=None, kind="stable")[:CONFUSED]]
+    rows = [(report.classes[i], report.classes[j], f"{shares[i, j]:.1f} %") for i, j in pairs if shares[i, j] >= 0.05]
+    return [table_section("What is taken for what", ["class", "taken for", "of its pixels"], rows)] if rows else []
+
+
+def _galleries(segmenter: Segmenter, images: ImageSet, report: SegmentationReport) -> list[Any]:
+    """The worst and the best images: as they are, as they should be told, as they are told."""
+    order = np.argsort(report.image_miou, kind="stable")
+    chosen = {"worst": order[:SHOWN], "best": order[::-1][:SHOWN]}
+    told = "The image, its mask, and the answer, with the mean IoU of the classes in it. " + _legend(report.classes)
+    made = []
+    for name, places in chosen.items():
+        strips = [strip for place in places if (strip := _strip(segmenter, images, report, int(place)))]
+        if strips:
+            made.append(gallery_section(name, f"{name.capitalize()} images", told, strips))
+    return made
+
+
+def _strip(
+    segmenter: Segmenter, images: ImageSet, report: SegmentationReport, place: int
+) -> tuple[Image.Image, str] | None:
+    row = int(report.index[place])
+    try:
+        sample = images.sample(row)
+    except DataError:
+        return None
+    truth, ignored = sample.layers["mask"]
+    known = truth.astype(np.int64)
+    known[known == ignored] = -1
+    names, own = list(segmenter.labels), images.classes.names
+    numbers = np.array([*(names.index(name) if name in names else -1 for name in own), -1])
+    known = numbers[np.where((known >= 0) & (known < len(own)), known, len(own))]
+    answer = segmenter.numbers(sample.picture)
+    pictures = [sample.picture, coloured(known, len(names)), overlaid(sample.picture, answer, len(names))]
+    return beside(pictures), f"#{row}: {report.image_miou[place]:.1f} %"
+
+
+def beside(pictures: Sequence[Image.Image], height: int = HEIGHT) -> Image.Image:
+    """Pictures of one size in a row."""
+    width = max(1, round(pictures[0].width * height / pictures[0].height))
+    strip = Image.new("RGB", (width * len(pictures) + 4 * (len(pictures) - 1), height), "white")
+    for i, picture in enumerate(pictures):
+        strip.paste(picture.convert("RGB").resize((width, height), Image.Resampling.BILINEAR), (i * (width + 4), 0))
+    return strip
+
+
+def _legend(classes: Sequence[str]) -> str:
+    colours = palette(len(classes))
+    shown = (f"{name} #{r:02x}{g:02x}{b:02x}" for name, (r, g, b) in zip(classes[:24], colours, strict=False))
+    return "Colours: " + ", ".join(shown) + (" …" if len(classes) > 24 else "") + "; white is not labelled."
+
+
+def _told(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.1f} %"

@@ -1,0 +1,211 @@
+"""Classes of the pixels of pictures of any size: windows, whole pictures, several scales, and memory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchloom.deployment import class_maps
+from patchloom.deployment.class_maps import ClassMaps, Showing
+from patchloom.deployment.windows import Windows, resized_part, starts, whole_logits
+
+CLASSES = 3
+
+
+class Colours(nn.Module):
+    """Logits of a place are the mean colours of its 4×4 pixels, and of the whole image, in normalised numbers."""
+
+    any_resolution = True
+    pixel_mean, pixel_std = (0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255)
+
+    def __init__(self, size: tuple[int, int] = (32, 32)) -> None:
+        super().__init__()
+        self.image_size = size
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.config = type("Config", (), {"num_classes": CLASSES})
+        self.seen: list[tuple[int, ...]] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen.append(tuple(images.shape))
+        return F.avg_pool2d(images, 4) + 0.3 * images.mean((2, 3), keepdim=True)
+
+    def at_resolution(self, size: tuple[int, int]) -> "Colours":
+        return Colours(size)
+
+
+class Fixed(Colours):
+    any_resolution = False
+
+    def forward(self, images: Tensor) -> Tensor:
+        assert tuple(images.shape[2:]) == self.image_size
+        return super().forward(images)
+
+
+def pictures(height: int, width: int, count: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(height * 1000 + width)
+    coarse = torch.rand(count, 3, 5, 7, generator=generator) * 255
+    return F.interpolate(coarse, (height, width), mode="bilinear").to(torch.uint8)
+
+
+def slow_slide(network: Colours, images: Tensor, window: int, stride: int) -> Tensor:
+    """mmsegmentation's slide_inference, pixel for pixel."""
+    _, _, height, width = images.shape
+    total, count = torch.zeros(len(images), CLASSES, height, width), torch.zeros(1, 1, height, width)
+    rows = max(height - window + stride - 1, 0) // stride + 1
+    columns = max(width - window + stride - 1, 0) // stride + 1
+    for i in range(rows):
+        for j in range(columns):
+            bottom, right = min(i * stride + window, height), min(j * stride + window, width)
+            top, left = max(bottom - window, 0), max(right - window, 0)
+            logits = network(images[:, :, top:bottom, left:right].float())
+            total[:, :, top:bottom, left:right] += F.interpolate(logits, (window, window), mode="bilinear")
+            count[:, :, top:bottom, left:right] += 1
+    assert (count > 0).all()
+    return total / count
+
+
+@given(
+    length=st.integers(8, 90), window=st.integers(4, 40), stride=st.integers(1, 40)
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_windows_cover_every_place_and_stay_inside(length: int, window: int, stride: int) -> None:
+    window, stride = min(window, length), min(stride, window)
+    begins = starts(length, window, stride)
+    covered = {place for begin in begins for place in range(begin, begin + window)}
+    assert covered == set(range(length))
+    assert len(begins) == max(0, -(-(length - window) // stride)) + 1
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 40), (95, 100)])
+@pytest.mark.parametrize("stride", [32, 21, 10])
+def test_sliding_is_mmsegmentations(size: tuple[int, int], stride: int) -> None:
+    network, images = Fixed(), pictures(*size, count=2)
+    slow = slow_slide(network, images, 32, stride)
+    found = torch.full_like(slow, torch.nan)
+    for tile in Windows((32, 32), (stride, stride), at_once=3).logits(lambda some: network(some.float()), images):
+        found[:, :, tile.rows, tile.columns] = tile.logits
+    assert torch.allclose(found, slow, atol=1e-3)
+
+
+def test_windows_go_through_the_network_together() -> None:
+    network, images = Fixed(), pictures(64, 160)
+    list(Windows((32, 32), (32, 32), at_once=4).logits(lambda some: network(some.float()), images))
+    assert network.seen == [(4, 3, 32, 32), (1, 3, 32, 32)] * 2
+
+
+def test_a_picture_of_the_size_of_a_window_is_the_same_whole_and_by_windows() -> None:
+    images = pictures(32, 32, count=3)
+    whole, slid = (ClassMaps(Colours(), Showing(mode))(images) for mode in ("whole", "slide"))
+    assert torch.equal(whole, slid)
+    assert len(whole.unique()) == CLASSES
+
+
+@given(
+    height=st.integers(5, 70), width=st.integers(5, 70), top=st.integers(0, 30), left=st.integers(0, 30)
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_a_part_of_resized_logits_is_torchs(height: int, width: int, top: int, left: int) -> None:
+    logits = torch.randn(2, 3, 6, 5, generator=torch.Generator().manual_seed(height))
+    rows, columns = slice(min(top, height - 1), height), slice(min(left, width - 1), width)
+    whole = F.interpolate(logits, (height, width), mode="bilinear", align_corners=False)
+    assert torch.allclose(resized_part(logits, (height, width), rows, columns), whole[:, :, rows, columns], atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(20, 90), (15, 9), (31, 33)])
+def test_a_picture_smaller_than_a_window_is_enlarged(size: tuple[int, int]) -> None:
+    network, images = Fixed(), pictures(*size)
+    found = ClassMaps(network, Showing("slide"))(images)
+    assert tuple(found.shape) == (1, *size)
+    assert all(shape[2:] == (32, 32) for shape in network.seen)
+    enlarged = F.interpolate(images.float(), scale_factor=6, mode="bicubic").clamp(0, 255)
+    likely = F.interpolate(enlarged, size, mode="area")
+    assert (found[0] == likely[0].argmax(0)).float().mean() > 0.85
+
+
+def test_whole_pictures_are_padded_to_what_the_maps_divide() -> None:
+    network, images = Colours(), pictures(45, 70)
+    tiles = list(whole_logits(lambda some: network(some.float()), images))
+    assert network.seen == [(1, 3, 64, 96)]
+    assert sum((t.rows.stop - t.rows.start) * (t.columns.stop - t.columns.start) for t in tiles) == 45 * 70
+
+
+def test_a_network_of_one_size_sees_pictures_whole_once_it_is_resampled() -> None:
+    images = pictures(40, 64)
+    maps = ClassMaps(Fixed(), Showing("whole"))
+    assert torch.equal(maps(images), ClassMaps(Colours(), Showing("whole"))(images))
+    assert list(maps._sized) == [(64, 64)]
+
+
+def test_several_scales_average_probabilities() -> None:
+    network, images = Colours(), pictures(64, 96)
+    how = Showing("whole", scales=(0.5, 1.0, 1.5), flip=True)
+    expected = torch.zeros(CLASSES, 64, 96)
+    for scale in how.scales:
+        one = ClassMaps(network, Showing("whole", scales=(scale,), flip=False))
+        plain = (
+            one.probabilities(images[0])
+            if scale != 1
+            else ClassMaps(network, Showing("whole")).probabilities(images[0])
+        )
+        mirrored = ClassMaps(network, Showing("whole", scales=(scale,), flip=False)).probabilities(images[0].flip(2))
+        expected += (plain + mirrored.flip(2)) / 6
+    found = ClassMaps(network, how).probabilities(images[0])
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(found.sum(0), torch.ones(64, 96), atol=1e-5)
+    assert torch.equal(ClassMaps(network, how)(images)[0].long(), found.argmax(0))
+
+
+def test_several_scales_of_a_large_picture_are_averaged_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = pictures(90, 130)
+    how = Showing("slide", scales=(1.0, 1.5), flip=True)
+    whole = ClassMaps(Fixed(), how)(images)
+    monkeypatch.setattr(class_maps, "MOST_AVERAGED", 1000)
+    monkeypatch.setattr(class_maps, "LARGE_WINDOW", 64)
+    blocks = ClassMaps(Fixed(), how)(images)
+    assert (whole == blocks).float().mean() > 0.9
+
+
+def test_a_picture_too_large_to_be_seen_whole_is_seen_by_large_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_maps, "MOST_WHOLE", 64 * 64)
+    monkeypatch.setattr(class_maps, "LARGE_WINDOW", 64)
+    network, images = Colours(), pictures(40, 300)
+    found = ClassMaps(network, Showing("whole"))(images)
+    assert {shape[2:] for shape in network.seen} == {(64, 64)}
+    assert tuple(found.shape) == (1, 40, 300)
+    assert (found[0] == images[0].float().argmax(0)).float().mean() > 0.8
+
+
+def test_a_short_side_is_resized_to_and_back() -> None:
+    network, images = Colours(), pictures(64, 128)
+    found = ClassMaps(network, Showing("whole", short_side=32))(images)
+    assert network.seen == [(1, 3, 32, 64)]
+    assert tuple(found.shape) == (1, 64, 128)
+
+
+MEASURED = """
+import resource, torch
+from tests.deployment.test_class_maps import Fixed, CLASSES
+from patchloom.deployment.class_maps import ClassMaps, Showing
+torch.set_num_threads(2)
+network = Fixed((512, 512))
+network.config.num_classes = 150
+network.forward = lambda images: torch.nn.functional.avg_pool2d(images, 4).repeat(1, 50, 1, 1)
+images = torch.randint(0, 255, (1, 3, 4000, 6000), dtype=torch.uint8)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = ClassMaps(network, Showing("slide"))(images)
+assert found.shape == (1, 4000, 6000)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 2**20)
+"""
+
+
+@pytest.mark.slow
+def test_24_million_pixels_of_150_classes_take_less_than_2_gib() -> None:
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True, cwd=root)
+    assert float(done.stdout) < 2.0

@@ -1,0 +1,275 @@
+"""`patchloom train` on pictures with masks: it learns, resumes exactly, starts from other runs, answers and reports."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import patchloom
+from patchloom.errors import UsageError
+from patchloom.runs.config import read_recipe
+from patchloom.runs.segmentation import read_segmented
+from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.table import task_of_run
+from patchloom.training.run import run_training
+from tests.engine.test_processes import free_port
+from tests.golden import make
+from tests.reliability.commands import command, started
+
+COLOURS = np.array([(120, 120, 120), (210, 60, 50), (60, 80, 220)], np.int16)
+TINY = (
+    *("--model", "resmlp_s12", "--size", "32", "--batch", "4", "--device", "cpu"),
+    *(part for value in ("patch_size=4", "depth=1", "dim=16") for part in ("--set", f"model.options.{value}")),
+    *("--set", "segment.channels=8", "--set", "segment.auxiliary_channels=8", "--set", "schedule.warmup_steps=2"),
+)
+
+LEARNING = {"optim.lr": 0.02, "segment.channels": 16, "segment.dropout": 0, "augment.policy": "none",
+            "augment.scale_min": 0.9, "augment.scale_max": 1.2}  # fmt: skip
+
+
+def draw(rng: np.random.Generator, height: int, width: int) -> tuple[Image.Image, Image.Image]:
+    """Rectangles of two classes on a ground, with a corner that is not labelled; the picture in their colours."""
+    mask = np.zeros((height, width), np.uint8)
+    for number in (1, 2):
+        top, left = int(rng.integers(0, height - 16)), int(rng.integers(0, width - 16))
+        mask[top : top + 14, left : left + 14] = number
+    picture = (COLOURS[mask] + rng.integers(-20, 20, (height, width, 3))).clip(0, 255).astype(np.uint8)
+    mask[:4, :4] = 255
+    return Image.fromarray(picture), Image.fromarray(mask)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("masks")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 5)):
+        for i in range(count):
+            picture, mask = draw(rng, 36 + 4 * (i % 2), 44)
+            for folder, image, ending in (("images", picture, "jpg"), ("masks", mask, "png")):
+                (root / folder / split).mkdir(parents=True, exist_ok=True)
+                image.save(root / folder / split / f"{i}.{ending}", quality=95)
+    (root / "classes.txt").write_text("ground\nred\nblue\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained once for the tests that only read it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    changes = dict(part.split("=") for part in TINY if "=" in part)
+    settings = TrainingSettings(
+        data=str(data), model="resmlp_s12", size=32, batch=4, device="cpu", workers=0, epochs=20, out=str(folder),
+        changes=changes | LEARNING,
+    )  # fmt: skip
+    said: list[str] = []
+    run_training(settings, say=said.append)
+    (folder / "said.txt").write_text("\n".join(said))
+    return folder
+
+
+def test_masks_are_learned_and_the_plan_says_why(run: Path) -> None:
+    said = (run / "said.txt").read_text()
+    assert "task       segment: pictures have masks" in said
+    assert re.search(
+        r"data       masks\d* \(pictures and masks\): 12 images to train on, 5 to validate, 3 classes", said
+    )
+    assert "augment.crop scaled has no version for whole batches" in said
+    report = read_segmented(run).report
+    assert report.classes == ("ground", "red", "blue")
+    assert report.counts[:, :, 0].sum() < 5 * 40 * 44 - 5 * 15  # the corners do not count
+    assert report.miou > 45  # who always says ground has 27
+    assert float(re.search(r"mIoU ([\d.]+) %, [\d.]+ % of the pixels right", said)[1]) == pytest.approx(
+        report.miou, abs=0.01
+    )
+    assert json.loads((run / "config.json").read_text())["task"] == "segmentation"
+
+
+def test_the_page_shows_classes_and_images_beside_the_truth(run: Path) -> None:
+    page = (run / "report.html").read_text()
+    words = ("best mIoU", "Classes, worst first", "Worst images", "Best images", "boundary IoU", "Validation mIoU")
+    assert [word for word in words if word not in page] == []
+    assert page.count("data:image") >= 8
+
+
+def test_a_run_is_evaluated_with_and_without_its_data(run: Path, data: Path, monkeypatch, capsys) -> None:
+    kept = json.loads(command(("evaluate", run, "--json"), monkeypatch, capsys).output)[run.name]
+    now = json.loads(command(("evaluate", run, data, "--json", "--device", "cpu"), monkeypatch, capsys).output)[
+        run.name
+    ]
+    assert now == kept
+    assert set(kept["classes"]) == {"ground", "red", "blue"}
+    several = command(("evaluate", run, data, "--multi-scale", "--device", "cpu"), monkeypatch, capsys)
+    assert several.code == 0, several.errors
+    assert "boundary" in several.output
+    train = command(("evaluate", run, data, "--split", "train", "--json", "--device", "cpu"), monkeypatch, capsys)
+    assert json.loads(train.output)[run.name]["images"] == 12
+    refused = command(("evaluate", run, data, "--knn", "5"), monkeypatch, capsys)
+    assert (refused.code, "--knn is about whole images" in refused.errors) == (2, True)
+    assert command(("evaluate", run, "--mode", "half"), monkeypatch, capsys).errors == (
+        "error: --mode is 'half', expected whole or slide\n"
+    )
+
+
+def test_windows_and_whole_pictures_agree_about_most_pixels(run: Path, data: Path) -> None:
+    task = task_of_run(run)
+    whole, slid = (task.evaluate({"run": run}, str(data), split="val", device="cpu", mode=mode).values["run"]["miou"]
+                   for mode in ("whole", "slide"))  # fmt: skip
+    assert whole == pytest.approx(slid, abs=20)
+
+
+def test_two_runs_are_compared_image_by_image(run: Path, data: Path, tmp_path: Path) -> None:
+    import shutil
+
+    other = shutil.copytree(run, tmp_path / "other")
+    found = task_of_run(run).evaluate({"run": run, "other": other}, None, split=None, device="cpu")
+    compared = found.values["comparisons"][0]
+    assert (compared["difference"], compared["p"]) == (0, 1)
+    assert "run − other: +0.00 points of mIoU" in found.lines[-1]
+
+
+def test_masks_are_written_beside_nothing_of_the_users(
+    run: Path, data: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    pictures, before = data / "images" / "val", sorted(data.rglob("*"))
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    done = command(
+        ("predict", run, pictures, tmp_path / "bad.png", "--out", tmp_path / "out", "--json", "--device", "cpu"),
+        monkeypatch,
+        capsys,
+    )
+    assert done.code == 3
+    answers = json.loads(done.output)
+    assert len(answers) == 6
+    assert answers[-1]["error"]
+    first = answers[0]
+    assert [Path(each).name for each in first["written"]] == ["0.png", "0.colour.png", "0.overlay.jpg"]
+    assert sum(share for _, share in first["answers"]) == pytest.approx(1)
+    with Image.open(tmp_path / "out" / "0.png") as index:
+        assert index.mode == "P"
+        numbers = np.asarray(index)
+    assert numbers.shape == (36, 44)
+    assert set(np.unique(numbers)) <= {0, 1, 2}
+    with Image.open(data / "masks" / "val" / "0.png") as mask:
+        truth = np.asarray(mask)
+    assert (numbers == truth)[truth != 255].mean() > 0.7
+    with Image.open(tmp_path / "out" / "0.overlay.jpg") as overlay:
+        assert overlay.size == (44, 36)
+    assert sorted(data.rglob("*")) == before
+
+
+def test_an_animation_has_masks_for_its_frames(run: Path, tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (40, 36), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "clip.gif", save_all=True, append_images=frames[1:], duration=100)
+    answers = list(
+        task_of_run(run).predictor(run, device="cpu").predict_files([tmp_path / "clip.gif"], out=tmp_path / "o")
+    )
+    assert [Path(each.written[0]).name for each in answers] == ["clip-frame-0.png", "clip-frame-1.png"]
+
+
+def test_python_gives_class_numbers(run: Path, data: Path) -> None:
+    segmenter = task_of_run(run).load(run, device="cpu")
+    one = segmenter.predict(data / "images" / "val" / "0.jpg")
+    assert one.shape == (36, 44)
+    assert [each.shape for each in segmenter.predict([np.zeros((20, 30, 3), np.uint8)] * 2)] == [(20, 30)] * 2
+    assert repr(segmenter) == "Segmenter(resmlp_s12, 3 classes, cpu)"
+
+
+def test_verify_reads_its_answers(run: Path, monkeypatch, capsys) -> None:
+    assert command(("verify", run), monkeypatch, capsys).code == 0
+
+
+def newest(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(max((folder / "checkpoints").iterdir()) / "weights.safetensors")
+
+
+def test_a_run_resumes_bit_for_bit_in_mid_epoch_with_any_workers(data: Path, tmp_path: Path, monkeypatch) -> None:
+    from patchloom.engine import loop
+    from patchloom.engine.signals import Stopped
+
+    def train(out: str, workers: int) -> None:
+        changes = dict(part.split("=") for part in TINY if "=" in part)
+        settings = TrainingSettings(
+            data=str(data), model="resmlp_s12", size=32, batch=4, device="cpu", workers=workers, epochs=2,
+            out=str(tmp_path / out), changes=changes,
+        )  # fmt: skip
+        run_training(settings, say=lambda _: None)
+
+    train("whole", 0)
+    update = loop._Loop.update
+
+    def stops(self, batch, wishes):
+        done = update(self, batch, wishes)
+        return replace(done, interrupt=True) if self.progress.step == 3 else done
+
+    monkeypatch.setattr(loop._Loop, "update", stops)
+    with pytest.raises(Stopped):
+        train("cut", 2)
+    monkeypatch.undo()
+    train("cut", 1)
+    whole, cut = newest(tmp_path / "whole"), newest(tmp_path / "cut")
+    assert whole.keys() == cut.keys()
+    assert all(torch.equal(tensor, cut[name]) for name, tensor in whole.items())
+
+
+@pytest.mark.slow
+def test_two_processes_are_as_one(data: Path, tmp_path: Path) -> None:
+    line = ("train", data, *TINY, "--epochs", "1", "--workers", "0", "--set", "segment.norm=group")
+    line = (*line, "--set", "segment.dropout=0")
+    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} | port for rank in range(2)]
+    running = [started(*line, "--out", tmp_path / "two", env=rank) for rank in ranks]
+    running.append(started(*line, "--out", tmp_path / "one"))
+    for process in running:
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, output + errors
+    one, two = newest(tmp_path / "one"), newest(tmp_path / "two")
+    assert all(torch.allclose(tensor, two[name], rtol=1e-3, atol=2e-4) for name, tensor in one.items())
+    (*_, first), (*_, second) = make.evaluations(tmp_path / "one")[-1], make.evaluations(tmp_path / "two")[-1]
+    assert first == pytest.approx(second, rel=0.05)
+
+
+def test_a_backbone_comes_from_a_classifier_and_its_size_is_resampled(data: Path, tmp_path: Path, monkeypatch) -> None:
+    from tests.reliability.commands import class_folders
+
+    monkeypatch.chdir(tmp_path)
+    changes = {"model.options.patch_size": 4, "model.options.depth": 1, "model.options.dim": 16}
+    patchloom.train(
+        class_folders(tmp_path / "data"), model="resmlp_s12", size=16, epochs=1, batch=4, device="cpu",
+        out="classifier", changes=changes,
+    )  # fmt: skip
+    said: list[str] = []
+    heads = {"segment.channels": 8, "segment.auxiliary_channels": 8, "model.freeze": "backbone"}
+    settings = TrainingSettings(
+        data=str(data), init="classifier", size=32, epochs=1, batch=4, device="cpu", workers=0, out="run", changes=heads
+    )
+    run_training(settings, say=said.append)
+    assert any("resmlp_s12 (1 layers, 16 wide) at 16 px, resampled to 32 px; new head for 3 classes" in line
+               for line in said)  # fmt: skip
+    assert read_recipe(Path("run")).model.options["dim"] == 16
+    given, kept = load_file("classifier/weights.safetensors"), load_file("run/weights.safetensors")
+    same = [name for name in given if name.startswith("blocks.0.channels")]
+    assert same
+    assert all(torch.equal(given[name], kept[f"backbone.{name}"]) for name in same)  # frozen, so as it came
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": "digits"}, "has no masks to learn from; expected a folder with images/ and masks/"),
+        ({"teacher": "x"}, "--teacher is about whole images; leave it out where pixels are classified"),
+        ({"changes": {"augment.mixup": 1}}, "objective.method segmentation does not read it"),
+        ({"batch": 1}, "optim.batch_size is 1, and a batch of one image has no statistics; set segment.norm=group"),
+        ({"changes": {"augment.policy": "randaugment"}}, "turns and shifts pictures, which mask cannot follow"),
+    ],
+)
+def test_what_cannot_be_is_one_line_before_any_work(given: dict, message: str, data: Path, tmp_path: Path) -> None:
+    settings = TrainingSettings(**{"data": str(data), "task": "segment", "device": "cpu", "out": str(tmp_path / "x"),
+                                   "workers": 0, "epochs": 1} | given)  # fmt: skip
+    with pytest.raises(UsageError, match=re.escape(message)):
+        run_training(settings, say=lambda _: None)
