@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from patchloom.data.augmentation.augment import short_side_factor
 from patchloom.data.pictures.image_batch import normalise
-from patchloom.deployment.windows import Size, Tile, Windows, padded_size, resized_part, whole_logits
+from patchloom.deployment.windows import Size, Tile, Windows, padded_size, tiles_of, whole_logits
 from patchloom.models.upernet import SegmentationNetwork
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class ClassMaps:
     def _scores(self, images: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Parts of the pictures with what is largest for the likeliest class, (B, K, rows, columns)."""
         if not self._averages_scales:
-            yield from ((tile.rows, tile.columns, tile.logits) for tile in self._tiles(images, 1.0))
+            every = slice(0, images.shape[3])
+            yield from ((tile.rows, every, tile.logits) for tile in self._tiles(images, 1.0))
             return
         for rows, columns in self._blocks(images):
             around, inside = zip(
@@ -122,7 +123,7 @@ class ClassMaps:
         height, width = images.shape[2:]
         found = torch.empty((len(images), self.network.config.num_classes, height, width), device=images.device)
         for tile in self._tiles(images, scale):
-            found[:, :, tile.rows, tile.columns] = tile.logits
+            found[:, :, tile.rows] = tile.logits
         return found
 
     def _tiles(self, images: Tensor, scale: float) -> Iterator[Tile]:
@@ -135,11 +136,8 @@ class ClassMaps:
         shown = resize_bytes(images, size)
         logits = torch.empty((len(images), self.network.config.num_classes, *size), device=images.device)
         for tile in self._shown(shown):
-            logits[:, :, tile.rows, tile.columns] = tile.logits
-        rows_at_once = max(1, MOST_AVERAGED // 8 // (logits.shape[0] * logits.shape[1] * own[1]))
-        for top in range(0, own[0], rows_at_once):
-            rows, columns = slice(top, min(own[0], top + rows_at_once)), slice(0, own[1])
-            yield Tile(rows, columns, resized_part(logits, own, rows, columns))
+            logits[:, :, tile.rows] = tile.logits
+        yield from tiles_of(logits, own, own)
 
     def _shown_size(self, own: Size, scale: float) -> Size:
         """Height and width at which pictures are shown: no side is less than that of a window, where there are any."""
@@ -166,13 +164,13 @@ class ClassMaps:
             window = padded_size((min(height, LARGE_WINDOW), min(width, LARGE_WINDOW)), MULTIPLE)
             padded = F.pad(images, (0, max(0, window[1] - width), 0, max(0, window[0] - height)))
             for tile in self._windows(window).logits(self._forward(self._at(window)), padded):
-                rows, columns = (_cut(part, most) for part, most in ((tile.rows, height), (tile.columns, width)))
-                kept = tile.logits[:, :, : rows.stop - rows.start, : columns.stop - columns.start]
-                yield Tile(rows, columns, kept)
+                rows = slice(tile.rows.start, min(tile.rows.stop, height))
+                if rows.start < rows.stop:
+                    yield Tile(rows, tile.logits[:, :, : rows.stop - rows.start, :width])
 
     def _windows(self, size: Size) -> Windows:
         stride = tuple(max(1, round(side * self.how.stride)) for side in size)
-        return Windows(size, (stride[0], stride[1]), self.how.at_once)
+        return Windows(size, (stride[0], stride[1]), self.network.config.num_classes, self.how.at_once)
 
     def _at(self, size: Size) -> SegmentationNetwork:
         """The network for images of a size; of those that were resampled for it the last ones are kept."""
@@ -209,7 +207,3 @@ def _widened(part: slice, length: int, margin: int) -> tuple[slice, slice]:
     """A part of a side with what is around it, and where the part lies in that."""
     around = slice(max(0, part.start - margin), min(length, part.stop + margin))
     return around, slice(part.start - around.start, part.stop - around.start)
-
-
-def _cut(part: slice, most: int) -> slice:
-    return slice(min(part.start, most), min(part.stop, most))

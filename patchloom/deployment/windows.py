@@ -24,11 +24,10 @@ MOST_IN_TILE = 16 << 20
 
 @dataclass(frozen=True)
 class Tile:
-    """Logits of a part of each picture."""
+    """Logits of some rows of each picture."""
 
     rows: slice
-    columns: slice
-    logits: Tensor  # (B, K, rows, columns)
+    logits: Tensor  # (B, K, rows, W)
 
 
 @dataclass(frozen=True)
@@ -37,32 +36,30 @@ class Windows:
 
     size: Size
     stride: Size
+    classes: int
     at_once: int = 16  # windows that the network sees together
 
     def logits(self, forward: Forward, images: Tensor) -> Iterator[Tile]:
         """Tiles of pictures (B, 3, H, W), at least as large as a window, from top to bottom."""
         height, width = images.shape[2:]
         tops, lefts = starts(height, self.size[0], self.stride[0]), starts(width, self.size[1], self.stride[1])
+        columns = torch.zeros(width, device=images.device)  # how many windows of a row each column is in
+        for left in lefts:
+            columns[left : left + self.size[1]] += 1
         kept: dict[int, list[Tensor]] = {}  # row of windows → the logits of each, while tiles need them
-        for top, bottom in _between(tops, self.size[0]):
-            rows = [i for i, start in enumerate(tops) if start <= top and bottom <= start + self.size[0]]
-            kept = {i: kept[i] if i in kept else self._row(forward, images, tops[i], lefts) for i in rows}
-            for left, right in _between(lefts, self.size[1]):
-                seen = [
-                    resized_part(
-                        kept[i][j],
-                        self.size,
-                        slice(top - tops[i], bottom - tops[i]),
-                        slice(left - lefts[j], right - lefts[j]),
-                    )
-                    for i in rows
-                    for j, start in enumerate(lefts)
-                    if start <= left and right <= start + self.size[1]
-                ]
-                total = seen[0]
-                for each in seen[1:]:
-                    total = total.add_(each)
-                yield Tile(slice(top, bottom), slice(left, right), total.div_(len(seen)))
+        for rows in _stretches(tops, self.size[0], self._rows_at_once(images)):
+            over = [i for i, top in enumerate(tops) if top <= rows.start and rows.stop <= top + self.size[0]]
+            kept = {i: kept[i] if i in kept else self._row(forward, images, tops[i], lefts) for i in over}
+            shape = (len(images), kept[over[0]][0].shape[1], rows.stop - rows.start, width)
+            total = torch.zeros(shape, device=images.device)
+            for i in over:
+                inside = slice(rows.start - tops[i], rows.stop - tops[i])
+                for left, logits in zip(lefts, kept[i], strict=True):
+                    total[..., left : left + self.size[1]] += resized_rows(logits, self.size, inside)
+            yield Tile(rows, total.div_(columns * len(over)))
+
+    def _rows_at_once(self, images: Tensor) -> int:
+        return max(1, MOST_IN_TILE // (len(images) * self.classes * images.shape[3]))
 
     def _row(self, forward: Forward, images: Tensor, top: int, lefts: list[int]) -> list[Tensor]:
         """The logits of the windows of one row, each (B, K, h/4, w/4)."""
@@ -78,10 +75,15 @@ def whole_logits(forward: Forward, images: Tensor, multiple: int = 32) -> Iterat
     padded = padded_size((height, width), multiple)
     images = F.pad(images, (0, padded[1] - width, 0, padded[0] - height))
     logits = forward(images).float()
-    at_once = max(1, MOST_IN_TILE // (len(logits) * logits.shape[1] * width))
-    for top in range(0, height, at_once):
-        rows = slice(top, min(height, top + at_once))
-        yield Tile(rows, slice(0, width), resized_part(logits, padded, rows, slice(0, width)))
+    yield from tiles_of(logits, padded, (height, width))
+
+
+def tiles_of(logits: Tensor, size: Size, shown: Size) -> Iterator[Tile]:
+    """Logits (B, K, h, w) resized to `size`, of which the first `shown` rows and columns are asked for."""
+    at_once = max(1, MOST_IN_TILE // (len(logits) * logits.shape[1] * size[1]))
+    for top in range(0, shown[0], at_once):
+        rows = slice(top, min(shown[0], top + at_once))
+        yield Tile(rows, resized_rows(logits, size, rows)[..., : shown[1]])
 
 
 def padded_size(size: Size, multiple: int) -> Size:
@@ -95,19 +97,19 @@ def starts(length: int, window: int, stride: int) -> list[int]:
     return sorted({max(0, min(i * stride, length - window)) for i in range(count)})
 
 
-def _between(begins: list[int], window: int) -> list[tuple[int, int]]:
-    """Stretches of a side in which the same windows lie."""
+def _stretches(begins: list[int], window: int, at_once: int) -> Iterator[slice]:
+    """Stretches of a side in which the same windows lie, each of `at_once` places at most."""
     edges = sorted({edge for begin in begins for edge in (begin, begin + window)})
-    return list(pairwise(edges))
+    for start, stop in pairwise(edges):
+        for first in range(start, stop, at_once):
+            yield slice(first, min(stop, first + at_once))
 
 
-def resized_part(logits: Tensor, size: Size, rows: slice, columns: slice) -> Tensor:
-    """What `interpolate(logits, size, mode="bilinear")` gives in these rows and columns, without the rest of it."""
-    for axis, (part, length) in enumerate(((rows, size[0]), (columns, size[1])), start=2):
-        low, high, share = _neighbours(part.start, part.stop, length, logits.shape[axis], logits.device)
-        share = share[:, None] if axis == 2 else share
-        logits = torch.lerp(logits.index_select(axis, low), logits.index_select(axis, high), share)
-    return logits
+def resized_rows(logits: Tensor, size: Size, rows: slice) -> Tensor:
+    """What `interpolate(logits, size, mode="bilinear")` gives in these rows, without the rest of it."""
+    low, high, share = _neighbours(rows.start, rows.stop, size[0], logits.shape[2], logits.device)
+    between = torch.lerp(logits.index_select(2, low), logits.index_select(2, high), share[:, None])
+    return F.interpolate(between, (between.shape[2], size[1]), mode="bilinear", align_corners=False)
 
 
 @lru_cache(maxsize=1024)

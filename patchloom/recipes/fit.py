@@ -113,7 +113,8 @@ def fitted(recipe: Recipe, facts: Facts, given: Mapping[str, Any]) -> tuple[Reci
     reasons += _method(recipe, facts, {**_values(reasons), **known})
     warmups = {"schedule.warmup_epochs", "schedule.warmup_steps"}
     left = given.keys() | (warmups if warmups & given.keys() else set())
-    before = flatten(recipe)
+    before, method = flatten(recipe), method_of(recipe.objective.method)
+    reasons = [r for r in reasons if method.reads_field(*r.field.split(".")[:2])]
     moved = [r for r in reasons if r.field not in left and before.get(r.field) != r.value]
     return override(recipe, _values(moved)), moved
 

@@ -120,7 +120,7 @@ def short_side_factor(size: tuple[int, int], short_side: int) -> float:
 def _mixes_classes(seen: np.ndarray, ignored: int, largest: float) -> bool:
     """Whether there are two classes or more, none with more than its share."""
     counts = np.bincount(seen[seen != ignored].ravel())
-    return np.count_nonzero(counts) > 1 and counts.max() < largest * counts.sum()
+    return bool(np.count_nonzero(counts) > 1 and counts.max() < largest * counts.sum())
 
 
 def check_policy(augment: AugmentPart, parts: Collection[str]) -> None:
