@@ -159,7 +159,7 @@ def test_written_by_hand():
         ),
         (
             {"qqqq": 1},
-            'A recipe has no field "qqqq". Its groups are model, augment, objective, views, dino, grafit, '
+            'A recipe has no field "qqqq". Its groups are model, augment, objective, views, dino, grafit, segment, '
             "text, optim, schedule, test.",
         ),
         (

@@ -1,7 +1,8 @@
 """Folders of pictures with masks or boxes beside them, and what does not fit together in them.
 
-    images/[train/]a.jpg  masks/[train/]a.png      a mask of class numbers for each picture, 255 for 'not labelled';
-                                                   classes.txt, a name a line, where the numbers have names
+    images/[train/]a.jpg  masks/[train/]a.png      a mask of class numbers, or colours, for each picture, 255 for 'not
+                                                   labelled'; what they mean in classes.txt or another (`mask_names`)
+    JPEGImages/  SegmentationClass/  ImageSets/    Pascal VOC's: its lists say train and val
     train2017/*.jpg  annotations/instances_train2017.json     boxes as COCO keeps them
 
 A picture whose mask is missing, or a box of an unknown picture or category, is a fault of the source.
@@ -19,6 +20,7 @@ from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.pictures.decode import EXTENSIONS, decode_ids
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.sets import NOT_LABELLED, Fault, Listing, Mask, Source, Stamp, file_state
+from patchloom.data.sources.mask_names import VOC_NAMES, MaskNames, find_mask_names
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.files import FilePictures, FolderTree
 from patchloom.errors import DataError
@@ -27,7 +29,8 @@ from patchloom.printable import printable
 
 IMAGE_FOLDERS = ("images", "imgs", "JPEGImages")
 MASK_FOLDERS = ("masks", "annotations", "labels", "SegmentationClass")
-MOST_NAMES, MOST_NAMES_BYTES = 256, 1 << 20  # of the numbers in a mask
+VOC_MASKS, VOC_LISTS = "SegmentationClass", os.path.join("ImageSets", "Segmentation")
+MOST_NAMES_BYTES = 1 << 20  # of a list of pictures
 MOST_JSON_BYTES = 1 << 30  # instances_train2017.json has 0.45 GB
 _COCO: dict[str, dict[str, Any]] = {
     "images": {"id": float | str, "file_name": str},
@@ -63,13 +66,17 @@ class MaskedFiles(FilePictures):
 
     mask_ignore = NOT_LABELLED
 
-    def __init__(self, root: Path, paths: Sequence[str], masks: Sequence[str], names: tuple[str, ...]) -> None:
+    def __init__(self, root: Path, paths: Sequence[str], masks: Sequence[str], named: MaskNames) -> None:
         super().__init__(root, paths)
-        self.mask_names = names
+        self.mask_names = named.names
+        self._named = named
         self._masks = FilePictures(root, masks)
 
     def mask(self, index: int) -> Mask:
-        """The numbers in the mask's file."""
+        """The numbers in the mask's file, or of its colours."""
+        if self._named.colours:
+            pixels = np.asarray(self._masks.read(index))
+            return Mask(self._named.numbers(pixels, self._masks.where(index)), None)
         return Mask(decode_ids(self._masks.encoded(index), self._masks.where(index)), None)
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
@@ -79,24 +86,24 @@ class MaskedFiles(FilePictures):
 
 def _open_masks(root: Path, images: str, masks: str) -> Source:
     pictures, labels = _images_by_stem(root / images), _images_by_stem(root / masks)
-    named = root / "classes.txt"
-    names = names_by_line(named, MOST_NAMES_BYTES) or ()
-    if len(names) > MOST_NAMES:
-        raise DataError(
-            f"{printable(named)}: {len(names):,} names, expected at most {MOST_NAMES}, the numbers of a mask"
-        )
+    named = find_mask_names(root)
+    if not named.names and masks == VOC_MASKS:
+        named = MaskNames(VOC_NAMES)
+    names, listed = named.names, _listed(root)
+    if listed:
+        pictures, labels = ({stem: path for stem, path in of.items() if stem in listed} for of in (pictures, labels))
     faults = _lonely(root / images, pictures, labels, "picture without mask", masks)
     faults += _lonely(root / masks, labels, pictures, "mask without picture", images)
     both = [stem for stem in pictures if stem in labels]
     if not both:
         raise DataError(f"{printable(root)}: no picture of {images} has a mask of the same name in {masks}")
-    splits = {stem: os.path.dirname(stem) for stem in both}
+    splits = {stem: listed[stem] if listed else os.path.dirname(stem) for stem in both}
     said = group_by_split(sorted(set(splits.values())))
 
     def listing(chosen: Sequence[str]) -> Listing:
         stems = [stem for stem in both if splits[stem] in chosen]
         paths = [os.path.join(images, pictures[stem]) for stem in stems]
-        files = MaskedFiles(root, paths, [os.path.join(masks, labels[stem]) for stem in stems], names)
+        files = MaskedFiles(root, paths, [os.path.join(masks, labels[stem]) for stem in stems], named)
         return Listing(files, np.arange(len(stems)), np.full(len(stems), UNLABELLED), names)
 
     unused = ", ".join(map(printable, said.unused))
@@ -104,6 +111,15 @@ def _open_masks(root: Path, images: str, masks: str) -> Source:
     val, test = (listing(chosen) if chosen else None for chosen in (said.val, said.test))
     title = f"{printable(root.name)} (pictures and masks)"
     return Source(title, listing(said.train), val, notes, tuple(faults), test)
+
+
+def _listed(root: Path) -> dict[str, str]:
+    """Stem → train, val or test, as Pascal VOC's lists say; empty where there are none."""
+    found: dict[str, str] = {}
+    for split in ("train", "val", "test"):
+        lines = names_by_line(root / VOC_LISTS / f"{split}.txt", MOST_NAMES_BYTES) or ()
+        found |= {line.strip(): split for line in lines if line.strip()}
+    return found
 
 
 def _images_by_stem(folder: Path) -> dict[str, str]:

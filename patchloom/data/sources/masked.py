@@ -71,7 +71,7 @@ def _numbers(listings: Sequence[Listing]) -> tuple[str, ...]:
                 continue  # which is named where the picture is trained on
             if mask is not None:
                 numbers = mask.classes[mask.classes != ignored_number(listing.pictures)]
-                largest = max(largest, int(numbers.max(initial=-1)))
+                largest = max(largest, int(numbers.max())) if numbers.size else largest
     if not 0 < largest < MOST_CLASSES:
         found = "no number" if largest < 0 else f"numbers up to {largest:,}"
         raise DataError(f"the masks hold {found}; expected class numbers from 0, of two classes or more")

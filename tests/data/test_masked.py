@@ -1,0 +1,125 @@
+"""Masks as segmentation reads them: names and colours from files beside them, VOC's and ADE20K's layouts."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.data.checking.check import check
+from patchloom.data.sources.masked import ignored_number, of_masks
+from patchloom.data.sources.source import find_source
+from patchloom.errors import DataError, UsageError
+from patchloom.inspection.mask_overlays import coloured, index_image, palette
+
+NUMBERS = np.array([[0, 1], [2, 255]], np.uint8).repeat(6, 0).repeat(6, 1)
+
+
+def folder(root, masks="masks", images="images", splits=("train", "val"), mask=None, places=True):
+    for i in range(4):
+        split = splits[i % len(splits)] if places else ""
+        for name, image, end in (
+            (images, Image.new("RGB", (12, 12), (i, 0, 0)), "jpg"),
+            (masks, mask or Image.fromarray(NUMBERS), "png"),
+        ):
+            (root / name / split).mkdir(parents=True, exist_ok=True)
+            image.save(root / name / split / f"{i}.{end}")
+    return root
+
+
+def classes_of(root, **options):
+    source = of_masks(find_source(root), **options)
+    return source.train.names, source.train.pictures.mask(int(source.train.rows[0])).classes, source
+
+
+@pytest.mark.parametrize("file", ["classes.txt", "labels.txt", "class_names.txt"])
+def test_numbers_are_named_by_lines(file, tmp_path):
+    (folder(tmp_path) / file).write_text("road\ncar\nsky\n")
+    names, mask, source = classes_of(tmp_path)
+    assert names == ("road", "car", "sky")
+    assert np.array_equal(mask, NUMBERS)
+    assert (len(source.train), len(source.val)) == (2, 2)
+    assert ignored_number(source.train.pictures) == 255
+
+
+def test_numbers_without_names_are_called_by_themselves(tmp_path):
+    names, _, source = classes_of(folder(tmp_path))
+    assert names == ("0", "1", "2")
+    assert source.notes[-1] == "the masks' numbers have no names (classes.txt): classes are called 0 to 2"
+
+
+PALETTES = {
+    "class_dict.csv": "name,r,g,b\nroad,0,0,0\nfast car,128,0,0\nsky,0,128,0\n",
+    "labelmap.txt": "# label:color_rgb:parts:actions\nroad:0,0,0::\nfast car:128,0,0::\nsky:0,128,0::\n",
+    "label_colors.txt": "0 0 0\troad\n128 0 0\tfast car\n0 128 0\tsky\n",
+}
+
+
+@pytest.mark.parametrize("file", PALETTES)
+def test_colours_are_named_by_a_palette(file, tmp_path):
+    inside = NUMBERS.clip(max=2)
+    root = folder(tmp_path, mask=coloured(inside, 3))
+    (root / file).write_text(PALETTES[file])
+    names, mask, _ = classes_of(root)
+    assert names == ("road", "fast car", "sky")
+    assert np.array_equal(mask, inside)
+    assert not check(root).faults
+
+
+def test_a_colour_of_no_class_is_a_fault_with_its_file(tmp_path):
+    root = folder(tmp_path, mask=coloured(NUMBERS.clip(max=2), 3))
+    (root / "class_dict.csv").write_text("name,r,g,b\nroad,0,0,0\ncar,128,0,0\n")
+    fault = check(root).faults[0]
+    assert fault.kind == "mask cannot be read"
+    assert "a mask with colours of no class, #008000 (72 pixels)" in fault.detail
+
+
+def test_two_classes_of_one_colour_are_refused(tmp_path):
+    (folder(tmp_path) / "class_dict.csv").write_text("name,r,g,b\nroad,0,0,0\ncar,0,0,0\n")
+    with pytest.raises(DataError, match=r"class_dict.csv: two classes of one colour; expected a colour for each"):
+        find_source(tmp_path)
+
+
+def test_vocs_lists_say_the_splits_and_its_names_are_known(tmp_path):
+    root = folder(tmp_path, "SegmentationClass", "JPEGImages", places=False, mask=index_image(NUMBERS, 21))
+    Image.new("RGB", (12, 12)).save(root / "JPEGImages" / "without.jpg")
+    lists = root / "ImageSets" / "Segmentation"
+    lists.mkdir(parents=True)
+    (lists / "train.txt").write_text("0\n1\n2\n")
+    (lists / "val.txt").write_text("3\n")
+    names, mask, source = classes_of(root)
+    assert (len(names), names[1], names[20]) == (21, "aeroplane", "tvmonitor")
+    assert np.array_equal(mask, NUMBERS)
+    assert (len(source.train), len(source.val)) == (3, 1)
+    assert not check(root).faults
+
+
+def test_ade20k_begins_at_one(tmp_path):
+    root = folder(tmp_path, "annotations", splits=("training", "validation"))
+    rows = ["1\t0.15\t11664\t1172\t1\twall", "2\t0.1\t6046\t612\t1\tbuilding, edifice"]
+    (root / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tStuff\tName", *rows]) + "\n")
+    names, mask, source = classes_of(root, reduce_zero_label=True)
+    assert names == ("wall", "building")
+    assert np.unique(mask).tolist() == [0, 1, 255]
+    assert (mask[NUMBERS == 0] == 255).all()
+    assert (mask[NUMBERS == 2] == 1).all()
+    assert (len(source.train), len(source.val)) == (2, 2)
+
+
+def test_shapes_have_their_ground_as_a_class():
+    names, _, source = classes_of("shapes:count=20,size=16")
+    assert (len(names), names[0], names[1]) == (17, "background", "triangle")
+    assert (source.train.labels == -1).all()
+
+
+def test_data_without_masks_are_refused():
+    with pytest.raises(UsageError, match=r"digits \(built in\) has no masks to learn from"):
+        of_masks(find_source("digits"))
+
+
+def test_the_palette_is_vocs():
+    assert palette(3).tolist() == [[0, 0, 0], [128, 0, 0], [0, 128, 0]]
+    assert len({tuple(colour) for colour in palette(256).tolist()}) == 256
+
+
+def test_index_pictures_hold_the_numbers_of_many_classes():
+    numbers = np.arange(12, dtype=np.int16).reshape(3, 4) * 100
+    assert np.array_equal(np.asarray(index_image(numbers, 2000)), numbers)
