@@ -6,10 +6,11 @@ The papers' runs are mmsegmentation's, by XCiT's and Swin's configs: 160,000 upd
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from patchloom.recipes.auto import PATCHED, Reason, fitted_batch, read_given
+from patchloom.recipes.auto import NARROW_DIM, PATCHED, Reason, fitted_batch, read_given
 from patchloom.recipes.fit import Facts
 from patchloom.recipes.parts import AugmentPart, ModelPart, ObjectivePart, OptimPart, SchedulePart, SegmentPart
 from patchloom.recipes.registry import recipe
@@ -73,7 +74,7 @@ def upernet_beit(model: str = "deit3_b") -> Recipe:
 BUDGETS = {"cpu": (24_000, (10, 60), 64, 48), "cuda": (240_000, (40, 600), 512, 256)}
 LEAST_PLACES = 16  # patches along a window
 PRETRAINED_SHARE = 0.4  # of the windows, where the weights know pictures already
-SCRATCH_LR, PRETRAINED_LR = 1e-3, 1e-4
+NARROW_LR, SCRATCH_LR, PRETRAINED_LR = 3e-3, 1e-3, 1e-4  # of batches of 64; less for smaller ones, by the root
 
 
 def auto_segmentation(facts: Facts, model: str | None, given: Mapping[str, Any]) -> tuple[Recipe, list[Reason]]:
@@ -92,13 +93,20 @@ def auto_segmentation(facts: Facts, model: str | None, given: Mapping[str, Any])
     wanted = max(fewest, min(most, round(share * windows / facts.images)))
     epochs = known.get("schedule.epochs") or wanted
     updates = max(1, facts.images // batch) * epochs
-    lr = PRETRAINED_LR if facts.pretrained else SCRATCH_LR
+    narrow = {reason.field: reason.value for reason in reasons}.get("model.options.dim", NARROW_DIM + 1) <= NARROW_DIM
+    peak = PRETRAINED_LR if facts.pretrained else NARROW_LR if narrow else SCRATCH_LR
+    lr = float(f"{peak * min(1.0, math.sqrt(batch / 64)):.1e}")
     reasons += [
         Reason("schedule.epochs", epochs, f"about {epochs * facts.images:,} windows seen"),
         Reason(
             "optim.batch_size", batch, f"{facts.images // batch:,} updates per epoch; 8 or more for batch statistics"
         ),
-        Reason("optim.lr", lr, "AdamW, " + ("from trained weights" if facts.pretrained else "from scratch")),
+        Reason(
+            "optim.lr",
+            lr,
+            f"AdamW, {peak:g} {'from trained weights' if facts.pretrained else 'from scratch'}, less "
+            "for batches below 64",
+        ),
         Reason("schedule.warmup_steps", max(1, updates // 20), f"a twentieth of {updates:,} updates"),
         Reason("segment.channels", channels, "a head as wide as small networks need"),
         Reason("optim.ema_decay", 0.999 if updates >= 4_000 else None, f"{updates:,} updates"),
