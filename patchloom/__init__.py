@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from patchloom.deployment.classifier import load as load
     from patchloom.deployment.index import index as index
     from patchloom.deployment.index import open_index as open_index
+    from patchloom.deployment.segmenter import Segmenter as Segmenter
+    from patchloom.deployment.segmenter import load_segmenter as load_segmenter
     from patchloom.deployment.translator import Translator as Translator
     from patchloom.deployment.translator import load_translator as load_translator
     from patchloom.inspection.cost import cost as cost
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "Classifier": "patchloom.deployment.classifier",
     "Reading": "patchloom.data.reading",
+    "Segmenter": "patchloom.deployment.segmenter",
     "Translator": "patchloom.deployment.translator",
     "absorb": "patchloom.models.absorb",
     "check": "patchloom.data.checking.check",
@@ -49,6 +52,7 @@ _WHERE = {
     "list_recipes": "patchloom.recipes",
     "get_recipe": "patchloom.recipes",
     "load": "patchloom.deployment.classifier",
+    "load_segmenter": "patchloom.deployment.segmenter",
     "load_translator": "patchloom.deployment.translator",
     "look": "patchloom.inspection.look",
     "open_data": "patchloom.data.sources.source",

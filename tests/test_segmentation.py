@@ -180,6 +180,12 @@ def test_python_gives_class_numbers(run: Path, data: Path) -> None:
     assert repr(segmenter) == "Segmenter(resmlp_s12, 3 classes, cpu)"
 
 
+def test_a_segmenter_is_no_classifier(run: Path, monkeypatch, capsys) -> None:
+    with pytest.raises(UsageError, match="answers at every place of an image and names no class of it; use it with"):
+        patchloom.load(run)
+    assert patchloom.load_segmenter(run, device="cpu").labels == ("ground", "red", "blue")
+
+
 def test_verify_reads_its_answers(run: Path, monkeypatch, capsys) -> None:
     assert command(("verify", run), monkeypatch, capsys).code == 0
 

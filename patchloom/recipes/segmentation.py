@@ -71,7 +71,7 @@ def upernet_beit(model: str = "deit3_b") -> Recipe:
 # Rules of thumb -------------------------------------------------------------------------------------------------------
 
 # Windows of all images that a run sees; least and most epochs; the largest window; channels of the head.
-BUDGETS = {"cpu": (24_000, (10, 60), 64, 48), "cuda": (240_000, (40, 600), 512, 256)}
+BUDGETS = {"cpu": (10_000, (5, 60), 64, 32), "cuda": (240_000, (40, 600), 512, 256)}
 LEAST_PLACES = 16  # patches along a window
 PRETRAINED_SHARE = 0.4  # of the windows, where the weights know pictures already
 NARROW_LR, SCRATCH_LR, PRETRAINED_LR = 3e-3, 1e-3, 1e-4  # of batches of 64; less for smaller ones, by the root
@@ -156,6 +156,6 @@ def _small(name: str) -> list[Reason]:
     if not name.startswith("resmlp"):
         return []
     return [
-        Reason("model.options.depth", 6, "half the layers without a GPU"),
-        Reason("model.options.dim", 96, "narrow without a GPU"),
+        Reason("model.options.depth", 4, "a third of the layers without a GPU"),
+        Reason("model.options.dim", 64, "narrow without a GPU"),
     ]

@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from patchloom.disk import atomic_write
-from patchloom.errors import CheckpointError, NumericalError
+from patchloom.errors import CheckpointError, NumericalError, UsageError
 from patchloom.models.from_config import load_weights, make_for
 from patchloom.models.network import Network
 from patchloom.models.registry import build_model
@@ -47,6 +47,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def load_network(folder: Path) -> tuple[Network, RunFiles]:
     """The trained network of a run folder, in eval mode, and what belongs to it."""
     files = read_run_files(folder)
+    if isinstance(files.options.get("backbone"), dict):
+        raise UsageError(
+            f"{folder} answers at every place of an image and names no class of it; use it with `patchloom predict`, "
+            "`evaluate` or `train --init`"
+        )
     weights, options = read_weights(folder / WEIGHTS), files.options
     network = make_for(
         weights, lambda: build_model(files.network, **options), options, config=str(folder / "config.json")

@@ -100,7 +100,8 @@ def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> I
     labelled = task.learns_from_labels(settings)
     if labelled and len(source.train) and np.all(source.train.labels == UNLABELLED):
         raise DataError(f"{source.name}: {missing_labels(source.train)}")
-    chosen: dict[str, Any] = {"strict": settings.strict, "level": settings.level, "labelled": labelled}
+    level = settings.level if task.levels_are_of_labels else None
+    chosen: dict[str, Any] = {"strict": settings.strict, "level": level, "labelled": labelled}
     # A wrong name or option is said at once, not after all pictures have been looked at.
     splits = task.shown(make_splits(source, **chosen))
     settings = _with_whole_init(settings, splits, device)
@@ -124,6 +125,7 @@ def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> I
     same_run(folder, recipe)
     refuse_other_start(folder, record)
     notes = (*splits.notes, *resolved.notes, *_too_few(splits), *changes_since(folder, record))
+    notes += task.fault_notes(seen, settings) if seen else ()
     unreadable = tuple(seen.unreadable) if seen else ()
     plan = ImagePlan(
         task=task,

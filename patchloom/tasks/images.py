@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from patchloom.errors import DataError
 from patchloom.tasks.task import Task
 
 if TYPE_CHECKING:
+    from patchloom.data.checking.survey import Survey
     from patchloom.data.sets import ImageSet, Source, Splits
     from patchloom.engine.distribution import Processes
     from patchloom.engine.ema import Ema
@@ -26,6 +27,7 @@ class ImageTask(Task["ImagePlan"]):
     """A task on images: all of it but what judges, keeps and reports."""
 
     judges_decisions = True
+    levels_are_of_labels: ClassVar[bool] = True  # else --level is heeded where the source is prepared
 
     # Before ---------------------------------------------------------------------------------------------------------
 
@@ -43,6 +45,11 @@ class ImageTask(Task["ImagePlan"]):
     def shown(self, splits: "Splits") -> "Splits":
         """Train, val and test with what this task reads beside their pictures."""
         return splits
+
+    def fault_notes(self, seen: "Survey", settings: "TrainingSettings") -> tuple[str, ...]:
+        """What is wrong with that which this task reads beside pictures."""
+        del seen, settings
+        return ()
 
     def learns_from_labels(self, settings: "TrainingSettings") -> bool:
         """Whether pictures must have labels; for the recipe of `auto` they must."""

@@ -10,6 +10,7 @@ from patchloom.tasks.images import ImageTask
 from patchloom.tasks.task import Scores
 
 if TYPE_CHECKING:
+    from patchloom.data.checking.survey import Survey
     from patchloom.data.sets import Source, Splits
     from patchloom.deployment.segmenter import Segmenter
     from patchloom.engine.distribution import Processes
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from patchloom.tasks.segmentation_judge import SegmentationJudge
 
 # Settings that are about whole images.
-_OF_IMAGES = ("teacher", "pictures", "level", "labels", "label_column", "label_pattern", "taxonomy", "classes", "fit")
+_OF_IMAGES = ("teacher", "pictures", "labels", "label_column", "label_pattern", "classes", "fit")
 PART = "mask"
 
 
@@ -33,6 +34,7 @@ class Segmentation(ImageTask):
     hub_tag = "image-segmentation"
     kind = "segmenter"
     judges_decisions = False
+    levels_are_of_labels = False
     fits_recipes = False
     compiles_by_default = False
     writes_predictions = True
@@ -55,7 +57,8 @@ class Segmentation(ImageTask):
 
             base = override(upernet_160k(), {key: False})
         given = {name: value for name, value in settings.recipe_changes().items() if name == key}
-        return of_masks(source, reduce_zero_label=override(base, given).segment.reduce_zero_label)
+        reduced = override(base, given).segment.reduce_zero_label
+        return of_masks(source, reduce_zero_label=reduced, level=settings.level)
 
     def shown(self, splits: "Splits") -> "Splits":
         """With their masks."""
@@ -66,6 +69,26 @@ class Segmentation(ImageTask):
             val=splits.val.showing(PART),  # type: ignore[attr-defined]
             test=test and test.showing(PART),
         )
+
+    def fault_notes(self, seen: "Survey", settings: "TrainingSettings") -> tuple[str, ...]:
+        """Masks that cannot be used, or not all of them; with --strict they end it."""
+        from patchloom.errors import DataError
+
+        faults = [
+            (place.where, *line.split("\t", 1))
+            for place, sight in zip(seen.places, seen.sights, strict=True)
+            for line in sight.faults.splitlines()
+            if line.startswith(PART)
+        ]
+        faults += [(fault.where, fault.kind, fault.detail) for fault in seen.source.faults if PART in fault.kind]
+        if not faults:
+            return ()
+        where, kind, detail = faults[0]
+        told = f"{len(faults):,} masks have faults, first {where}: {kind} ({detail}); all: patchloom check"
+        told += f" {shlex.quote(settings.data)}"
+        if settings.strict:
+            raise DataError(told)
+        return (told,)
 
     def learns_from_labels(self, settings: "TrainingSettings") -> bool:
         """Masks are what is learned from."""

@@ -14,7 +14,7 @@ from patchloom.data.sources.source import find_source, split_source
 from patchloom.deployment.segmenter import Segmenter, load_segmenter
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.segmentation import SegmentationReport
-from patchloom.runs.config import read_recipe
+from patchloom.runs.config import read_recipe, read_run_files
 from patchloom.runs.predictions import fingerprint
 from patchloom.runs.segmentation import Kept, read_segmented
 from patchloom.tasks.segmentation_judge import PixelSet, judged
@@ -109,7 +109,9 @@ def open_masks(data: str, split: str | None, folder: Path | None = None) -> tupl
     if split not in (None, "train", "val", "test", "all"):
         raise UsageError(f"split is {split!r}, expected train, val, test or all")
     recipe = read_recipe(folder) if folder else None
-    source = of_masks(find_source(data), reduce_zero_label=bool(recipe and recipe.segment.reduce_zero_label))
+    level = read_run_files(folder).level if folder else None
+    reduced = bool(recipe and recipe.segment.reduce_zero_label)
+    source = of_masks(find_source(data), reduce_zero_label=reduced, level=level)
     if split == "test" and source.test is None:
         raise UsageError(f"{source.name} has no test split; it has {' and '.join(source.listings)}")
     if split == "all":

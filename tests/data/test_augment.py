@@ -343,3 +343,18 @@ def test_evaluation_of_other_shapes():
     ours = evaluation_transform.test_transform((32, 48), 0.8)(photo(100, 90))
     resized = tvf.resize(photo(100, 90), [66, 60], InterpolationMode.BICUBIC)
     assert (ours == pixels(tvf.center_crop(resized, [32, 48]))).all()
+
+
+def test_photometric_distortion_changes_colours_and_no_place():
+    from patchloom.data.augmentation.policies import photometric
+
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    pixels[:, :4], pixels[:, 4:] = (200, 60, 40), (90, 90, 90)
+    seen = [np.asarray(photometric(Image.fromarray(pixels), random.Random(seed))) for seed in range(60)]
+    assert all((view[:, :4] == view[0, 0]).all() and (view[:, 4:] == view[0, 4]).all() for view in seen)
+    assert len({tuple(view[0, 0]) for view in seen}) > 40
+    greys = [view[0, 4].astype(int) for view in seen]
+    assert all(np.ptp(grey) <= 1 for grey in greys)  # hue and saturation leave grey as it is
+    assert min(grey.mean() for grey in greys) < 50
+    assert max(grey.mean() for grey in greys) > 120
+    assert any((view == pixels).all() for view in seen)  # each change is made every second time

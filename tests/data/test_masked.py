@@ -101,6 +101,8 @@ def test_ade20k_begins_at_one(tmp_path):
     assert np.unique(mask).tolist() == [0, 1, 255]
     assert (mask[NUMBERS == 0] == 255).all()
     assert (mask[NUMBERS == 2] == 1).all()
+    Image.fromarray(NUMBERS + (NUMBERS == 1) * np.uint8(40)).save(root / "annotations" / "training" / "0.png")
+    assert 41 in source.train.pictures.mask(0).classes  # left as it is, to be named by check
     assert (len(source.train), len(source.val)) == (2, 2)
 
 
@@ -108,6 +110,16 @@ def test_shapes_have_their_ground_as_a_class():
     names, _, source = classes_of("shapes:count=20,size=16")
     assert (len(names), names[0], names[1]) == (17, "background", "triangle")
     assert (source.train.labels == -1).all()
+
+
+def test_a_level_joins_classes_and_leaves_the_ground():
+    names, coarse, _ = classes_of("shapes:count=20,size=32", level="coarse")
+    _, fine, _ = classes_of("shapes:count=20,size=32")
+    assert names == ("background", "polygon", "round", "star", "line")
+    families = np.array([0, *([1] * 4 + [2] * 4 + [3] * 4 + [4] * 4)])
+    assert np.array_equal(coarse, families[fine])
+    with pytest.raises(UsageError, match=r"no label level 'coarser'; it has coarse\. Did you mean coarse"):
+        classes_of("shapes:count=20,size=32", level="coarser")
 
 
 def test_data_without_masks_are_refused():

@@ -1,12 +1,14 @@
 """A source as segmentation reads it: the class of every pixel is to be learned, and the classes are the masks'."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from patchloom.data.labels.taxonomy import check_level
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.sets import NOT_LABELLED, Listing, Mask, Pictures, Source, Stamp
 from patchloom.errors import DataError, UsageError
@@ -16,10 +18,11 @@ _NO_CLASS = ("background", "other", "others", "void", "unlabelled", "unlabeled",
 MOST_CLASSES = 1 << 15
 
 
-def of_masks(source: Source, *, reduce_zero_label: bool = False) -> Source:
+def of_masks(source: Source, *, reduce_zero_label: bool = False, level: str | None = None) -> Source:
     """The same pictures without labels of their own; the classes are what the numbers in their masks mean.
 
-    With `reduce_zero_label` 0 means 'not labelled', and 1 is the first class (ADE20K).
+    With `reduce_zero_label` 0 means 'not labelled', and 1 is the first class (ADE20K). A `level` of the taxonomy joins
+    classes; those that it does not name stay.
     """
     if not has_masks(source.train.pictures):
         raise UsageError(
@@ -27,8 +30,13 @@ def of_masks(source: Source, *, reduce_zero_label: bool = False) -> Source:
             "parquet with a column 'mask', or shapes"
         )
 
+    levels = source.train.levels
+    if level is not None:
+        check_level(level, dict.fromkeys(levels, ()))
+
     def pictures_of(listing: Listing) -> Pictures:
-        return _FromOne(listing.pictures) if reduce_zero_label else listing.pictures
+        pictures = _from_one(listing.pictures) if reduce_zero_label else listing.pictures
+        return pictures if level is None else _joined(pictures, levels[level])
 
     listings = {split: replace(listing, pictures=pictures_of(listing)) for split, listing in source.listings.items()}
     names = _names(listings["train"].pictures)
@@ -78,30 +86,49 @@ def _numbers(listings: Sequence[Listing]) -> tuple[str, ...]:
     return tuple(map(str, range(largest + 1)))
 
 
-class _FromOne(Pictures):
-    """Pictures whose masks begin at 1, with 0 for 'not labelled': numbered from 0, with 255 (or −1) for that."""
+def _from_one(pictures: Pictures) -> Pictures:
+    """Masks that begin at 1, with 0 for 'not labelled', numbered from 0."""
+    names = pictures.mask_names
+    names = names[1:] if names and names[0].lower() in _NO_CLASS else names
+    most = len(names) or int(np.iinfo(pictures.mask_dtype).max)
+    return _Renumbered(pictures, (UNLABELLED, *range(most)), names)
 
-    def __init__(self, pictures: Pictures) -> None:
+
+def _joined(pictures: Pictures, coarse: Mapping[str, str]) -> Pictures:
+    """Classes that one class of the level stands for, as that one."""
+    told = [coarse.get(name, name) for name in pictures.mask_names]
+    names = tuple(dict.fromkeys(told))
+    return _Renumbered(pictures, [names.index(name) for name in told], names)
+
+
+class _Renumbered(Pictures):
+    """Pictures whose masks have other numbers: `numbers` of each of their own, negative for 'not labelled'."""
+
+    def __init__(self, pictures: Pictures, numbers: Sequence[int], names: tuple[str, ...]) -> None:
         self._pictures = pictures
-        names = pictures.mask_names
-        self.mask_names = names[1:] if names and names[0].lower() in _NO_CLASS else names
+        self.mask_names = names
         self.mask_ignore = NOT_LABELLED if pictures.mask_dtype is np.uint8 else UNLABELLED
         self.mask_dtype = pictures.mask_dtype
         self.home, self.always_readable = pictures.home, pictures.always_readable
+        self._numbers = np.array([*numbers, UNLABELLED])
+        self._stamp = hashlib.sha256(self._numbers.tobytes()).digest()[:8]
 
     def __len__(self) -> int:
         return len(self._pictures)
 
     def mask(self, index: int) -> Mask | None:
-        """The numbers less one."""
+        """In the other numbers; those that have none stay, to be named as faults."""
         mask = self._pictures.mask(index)
         if mask is None:
             return None
-        labelled = mask.classes > 0
+        known = (mask.classes >= 0) & (mask.classes < len(self._numbers) - 1)
         if (own := self._pictures.mask_ignore) is not None:
-            labelled &= mask.classes != own
-        reduced = np.where(labelled, mask.classes.astype(np.int64) - 1, ignored_number(self))
-        return Mask(reduced.astype(mask.classes.dtype), None)
+            known &= mask.classes != own
+        told = self._numbers[np.where(known, mask.classes, len(self._numbers) - 1)]
+        unlabelled = ignored_number(self)
+        ignored = np.zeros_like(known) if own is None else mask.classes == own
+        numbers = np.where(known & (told >= 0), told, np.where(known | ignored, unlabelled, mask.classes))
+        return Mask(numbers.astype(mask.classes.dtype), None)
 
     def read(self, index: int) -> Image.Image:
         """The picture."""
@@ -121,6 +148,4 @@ class _FromOne(Pictures):
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
         """Others than those of the source, whose masks were looked at in other numbers."""
-        return [
-            None if stamp is None else (b"from one\0" + stamp[0], *stamp[1:]) for stamp in self._pictures.stamps(rows)
-        ]
+        return [stamp and (self._stamp + stamp[0], *stamp[1:]) for stamp in self._pictures.stamps(rows)]
