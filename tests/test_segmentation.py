@@ -20,7 +20,7 @@ from patchloom.tasks.table import task_of_run
 from patchloom.training.run import run_training
 from tests.engine.test_processes import free_port
 from tests.golden import make
-from tests.reliability.commands import command, started
+from tests.reliability.commands import class_folders, command, started
 
 COLOURS = np.array([(120, 120, 120), (210, 60, 50), (60, 80, 220)], np.int16)
 TINY = (
@@ -180,6 +180,21 @@ def test_python_gives_class_numbers(run: Path, data: Path) -> None:
     assert repr(segmenter) == "Segmenter(resmlp_s12, 3 classes, cpu)"
 
 
+def test_look_draws_the_worst_of_val_and_given_pictures(
+    run: Path, data: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    worst = command(("look", run, "--out", tmp_path / "worst.html", "--json"), monkeypatch, capsys)
+    assert worst.code == 0, worst.errors
+    assert len(json.loads(worst.output)["pictures"]) == 5
+    page = (tmp_path / "worst.html").read_text()
+    assert all(word in page for word in ("got most wrong", "mean IoU", "how likely at every pixel"))
+    given = command(
+        ("look", run, data / "images" / "val" / "1.jpg", "--out", tmp_path / "one.html"), monkeypatch, capsys
+    )
+    assert given.code == 0, given.errors
+    assert "1.jpg  ground" in given.output
+
+
 def test_a_segmenter_is_no_classifier(run: Path, monkeypatch, capsys) -> None:
     with pytest.raises(UsageError, match="answers at every place of an image and names no class of it; use it with"):
         patchloom.load(run)
@@ -241,8 +256,6 @@ def test_two_processes_are_as_one(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_backbone_comes_from_a_classifier_and_its_size_is_resampled(data: Path, tmp_path: Path, monkeypatch) -> None:
-    from tests.reliability.commands import class_folders
-
     monkeypatch.chdir(tmp_path)
     changes = {"model.options.patch_size": 4, "model.options.depth": 1, "model.options.dim": 16}
     patchloom.train(
@@ -267,7 +280,7 @@ def test_a_backbone_comes_from_a_classifier_and_its_size_is_resampled(data: Path
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"data": "digits"}, "has no masks to learn from; expected a folder with images/ and masks/"),
+        ({"data": "classes"}, "has no masks to learn from; expected a folder with images/ and masks/"),
         ({"teacher": "x"}, "--teacher is about whole images; leave it out where pixels are classified"),
         ({"changes": {"augment.mixup": 1}}, "objective.method segmentation does not read it"),
         ({"batch": 1}, "optim.batch_size is 1, and a batch of one image has no statistics; set segment.norm=group"),
@@ -275,6 +288,8 @@ def test_a_backbone_comes_from_a_classifier_and_its_size_is_resampled(data: Path
     ],
 )
 def test_what_cannot_be_is_one_line_before_any_work(given: dict, message: str, data: Path, tmp_path: Path) -> None:
+    if given.get("data"):
+        given = {"data": str(class_folders(tmp_path / "classes"))}
     settings = TrainingSettings(**{"data": str(data), "task": "segment", "device": "cpu", "out": str(tmp_path / "x"),
                                    "workers": 0, "epochs": 1} | given)  # fmt: skip
     with pytest.raises(UsageError, match=re.escape(message)):

@@ -1,7 +1,7 @@
 """`patchloom look RUN IMAGE…`: what the network saw, answered and looked at."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,10 +48,15 @@ def look(
     from patchloom.errors import UsageError
     from patchloom.judging.look_page import look_at
     from patchloom.printable import printable
+    from patchloom.runs.config import is_run
+    from patchloom.tasks.table import task_of_run
 
     if trunk:
         raise UsageError("--trunk says what images are compared by; give it with --ranked")
-    found = look_at(run, images or [], data=data, out=page, top=5 if top is None else top)
+    task = task_of_run(folder) if is_run(folder) else None
+    drawn: dict[str, Any] = {"data": data, "out": page, "top": 5 if top is None else top}
+    own = task is not None and task.draws_looks
+    found = task.look(folder, images or [], **drawn) if task and own else look_at(run, images or [], **drawn)
     if as_json:
         answers = [{"name": name, "answers": one.answers} for name, _, one in found.looks]
         print_json({"page": str(found.path), "pictures": answers, "notes": found.notes})

@@ -38,6 +38,7 @@ class Segmentation(ImageTask):
     fits_recipes = False
     compiles_by_default = False
     writes_predictions = True
+    draws_looks = True
     evaluation_options: ClassVar[tuple[str, ...]] = ("multi_scale", "mode")
     not_read = "is about whole images; leave it out where pixels are classified"
 
@@ -220,6 +221,12 @@ class Segmentation(ImageTask):
         from patchloom.tasks.segmentation_report import segmentation_page
 
         return segmentation_page(folder, asked)
+
+    def look(self, folder: Path, images: Sequence[str], *, data: str | None, out: Path, top: int) -> Any:
+        """Answers over pictures and a map per class; without pictures the worst of val."""
+        from patchloom.tasks.segmentation_look import look_at_segmented
+
+        return look_at_segmented(folder, images, data=data, out=out, top=top)
 
     def evaluate(
         self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, **options: Any

@@ -54,7 +54,7 @@ def segmentation_page(folder: Path, asked: Asked) -> TaskPage:
         notes += said
     else:
         kept = attempt(lambda: read_segmented(folder))  # type: ignore[assignment]
-    images = attempt(lambda: _images(folder, asked, place, kept)) if kept else None
+    images = attempt(lambda: images_of(folder, asked, place, kept)) if kept else None
     report = kept.report if kept else None
     sections = [*_tables(report)] if report else []
     if report is not None and images is not None and segmenter is not None:
@@ -76,7 +76,7 @@ def segmentation_page(folder: Path, asked: Asked) -> TaskPage:
     )
 
 
-def _images(folder: Path, asked: Asked, place: str | None, kept: Kept) -> ImageSet:
+def images_of(folder: Path, asked: Asked, place: str | None, kept: Kept) -> ImageSet:
     """The set that the answers are about; a DataError where it is another by now."""
     plan: Any = asked.plan
     if plan is not None:
@@ -120,10 +120,10 @@ def _tables(report: SegmentationReport) -> list[Any]:
         for k in order
     ]
     columns = ["class", "IoU", "95 %", "found", "boundary IoU", "of the pixels"]
-    return [table_section("Classes, worst first", columns, rows), *_confused(report)]
+    return [table_section("Classes, worst first", columns, rows), *confused_section(report)]
 
 
-def _confused(report: SegmentationReport) -> list[Any]:
+def confused_section(report: SegmentationReport) -> list[Any]:
     """Which classes are taken for which, by the share of their pixels."""
     shares = 100 * report.confusion / np.maximum(report.confusion.sum(axis=1, keepdims=True), 1)
     np.fill_diagonal(shares, 0)

@@ -93,6 +93,7 @@ class Task(ABC, Generic[P]):
     compile_options: ClassVar[dict[str, Any]] = {}
     fits_recipes: ClassVar[bool] = True  # whether --fit fits a named recipe to the data
     writes_predictions: ClassVar[bool] = False  # whether `predict --out` has files to write
+    draws_looks: ClassVar[bool] = False  # whether `look` is the task's own
     evaluation_options: ClassVar[tuple[str, ...]] = ()  # of `patchloom evaluate`, that `evaluate` takes too
 
     # Before ---------------------------------------------------------------------------------------------------------
@@ -221,6 +222,10 @@ class Task(ABC, Generic[P]):
         self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, **options: Any
     ) -> "Scores":
         """The numbers of runs on data; tasks with `judges_decisions` are judged by `patchloom.evaluate` instead."""
+        raise NotImplementedError
+
+    def look(self, folder: Path, images: Sequence[str], *, data: str | None, out: Path, top: int) -> Any:
+        """A page on pictures, or on the worst of val, where the task draws one of its own (`draws_looks`)."""
         raise NotImplementedError
 
     @abstractmethod

@@ -9,6 +9,7 @@ from patchloom.data.sources.masked import ignored_number, of_masks
 from patchloom.data.sources.source import find_source
 from patchloom.errors import DataError, UsageError
 from patchloom.inspection.mask_overlays import coloured, index_image, palette
+from tests.reliability.commands import class_folders
 
 NUMBERS = np.array([[0, 1], [2, 255]], np.uint8).repeat(6, 0).repeat(6, 1)
 
@@ -122,9 +123,9 @@ def test_a_level_joins_classes_and_leaves_the_ground():
         classes_of("shapes:count=20,size=32", level="coarser")
 
 
-def test_data_without_masks_are_refused():
-    with pytest.raises(UsageError, match=r"digits \(built in\) has no masks to learn from"):
-        of_masks(find_source("digits"))
+def test_data_without_masks_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"classes has no masks to learn from; expected a folder with images/"):
+        of_masks(find_source(class_folders(tmp_path / "classes")))
 
 
 def test_the_palette_is_vocs():
