@@ -205,6 +205,19 @@ def test_verify_reads_its_answers(run: Path, monkeypatch, capsys) -> None:
     assert command(("verify", run), monkeypatch, capsys).code == 0
 
 
+def test_a_run_is_planned_into_a_time(data: Path, tmp_path: Path) -> None:
+    changes = dict(part.split("=") for part in TINY if "=" in part)
+    settings = TrainingSettings(
+        data=str(data), model="resmlp_s12", size=32, batch=4, device="cpu", workers=0, time="20s",
+        out=str(tmp_path / "x"), changes=changes,
+    )  # fmt: skip
+    said: list[str] = []
+    run_training(settings, dry_run=True, say=said.append)
+    epochs = next(line for line in said if "schedule.epochs = " in line)
+    assert "20s" in epochs or "time" in epochs
+    assert int(re.search(r"schedule.epochs = (\d+)", epochs)[1]) >= 1
+
+
 def newest(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(max((folder / "checkpoints").iterdir()) / "weights.safetensors")
 

@@ -1,5 +1,6 @@
 """What judges a segmentation network: its answers about every labelled pixel of a set, at the pictures' own sizes."""
 
+import time as clock
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from patchloom.data.batches.loader import cores
 from patchloom.data.sets import ImageSet, Progress
 from patchloom.deployment.class_maps import ClassMaps, Showing
 from patchloom.engine.distribution import Processes, unwrap
+from patchloom.engine.run import Run
 from patchloom.errors import DataError
 from patchloom.evaluation.segmentation import Counting, SegmentationReport, joined
 from patchloom.objectives.segmentation import labelled
@@ -22,6 +24,7 @@ from patchloom.tasks.task import Judge
 
 KEPT_BYTES = 2 << 30  # of pictures and masks that stay decoded between evaluations
 READ_AHEAD = 32
+TIMED_IMAGES = 8  # whose reading and pass are timed, to plan a run into a time
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,24 @@ class SegmentationJudge(Judge):
         part = self._judged(model, "part", rows, with_borders=False)
         return joined(self._processes.gather(part))
 
+    @torch.no_grad()
+    def seconds(self, run: Run) -> tuple[float, float]:
+        """Of one evaluation of all the networks that are evaluated, and of reading val once where it is kept."""
+        val, networks = self._plan.splits.val, 2 if run.average or run.averaged is not None else 1
+        few = PixelSet(val, range(min(TIMED_IMAGES, len(val))))
+        took = []
+        with run.processes.autocast(), run.processes.randomness_kept():
+            for _ in range(3):  # with reading; with what a device prepares; as all further ones
+                begun = clock.perf_counter()
+                self._answered(run.model, few, with_borders=False)
+                run.processes.synchronise()
+                took.append((clock.perf_counter() - begun) / len(few.rows))
+        size = sum(each.picture.nbytes + each.mask.nbytes for each in few) / max(1, len(few.rows))
+        forward_s, reading_s = took[2] * len(val), max(0.0, took[0] - took[1]) * len(val)
+        if size * len(val) <= KEPT_BYTES:
+            return forward_s * networks, reading_s
+        return (forward_s + reading_s) * networks, 0.0
+
     def report(self, model: nn.Module) -> SegmentationReport:
         """All of val, by this process."""
         return self._judged(model, "whole", None, with_borders=True)
@@ -148,10 +169,13 @@ class SegmentationJudge(Judge):
     def _judged(
         self, model: nn.Module, name: str, rows: Sequence[int] | None, *, with_borders: bool
     ) -> SegmentationReport:
-        plan: Any = self._plan
         if name not in self._sets:
-            self._sets[name] = PixelSet(plan.splits.val, rows)
+            self._sets[name] = PixelSet(self._plan.splits.val, rows)
+        return self._answered(model, self._sets[name], with_borders=with_borders)
+
+    def _answered(self, model: nn.Module, pixels: PixelSet, *, with_borders: bool) -> SegmentationReport:
+        plan: Any = self._plan
         maps = ClassMaps(unwrap(model).eval(), Showing.of(plan.recipe))  # type: ignore[arg-type]
         names = plan.splits.classes.names
         ignored = plan.splits.train.layers["mask"].outside
-        return judged(maps, self._sets[name], names, ignored=ignored, with_borders=with_borders)
+        return judged(maps, pixels, names, ignored=ignored, with_borders=with_borders)

@@ -124,7 +124,9 @@ def test_a_level_joins_classes_and_leaves_the_ground():
 
 
 def test_data_without_masks_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"classes has no masks to learn from; expected a folder with images/"):
+    with pytest.raises(
+        UsageError, match=r"classes \(class folders\) has no masks to learn from; expected a folder with images/"
+    ):
         of_masks(find_source(class_folders(tmp_path / "classes")))
 
 
