@@ -18,7 +18,8 @@ from patchloom.errors import at_least
 from patchloom.inspection.mask_overlays import coloured, index_image, overlaid
 from patchloom.models.from_config import load_weights, make_for
 from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork
-from patchloom.runs.config import RunFiles, read_run_files, run_folder
+from patchloom.runs.config import RunFiles, read_run_files
+from patchloom.runs.named import run_folder
 from patchloom.runs.weights import WEIGHTS, read_weights
 
 
@@ -139,6 +140,8 @@ def load_segmentation(folder: Path) -> tuple[SegmentationNetwork, RunFiles]:
     flat = {**{key: value for key, value in options.items() if key != "backbone"}, **options["backbone"]}
     network = make_for(weights, make, flat, config=str(folder / "config.json"))
     load_weights(network, weights, str(folder / WEIGHTS))
+    shown = files.preprocessing
+    network.backbone.pixel_mean, network.backbone.pixel_std = shown.mean, shown.std
     return network.eval(), files
 
 

@@ -73,6 +73,7 @@ def upernet_beit(model: str = "deit3_b") -> Recipe:
 # Windows of all images that a run sees; least and most epochs; the largest window; channels of the head.
 BUDGETS = {"cpu": (10_000, (5, 60), 64, 32), "cuda": (240_000, (40, 600), 512, 256)}
 LEAST_PLACES = 16  # patches along a window
+FEW_WINDOWS = 20_000  # below: nothing is altered, as for images that are seen a few times
 PRETRAINED_SHARE = 0.4  # of the windows, where the weights know pictures already
 NARROW_LR, SCRATCH_LR, PRETRAINED_LR = 3e-3, 1e-3, 1e-4  # of batches of 64; less for smaller ones, by the root
 
@@ -111,18 +112,20 @@ def auto_segmentation(facts: Facts, model: str | None, given: Mapping[str, Any])
         Reason("segment.channels", channels, "a head as wide as small networks need"),
         Reason("optim.ema_decay", 0.999 if updates >= 4_000 else None, f"{updates:,} updates"),
     ]
-    tiny = facts.device == "cpu"
+    short = epochs * facts.images < FEW_WINDOWS
+    why = "so few windows are not learned by heart" if short else "as the papers"
     reasons += [
-        Reason("augment.scale_min", 0.75 if tiny else 0.5, "smaller images show no more" if tiny else "as the papers"),
-        Reason("augment.scale_max", 1.5 if tiny else 2.0, "" if tiny else "as the papers"),
-        Reason("model.drop_path", 0.1 if facts.device == "cuda" else 0.0, "few images are learned by heart"),
+        Reason("augment.scale_min", 0.9 if short else 0.5, why),
+        Reason("augment.scale_max", 1.1 if short else 2.0, why),
+        Reason("augment.policy", "none" if short else "photometric", why),
+        Reason("segment.dropout", 0.0 if short else 0.1, why),
+        Reason("model.drop_path", 0.0 if short else 0.1, why if short else "few images are learned by heart"),
     ]
-    reasons = [reason if reason.why else reason._replace(why="as the smallest") for reason in reasons]
     start = Recipe(
         name="auto",
         source=f"Rules of thumb for {facts.images:,} images with masks.",
         model=ModelPart(name=name, drop_path_rule="linear"),
-        augment=AugmentPart(crop="scaled", largest_class=0.75, policy="photometric"),
+        augment=AugmentPart(crop="scaled", largest_class=0.75),
         objective=ObjectivePart(method=METHOD),
         optim=OptimPart(lr=lr, batch_size=batch, weight_decay=0.05, clip_norm=1.0),
         schedule=SchedulePart(epochs=epochs, decay="poly"),

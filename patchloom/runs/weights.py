@@ -73,6 +73,7 @@ def load_backbone(folder: Path) -> tuple[Network, RunFiles]:
         weights, lambda: build_model(files.network, **options), options, config=str(folder / "config.json")
     )
     load_weights(network, weights, str(folder / WEIGHTS))
+    network.pixel_mean, network.pixel_std = files.preprocessing.mean, files.preprocessing.std
     return network.eval(), files
 
 

@@ -148,10 +148,16 @@ class Segmentation(ImageTask):
 
         network = self._make(plan.recipe, len(plan.splits.classes))
         network.gradient_checkpointing = plan.recipe.model.gradient_checkpointing
+        if plan.start:
+            plan.start.normalise_for(network.backbone)
         if plan.settings.init:
             initialise(network.backbone, plan.settings.init, keep_head=False)
             refuse_bad(dict(network.backbone.state_dict()), plan.settings.init, CheckpointError)
         return network
+
+    def begin(self, plan: "ImagePlan", network: Any, processes: "Processes", say: Callable[[str], None]) -> None:
+        """No head is fitted first: it reads maps, not vectors."""
+        del plan, network, processes, say
 
     def objective(
         self, plan: "ImagePlan", network: Any, loader: Any, processes: "Processes", compiles: bool
