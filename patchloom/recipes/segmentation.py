@@ -82,7 +82,7 @@ def auto_segmentation(facts: Facts, model: str | None, given: Mapping[str, Any])
     """A recipe for masks nobody has published numbers for, with the reason for each choice."""
     known = read_given(given)
     windows, (fewest, most), largest, channels = BUDGETS[facts.device]
-    name = str(given.get("model.name", model or ("resmlp_s12" if facts.device == "cpu" else "patchconvnet_s20")))
+    name = str(given.get("model.name", model or ("smlpnet_t" if facts.device == "cpu" else "patchconvnet_s20")))
     reasons = [Reason("model.name", name, "as asked" if model or "model.name" in given else _why_network(name))]
     side = known.get("model.image_size") or max(32, min(facts.image_size_median, largest) // 32 * 32)
     why = f"windows of images whose shorter side is about {facts.image_size_median} pixels, in multiples of 32"
@@ -137,7 +137,9 @@ def auto_segmentation(facts: Facts, model: str | None, given: Mapping[str, Any])
 
 
 def _why_network(name: str) -> str:
-    return "the smallest ResMLP, without a GPU" if name.startswith("resmlp") else "convolutions learn from few images"
+    if name.startswith("smlpnet"):
+        return "maps at four strides of its own learn fastest, without a GPU"
+    return "convolutions learn from few images"
 
 
 def _fine_patches(name: str, side: int, known: Mapping[str, Any]) -> list[Reason]:
@@ -156,9 +158,9 @@ def _fine_patches(name: str, side: int, known: Mapping[str, Any]) -> list[Reason
 
 
 def _small(name: str) -> list[Reason]:
-    if not name.startswith("resmlp"):
+    if not name.startswith("smlpnet"):
         return []
     return [
-        Reason("model.options.depth", 4, "a third of the layers without a GPU"),
-        Reason("model.options.dim", 64, "narrow without a GPU"),
+        Reason("model.options.depths", (1, 2, 2, 1), "six blocks without a GPU"),
+        Reason("model.options.dim", 32, "narrow without a GPU"),
     ]
