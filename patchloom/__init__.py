@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from patchloom.data.reading import Reading as Reading
     from patchloom.data.sources.source import open_data as open_data
     from patchloom.deployment.classifier import Classifier as Classifier
-    from patchloom.deployment.classifier import load as load
     from patchloom.deployment.index import index as index
     from patchloom.deployment.index import open_index as open_index
     from patchloom.deployment.segmenter import Segmenter as Segmenter
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from patchloom.models.registry import list_models as list_models
     from patchloom.recipes import get_recipe as get_recipe
     from patchloom.recipes import list_recipes as list_recipes
+    from patchloom.tasks.loading import load as load
     from patchloom.training.train import train as train
 
 _WHERE = {
@@ -51,7 +51,7 @@ _WHERE = {
     "list_models": "patchloom.models.registry",
     "list_recipes": "patchloom.recipes",
     "get_recipe": "patchloom.recipes",
-    "load": "patchloom.deployment.classifier",
+    "load": "patchloom.tasks.loading",
     "load_segmenter": "patchloom.deployment.segmenter",
     "load_translator": "patchloom.deployment.translator",
     "look": "patchloom.inspection.look",

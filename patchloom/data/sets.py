@@ -10,13 +10,16 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
 
 from patchloom.data.pictures.samples import PARTS, UNLABELLED, LayerKind, Sample, checked_boxes, checked_layer
 from patchloom.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from patchloom.data.pictures.object_masks import ObjectMask
 
 NOT_LABELLED = 255  # the class of a pixel that has none, in masks of 8 bits
 Stamp = tuple[bytes, int, int]  # a picture's name below its home; `file_state` of the file it is in
@@ -51,6 +54,15 @@ class Mask(NamedTuple):
 
     classes: np.ndarray  # (H, W) of the source's `mask_dtype`
     instances: np.ndarray | None  # (H, W) uint8 or int16, or None where objects are not told apart
+
+
+class Objects(NamedTuple):
+    """The objects of one picture, as they are annotated."""
+
+    boxes: np.ndarray  # (n, 5): x0, y0, x1, y1 in half-open pixels, number of `object_names`
+    crowd: np.ndarray  # (n,) bool: a heap of them, or one too hard to tell; neither learned nor asked for
+    areas: np.ndarray  # (n,) pixels
+    masks: "list[ObjectMask] | None" = None
 
 
 @runtime_checkable
@@ -105,6 +117,7 @@ class Pictures(ABC):
     mask_names: tuple[str, ...] = ()  # what the classes of `mask` mean; empty without masks
     mask_ignore: int | None = None  # the mask class that stands for 'not labelled'
     mask_dtype: type[np.integer] = np.uint8  # what all its masks fit into: uint8, int16 or int32
+    tells_objects_apart = False  # `mask` has `instances`
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -136,6 +149,23 @@ class Pictures(ABC):
     def boxes(self, index: int) -> np.ndarray | None:  # noqa: ARG002
         """(objects, 5): x0, y0, x1, y1 in half-open pixels, number of `object_names`; or None."""
         return None
+
+    def crowd(self, index: int) -> np.ndarray | None:  # noqa: ARG002
+        """(objects,) bool: which of `boxes` are heaps of objects, or too hard to tell; None where none is."""
+        return None
+
+    def objects(self, index: int) -> Objects:
+        """What there is to find in a picture of a source with boxes."""
+        from patchloom.data.pictures.object_masks import ObjectMask  # which naming classes does without
+
+        boxes = np.asarray(self.boxes(index), np.float64).reshape(-1, 5)
+        masks, mask = None, self.mask(index) if self.tells_objects_apart else None
+        areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+        if mask is not None and mask.instances is not None:
+            masks = [ObjectMask.of(mask.instances == number) for number in range(1, len(boxes) + 1)]
+            areas = np.array([one.area for one in masks], np.float64)
+        crowd = self.crowd(index)
+        return Objects(boxes, np.zeros(len(boxes), bool) if crowd is None else crowd, areas, masks)
 
 
 class ArrayPictures(Pictures):
@@ -254,15 +284,27 @@ class PictureSet:
     classes: ClassTable
     notes: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
+    categories: tuple[int, ...] | None = None  # what each of `pictures.object_names` is told as, −1 for nothing
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def telling(self, names: Sequence[str], coarse: Mapping[str, str] | None = None) -> "PictureSet":
+        """The same pictures, whose objects are numbered by these names; `coarse` is the name of each at that level."""
+        number = {name: i for i, name in enumerate(names)}
+        own = self.pictures.object_names
+        return replace(self, categories=tuple(number.get((coarse or {}).get(name, name), -1) for name in own))
 
     def showing(self, *parts: str) -> "PictureSet":
         """The same pictures, of which `sample` reads these parts too."""
         source = self.pictures
         has_masks = bool(source.mask_names) or source.mask_ignore is not None
-        offered = [name for name in PARTS if (source.object_names if name == "boxes" else has_masks)]
+        offers = {
+            "mask": has_masks,
+            "instances": has_masks and source.tells_objects_apart,
+            "boxes": bool(source.object_names),
+        }
+        offered = [name for name in PARTS if offers[name]]
         if missing := [name for name in parts if name not in offered]:
             has = " and ".join(offered) or "nothing"
             raise UsageError(f"these data have no {' and '.join(missing)}; beside pictures they have {has}")
@@ -293,6 +335,11 @@ class PictureSet:
         if "boxes" in self.parts:
             try:
                 boxes = checked_boxes(self.boxes(index), self.pictures.object_names, where)
+                crowd = self.pictures.crowd(int(self.rows[index]))
+                boxes = boxes if crowd is None else boxes[~crowd]
+                if self.categories is not None:
+                    boxes[:, 4] = np.array(self.categories, np.float32)[boxes[:, 4].astype(np.int64)]
+                    boxes = boxes[boxes[:, 4] >= 0]
             except (ValueError, TypeError, IndexError) as error:  # whatever a foreign column holds
                 raise DataError(f"{where}: boxes cannot be read ({error})") from error
         return Sample(picture, layers, boxes)
@@ -320,6 +367,17 @@ class PictureSet:
     def boxes(self, index: int) -> np.ndarray | None:
         """(objects, 5): x0, y0, x1, y1, number of `pictures.object_names`; None without boxes."""
         return self.pictures.boxes(int(self.rows[index]))
+
+    def objects(self, index: int) -> Objects:
+        """What there is to find in the picture."""
+        found = self.pictures.objects(int(self.rows[index]))
+        if self.categories is None or not len(found.boxes):
+            return found
+        boxes = found.boxes.copy()
+        boxes[:, 4] = np.array(self.categories)[boxes[:, 4].astype(np.int64)]
+        known = np.flatnonzero(boxes[:, 4] >= 0)
+        masks = None if found.masks is None else [found.masks[i] for i in known]
+        return Objects(boxes[known], found.crowd[known], found.areas[known], masks)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def _matched_test(source: Source, table: ClassTable, *, strict: bool) -> tuple[P
         if strict:
             raise
         return None, (f"{error}; test is not used",)
-    if len(table) and np.all(test.labels == UNLABELLED):
+    of_objects = bool(test.pictures.object_names or test.pictures.mask_names)  # which have classes of their own
+    if len(table) and not of_objects and np.all(test.labels == UNLABELLED):
         return None, (f"the {len(test):,} pictures of test have no labels: they can be predicted, not tested on",)
     return test, test.notes
 

@@ -1,6 +1,7 @@
-"""How sure a number is that was measured on so many images."""
+"""How sure a number is that was measured on so many images: shares that are counted, and any score of a set."""
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -27,6 +28,13 @@ def bootstrap_weights(images: int, rounds: int = ROUNDS) -> np.ndarray:
     """(rounds, images): how often each image is drawn where as many are drawn anew; the same draws every time."""
     rng = np.random.default_rng(0)
     return rng.multinomial(images, np.full(images, 1 / max(1, images)), rounds).astype(np.float64)
+
+
+def bootstrap(
+    score: Callable[[np.ndarray], float], images: int, *, rounds: int = 200, level: float = LEVEL
+) -> tuple[float, float]:
+    """The interval of a score of a whole set: `score` is given how often each image was drawn, (images,)."""
+    return central(np.array([score(drawn) for drawn in bootstrap_weights(images, rounds)]), level)
 
 
 def central(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:

@@ -120,6 +120,26 @@ METHODS: dict[str, Method] = {
         learns_from="text",
         counts="tokens",
     ),
+    "detection": Method(
+        task="detection",
+        objective="patchloom.objectives.detection",
+        reads={
+            "model": (
+                *("name", "image_size", "drop_path", "drop_path_rule", "dropout", "trainable", "freeze"),
+                *("gradient_checkpointing", "options"),
+            ),
+            "augment": (
+                *("scale_min", "scale_max", "flip", "policy", "color_jitter", "saturation", "hue"),
+                *("jitter_probability", "grey", "blur", "solarise", "erasing"),
+            ),
+            "objective": ("method",),
+            "detect": EVERYTHING,
+            "optim": EVERYTHING,
+            "schedule": EVERYTHING,
+        },
+        learns_from="boxes",
+        head="places",
+    ),
 }
 
 

@@ -247,6 +247,39 @@ class TextPart(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DetectPart(Checked):
+    """What objective.method detection reads: the canvas its pictures are shown on, and the heads of Mask R-CNN.
+
+    Values are those of XCiT's Mask R-CNN, which the thesis follows; see `models/detector.py` for torchvision's own.
+    """
+
+    group: ClassVar[str] = "detect"
+
+    # By a random factor, augment.scale_min to scale_max of the size at which a picture fits; or to a random short side.
+    resize: Literal["jitter", "short_side"] = "jitter"
+    short_min: Count = 480  # short_side: in steps of 32 pixels, and at a test the largest
+    short_max: Count = 800
+    long_max: Count = 1333  # short_side: no side is longer
+    min_visible: Probability = 0.0  # share of a box: objects of which a view shows less are not learned from it
+    masks: bool = True  # learned where the data have them; no: boxes alone
+    pyramid: Literal["fpn", "simple"] = "fpn"  # top-down, or ViTDet's without a way down
+    channels: Count = 256  # of every map
+    norm: Literal["none", "batch", "group", "layer"] = "none"  # in pyramid and heads
+    box_head: Literal["linear", "convolutions"] = "linear"  # two linear layers, or four convolutions and one
+    hidden: Count = 1024  # of the linear layers
+    anchor_scale: Positive = 8.0  # side of anchors, in strides
+    proposals: Count = 1000  # kept per image
+    regions: Count = 512  # of them that teach, per image
+    min_score: Probability = 0.05  # of what is told
+    overlap: Probability = 0.5  # IoU with a better one of its class from which a detection is dropped
+    most: Count = 100  # detections per image
+
+    def check_clashes(self) -> None:
+        """Ranges rise."""
+        self.check_order("short_min", "short_max")
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimPart(Checked):
     """How weights are updated."""
 
@@ -326,7 +359,7 @@ class EvaluationPart(Checked):
 GROUPS: dict[str, type[Checked]] = {
     part.group: part
     for part in (
-        *(ModelPart, AugmentPart, ObjectivePart, ViewsPart, DinoPart, GrafitPart, SegmentPart, TextPart),
+        *(ModelPart, AugmentPart, ObjectivePart, ViewsPart, DinoPart, GrafitPart, SegmentPart, DetectPart, TextPart),
         *(OptimPart, SchedulePart, EvaluationPart),
     )
 }

@@ -1,7 +1,7 @@
 """The recipe: everything a training run is told, in one frozen, typed, comparable value.
 
-A recipe has groups of fields (model, augment, objective, optim, schedule, test; views, dino, grafit, segment, text
-where its method reads them) and a few of its own. A field is named by its dotted key, `augment.mixup`, in files,
+A recipe has groups of fields (model, augment, objective, optim, schedule, test; views, dino, grafit, segment, detect,
+text where its method reads them) and a few of its own. A field is named by its dotted key, `augment.mixup`, in files,
 overrides and messages alike. Text is read by the field's type wherever it comes from: `1e-3` means the same on a
 command line, in YAML and in Python.
 """
@@ -22,6 +22,7 @@ from patchloom.recipes.parts import (
     GROUPS,
     AugmentPart,
     Checked,
+    DetectPart,
     DinoPart,
     EvaluationPart,
     GrafitPart,
@@ -54,6 +55,7 @@ class Recipe(Checked):
     dino: DinoPart = field(default_factory=DinoPart)
     grafit: GrafitPart = field(default_factory=GrafitPart)
     segment: SegmentPart = field(default_factory=SegmentPart)
+    detect: DetectPart = field(default_factory=DetectPart)
     text: TextPart = field(default_factory=TextPart)
     optim: OptimPart
     schedule: SchedulePart

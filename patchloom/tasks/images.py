@@ -98,7 +98,7 @@ class ImageTask(Task["ImagePlan"]):
 
     # The objects of a run -------------------------------------------------------------------------------------------
 
-    def network(self, plan: "ImagePlan") -> "Network":
+    def network(self, plan: "ImagePlan") -> Any:
         """With random weights, or those of --init."""
         from patchloom.errors import CheckpointError
         from patchloom.runs.weights import refuse_bad
@@ -250,7 +250,7 @@ class ImageTask(Task["ImagePlan"]):
 
     # A run's folder -------------------------------------------------------------------------------------------------
 
-    def load_network(self, folder: Path) -> "Network":
+    def load_network(self, folder: Path) -> Any:
         """The trained network, in eval mode."""
         from patchloom.runs.weights import load_network
 

@@ -31,7 +31,6 @@ class Segmentation(ImageTask):
     """Pictures and masks, a backbone under a head, classes of pixels."""
 
     name = "segmentation"
-    hub_tag = "image-segmentation"
     kind = "segmenter"
     judges_decisions = False
     levels_are_of_labels = False
@@ -140,7 +139,7 @@ class Segmentation(ImageTask):
 
     # The objects of a run -------------------------------------------------------------------------------------------
 
-    def network(self, plan: "ImagePlan") -> "SegmentationNetwork":  # type: ignore[override]
+    def network(self, plan: "ImagePlan") -> "SegmentationNetwork":
         """With random weights, or a backbone with those of --init."""
         from patchloom.errors import CheckpointError
         from patchloom.runs.weights import refuse_bad
@@ -244,7 +243,7 @@ class Segmentation(ImageTask):
 
     # A run's folder -------------------------------------------------------------------------------------------------
 
-    def load_network(self, folder: Path) -> "SegmentationNetwork":  # type: ignore[override]
+    def load_network(self, folder: Path) -> "SegmentationNetwork":
         """The trained network, in eval mode."""
         from patchloom.deployment.segmenter import load_segmentation
 

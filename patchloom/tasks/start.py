@@ -28,11 +28,17 @@ class Start:
     @property
     def model(self) -> str:
         """Its network as recipes and --model call it."""
-        options = self.files.options
+        options = self.options
         if self.files.network == TIMM and options.get("pool") == "average":
             backbone = str(options["backbone"])
             return backbone if ":" in backbone else f"timm:{backbone}"
         return self.files.network
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Those of its network; of one with heads of its task on it, those of the network under them."""
+        inner = self.files.options.get("backbone")
+        return inner if isinstance(inner, Mapping) else self.files.options
 
     @property
     def image_size(self) -> int:
@@ -47,7 +53,7 @@ class Start:
         """Dotted recipe fields that come from the run."""
         if self.is_bound(recipe):
             return {}
-        options, published = self.files.options, default_options(self.files.network)
+        options, published = self.options, default_options(self.files.network)
         base = base_recipe(recipe, self.model)
         asked = set(base.model.options) if base else set()  # which the recipe would set for another network
         hidden = {*NOT_TAKEN, *(("backbone", "pool") if ":" in self.model else ())}
@@ -91,7 +97,7 @@ class Start:
             head = f"keeps its classifier of {len(classes)} classes"
         else:
             head = f"new classifier for {len(classes)} classes"
-        return f"{self.init}: {self.model}{_shape(self.files.options)} at {size} px{resampled}; {head}"
+        return f"{self.init}: {self.model}{_shape(self.options)} at {size} px{resampled}; {head}"
 
 
 def find_start(init: str | None, recipe: str | Recipe | None, model: str | None) -> Start | None:

@@ -15,6 +15,7 @@ TASKS = {
     "embedding": "patchloom.tasks.embedding:Embedding",
     "segmentation": "patchloom.tasks.segmentation:Segmentation",
     "translation": "patchloom.tasks.translation:Translation",
+    "detection": "patchloom.tasks.detection:Detection",
 }
 # What --task calls those that pictures can be trained for.
 WORDS = {"classify": "classification", "segment": "segmentation", "detect": "detection"}

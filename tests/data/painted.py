@@ -23,6 +23,7 @@ class Painted(Pictures):
     object_names = ("red", "green", "blue")
     mask_names = ("ground", *object_names)
     mask_ignore = OUTSIDE
+    tells_objects_apart = True
 
     def __init__(self, count: int = 12, broken: tuple[int, ...] = (), uneven: bool = False) -> None:
         self._count, self._broken, self._uneven = count, broken, uneven

@@ -78,7 +78,7 @@ def test_recipes_by_pattern():
 
 
 def test_unknown_recipe():
-    assert error_of(get_recipe, "diet") == 'There is no recipe "diet". Did you mean deit, deit3, vit?'
+    assert error_of(get_recipe, "diet") == 'There is no recipe "diet". Did you mean deit, deit3, vitdet?'
     assert error_of(get_recipe, "qqqq") == 'There is no recipe "qqqq". List them with `patchloom recipes`.'
 
 
@@ -160,7 +160,7 @@ def test_written_by_hand():
         (
             {"qqqq": 1},
             'A recipe has no field "qqqq". Its groups are model, augment, objective, views, dino, grafit, segment, '
-            "text, optim, schedule, test.",
+            "detect, text, optim, schedule, test.",
         ),
         (
             {"optim.name": "adamx"},

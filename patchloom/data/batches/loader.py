@@ -22,7 +22,7 @@ from patchloom.data.batches.ragged import Boxes, Parts
 from patchloom.data.batches.sampler import Plan
 from patchloom.data.batches.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
 from patchloom.data.pictures.image_batch import ImageBatch
-from patchloom.data.pictures.samples import Sample
+from patchloom.data.pictures.samples import EXTENT, Sample
 from patchloom.data.sets import ImageSet
 from patchloom.errors import DataError, ResourceError
 
@@ -78,7 +78,9 @@ class Loader:
         self._parts = max(1, workers)
         self._tasks = _Tasks(self._parts, slots=PREFETCHED_PARTS * workers + 1)
         part_size = -(-batch_size // world // self._parts)
-        dtypes = {"image": torch.uint8} | {name: _TORCH[kind.dtype] for name, kind in dataset.layers.items()}
+        dtypes = {"image": torch.uint8, EXTENT: torch.int32} | {
+            name: _TORCH[kind.dtype] for name, kind in dataset.layers.items()
+        }
         self._shared = {
             name: _shared_memory((self._tasks.slots, part_size, *shape), dtypes[name], workers)
             for name, shape in transform.shapes(dataset.parts).items()

@@ -87,6 +87,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_ON_ITS_SIDE = (5, 6, 7, 8)  # orientations that exchange height and width
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,14 @@ def decode_with_facts(data: bytes, where: str) -> tuple[Image.Image, ImageFacts]
     name, image = _open(data, where)
     known = _facts(name, image, data, where)
     return _decoded(name, image, data, where), known
+
+
+def upright_size(data: bytes, where: str) -> tuple[int, int]:
+    """Height and width of the picture as `decode` reads it, from its header alone."""
+    name, image = _open(data, where)
+    with _reading(name, data, where):
+        width, height = image.size
+        return (width, height) if _orientation(image) in _ON_ITS_SIDE else (height, width)
 
 
 def _decoded(name: str, image: ImageFile, data: bytes, where: str) -> Image.Image:

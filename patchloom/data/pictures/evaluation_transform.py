@@ -43,7 +43,10 @@ class PictureTransform(ABC):
 
     def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
         """The view and its parts, by name."""
-        geometry = self.geometry(sample, rng)
+        return self.applied(self.geometry(sample, rng), sample, rng)
+
+    def applied(self, geometry: Geometry, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
+        """What a geometry shows of a sample, and what colours make of that."""
         made = {"image": self.coloured(geometry.apply_picture(sample.picture, self.resized), rng)}
         for name, layer in sample.layers.items():
             made[name] = geometry.apply_mask(layer.numbers, layer.outside)

@@ -21,6 +21,8 @@ UNLABELLED = -1  # the label of a picture that has none
 LAYERS = ("mask", "instances")
 PARTS = (*LAYERS, "boxes")  # what may be asked of a set beside pictures and labels
 BOX_VALUES = 6
+# Where pictures of any shape share a canvas: height and width of what is seen, and of the whole picture, in pixels.
+EXTENT = "extent"
 # Of one picture: boxes travel by the queue between processes, which one file must not fill.
 MOST_BOXES = 10_000
 

@@ -82,6 +82,7 @@ class ShapePictures(Pictures):
     always_readable = True
     object_names = SHAPES
     mask_names = ("background", *SHAPES)  # the mask holds box class + 1
+    tells_objects_apart = True
 
     def __init__(self, count: int, size: int, seed: int) -> None:
         self._count = count
@@ -133,6 +134,7 @@ def _draw_scene(rng: np.random.Generator, label: int, size: int) -> _Scene:
         rows, columns = np.nonzero(instances == number)
         if len(rows):
             boxes.append((columns.min(), rows.min(), columns.max() + 1, rows.max() + 1, shape))
+            instances[rows, columns] = len(boxes)  # of those before it some may be covered or too small to see
     noisy = np.asarray(canvas) + rng.normal(0, 6, (size, size, 3))
     image = Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8))
     return _Scene(image, Mask(classes, instances), np.array(boxes, dtype=np.int64))

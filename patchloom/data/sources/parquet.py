@@ -54,7 +54,7 @@ class ParquetPictures(Pictures):
             raise DataError(f"{files[0]}: columns {', '.join(self.columns)}; expected one called 'image'")
         names = tuple(self.info.get("label_names", ()))
         # A mask beside boxes holds instance ids; without boxes, class ids.
-        self._instance_masks = {"mask", "boxes"} <= set(self.columns)
+        self.tells_objects_apart = self._instance_masks = {"mask", "boxes"} <= set(self.columns)
         if "mask" in self.columns:
             self.mask_names = names
             self.mask_ignore = self.info.get("ignore_index")

@@ -1,0 +1,214 @@
+"""A trained detector as it is used: pictures in; names, scores, boxes and masks out, in pixels of the picture."""
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from patchloom.data.augmentation.canvas import CanvasView, on_canvas
+from patchloom.data.pictures.given import Given, files_of, is_one, pictures_in
+from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.pictures.object_masks import ObjectMask
+from patchloom.data.pictures.samples import EXTENT
+from patchloom.data.pictures.video import frames_or_error
+from patchloom.disk import atomic_write
+from patchloom.errors import UsageError, with_near_options
+from patchloom.evaluation.detection import Found
+from patchloom.evaluation.finding import find_objects
+from patchloom.inspection.object_overlays import drawn_objects
+from patchloom.models.detector import Detector
+from patchloom.printable import printable
+from patchloom.runs.config import RunFiles
+from patchloom.runs.detection import coco_box, load_detector
+
+AT_ONCE = 8  # pictures
+SURE = 0.5  # the score from which objects are told
+JPEG_QUALITY = 90
+ANNOTATIONS = "annotations.json"
+
+
+@dataclass(frozen=True)
+class DetectedObject:
+    """One object of a picture."""
+
+    name: str
+    score: float
+    box: tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
+    outline: ObjectMask | None = None
+
+    def mask(self, size: tuple[int, int]) -> np.ndarray | None:
+        """(H, W) bool of a picture of `size` (height, width); None where masks were not learned."""
+        return None if self.outline is None else self.outline.whole(size)
+
+
+@dataclass(frozen=True)
+class Detected:
+    """What is in one picture."""
+
+    path: str
+    objects: Sequence[DetectedObject] = ()
+    size: tuple[int, int] = (0, 0)  # height, width
+    error: str | None = None
+    written: tuple[str, ...] = ()  # files
+    picture: Image.Image | None = field(default=None, repr=False)
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        """For machines."""
+        return [
+            {"name": one.name, "score": round(one.score, 4), "box": [round(value, 1) for value in one.box]}
+            for one in self.objects
+        ]
+
+    def in_words(self) -> str:
+        """How many of which, and how sure the surest is."""
+        counted: dict[str, list[float]] = {}
+        for one in self.objects:
+            counted.setdefault(one.name, []).append(one.score)
+        said = [f"{len(scores)} {name} ({max(scores):.0%})" for name, scores in counted.items()]
+        return ", ".join(said) or "nothing found"
+
+
+class ObjectDetector:
+    """A network in eval mode, the names of its classes, and the canvas that pictures are shown on."""
+
+    def __init__(self, network: Detector, files: RunFiles, folder: Path | None = None) -> None:
+        self.network, self.labels, self.folder = network, files.labels, folder
+        self.view = view_of(files)
+
+    def __repr__(self) -> str:
+        height, width = self.view.image_size
+        what = "boxes and masks" if self.network.config.masks else "boxes"
+        return (
+            f"ObjectDetector({self.network.config.name}, {height}×{width} pixels, {what} of {len(self.labels)} classes)"
+        )
+
+    @with_near_options
+    def predict(self, pictures: Given, *, min_score: float = SURE) -> Any:
+        """The objects of one picture, surest first, or a list for many; pictures as `Classifier.predict` takes them."""
+        if not 0 <= min_score <= 1:
+            raise UsageError(f"min_score is {min_score}, expected a number from 0 to 1")
+        one = is_one(pictures)
+        read = ((each.name, each.read()) for each in pictures_in(pictures))
+        found = [list(answer.objects) for answer in self._answers(read, min_score)]
+        return found[0] if one else found
+
+    def predict_files(
+        self,
+        paths: Iterable[str],
+        *,
+        top: int = 3,
+        every: int | None = None,
+        out: str | Path | None = None,
+        min_score: float = SURE,
+    ) -> Iterator[Detected]:
+        """One answer per file or frame, in order; one that cannot be read is an answer with `error`.
+
+        Into the folder `out` go each picture with its objects drawn over it, and at the end `annotations.json`, as
+        COCO has them.
+        """
+        del top
+        frames = (frame for path in files_of(paths) for frame in frames_or_error(path, every))
+        written = Written(Path(out), self.labels) if out is not None else None
+        for answer in self._answers(frames, min_score):
+            yield written.with_overlay(answer) if written else answer
+        if written:
+            written.close()
+
+    def _answers(self, frames: Iterable[tuple[str, Image.Image | str]], min_score: float) -> Iterator[Detected]:
+        rest = iter(frames)
+        while window := list(islice(rest, AT_ONCE)):
+            found = iter(self._found([one for _, one in window if not isinstance(one, str)]))
+            for name, one in window:
+                if isinstance(one, str):
+                    yield Detected(name, error=one)
+                    continue
+                size, objects = next(found)
+                yield Detected(name, self._told(objects, min_score), size, picture=one)
+
+    def _found(self, pictures: Sequence[Image.Image]) -> list[tuple[tuple[int, int], Found]]:
+        if not pictures:
+            return []
+        shown = [on_canvas(picture, self.view) for picture in pictures]
+        batch = ImageBatch.of_pixels([one["image"] for one in shown])
+        batch.parts[EXTENT] = torch.from_numpy(np.stack([one[EXTENT] for one in shown]))
+        return [(size, found) for _, size, found in find_objects(self.network, [batch])]
+
+    def _told(self, found: Found, min_score: float) -> list[DetectedObject]:
+        sure = [i for i in np.argsort(-found.scores, kind="stable") if found.scores[i] >= min_score]
+        return [
+            DetectedObject(
+                self.labels[found.categories[i]],
+                float(found.scores[i]),
+                tuple(map(float, found.boxes[i])),  # type: ignore[arg-type]
+                None if found.masks is None else found.masks[i],
+            )
+            for i in sure
+        ]
+
+
+class Written:
+    """`annotations.json` as COCO has it, and each picture with what was found drawn over it."""
+
+    def __init__(self, folder: Path, labels: Sequence[str]) -> None:
+        self._folder, self._labels = folder, tuple(labels)
+        self._images: list[dict[str, Any]] = []
+        self._annotations: list[dict[str, Any]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def with_overlay(self, answer: Detected) -> Detected:
+        """The answer, whose overlay is written and whose objects are noted."""
+        if answer.picture is None:
+            return answer
+        number = len(self._images) + 1
+        height, width = answer.size
+        self._images.append({"id": number, "file_name": answer.path, "width": width, "height": height})
+        for one in answer.objects:
+            told: dict[str, Any] = {
+                "id": len(self._annotations) + 1,
+                "image_id": number,
+                "category_id": self._labels.index(one.name) + 1,
+                "bbox": coco_box(one.box),
+                "area": (one.box[2] - one.box[0]) * (one.box[3] - one.box[1]),
+                "iscrowd": 0,
+                "score": one.score,
+            }
+            if one.outline is not None:
+                told |= {"segmentation": one.outline.to_coco(answer.size), "area": one.outline.area}
+            self._annotations.append(told)
+        shown = [(one.name, one.score, one.box, one.outline) for one in answer.objects]
+        drawn = drawn_objects(answer.picture, shown, [self._labels.index(one.name) for one in answer.objects])
+        stem = printable(Path(answer.path).name).replace("/", "_")
+        overlay = self._folder / f"{number:05d}-{stem}.jpg"
+        encoded = io.BytesIO()
+        drawn.save(encoded, "JPEG", quality=JPEG_QUALITY)
+        atomic_write(overlay, encoded.getvalue())
+        return replace(answer, written=(str(overlay), str(self._folder / ANNOTATIONS)))
+
+    def close(self) -> None:
+        """Write the annotations of all."""
+        categories = [{"id": number, "name": name} for number, name in enumerate(self._labels, 1)]
+        told = {"images": self._images, "annotations": self._annotations, "categories": categories}
+        atomic_write(self._folder / ANNOTATIONS, (json.dumps(told) + "\n").encode())
+
+
+def view_of(files: RunFiles) -> CanvasView:
+    """How a run's pictures are judged."""
+    part = files.recipe.detect if files.recipe else None
+    limits = {"short": part.short_max, "long": part.long_max} if part and part.resize == "short_side" else {}
+    return CanvasView(files.preprocessing.image_size, **limits)
+
+
+def load_object_detector(folder: Path, *, device: str = "auto") -> ObjectDetector:
+    """The detector of a run's folder."""
+    network, files = load_detector(folder)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return ObjectDetector(network.to(device), files, folder)

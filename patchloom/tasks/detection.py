@@ -1,0 +1,207 @@
+"""To find objects: their boxes, classes and, where the data have them, masks."""
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from patchloom.tasks.images import ImageTask
+
+if TYPE_CHECKING:
+    from patchloom.data.sets import PictureSet, Splits
+    from patchloom.deployment.detector import ObjectDetector
+    from patchloom.engine.distribution import Processes
+    from patchloom.models.detector import Detector
+    from patchloom.recipes.choices import Choice
+    from patchloom.runs.detection import KeptVal
+    from patchloom.tasks.detection_judge import DetectionJudge
+    from patchloom.tasks.image_plan import ImagePlan, Resolved
+    from patchloom.tasks.plan import TrainingSettings
+    from patchloom.tasks.task import Scores, TaskPage
+
+
+class Detection(ImageTask):
+    """Mask R-CNN on the recipe's network; without masks Faster R-CNN."""
+
+    name = "detection"
+    kind = "detector"
+    judges_decisions = False
+    levels_are_of_labels = False  # but of the objects
+    not_read = "is about classes of whole images; leave it out where objects are found"
+    fits_recipes = False
+    writes_predictions = True
+    compiles_by_default = False  # the number of proposals and regions differs from step to step
+
+    # Before ---------------------------------------------------------------------------------------------------------
+
+    def learns_from_labels(self, settings: "TrainingSettings") -> bool:
+        """Boxes are what it learns from."""
+        del settings
+        return False
+
+    def resolve(
+        self, splits: "Splits", settings: "TrainingSettings", device: str, epochs: "Choice | None" = None
+    ) -> "Resolved":
+        """The recipe for these data, and what its network costs."""
+        from patchloom.tasks.detection_plan import resolve_detection
+
+        return resolve_detection(splits, settings, device, epochs)
+
+    def classes(self, plan: "ImagePlan") -> tuple[str, ...]:
+        """What is told apart."""
+        from patchloom.tasks.detection_plan import object_classes
+
+        return object_classes(plan.splits, plan.settings.level)
+
+    def data_lines(self, plan: "ImagePlan", *, dry_run: bool) -> list[str]:
+        """Pictures, and what is found in them."""
+        from patchloom.tasks.detection_plan import detection_lines
+
+        return detection_lines(plan, super().data_lines(plan, dry_run=dry_run))
+
+    def data_facts(self, plan: "ImagePlan") -> dict[str, Any]:
+        """The data of a plan for machines."""
+        from patchloom.tasks.detection_plan import learns_masks
+
+        return super().data_facts(plan) | {
+            "classes": list(self.classes(plan)),
+            "masks": learns_masks(plan.splits, plan.recipe),
+        }
+
+    # The objects of a run -------------------------------------------------------------------------------------------
+
+    def network(self, plan: "ImagePlan") -> "Detector":
+        """With random weights; the backbone starts from those of --init."""
+        from patchloom.errors import CheckpointError
+        from patchloom.runs.weights import refuse_bad
+        from patchloom.tasks.detection_plan import detector_of
+        from patchloom.tasks.image_networks import initialise
+
+        network = detector_of(plan.recipe, plan.splits, plan.settings.level)
+        if plan.start:
+            plan.start.normalise_for(network.backbone)
+        if init := plan.settings.init:
+            initialise(network.backbone, init, keep_head=False)
+            refuse_bad(dict(network.backbone.state_dict()), init, CheckpointError)
+        return network
+
+    def begin(self, plan: "ImagePlan", network: Any, processes: "Processes", say: Callable[[str], None]) -> None:
+        """Its heads learn as they are."""
+        del plan, network, processes, say
+
+    def loader(self, plan: "ImagePlan", processes: "Processes", stores: Any) -> Any:
+        """Pictures on canvases, with boxes and objects' numbers, from workers."""
+        from patchloom.data.augmentation.canvas import JitteredCanvas
+        from patchloom.data.batches.loader import Loader
+        from patchloom.tasks.detection_plan import parts_of
+
+        del stores
+        recipe, side = plan.recipe, plan.recipe.model.image_size
+        loader = Loader(
+            self.objects_of(plan, "train").showing(*parts_of(plan)),
+            JitteredCanvas(recipe.augment, (side, side), recipe.detect),
+            batch_size=recipe.optim.batch_size,
+            seed=recipe.seed,
+            workers=plan.workers,
+            rank=processes.rank,
+            world=processes.world,
+            pin=processes.device.type == "cuda",
+            skip_broken=not plan.settings.strict,
+            timeout_s=plan.settings.worker_timeout,
+        )
+        return loader, f"{plan.workers} workers"
+
+    def objects_of(self, plan: "ImagePlan", split: str) -> "PictureSet":
+        """A split whose objects are numbered by the classes of the plan."""
+        from patchloom.tasks.detection_plan import telling
+
+        return telling(getattr(plan.splits, split), self.classes(plan), plan.settings.level)
+
+    def judge(self, plan: "ImagePlan", processes: "Processes") -> "DetectionJudge":
+        """Average precision on val."""
+        from patchloom.tasks.detection_judge import DetectionJudge
+        from patchloom.tasks.detection_plan import view_of_plan
+
+        return DetectionJudge(plan, self.classes(plan), self.objects_of(plan, "val"), view_of_plan(plan), processes)
+
+    def prepare_compiling(self, plan: "ImagePlan", network: Any, mode: str | None) -> None:
+        """Nothing runs beside it."""
+        del plan, network, mode
+
+    def after_epoch(self, plan: "ImagePlan", network: Any, processes: "Processes") -> None:
+        """Nothing is drawn."""
+        del plan, network, processes
+
+    # After ----------------------------------------------------------------------------------------------------------
+
+    def write_files(self, plan: "ImagePlan", network: Any) -> None:
+        """Config, recipe, labels, what it began with and what was left out."""
+        from patchloom.runs.beginning import write_left_out, write_record
+        from patchloom.runs.config import Preprocessing, write_run_files
+
+        shown = Preprocessing(network.pixel_mean, network.pixel_std, network.image_size, 1.0)
+        level = plan.settings.level
+        write_run_files(plan.folder, network, shown, plan.recipe, self.classes(plan), level, task=self.name)
+        assert plan.record is not None
+        write_record(plan.folder, plan.record)
+        write_left_out(plan.folder, plan.left_out)
+
+    def keep(self, plan: "ImagePlan", judged: "KeptVal") -> None:
+        """`val.json`: what there was to find and what was found."""
+        from patchloom.runs.detection import keep_val
+
+        keep_val(plan.folder, judged)
+
+    def in_words(self, run: Any, metrics: Mapping[str, float]) -> str:
+        """AP of boxes and masks."""
+        del run
+        said = f"box AP {metrics['ap']:.1f}, AP50 {metrics['ap50']:.1f}"
+        return said + (
+            f"; mask AP {metrics['mask_ap']:.1f}, AP50 {metrics['mask_ap50']:.1f}" if "mask_ap" in metrics else ""
+        )
+
+    def more_words(self, judged: "KeptVal") -> Iterator[str]:
+        """How sure that is."""
+        from patchloom.tasks.detection_report import interval_words
+
+        yield f"           {interval_words(judged.report)}"
+
+    def next_commands(self, plan: "ImagePlan") -> Sequence[str]:
+        """Use it, or judge it."""
+        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
+        return f"patchloom predict {folder} IMAGE… --out FOLDER", f"patchloom evaluate {folder} {data}"
+
+    def page(self, folder: Path, asked: Any) -> "TaskPage":
+        """Numbers, classes, curves, and the worst and best pictures beside the truth."""
+        from patchloom.tasks.detection_report import detection_page
+
+        return detection_page(folder, asked)
+
+    def evaluate(
+        self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, **options: Any
+    ) -> "Scores":
+        """One row per run; without data what was found in val when they were trained."""
+        del options
+        from patchloom.tasks.detection_report import evaluate_detectors
+
+        return evaluate_detectors(runs, data, split=split, device=device)
+
+    # A run's folder -------------------------------------------------------------------------------------------------
+
+    def load_network(self, folder: Path) -> "Detector":
+        """The trained network, in eval mode."""
+        from patchloom.runs.detection import load_detector
+
+        return load_detector(folder)[0]
+
+    def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
+        """What was found in val too."""
+        from patchloom.runs.detection import VAL, read_val
+
+        return {**super().readers(folder), VAL: lambda: read_val(folder)}
+
+    def load(self, folder: Path, *, device: str = "auto") -> "ObjectDetector":
+        """The detector as it is used."""
+        from patchloom.deployment.detector import load_object_detector
+
+        return load_object_detector(folder, device=device)

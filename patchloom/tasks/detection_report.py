@@ -1,0 +1,340 @@
+"""What is said of detectors: numbers with intervals, tables, and the page of a run."""
+
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from markupsafe import Markup
+from PIL import Image
+
+from patchloom.data.batches.loader import Loader, cores
+from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.sets import PictureSet
+from patchloom.data.sources.source import open_data
+from patchloom.deployment.detector import SURE, load_object_detector
+from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom.evaluation.detection import DetectionReport, Found, Kind, Truth, difference
+from patchloom.evaluation.finding import find_objects, truth_of
+from patchloom.inspection.object_overlays import drawn_objects
+from patchloom.objectives.detection import CHARTS
+from patchloom.pages.charts import Series, line_chart
+from patchloom.pages.report import training, validation
+from patchloom.pages.sections import picture_section, table_section
+from patchloom.runs.detection import VAL, KeptVal, read_val
+from patchloom.runs.record import read_run_record
+from patchloom.tasks.detection_plan import telling
+from patchloom.tasks.task import Scores, TaskPage
+
+T = TypeVar("T")
+INTERVALS = ("ap", "ap50", "mask_ap", "mask_ap50")
+PICTURES_SHOWN = 4  # worst, and as many best
+CURVES_SHOWN = 8  # classes with most objects
+BATCH = 8
+_COLUMNS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large", "recall")
+_TOLD = {
+    "ap": "mean over classes and IoU 0.50 … 0.95",
+    "ap50": "at IoU 0.50",
+    "ap75": "at IoU 0.75",
+    "ap_small": "of objects up to 32×32 pixels",
+    "ap_medium": "of objects up to 96×96 pixels",
+    "ap_large": "of larger objects",
+    "recall": "share of objects found by 100 detections, mean over IoU",
+    "images": "of the val split",
+    "objects": "in them",
+}
+
+
+def interval_words(report: DetectionReport) -> str:
+    """Where AP50 of other such pictures is likely to be."""
+    names = {"ap50": "box AP50", **({"mask_ap50": "mask AP50"} if report.has_masks else {})}
+    said = [f"{title} {low:.1f} … {high:.1f}" for name, title in names.items() for low, high in [report.interval(name)]]
+    return f"95 % intervals over pictures: {', '.join(said)}"
+
+
+# evaluate -------------------------------------------------------------------------------------------------------------
+
+
+def evaluate_detectors(runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str) -> Scores:
+    """One row per run and kind; without data what was found in val when they were trained."""
+    judged: dict[str, DetectionReport] = {}
+    pictures: dict[str, tuple[str, ...]] = {}
+    notes: list[str] = []
+    for name, folder in runs.items():
+        if data is None:
+            kept = read_val(folder)
+            if kept is None:
+                raise UsageError(f"{folder} has no {VAL}; give data: patchloom evaluate {folder} DATA")
+            judged[name], pictures[name] = kept.report, kept.names
+        else:
+            judged[name], said = judge_on(folder, data, split=split, device=device)
+            notes += [f"{name}: {note}" for note in said]
+    rows = [
+        (name, kind, f"{len(report.truths):,}", *_cells(report.summary(kind)), _interval(report, kind))
+        for name, report in judged.items()
+        for kind in report.kinds
+    ]
+    return Scores(
+        columns=["run", "kind", "#images", *(f"#{column}" for column in _COLUMNS), "ap50, 95 %"],
+        rows=rows,
+        notes=list(dict.fromkeys(notes)),
+        lines=[
+            *(line for name, report in judged.items() for line in _class_lines(name, report)),
+            *_differences(judged, pictures),
+        ],
+        values={name: _values(report) for name, report in judged.items()},
+    )
+
+
+def judge_on(
+    folder: Path, data: str, *, split: str | None, device: str, reading: Reading = AS_IT_IS
+) -> tuple[DetectionReport, list[str]]:
+    """What a run finds in a split of data, by default val; and notes."""
+    detector = load_object_detector(folder, device=device)
+    images, notes = pictures_of(folder, data, split, detector.labels, reading)
+    loader = Loader(
+        images,
+        detector.view,
+        batch_size=min(BATCH, len(images)),
+        shuffle=False,
+        drop_last=False,
+        workers=min(8, cores()) if len(images) > 4 * BATCH else 0,
+        skip_broken=True,
+    )
+    judged: dict[int, tuple[Truth, Found]] = {}
+    for index, size, found in find_objects(detector.network, loader.epoch(0)):
+        judged[index] = truth_of(images.objects(index), size), found
+    loader.close()
+    notes += [f"not counted: {why}" for why in loader.broken.values()]
+    pairs = [judged[index] for index in sorted(judged)]
+    return DetectionReport(detector.labels, [truth for truth, _ in pairs], [found for _, found in pairs]), notes
+
+
+def pictures_of(
+    folder: Path, data: str, split: str | None, classes: Sequence[str], reading: Reading = AS_IT_IS
+) -> tuple[PictureSet, list[str]]:
+    """A split of data, objects numbered by a run's classes; and notes."""
+    if split not in (None, "train", "val", "test"):
+        raise UsageError(f"--split is {split!r}, expected train, val or test")
+    splits = open_data(data, labelled=False, reading=reading)
+    images = getattr(splits, split or "val")
+    if images is None:
+        raise UsageError(f"{splits.name} has no test split; it has train and val")
+    assert isinstance(images, PictureSet)
+    if not images.pictures.object_names:
+        raise DataError(f"{splits.name}: no boxes to compare with")
+    found = read_run_record(folder)
+    told = telling(images, tuple(classes), found.level if found else None)
+    unknown = [
+        name for name, number in zip(images.pictures.object_names, told.categories or (), strict=False) if number < 0
+    ]
+    if len(unknown) == len(images.pictures.object_names):
+        raise DataError(f"{splits.name}: none of its classes is one of {', '.join(classes[:5])}")
+    notes = [f"the run does not know {', '.join(unknown[:5])}: their objects do not count"] if unknown else []
+    return told, notes
+
+
+def _differences(judged: Mapping[str, DetectionReport], pictures: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """The first run against each other one, on the same pictures."""
+    (first, one), *others = judged.items()
+    lines = []
+    for name, other in others:
+        if len(one.truths) != len(other.truths) or pictures.get(first) != pictures.get(name):
+            lines.append(f"{first} and {name} were judged on other pictures: not compared; give data")
+            continue
+        for measure in ("ap50", "mask_ap50"):
+            if measure == "ap50" or (one.has_masks and other.has_masks):
+                more, low, high = difference(one, other, measure)
+                sure = "" if low <= 0 <= high else ", beyond chance"
+                lines.append(f"{first} − {name}: {measure} {more:+.1f}, 95 % {low:+.1f} … {high:+.1f}{sure}")
+    return lines
+
+
+def _cells(values: Mapping[str, float]) -> list[str]:
+    return [f"{values[name]:.1f}" if name in values else "–" for name in _COLUMNS]
+
+
+def _interval(report: DetectionReport, kind: Kind) -> str:
+    low, high = report.interval("ap50" if kind == "box" else "mask_ap50")
+    return "–" if math.isnan(low) else f"{low:.1f} … {high:.1f}"
+
+
+def _class_lines(name: str, report: DetectionReport) -> list[str]:
+    if len(report.classes) < 2:
+        return []
+    of_class = zip(report.classes, report.class_ap(), strict=True)
+    said = [f"{label} {values['ap50']:.1f}" for label, values in of_class if not math.isnan(values["ap50"])]
+    return [f"{name}, AP50 of boxes by class: {', '.join(said[:20])}{' …' if len(said) > 20 else ''}"]
+
+
+def _values(report: DetectionReport) -> dict[str, Any]:
+    """For machines."""
+    intervals = {
+        name: [round(value, 4) for value in report.interval(name)]
+        for name in INTERVALS
+        if not name.startswith("mask_") or report.has_masks
+    }
+    return {
+        **dict(report),
+        "intervals": {name: ends for name, ends in intervals.items() if not any(map(math.isnan, ends))},
+        "classes": {
+            kind: dict(zip(report.classes, map(_finite, report.class_ap(kind)), strict=True)) for kind in report.kinds
+        },
+    }
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: None if math.isnan(value) else value for name, value in values.items()}
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def detection_page(folder: Path, asked: Any) -> TaskPage:
+    """Numbers, a table of classes, precision over recall, and the worst and best pictures beside the truth."""
+    notes: list[str] = []
+    kept = _attempt(lambda: read_val(folder), notes)
+    if asked.split is not None:
+        record = read_run_record(folder)
+        place = asked.data or (record.data if record else None)
+        if place is None:
+            raise UsageError("where the data lie was not recorded; say it with --data")
+        judged, notes = judge_on(folder, place, split=asked.split, device="auto", reading=asked.reading)
+        kept = KeptVal(judged, (), ())
+    elif kept is None and not notes:
+        notes.append(f"{folder} has no {VAL}: what was found in val is not shown")
+    report = kept.report if kept else None
+    images = _attempt(lambda: _images(folder, asked, report), notes) if report else None
+    return TaskPage(
+        best=f"{report.summary()['ap']:.1f}" if report else "",
+        measure=f"box AP on {asked.split or 'val'}",
+        interval=report.interval("ap") if report else None,
+        numbers=_numbers(report) if report else [],
+        charts={
+            "Validation box AP50": validation("ap50"),
+            "Validation box AP": validation("ap"),
+            "Validation mask AP": validation("mask_ap"),
+            **training(CHARTS),
+        },
+        trained_on="augmented images, all losses added up",
+        sections=_sections(kept, images) if kept else [],
+        notes=notes,
+        next_command=f"patchloom predict {shlex.quote(str(folder))} IMAGE --out FOLDER",
+    )
+
+
+def _numbers(report: DetectionReport) -> list[tuple[str, str, str]]:
+    rows = []
+    for name, value in report:
+        plain = name.removeprefix("mask_")
+        what = _TOLD[plain] + (", by masks" if name != plain else "")
+        if name in INTERVALS:
+            low, high = report.interval(name)
+            what += "" if math.isnan(low) else f"; {low:.1f} … {high:.1f}, the 95 % interval (bootstrap over pictures)"
+        rows.append(
+            (name.replace("_", " "), f"{value:,.0f}" if plain in ("images", "objects") else f"{value:.2f}", what)
+        )
+    return rows
+
+
+def _sections(kept: KeptVal, images: PictureSet | None) -> list[Markup]:
+    report = kept.report
+    sections = [_class_table(report)]
+    pictures: list[tuple[str, Image.Image | Markup, str]] = []
+    for kind in report.kinds:
+        caption = "Each class by itself; further right more objects are found, further up fewer detections are wrong."
+        pictures.append((f"Precision over recall at IoU 0.50, {kind}", _curves(report, kind), caption))
+    if images is not None:
+        pictures += _worst_and_best(kept, images)
+    return [*sections, picture_section(pictures)]
+
+
+def _class_table(report: DetectionReport) -> Markup:
+    columns = ["class", "objects", *(f"{kind} {name}" for kind in report.kinds for name in ("AP", "AP50", "AP75"))]
+    by_kind = [report.class_ap(kind) for kind in report.kinds]
+    order = sorted(range(len(report.classes)), key=lambda i: (math.isnan(by_kind[0][i]["ap"]), by_kind[0][i]["ap"]))
+
+    def cell(value: float) -> str:
+        return "–" if math.isnan(value) else f"{value:.1f}"
+
+    rows = [
+        [
+            report.classes[i],
+            f"{by_kind[0][i]['objects']:,}",
+            *(cell(of[i][name]) for of in by_kind for name in ("ap", "ap50", "ap75")),
+        ]
+        for i in order
+    ]
+    return table_section("Classes, worst first", columns, rows)
+
+
+def _curves(report: DetectionReport, kind: Kind) -> Markup:
+    counts = np.array([int(matches.objects[0].sum()) for matches in report.matches(kind)])
+    shown = [int(i) for i in np.argsort(-counts, kind="stable")[:CURVES_SHOWN] if counts[i]]
+    series = []
+    for colour, number in enumerate(shown):
+        curve = report.curve(number, kind=kind)
+        points = [(0.0, float(curve.precision[0]) if len(curve.precision) else 0.0)]
+        points += list(zip(curve.recall.tolist(), curve.precision.tolist(), strict=True))
+        step = -(-len(points) // 200)
+        series.append(Series(report.classes[number], points[::step], colour))
+    return line_chart(series, x_label="recall")
+
+
+def _worst_and_best(kept: KeptVal, images: PictureSet) -> list[tuple[str, Image.Image | Markup, str]]:
+    """Truth on the left, what was found on the right."""
+    scores = kept.report.image_scores("mask" if kept.report.has_masks else "box")
+    order = np.argsort(scores, kind="stable").tolist()
+    places = {images.key(i): i for i in range(len(images))}
+    worst = order[:PICTURES_SHOWN]
+    best = [i for i in reversed(order) if i not in worst and len(kept.report.truths[i].boxes)][:PICTURES_SHOWN]
+    shown: list[tuple[str, Image.Image | Markup, str]] = []
+    for title, chosen in (("Worst", worst), ("Best", best)):
+        for i in chosen:
+            with suppress(DataError, KeyError):
+                picture = images.read(places[kept.names[i]])
+                said = f"{kept.names[i]}: {scores[i]:.0%} right. Left what is there, right what was found."
+                shown.append((title, _beside(picture, kept.report, i), said))
+    return shown
+
+
+def _beside(picture: Image.Image, report: DetectionReport, number: int) -> Image.Image:
+    truth, found, names = report.truths[number], report.found[number], report.classes
+    sure = np.flatnonzero(found.scores >= SURE)
+    there = [(names[c], None, b, truth.masks[i] if truth.masks else None)
+             for i, (c, b) in enumerate(zip(truth.categories, truth.boxes, strict=True))]  # fmt: skip
+    seen = [
+        (names[found.categories[i]], float(found.scores[i]), found.boxes[i], found.masks[i] if found.masks else None)
+        for i in sure[np.argsort(-found.scores[sure], kind="stable")]
+    ]
+    numbers = found.categories[sure[np.argsort(-found.scores[sure], kind="stable")]].tolist()
+    left = drawn_objects(picture, there, truth.categories.tolist())
+    right = drawn_objects(picture, seen, numbers)
+    both = Image.new("RGB", (2 * left.width + 8, left.height), "white")
+    both.paste(left, (0, 0))
+    both.paste(right, (left.width + 8, 0))
+    return both
+
+
+def _images(folder: Path, asked: Any, report: DetectionReport) -> PictureSet | None:
+    """The pictures of val, from the training that ends or from where the data lie."""
+    if asked.plan is not None:
+        val: PictureSet = asked.plan.splits.val
+        return val
+    record = read_run_record(folder)
+    place = asked.data or (record.data if record else None)
+    if place is None or asked.split is not None:
+        return None
+    return pictures_of(folder, place, None, report.classes, asked.reading)[0]
+
+
+def _attempt(read: Callable[[], T], notes: list[str]) -> T | None:
+    """What `read` gives; where it cannot, its reason becomes a note."""
+    try:
+        return read()
+    except PatchloomError as error:
+        notes.append(str(error))
+        return None

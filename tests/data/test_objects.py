@@ -1,0 +1,229 @@
+"""Folders of pictures with objects: COCO's masks, VOC's XML, YOLO's text, masks of numbers; and their faults."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.data.checking.check import check
+from patchloom.data.pictures.object_masks import ObjectMask
+from patchloom.data.sources.source import find_source, open_data
+from patchloom.errors import DataError
+from tests.data.dirty import jpeg, picture
+from tests.data.test_annotated import make_coco
+
+SQUARE = [[4, 6, 20, 6, 20, 18, 4, 18]]
+
+
+def found(root):
+    return {(os.path.relpath(fault.where, root), fault.kind, fault.detail) for fault in check(root).faults}
+
+
+def picture_files(root: Path, folder: str, names, size=(48, 40)) -> None:
+    for i, name in enumerate(names):
+        path = root / folder / f"{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(picture(i).resize(size)))
+
+
+# COCO
+
+
+def annotation(identity, outline, image=1, category=18, **more):
+    return {
+        "id": identity, "image_id": image, "category_id": category, "bbox": [4, 6, 16, 12], "segmentation": outline,
+    } | more  # fmt: skip
+
+
+def outlined(root, *more):
+    make_coco(root)
+    file = root / "annotations" / "instances_train2017.json"
+    told = json.loads(file.read_text())
+    told["annotations"] = [annotation(1, SQUARE), annotation(2, SQUARE, image=2), *more]
+    file.write_text(json.dumps(told))
+    return root
+
+
+def test_masks_of_coco(tmp_path):
+    small = np.zeros((48, 48), bool)
+    small[8:12, 6:10] = True
+    rows = [
+        annotation(3, ObjectMask.of(small).to_coco((48, 48)), category=44, bbox=[6, 8, 4, 4], area=16.5),
+        annotation(4, {"size": [48, 48], "counts": [48 * 47, 48]}, bbox=[47, 0, 1, 48], iscrowd=1, area=48),
+    ]
+    source = find_source(outlined(tmp_path / "data", *rows))
+    assert source.name == "data (COCO boxes and masks)"
+    pictures = source.train.pictures
+    assert pictures.mask_names == ("background", "dog", "bottle")
+    objects = pictures.objects(0)
+    assert (objects.crowd.tolist(), objects.areas.tolist()) == ([False, False, True], [192, 16.5, 48])
+    assert [mask.area for mask in objects.masks] == [16 * 12, 16, 48]  # they overlap
+    mask = pictures.mask(0)
+    assert mask.instances[10, 8] == 2
+    assert mask.classes[10, 8] == 2
+    assert mask.instances[7, 5] == 1
+    assert (mask.instances[:, 47] == 0).all()
+    assert (mask.classes[:, 47] == 1).all()
+    sample = open_data(tmp_path / "data", labelled=False).train.showing("instances", "boxes").sample(0)
+    assert sample.boxes[:, 5].tolist() == [1, 2]  # the crowd is not learned
+    assert check(tmp_path / "data").faults == ()
+
+
+def test_a_mask_that_does_not_fit_is_found(tmp_path):
+    file = tmp_path / "data" / "annotations" / "instances_train2017.json"
+    rows = [annotation(3, {"size": [48, 48], "counts": [5, 5]}), annotation(7, [[1, 2, 3, 4]], image=2)]
+    lengths, points = "run lengths of 10 pixels, the picture has 2,304", "a polygon of 2 points, expected at least 3"
+    assert found(outlined(tmp_path / "data", *rows)) == {
+        ("train2017/1.jpg", "mask cannot be read", f"{file}, annotation 3: {lengths}"),
+        ("train2017/2.jpg", "mask cannot be read", f"{file}, annotation 7: {points}, of finite numbers"),
+    }
+
+
+def test_masks_of_some_alone_are_not_learned(tmp_path):
+    source = find_source(outlined(tmp_path / "data", annotation(3, [])))
+    assert "1 of 3 annotations of train have no segmentation: masks are not learned" in source.notes
+    assert not source.train.pictures.tells_objects_apart
+
+
+# VOC
+
+
+def xml(*objects):
+    rows = "".join(
+        f"<object><name>{name}</name><difficult>{difficult}</difficult><bndbox><xmin>{x0}</xmin><ymin>{y0}</ymin>"
+        f"<xmax>{x1}</xmax><ymax>{y1}</ymax></bndbox></object>"
+        for name, x0, y0, x1, y1, difficult in objects
+    )
+    return f"<annotation><filename>any.jpg</filename>{rows}</annotation>"
+
+
+def make_voc(root):
+    picture_files(root, "JPEGImages", "abcd")
+    (root / "Annotations").mkdir()
+    (root / "ImageSets" / "Main").mkdir(parents=True)
+    for name in "abcd":
+        (root / "Annotations" / f"{name}.xml").write_text(xml(("cat", 1, 1, 10, 20, 0), ("dog", 5, 6, 48, 40, 1)))
+    (root / "ImageSets" / "Main" / "train.txt").write_text("a\nb\nc\n")
+    (root / "ImageSets" / "Main" / "val.txt").write_text("d\n")
+    return root
+
+
+def test_boxes_of_voc(tmp_path):
+    source = find_source(make_voc(tmp_path / "voc"))
+    assert (source.name, len(source.train), len(source.val)) == ("voc (VOC boxes)", 3, 1)
+    objects = source.train.pictures.objects(0)
+    assert source.train.pictures.object_names == ("cat", "dog")
+    assert objects.boxes.tolist() == [[0, 0, 10, 20, 0], [4, 5, 48, 40, 1]]
+    assert objects.crowd.tolist() == [False, True]
+    assert check(tmp_path / "voc").faults == ()
+
+
+def test_faults_of_voc(tmp_path):
+    root = make_voc(tmp_path / "voc")
+    notes = root / "Annotations"
+    (notes / "a.xml").write_text("<annotation><object></annotation>")
+    (notes / "b.xml").write_text(xml(("cat", 30, 30, 60, 60, 0)))
+    (notes / "c.xml").write_text('<!DOCTYPE x [<!ENTITY a "b">]>' + xml())
+    (notes / "d.xml").rename(notes / "e.xml")
+    (root / "ImageSets" / "Main" / "val.txt").write_text("b\n")
+    assert {(where, kind) for where, kind, _ in found(root)} == {
+        ("JPEGImages/a.jpg", "boxes cannot be read"),
+        ("JPEGImages/b.jpg", "box outside the picture"),
+        ("JPEGImages/c.jpg", "boxes cannot be read"),
+        ("JPEGImages/d.jpg", "picture without boxes"),
+        ("Annotations/e.xml", "boxes without picture"),
+    }
+
+
+# YOLO
+
+
+def make_yolo(root, line="1 0.5 0.5 0.25 0.5", names="names: [cat, dog]\n"):
+    picture_files(root / "images", "train", "abc")
+    picture_files(root / "images", "val", "d")
+    for path in ("train/a", "train/b", "val/d"):
+        (root / "labels" / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / "labels" / f"{path}.txt").write_text(f"{line}\n")
+    if names:
+        (root / "data.yaml").write_text(names)
+    return root
+
+
+def test_boxes_of_yolo(tmp_path):
+    source = find_source(make_yolo(tmp_path / "yolo"))
+    assert (source.name, len(source.train), len(source.val)) == ("yolo (YOLO boxes)", 3, 1)
+    pictures = source.train.pictures
+    assert pictures.object_names == ("cat", "dog")
+    assert pictures.boxes(0).tolist() == [[18, 10, 30, 30, 1]]
+    assert pictures.boxes(2).shape == (0, 5)  # no text file: nothing in it
+    assert check(tmp_path / "yolo").faults == ()
+
+
+def test_other_layouts_and_names_of_yolo(tmp_path):
+    root = tmp_path / "yolo"
+    for split in ("train", "valid"):
+        picture_files(root / split, "images", "ab")
+        (root / split / "labels").mkdir()
+        (root / split / "labels" / "a.txt").write_text("3 0.5 0.5 1 1\n")
+    source = find_source(root)
+    assert (len(source.train), len(source.val)) == (2, 2)
+    assert source.train.pictures.object_names == ("0", "1", "2", "3")
+    (root / "data.yaml").write_text("names:\n  0: one\n  1: two\n  2: three\n  3: four\n")
+    assert find_source(root).train.pictures.object_names[3] == "four"
+    (root / "data.yaml").write_text("names: 3\n")
+    with pytest.raises(DataError, match="expected `names:` with a list"):
+        find_source(root)
+
+
+def test_polygons_of_yolo_are_masks(tmp_path):
+    source = find_source(make_yolo(tmp_path / "yolo", line="0 0.25 0.25 0.75 0.25 0.75 0.75 0.25 0.75"))
+    pictures = source.train.pictures
+    assert source.name == "yolo (YOLO polygons)"
+    assert pictures.tells_objects_apart
+    assert pictures.boxes(0).tolist() == [[12, 10, 36, 30, 0]]
+    assert pictures.objects(0).areas.tolist() == [24 * 20]
+    assert (pictures.mask(0).instances[10:30, 12:36] == 1).all()
+    assert check(tmp_path / "yolo").faults == ()
+
+
+def test_faults_of_yolo(tmp_path):
+    root = make_yolo(tmp_path / "yolo")
+    (root / "labels/train/a.txt").write_text("0 0.5 0.5\n")
+    (root / "labels/train/b.txt").write_text("7 0.5 0.5 0.1 0.1\n0 0.9 0.5 0.4 0.2\n0 0.5 0.5 0 0.1\n")
+    (root / "labels/val/d.txt").write_text("cat 0.5 0.5 0.1 0.1\n")
+    assert {(where, kind) for where, kind, _ in found(root)} == {
+        ("images/train/a.jpg", "boxes cannot be read"),
+        ("images/train/b.jpg", "unknown category"),
+        ("images/train/b.jpg", "box outside the picture"),
+        ("images/train/b.jpg", "box without area"),
+        ("images/val/d.jpg", "boxes cannot be read"),
+    }
+
+
+# Masks of objects' numbers
+
+
+def test_masks_of_objects_numbers(tmp_path):
+    root = tmp_path / "PennFudanPed"
+    picture_files(root, "PNGImages", ["one", "two", "three"])
+    (root / "PedMasks").mkdir()
+    for name in ("one", "two", "four"):
+        ids = np.zeros((40, 48), np.uint8)
+        ids[5:20, 4:10] = 1
+        ids[8:30, 20:40] = 3  # numbers may be missing
+        Image.fromarray(ids).save(root / "PedMasks" / f"{name}_mask.png")
+    source = find_source(root)
+    pictures = source.train.pictures
+    assert (source.name, pictures.object_names) == ("PennFudanPed (pictures and objects)", ("pedestrian",))
+    assert pictures.boxes(0).tolist() == [[4, 5, 10, 20, 0], [20, 8, 40, 30, 0]]
+    objects = pictures.objects(0)
+    assert [mask.area for mask in objects.masks] == [15 * 6, 22 * 20]
+    assert {(where, kind) for where, kind, _ in found(root)} == {
+        ("PNGImages/three.jpg", "picture without mask"),
+        ("PedMasks/four_mask.png", "mask without picture"),
+    }
+    sample = open_data(root, labelled=False, val_fraction=0.5).train.showing("instances", "boxes").sample(0)
+    assert set(np.unique(sample.layers["instances"].numbers)) == {0, 1, 2}

@@ -1,0 +1,285 @@
+"""Whole runs that find objects: every command, exact resume, any number of workers, one process or two."""
+
+import json
+import shutil
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import patchloom
+from patchloom import cli
+from patchloom.data.sources.source import open_data
+from patchloom.engine import loop
+from patchloom.engine.distribution import Processes
+from patchloom.engine.optimisation import freeze
+from patchloom.engine.signals import Stopped
+from patchloom.errors import DataError, UsageError
+from patchloom.runs.detection import VAL, read_val
+from patchloom.runs.weights import load_network, read_weights
+from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.table import task_named
+from patchloom.training.run import make_plan, run_training
+
+DATA = "shapes:count=16,size=32"
+TINY = {
+    "model.options.depth": 1,
+    "model.options.dim": 24,
+    "detect.channels": 16,
+    "detect.hidden": 24,
+    "detect.proposals": 20,
+    "detect.regions": 8,
+    "detect.anchor_scale": 3,
+    "detect.min_score": 0.0,
+    "detect.most": 5,
+    "augment.scale_max": 1.2,
+}
+
+
+def settings(folder: Path, **given) -> TrainingSettings:
+    common = {"task": "detect", "level": "coarse", "model": "patchconvnet_s20", "epochs": 2, "size": 32, "batch": 4}
+    return TrainingSettings(data=DATA, out=str(folder), changes=TINY, workers=0, **common | given)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("detection") / "run"
+    said: list[str] = []
+    run_training(settings(folder), say=said.append)
+    (folder.parent / "said.txt").write_text("\n".join(said))
+    return folder
+
+
+def command(*arguments: str, capsys, monkeypatch) -> str:
+    monkeypatch.setattr(sys, "argv", ["patchloom", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out = capsys.readouterr()
+    assert not ended.value.code, out.err
+    return out.out
+
+
+def test_the_plan_says_what_is_learned(run):
+    said = (run.parent / "said.txt").read_text()
+    assert "task       detect: as asked" in said
+    assert "16 images to train on, 16 to validate; boxes and masks of 4 classes" in said
+    assert "patchconvnet_s20 at 32 px under Mask R-CNN" in said
+    assert "finished after" in said
+    assert "box AP " in said
+    assert "mask AP " in said
+    assert "95 % intervals over pictures: box AP50" in said
+
+
+def test_a_run_keeps_what_it_found(run):
+    kept = read_val(run)
+    assert kept.report.classes == ("line", "polygon", "round", "star")
+    assert len(kept.names) == len(kept.sizes) == 16
+    assert all(size == (32, 32) for size in kept.sizes)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    judged = [row["values"] for row in rows if row["kind"] == "evaluation"]
+    assert {"ap", "ap50", "mask_ap", "mask_ap50"} <= set(judged[-1])
+    best = max(judged, key=lambda values: values["ap"])
+    assert dict(kept)["ap"] == pytest.approx(best["ap"], abs=1e-6)
+    losses = [row["values"] for row in rows if row["kind"] == "train"][-1]
+    assert {"objectness", "proposals", "classes", "boxes", "masks", "loss"} <= set(losses)
+
+
+def test_evaluate_report_and_verify(run, tmp_path, capsys, monkeypatch):
+    kept = dict(read_val(run))
+    told = {"capsys": capsys, "monkeypatch": monkeypatch}
+    without = json.loads(command("evaluate", run, "--json", **told))
+    now = json.loads(command("evaluate", run, DATA, "--json", **told))
+    for values in (*without.values(), *now.values()):
+        assert values["mask_ap"] == pytest.approx(kept["mask_ap"], abs=1e-6)
+        assert set(values["classes"]["mask"]) == {"line", "polygon", "round", "star"}
+    shutil.copytree(run, tmp_path / "copy")
+    said = command("evaluate", run, tmp_path / "copy", **told)
+    assert "AP50 of boxes by class" in said
+    assert "run − copy: mask_ap50 +0.0, 95 % +0.0 … +0.0" in said
+    command("report", run, **told)
+    page = (run / "report.html").read_text()
+    for words in ("Classes, worst first", "Precision over recall at IoU 0.50, mask", "Worst", "Losses of the regions"):
+        assert words in page
+    assert "all as they were written" in command("verify", run, **told)
+    (run / VAL).rename(run / "hidden")
+    command("report", run, **told)
+    assert "what was found in val is not shown" in (run / "report.html").read_text()
+    (run / "hidden").rename(run / VAL)
+
+
+def test_predict_writes_annotations_and_overlays(run, tmp_path, capsys, monkeypatch):
+    val = open_data(DATA).val
+    (tmp_path / "in").mkdir()
+    for i in range(2):
+        val.read(i).resize((64, 48)).save(tmp_path / "in" / f"{i}.png")
+    (tmp_path / "in" / "broken.png").write_bytes(b"no picture")
+    model = patchloom.load(run)
+    assert repr(model) == "ObjectDetector(patchconvnet_s20, 32×32 pixels, boxes and masks of 4 classes)"
+    one = model.predict(tmp_path / "in" / "0.png", min_score=0.0)
+    assert len(one) == 5
+    assert one[0].mask((48, 64)).shape == (48, 64)
+    assert model.predict([val.read(0), val.read(1)], min_score=1.0) == [[], []]
+    with pytest.raises(UsageError, match="min_score is 2"):
+        model.predict(val.read(0), min_score=2)
+    answers = list(model.predict_files([str(tmp_path / "in")], min_score=0.0, out=tmp_path / "out"))
+    assert [answer.error is None for answer in answers] == [True, True, False]
+    assert [Path(answer.written[0]).is_file() for answer in answers[:2]] == [True, True]
+    told = json.loads((tmp_path / "out" / "annotations.json").read_text())
+    assert [image["width"] for image in told["images"]] == [64, 64]
+    assert len(told["annotations"]) == 10
+    assert {each["category_id"] for each in told["annotations"]} <= {1, 2, 3, 4}
+    assert all({"bbox", "segmentation", "score", "area"} <= set(each) for each in told["annotations"])
+    with Image.open(tmp_path / "out" / "00001-0.png.jpg") as overlay:
+        assert overlay.size == (512, 384)
+    monkeypatch.setattr(
+        sys, "argv", ["patchloom", "predict", str(run), str(tmp_path / "in"), "--out", str(tmp_path / "two")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 3  # one cannot be read
+    assert "0.png  " in capsys.readouterr().out
+    assert (tmp_path / "two" / "annotations.json").is_file()
+
+
+def test_a_run_stopped_in_mid_epoch_ends_with_the_same_weights_whatever_the_workers(run, tmp_path, monkeypatch):
+    update = loop._Loop.update
+
+    def interrupted(self, *arguments):
+        if self.progress.step == 5:
+            signal.raise_signal(signal.SIGTERM)
+        return update(self, *arguments)
+
+    monkeypatch.setattr(loop._Loop, "update", interrupted)
+    with pytest.raises(Stopped):
+        run_training(settings(tmp_path / "cut"), say=str)
+    monkeypatch.undo()
+    said: list[str] = []
+    run_training(replace(settings(tmp_path / "cut"), workers=2), say=said.append)
+    assert any("at step 6 of 8" in line for line in said)
+    expected = read_weights(run / "weights.safetensors")
+    found = read_weights(tmp_path / "cut" / "weights.safetensors")
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+class OneOfTwo(Processes):
+    """A process that is told what the other found."""
+
+    def __init__(self, rank: int, told: list) -> None:
+        super().__init__("fp32", device="cpu")
+        self.rank, self.world, self._told = rank, 2, told
+
+    def gather(self, value):
+        self._told[self.rank] = value
+        return [each for each in self._told if each is not None]
+
+
+def test_two_processes_judge_as_one(run, tmp_path):
+    plan = make_plan(settings(tmp_path / "other"), "cpu")
+    task = plan.task
+    network = task.load_network(run)
+    alone = dict(task.judge(plan, Processes("fp32", device="cpu"))(network))
+    told = [None, None]
+    task.judge(plan, OneOfTwo(0, told))(network)
+    together = task.judge(plan, OneOfTwo(1, told))(network)
+    assert all(part for part in told)
+    assert not set(told[0]) & set(told[1])
+    assert dict(together) == pytest.approx(alone)
+
+
+def test_another_run_gives_the_backbone(run, tmp_path):
+    plan = make_plan(replace(settings(tmp_path / "next"), init=str(run), model=None), "cpu")
+    network = plan.task.network(plan)
+    before = plan.task.load_network(run)
+    for name, tensor in before.backbone.state_dict().items():
+        assert torch.equal(network.backbone.state_dict()[name], tensor), name
+    assert not torch.equal(network.rpn.head.cls_logits.weight, before.rpn.head.cls_logits.weight)
+    assert any(f"init       {run}" in line for line in plan.lines())
+
+
+def test_a_classifier_gives_the_backbone_and_it_can_be_frozen(tmp_path):
+    golden = Path(__file__).parent / "golden" / "classifier"
+    changes = {key: value for key, value in TINY.items() if not key.startswith("model")}
+    given = replace(settings(tmp_path / "boxes"), init=str(golden), model=None)
+    given = replace(given, changes=changes | {"model.freeze": "backbone", "detect.masks": False})
+    plan = make_plan(given, "cpu")
+    network = plan.task.network(plan)
+    trained, _ = load_network(golden)
+    assert network.backbone.config.name == trained.config.name
+    blocks = {name: tensor for name, tensor in trained.state_dict().items() if "blocks" in name and "channels" in name}
+    assert len(blocks) > 3
+    assert all(torch.equal(network.backbone.state_dict()[name], tensor) for name, tensor in blocks.items())
+    freeze(network, "head")
+    assert network.frozen
+    assert not network.train().backbone.training
+    assert all(parameter.requires_grad for parameter in network.roi_heads.parameters())
+    assert not network.roi_heads.has_mask()
+
+
+def test_classes_are_matched_by_name(run):
+    from patchloom.tasks.detection_plan import telling
+
+    val = open_data(DATA).val
+    told = telling(val, ("star-5", "circle"), None).showing("boxes")
+    for i in range(8):
+        own = [val.pictures.object_names[int(n)] for n in val.boxes(i)[:, 4]]
+        expected = [("star-5", "circle").index(name) for name in own if name in ("star-5", "circle")]
+        assert told.sample(i).boxes[:, 4].tolist() == expected
+        assert told.objects(i).boxes[:, 4].tolist() == expected
+        assert len(told.objects(i).masks) == len(expected)
+
+
+def test_mistakes_are_said_before_any_work(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "plain" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "plain" / name / "0.png")
+        Image.new("RGB", (8, 8), "red").save(tmp_path / "plain" / name / "1.png")
+    with pytest.raises(DataError, match="no boxes; objects are learned from boxes"):
+        make_plan(replace(settings(tmp_path / "run"), data=str(tmp_path / "plain"), level=None), "cpu")
+    plan = make_plan(replace(settings(tmp_path / "run"), changes=TINY | {"augment.policy": "randaugment"}), "cpu")
+    with pytest.raises(UsageError, match=r"augment\.policy randaugment turns and shifts pictures"):
+        plan.task.loader(plan, Processes("fp32", device="cpu"), {})
+    with pytest.raises(UsageError, match="no label level 'finest'"):
+        make_plan(replace(settings(tmp_path / "run"), level="finest"), "cpu")
+    assert task_named("detection").hub_tag == "object-detection"
+
+
+def test_networks_of_one_size_and_recipes_by_name(tmp_path):
+    plan = make_plan(replace(settings(tmp_path / "run"), model="resmlp_s12"), "cpu")
+    assert plan.recipe.model.image_size == 32
+    network = plan.task.network(plan)
+    loader, _ = plan.task.loader(plan, Processes("fp32", device="cpu"), {})
+    objective = plan.task.objective(plan, network, loader, Processes("fp32", device="cpu"), False)
+    assert not objective.cut
+    assert np.isfinite(objective(network.train(), next(iter(loader.epoch(0))), epoch=0, step=0)["loss"].item())
+    published = patchloom.get_recipe("mask_rcnn")
+    assert (published.optim.lr, published.optim.weight_decay, published.schedule.step_epochs) == (1e-4, 0.05, (27, 33))
+    assert published.schedule.epochs == 36
+
+
+def test_small_sets_get_a_recipe_with_reasons():
+    from patchloom.recipes.detection import automatic
+    from patchloom.recipes.fit import Facts
+
+    recipe, reasons = automatic(Facts(136, 191, "cuda"), None, {})
+    assert (recipe.model.name, recipe.model.image_size, recipe.optim.batch_size) == ("patchconvnet_s20", 384, 16)
+    assert recipe.schedule.epochs * 136 == pytest.approx(60_000, rel=0.01)
+    assert recipe.optim.ema_decay
+    assert all(reason.why for reason in reasons)
+    small, _ = automatic(Facts(400, 64, "cpu"), None, {"model.image_size": 96, "schedule.epochs": "3"})
+    assert (small.model.name, small.model.image_size, small.schedule.epochs) == ("smlpnet_t", 96, 3)
+    assert (small.augment.scale_max, small.optim.ema_decay, small.detect.channels) == (1.25, None, 64)
+    asked, _ = automatic(Facts(400, 300, "cuda", pretrained=True), "resmlp_s24", {})
+    assert (asked.model.name, asked.optim.lr) == ("resmlp_s24", 2e-4)
+
+
+@pytest.mark.slow
+def test_objects_are_found_after_two_minutes_on_a_cpu(tmp_path):
+    given = TrainingSettings(data="shapes:count=400,size=64", task="detect", level="coarse", out=str(tmp_path / "run"))
+    found = run_training(given, say=str).metrics
+    assert found["ap50"] > 40
+    assert found["mask_ap50"] > 30
