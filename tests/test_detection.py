@@ -281,5 +281,5 @@ def test_small_sets_get_a_recipe_with_reasons():
 def test_objects_are_found_after_two_minutes_on_a_cpu(tmp_path):
     given = TrainingSettings(data="shapes:count=400,size=64", task="detect", level="coarse", out=str(tmp_path / "run"))
     found = run_training(given, say=str).metrics
-    assert found["ap50"] > 40
-    assert found["mask_ap50"] > 30
+    assert found["ap50"] > 30
+    assert found["mask_ap50"] > 25

@@ -58,7 +58,7 @@ def detection_small(model: str = "patchconvnet_s20") -> Recipe:
 
 # Where nobody names a recipe -----------------------------------------------------------------------------------------
 
-SEEN = {"cpu": 3_200, "cuda": 60_000}  # pictures in a run
+SEEN = {"cpu": 2_400, "cuda": 60_000}  # pictures in a run
 SIDES = {"cpu": (64, 128), "cuda": (320, 640)}  # of the canvas: least and most
 # With a GPU small pictures are shown larger than they are: small objects are found at a stride of 4 pixels.
 LARGER = {"cpu": 1, "cuda": 2}
