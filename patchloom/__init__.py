@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from patchloom.deployment.index import index as index
     from patchloom.deployment.index import open_index as open_index
     from patchloom.deployment.segmenter import Segmenter as Segmenter
-    from patchloom.deployment.segmenter import load_segmenter as load_segmenter
     from patchloom.deployment.translator import Translator as Translator
     from patchloom.deployment.translator import load_translator as load_translator
     from patchloom.inspection.cost import cost as cost
@@ -52,7 +51,6 @@ _WHERE = {
     "list_recipes": "patchloom.recipes",
     "get_recipe": "patchloom.recipes",
     "load": "patchloom.tasks.loading",
-    "load_segmenter": "patchloom.deployment.segmenter",
     "load_translator": "patchloom.deployment.translator",
     "look": "patchloom.inspection.look",
     "open_data": "patchloom.data.sources.source",

@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import patchloom
+from patchloom.deployment.classifier import load as load_classifier
 from patchloom.errors import UsageError
 from patchloom.runs.config import read_recipe
 from patchloom.runs.segmentation import read_segmented
@@ -197,8 +198,8 @@ def test_look_draws_the_worst_of_val_and_given_pictures(
 
 def test_a_segmenter_is_no_classifier(run: Path, monkeypatch, capsys) -> None:
     with pytest.raises(UsageError, match="answers at every place of an image and names no class of it; use it with"):
-        patchloom.load(run)
-    assert patchloom.load_segmenter(run, device="cpu").labels == ("ground", "red", "blue")
+        load_classifier(run)
+    assert patchloom.load(run, device="cpu").labels == ("ground", "red", "blue")
 
 
 def test_verify_reads_its_answers(run: Path, monkeypatch, capsys) -> None:

@@ -114,7 +114,7 @@ OWN = {
     "classification": ("tasks/classification.py", "objectives/classification.py"),
     "embedding": ("tasks/embedding.py",),
     "translation": ("tasks/translation.py", "recipes/translation.py"),
-    "segmentation": ("tasks/segmentation.py", "recipes/segmentation.py"),
+    "segmentation": ("tasks/segmentation.py", "recipes/segmentation.py", "runs/detection.py"),  # COCO's key
     "dino": ("objectives/dino.py", "recipes/dino.py"),
 }
 TABLES = ("recipes/methods.py", "tasks/table.py")
