@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from patchloom.models.dense import DenseNetwork
 from patchloom.models.pyramid import STRIDES
-from patchloom.models.registry import create_model
+from patchloom.models.registry import build_model
 
 POOLED_SIDES = (1, 2, 3, 6)
 LEARNED_FROM = 2  # the map that the auxiliary head reads: stride 16
@@ -35,7 +35,7 @@ class SegmentationConfig:
     name: str  # of the backbone
     num_classes: int
     image_size: tuple[int, int]
-    backbone: dict[str, Any]  # options of `create_model`
+    backbone: dict[str, Any]  # its options
     head: Literal["upernet", "linear"] = "upernet"
     channels: int = 512
     auxiliary_channels: int = 256  # 0: no auxiliary head
@@ -50,7 +50,7 @@ class SegmentationNetwork(DenseNetwork):
 
     def __init__(self, config: SegmentationConfig) -> None:
         c = config
-        backbone = create_model(c.name, **c.backbone)
+        backbone = build_model(c.name, **c.backbone)
         linear = c.head == "linear"
         # A network of one map would be read four times over.
         strides = STRIDES if not linear or len(backbone.taps()) > 1 else STRIDES[-2:-1]
