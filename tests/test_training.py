@@ -33,6 +33,7 @@ from patchloom.runs.predictions import load_predictions
 from patchloom.tasks.image_networks import make_network, make_teacher
 from patchloom.tasks.image_plan import facts_of, median_side
 from patchloom.tasks.plan import TrainingSettings, seconds_of
+from patchloom.tasks.table import task_of_method
 from patchloom.training.run import _same_on_all, make_plan, run_training
 from tests.networks import SMALL, small
 from tests.reliability.commands import class_folders
@@ -63,7 +64,7 @@ def shrunk(name: str):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in list_recipes() if get_recipe(name).objective.method != "translation"]
+    "name", [name for name in list_recipes() if task_of_method(get_recipe(name).objective.method).judges_decisions]
 )
 def test_every_recipe_takes_two_steps(name, shapes) -> None:
     recipe = shrunk(name)
@@ -467,7 +468,7 @@ def test_pictures_without_classes_are_refused(tmp_path) -> None:
     content = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [], "categories": [{"id": 1, "name": "x"}]}
     (tmp_path / "data" / "annotations" / "instances_train.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match="classification needs a class for each picture"):
-        run_training(on_folder(tmp_path), say=str)
+        run_training(on_folder(tmp_path, task="classify"), say=str)
 
 
 def test_a_mistake_is_said_before_the_pictures_are_looked_at(tmp_path, monkeypatch) -> None:

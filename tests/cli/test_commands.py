@@ -64,6 +64,7 @@ def test_bench_as_json() -> None:
     assert plain["batch_size"] in (1, 2)
 
 
+@pytest.mark.slow
 def test_bench_gives_memory_by_size() -> None:
     from patchloom.inspection.memory import peak_mem_mib
     from patchloom.models.registry import create_model

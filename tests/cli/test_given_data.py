@@ -57,8 +57,8 @@ def test_masks_and_flat_folders_are_told_before_work(tmp_path):
     (tmp_path / "seg" / "masks").mkdir()
     for i in range(2):
         Image.new("L", (16, 16)).save(tmp_path / "seg" / "masks" / f"{i}.png")
-    with pytest.raises(PatchloomError, match="these are pictures with masks, for segmentation, which patchloom cannot"):
-        run("train", "seg")
+    with pytest.raises(PatchloomError, match="these are pictures with masks, which --task segment learns; class"):
+        run("train", "seg", "--task", "classify")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def test_maps_are_those_announced_and_the_last_is_what_features_are_made_of(name
     assert levels[-1].channels == network.feature_dim
 
 
+@pytest.mark.slow
 @every_network
 def test_published_sizes_announce_their_maps(name) -> None:
     """Without weights: depth and width are those of the papers."""

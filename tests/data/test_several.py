@@ -140,5 +140,5 @@ def test_a_folder_with_masks_says_what_it_is_for(tmp_path):
     for i in range(2):
         (tmp_path / "seg" / "masks").mkdir(exist_ok=True)
         Image.new("L", (8, 8)).save(tmp_path / "seg" / "masks" / f"{i}.png")
-    said = "these are pictures with masks, for segmentation, which patchloom cannot train yet; classification needs"
+    said = "these are pictures with masks, which --task segment learns; classification needs"
     assert missing_labels(find_source("seg").train).startswith(said)

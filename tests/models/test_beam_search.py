@@ -149,7 +149,7 @@ def test_the_mode_is_left_as_it_was() -> None:
     assert not network.training
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", [BOTH[0], pytest.param(BOTH[1], marks=pytest.mark.slow)])
 def test_turning_sentences_round_is_learned(name) -> None:
     torch.manual_seed(0)
     network = create_seq2seq(name, vocabulary=10, dim=32, hidden=64, layers=2, heads=2, max_length=8, dropout=0.0)

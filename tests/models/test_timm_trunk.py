@@ -40,13 +40,26 @@ QUICK = [
 ]
 
 
+# One of each kind of trunk; the others are tried with the slow tests.
+OFTEN = (
+    "test_resnet",
+    "mobilenetv3_small_050",
+    "test_vit",
+    "deit_tiny_distilled_patch16_224",
+    "swin_tiny_patch4_window7_224",
+)
+
+
 def of_timm(name: str, *, size: int = 64, classes: int = 5, **options):
     return patchloom.create_model(
         "resnet50_attention_pool", backbone=name, pool="average", image_size=size, num_classes=classes, **options
     )
 
 
-@pytest.mark.parametrize(("name", "gives", "any_size"), QUICK)
+@pytest.mark.parametrize(
+    ("name", "gives", "any_size"),
+    [each if each[0] in OFTEN else pytest.param(*each, marks=pytest.mark.slow) for each in QUICK],
+)
 def test_what_a_network_gives_is_found_without_weights(name, gives, any_size) -> None:
     with torch.device("meta"):
         network = of_timm(name, drop_path=0.1).eval()

@@ -70,7 +70,13 @@ def step_of(out: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)], ids=lambda v: str(v)
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_a_signal_to_the_whole_group_saves(data: Path, tmp_path: Path, number: int, code: int) -> None:
     # As a terminal, a batch system and a container send it: the workers get it too.
@@ -418,7 +424,7 @@ def test_a_renamed_class_is_refused(data: Path, tmp_path: Path, monkeypatch, cap
     assert done.errors.count("\n") == 1
 
 
-@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
+@pytest.mark.parametrize("encoding", [pytest.param("utf-8:strict", marks=pytest.mark.slow), "ascii:strict"])
 def test_names_that_are_not_utf8_and_terminals_that_are_not(data: Path, tmp_path: Path, encoding: str) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     data.rename(odd)

@@ -9,8 +9,8 @@ from patchloom.data.labels.label_pattern import suggest_pattern
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.sets import Listing, Pictures, name_some
 
-# What pictures with such annotations are for. Those that patchloom learns some day are taken out here.
-OTHER_TASKS = {"masks": "segmentation", "boxes": "object detection"}
+# What pictures with such annotations are for, as --task calls it.
+OTHER_TASKS = {"masks": "segment", "boxes": "detect"}
 _LOOKED_AT = 2_000  # names by which a pattern is suggested
 
 
@@ -21,8 +21,8 @@ def missing_labels(listing: Listing) -> str:
     for what, task in OTHER_TASKS.items():
         if what in _annotations(pictures):
             return (
-                f"these are pictures with {what}, for {task}, which patchloom cannot train yet; classification needs "
-                "a class for each picture: a folder for each class, or --labels FILE"
+                f"these are pictures with {what}, which --task {task} learns; classification needs a class for each "
+                "picture: a folder for each class, or --labels FILE"
             )
     where = f", the first is {pictures.where(int(listing.rows[bare[0]]))}" if len(bare) < len(listing) else ""
     names = [posixpath.basename(pictures.key(int(row))) for row in listing.rows[:_LOOKED_AT]]
