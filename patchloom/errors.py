@@ -84,3 +84,12 @@ def at_least(name: str, value: float, least: int) -> None:
     """Refuse a count that is too small."""
     if value < least:
         raise UsageError(f"{name} is {value}, expected a whole number of at least {least}")
+
+
+def attempted(read: Callable[[], R], notes: list[str]) -> R | None:
+    """What `read` gives; where it cannot, its reason becomes one of the notes."""
+    try:
+        return read()
+    except PatchloomError as error:
+        notes.append(str(error))
+        return None

@@ -11,7 +11,7 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ImageSet
 from patchloom.data.sources.source import open_data
 from patchloom.engine.records import Record
-from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom.errors import DataError, PatchloomError, UsageError, attempted
 from patchloom.inspection.cost import Cost, cost
 from patchloom.models.from_config import make_frame
 from patchloom.models.network import Network
@@ -42,11 +42,7 @@ class RunParts:
 
     def attempt(self, read: Callable[[], T]) -> T | None:
         """What `read` gives; where it cannot, its reason becomes a note."""
-        try:
-            return read()
-        except PatchloomError as error:
-            self.notes.append(str(error))
-            return None
+        return attempted(read, self.notes)
 
 
 def read_run(folder: Path, network: Network | None = None) -> RunParts:

@@ -10,16 +10,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from patchloom.data.sets import ImageSet
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.classification import ClassificationReport
-from patchloom.foreign import check_shape, parse_json
-from patchloom.runs.checksums import read_checked, write_checked
+from patchloom.runs.columns import read_columns, write_columns
 
 FILE = "predictions.safetensors"
 FORMAT = 2  # 1 named the ks of its top-k too
@@ -59,8 +57,7 @@ def save_predictions(folder: Path, predictions: Predictions) -> Path:
         "fingerprint": predictions.fingerprint,
         "classes": report.classes,
     }
-    # One key: safetensors writes several in an order that changes from file to file.
-    write_checked(folder, {FILE: save(columns, {"patchloom": json.dumps(about)})})
+    write_columns(folder, FILE, columns, about)
     return folder / FILE
 
 
@@ -72,15 +69,8 @@ def load_predictions(folder: Path, classes: int | None = None) -> Predictions:
             f"{folder} keeps no decisions ({FILE}): it was not trained to its end by this version. "
             "Give the data too: patchloom evaluate RUN… DATA"
         )
-    try:
-        data = read_checked(folder, FILE, MOST_BYTES)
-        columns = load(data)
-        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        check_shape(header, {"__metadata__": {"patchloom": str}})
-        about = parse_json(header["__metadata__"]["patchloom"])
-        check_shape(about, _ABOUT)
-        if about["format"] > FORMAT:
-            raise CheckpointError(f"{path} was written by a newer patchloom. Update patchloom.")
+
+    def made(columns: dict[str, np.ndarray], about: Any) -> Predictions:
         if classes not in (None, len(about["classes"])):
             raise ValueError(f"it is about {len(about['classes']):,} classes, the run tells {classes:,} apart")
         _check_columns(columns, len(about["classes"]))
@@ -88,8 +78,8 @@ def load_predictions(folder: Path, classes: int | None = None) -> Predictions:
         real = [columns[name] for name in _REAL]
         report = ClassificationReport(tuple(about["classes"]), *whole, *real)
         return Predictions(report, about["fingerprint"])
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}. Evaluate the run on its data instead.") from error
+
+    return read_columns(folder, FILE, _ABOUT, FORMAT, MOST_BYTES, made)
 
 
 def _check_columns(columns: Mapping[str, np.ndarray], classes: int) -> None:

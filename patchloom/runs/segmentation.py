@@ -4,19 +4,16 @@ Counts of each image and class, with which runs are compared image by image with
 images, which tells whether two runs saw the same.
 """
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
-from patchloom.errors import CheckpointError, UsageError
+from patchloom.errors import UsageError
 from patchloom.evaluation.segmentation import SegmentationReport
-from patchloom.foreign import check_shape, parse_json
-from patchloom.runs.checksums import read_checked, write_checked
+from patchloom.runs.columns import read_columns, write_columns
 
 FILE = "segmented.safetensors"
 FORMAT = 1
@@ -40,7 +37,7 @@ def keep_segmented(folder: Path, kept: Kept) -> None:
         columns["borders"] = report.borders
     columns = {name: np.ascontiguousarray(values, np.int64) for name, values in columns.items()}
     about = {"format": FORMAT, "fingerprint": kept.fingerprint, "classes": list(report.classes)}
-    write_checked(folder, {FILE: save(columns, {"patchloom": json.dumps(about)})})
+    write_columns(folder, FILE, columns, about)
 
 
 def read_segmented(folder: Path) -> Kept:
@@ -51,22 +48,15 @@ def read_segmented(folder: Path) -> Kept:
             f"{folder} keeps no answers about its val images ({FILE}): it was not trained to its end. "
             "Give the data too: patchloom evaluate RUN… DATA"
         )
-    try:
-        data = read_checked(folder, FILE, MOST_BYTES)
-        columns = load(data)
-        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        check_shape(header, {"__metadata__": {"patchloom": str}})
-        about = parse_json(header["__metadata__"]["patchloom"])
-        check_shape(about, _ABOUT)
-        if about["format"] > FORMAT:
-            raise CheckpointError(f"{path} was written by a newer patchloom. Update patchloom.")
-        _check(columns, len(about["classes"]))
-        report = SegmentationReport(
-            tuple(about["classes"]), columns["index"], columns["counts"], columns["confusion"], columns.get("borders")
-        )
-        return Kept(report, about["fingerprint"])
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}. Evaluate the run on its data instead.") from error
+    return read_columns(folder, FILE, _ABOUT, FORMAT, MOST_BYTES, _kept)
+
+
+def _kept(columns: dict[str, np.ndarray], about: Any) -> Kept:
+    _check(columns, len(about["classes"]))
+    report = SegmentationReport(
+        tuple(about["classes"]), columns["index"], columns["counts"], columns["confusion"], columns.get("borders")
+    )
+    return Kept(report, about["fingerprint"])
 
 
 def _check(columns: dict[str, np.ndarray], classes: int) -> None:

@@ -2,10 +2,10 @@
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -16,7 +16,7 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import PictureSet
 from patchloom.data.sources.source import open_data
 from patchloom.deployment.detector import SURE, load_object_detector
-from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom.errors import DataError, UsageError, attempted
 from patchloom.evaluation.detection import DetectionReport, Found, Kind, Truth, difference
 from patchloom.evaluation.finding import find_objects, truth_of
 from patchloom.inspection.object_overlays import drawn_objects
@@ -29,7 +29,6 @@ from patchloom.runs.record import read_run_record
 from patchloom.tasks.detection_plan import telling
 from patchloom.tasks.task import Scores, TaskPage
 
-T = TypeVar("T")
 INTERVALS = ("ap", "ap50", "mask_ap", "mask_ap50")
 PICTURES_SHOWN = 4  # worst, and as many best
 CURVES_SHOWN = 8  # classes with most objects
@@ -196,7 +195,7 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
 def detection_page(folder: Path, asked: Any) -> TaskPage:
     """Numbers, a table of classes, precision over recall, and the worst and best pictures beside the truth."""
     notes: list[str] = []
-    kept = _attempt(lambda: read_val(folder), notes)
+    kept = attempted(lambda: read_val(folder), notes)
     if asked.split is not None:
         record = read_run_record(folder)
         place = asked.data or (record.data if record else None)
@@ -207,7 +206,7 @@ def detection_page(folder: Path, asked: Any) -> TaskPage:
     elif kept is None and not notes:
         notes.append(f"{folder} has no {VAL}: what was found in val is not shown")
     report = kept.report if kept else None
-    images = _attempt(lambda: _images(folder, asked, report), notes) if report else None
+    images = attempted(lambda: _images(folder, asked, report), notes) if report else None
     return TaskPage(
         best=f"{report.summary()['ap']:.1f}" if report else "",
         measure=f"box AP on {asked.split or 'val'}",
@@ -329,12 +328,3 @@ def _images(folder: Path, asked: Any, report: DetectionReport) -> PictureSet | N
     if place is None or asked.split is not None:
         return None
     return pictures_of(folder, place, None, report.classes, asked.reading)[0]
-
-
-def _attempt(read: Callable[[], T], notes: list[str]) -> T | None:
-    """What `read` gives; where it cannot, its reason becomes a note."""
-    try:
-        return read()
-    except PatchloomError as error:
-        notes.append(str(error))
-        return None

@@ -1,12 +1,11 @@
 """`report.html` of a run, from what its folder holds. What is missing or damaged is a note, and the rest is shown."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.errors import PatchloomError, UsageError
+from patchloom.errors import UsageError, attempted
 from patchloom.pages.report import Report, Summary, recipe_rows, write_report
 from patchloom.runs.config import is_run, read_config, read_recipe
 from patchloom.runs.metrics import read_metrics
@@ -14,8 +13,6 @@ from patchloom.runs.record import RunRecord, fault_of_metrics, read_run_record
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import TaskPage
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,22 +46,13 @@ def report_run(
     if not is_run(folder):
         raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
     notes: list[str] = []
-
-    def attempt(read: Callable[[], T]) -> T | None:
-        """What `read` gives; where it cannot, its reason becomes a note."""
-        try:
-            return read()
-        except PatchloomError as error:
-            notes.append(str(error))
-            return None
-
-    record = attempt(lambda: read_run_record(folder))
+    record = attempted(lambda: read_run_record(folder), notes)
     if record is None and not notes:
         notes.append(f"{folder} has no run.json: how it went, where and on what is not shown")
     asked = Asked(data=data, split=split, reading=reading, level=level, plan=plan, network=network)
     found = task_of_run(folder).page(folder, asked)
-    metrics = attempt(lambda: read_metrics(folder / "metrics.jsonl")) or []
-    if fault := attempt(lambda: fault_of_metrics(folder)):
+    metrics = attempted(lambda: read_metrics(folder / "metrics.jsonl"), notes) or []
+    if fault := attempted(lambda: fault_of_metrics(folder), notes):
         notes.append(f"{fault}; the curves show the others")
     if not metrics:
         notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")

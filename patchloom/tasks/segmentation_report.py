@@ -1,16 +1,16 @@
 """What the report of a segmentation run shows: its classes, what is taken for what, images beside truth and answer."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.segmenter import Segmenter, load_segmentation
-from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom.errors import DataError, UsageError, attempted
 from patchloom.evaluation.intervals import LEVEL
 from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.inspection.mask_overlays import coloured, overlaid, palette
@@ -28,24 +28,16 @@ from patchloom.tasks.task import TaskPage
 SHOWN = 4  # worst images, and as many best ones
 CONFUSED = 12  # pairs of classes
 HEIGHT = 180  # pixels of a picture in the gallery
-T = TypeVar("T")
 
 
 def segmentation_page(folder: Path, asked: Asked) -> TaskPage:
     """The images of val, or of the split that is asked for, from where the run was trained or from the data given."""
     notes: list[str] = []
 
-    def attempt(read: Callable[[], T]) -> T | None:
-        try:
-            return read()
-        except PatchloomError as error:
-            notes.append(str(error))
-            return None
-
     files = read_run_files(folder)
-    network = asked.network or attempt(lambda: load_segmentation(folder)[0])
+    network = asked.network or attempted(lambda: load_segmentation(folder)[0], notes)
     segmenter = Segmenter(network, files) if network is not None else None
-    record = attempt(lambda: read_run_record(folder))
+    record = attempted(lambda: read_run_record(folder), notes)
     place = asked.data or (record.data if record else None)
     if asked.split is not None:
         if place is None or segmenter is None:
@@ -53,8 +45,8 @@ def segmentation_page(folder: Path, asked: Asked) -> TaskPage:
         kept, said = evaluate_on(segmenter, folder, place, asked.split)
         notes += said
     else:
-        kept = attempt(lambda: read_segmented(folder))  # type: ignore[assignment]
-    images = attempt(lambda: images_of(folder, asked, place, kept)) if kept else None
+        kept = attempted(lambda: read_segmented(folder), notes)  # type: ignore[assignment]
+    images = attempted(lambda: images_of(folder, asked, place, kept), notes) if kept else None
     report = kept.report if kept else None
     sections = [*_tables(report)] if report else []
     if report is not None and images is not None and segmenter is not None:

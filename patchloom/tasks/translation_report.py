@@ -1,14 +1,13 @@
 """What the report of a translation run shows, and what of val is kept for it."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from markupsafe import Markup
 from PIL import Image
 
-from patchloom.errors import CheckpointError
+from patchloom.errors import attempted
 from patchloom.inspection.sequences import attention_chart, cross_attention, position_picture
 from patchloom.judging.text_evaluation import TextEvaluation
 from patchloom.models.seq2seq import Seq2Seq
@@ -17,7 +16,6 @@ from patchloom.pages.sections import picture_section, sample_section
 from patchloom.runs.translation import VAL, TranslationFiles, load_seq2seq, read_translation_files, read_val
 from patchloom.tasks.task import Scores, TaskPage
 
-T = TypeVar("T")
 CHARTS: Charts = {
     "Validation BLEU, greedy": validation("bleu_greedy", average="average", name="average of epochs"),
     "Exact translations, greedy, %": validation("exact_greedy", average="average", name="average of epochs"),
@@ -42,7 +40,7 @@ _TOLD = {
 def translation_page(folder: Path, network: Seq2Seq | None) -> TaskPage:
     """Numbers and translations of val, mixing of positions, where the decoder looks."""
     lost: list[str] = []
-    files, val = read_translation_files(folder), _attempt(read_val, folder, lost) or {}
+    files, val = read_translation_files(folder), attempted(lambda: read_val(folder), lost) or {}
     if not val and not lost:
         lost.append(f"{folder} has no {VAL}: neither numbers nor translations of val are shown")
     told = {"bleu": val["signature"], "chrf": val["chrf_signature"]} if val else {}
@@ -93,15 +91,6 @@ def text_scores(found: Mapping[str, Mapping[str, TextEvaluation]]) -> Scores:
             for run, splits in found.items()
         },
     )
-
-
-def _attempt(read: Callable[[Path], T], path: Path, notes: list[str]) -> T | None:
-    """What `read` gives; where it cannot, its reason becomes a note."""
-    try:
-        return read(path)
-    except CheckpointError as error:
-        notes.append(str(error))
-        return None
 
 
 def _pictures(
