@@ -1,5 +1,7 @@
 """Masks as segmentation reads them: names and colours from files beside them, VOC's and ADE20K's layouts."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -138,3 +140,23 @@ def test_the_palette_is_vocs():
 def test_index_pictures_hold_the_numbers_of_many_classes():
     numbers = np.arange(12, dtype=np.int16).reshape(3, 4) * 100
     assert np.array_equal(np.asarray(index_image(numbers, 2000)), numbers)
+
+
+def test_polygons_of_coco_are_masks_too(tmp_path):
+    (tmp_path / "annotations").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        Image.new("RGB", (12, 12)).save(tmp_path / split / "a.png")
+        told = {"id": 1, "image_id": 1, "category_id": 7, "bbox": [2, 2, 4, 6], "area": 24, "iscrowd": 0}
+        content = {
+            "images": [{"id": 1, "file_name": "a.png", "width": 12, "height": 12}],
+            "annotations": [told | {"segmentation": [[2, 2, 6, 2, 6, 8, 2, 8]]}],
+            "categories": [{"id": 7, "name": "cup"}],
+        }
+        (tmp_path / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+    names, mask, source = classes_of(tmp_path)
+    expected = np.zeros((12, 12), int)
+    expected[2:8, 2:6] = 1
+    assert names == ("background", "cup")
+    assert np.array_equal(mask, expected)
+    assert (len(source.train), len(source.val)) == (1, 1)
