@@ -123,18 +123,16 @@ def _print_weights(name: str) -> None:
         return
     _print_table(found)
     for weights in found:
-        print_result(f"{weights.name}  {'  '.join(filter(None, (weights.url, weights.hub and f'hf:{weights.hub}')))}")
+        places = "  ".join(filter(None, (weights.url, weights.hub and f"huggingface.co/{weights.hub}")))
+        print_result(f"{weights.name}  {weights.trained_on}, crop {weights.crop_ratio:g}  {places}")
 
 
 def _print_table(found: "list[Weights]") -> None:
     from patchloom.cli.table import print_table
 
     print_table(
-        ["weights", "trained on", "px", "crop", "top-1", "about", "licence"],
-        [
-            (w.name, w.trained_on, str(w.image_size), f"{w.crop_ratio:g}", w.score or "–", w.size, w.licence or "–")
-            for w in found
-        ],
+        ["weights", "px", "top-1", "about", "licence"],  # no more, so that names are whole at 80 columns
+        [(w.name, str(w.image_size), w.score or "–", w.size, w.licence or "–") for w in found],
     )
 
 

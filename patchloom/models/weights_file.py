@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import pickle
 import pickletools
 import warnings
 import zipfile
@@ -122,8 +123,10 @@ def _pickled_globals(path: Path) -> list[str]:
 
 
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    reason = str(error).strip().split("\n")[0][:200]
+    reason = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:200]}"
+    if isinstance(error, pickle.UnpicklingError):  # torch then advises to load it without its guard
+        reason = "it holds no plain tensors"
     return CheckpointError(
-        f"{path} ({path.stat().st_size:,} bytes) is not a readable checkpoint: {type(error).__name__}: {reason}; "
+        f"{path} ({path.stat().st_size:,} bytes) is not a readable checkpoint: {reason}; "
         "it may be truncated or of another kind: fetch it again, or give a .safetensors, .pth or .npz file"
     )

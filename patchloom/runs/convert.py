@@ -53,7 +53,8 @@ def file_to_run(file: str | os.PathLike[str], model: str, out: Path, labels: Seq
     try:
         network = network_of(model, file)
     except CheckpointError as error:
-        raise CheckpointError(f"{os.fspath(file)}: {error}") from error
+        told = str(error)
+        raise CheckpointError(told if told.startswith(os.fspath(file)) else f"{os.fspath(file)}: {told}") from error
     shown, as_of = _preprocessing(network)
     names, others = names_for(network.config.num_classes, labels)
     write_published(
