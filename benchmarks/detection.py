@@ -5,6 +5,7 @@ The same pictures, canvases, batches and minutes, judged by the same code:
     patchloom train pennfudan-half.parquet --time 9m --out runs/penn
     python benchmarks/detection.py pennfudan-half.parquet --minutes 9 --size 384
     python benchmarks/detection.py bccd.parquet --minutes 9 --size 640 --split test
+    python benchmarks/detection.py --speed      # of both with a ResNet-50, on the same pictures
 
 As torchvision's references train it: SGD 0.02 per 16 images, momentum 0.9, weight decay 1e-4, warm-up, ÷10 at 2/3 and
 8/9 of the run. It is its `_v2`, whose pyramid and heads have BatchNorm, as training from scratch needs; all layers
@@ -27,6 +28,8 @@ from patchloom.data.sets import PictureSet
 from patchloom.data.sources.source import open_data
 from patchloom.evaluation.detection import DetectionReport
 from patchloom.evaluation.finding import in_picture, truth_of
+from patchloom.models.detector import make_detector
+from patchloom.models.registry import build_model
 from patchloom.objectives.detection import targets_of
 from patchloom.recipes import get_recipe
 
@@ -71,14 +74,18 @@ def judged(model: nn.Module, images: PictureSet, size: int, device: str) -> dict
 def main() -> None:
     """Train for the minutes given, then judge once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data")
+    parser.add_argument("data", nargs="?")
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--size", type=int, default=384)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--split", default="val")
     parser.add_argument("--adamw", action="store_true")
+    parser.add_argument("--speed", action="store_true")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if given.speed:
+        time_both(device)
+        return
     splits, recipe = open_data(given.data, labelled=False), get_recipe("detection_small")
     train, test = splits.train, getattr(splits, given.split)
     assert isinstance(train, PictureSet)
@@ -121,6 +128,68 @@ def main() -> None:
     print(
         json.dumps({"model": make.__name__, "steps": step, "epochs": epoch, **judged(model, test, given.size, device)})
     )
+
+
+def time_both(device: str, objects: int = 10) -> None:
+    """Milliseconds per picture of training and of finding: a ResNet-50 under Mask R-CNN with BatchNorm in its heads."""
+    side, count = (512, 8) if device == "cuda" else (128, 2)
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(0)
+    images = torch.rand(count, 3, side, side, device=device)
+    corners = side * torch.rand(count, objects, 2, 2, device=device).sort(dim=2).values
+    boxes = (corners + torch.tensor([[0.0, 0.0], [8.0, 8.0]], device=device)).clamp(max=side).flatten(2)
+    targets = []
+    for own in boxes:
+        masks = torch.zeros(objects, side, side, dtype=torch.uint8, device=device)
+        for mask, (x0, y0, x1, y1) in zip(masks, own.round().int().tolist(), strict=True):
+            mask[y0:y1, x0:x1] = 1
+        labels = torch.randint(1, 81, (objects,), device=device)
+        targets.append({"boxes": own, "labels": labels, "masks": masks})
+    theirs = maskrcnn_resnet50_fpn_v2(weights=None, weights_backbone=None, num_classes=81)
+    theirs.transform = AsGiven()
+    backbone = build_model("resnet50_attention_pool", pool="average", num_classes=0, image_size=(side, side))
+    ours = make_detector(backbone, 80, masks=True, norm="batch", proposals=1000, regions=512, box_head="convolutions")
+    sizes = [(side, side)] * count
+    calls: dict[str, tuple[nn.Module, Any]] = {
+        "torchvision, TF32": (theirs, lambda learning: theirs(list(images), targets if learning else None)),
+        "patchloom, TF32": (ours, lambda learning: ours(images, sizes, targets if learning else None)),
+        "patchloom, bfloat16": (ours, lambda learning: ours(images, sizes, targets if learning else None)),
+    }
+    for name, (network, call) in calls.items():
+        network.to(device)
+        optimizer = torch.optim.AdamW(network.parameters(), 1e-5)
+        rounded = torch.autocast(device, torch.bfloat16, enabled=name.endswith("bfloat16"))
+
+        def step(call: Any = call, optimizer: Any = optimizer, rounded: Any = rounded) -> None:
+            with rounded:
+                losses = call(True)
+            optimizer.zero_grad()
+            sum(losses.values()).backward()
+            optimizer.step()
+
+        def find(call: Any = call, rounded: Any = rounded) -> None:
+            with rounded, torch.no_grad():
+                call(False)
+
+        training = per_image_ms(step, count, device)
+        network.eval()
+        row = {"who": name, "train_ms": training, "find_ms": per_image_ms(find, count, device)}
+        print(json.dumps(row | {"parameters": sum(p.numel() for p in network.parameters())}), flush=True)
+        network.train()
+
+
+def per_image_ms(work: Any, count: int, device: str) -> list[float]:
+    """Median, least and most of 15, after five to warm up."""
+    took = []
+    for index in range(20):
+        begun = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        if index >= 5:
+            took.append(1000 * (time.perf_counter() - begun) / count)
+    took.sort()
+    return [round(took[index], 3) for index in (7, 0, -1)]
 
 
 if __name__ == "__main__":
