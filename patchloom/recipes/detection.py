@@ -47,7 +47,7 @@ def detection_small(model: str = "patchconvnet_s20") -> Recipe:
     """A few hundred pictures from scratch on one GPU in minutes; `patchloom train DATA` fits it to the data."""
     return based_on(
         mask_rcnn(model),
-        source="Rules of thumb: large-scale jitter, GroupNorm in pyramid and heads; its rates were not compared with others.",
+        source="Rules of thumb: large-scale jitter, GroupNorm in pyramid and heads; rates were not compared.",
         model={"image_size": 512, "drop_path": 0.0},
         augment={"scale_min": 0.5, "scale_max": 1.5, "color_jitter": 0.3, "saturation": 0.3, "hue": 0.02},
         detect={"resize": "jitter", "min_visible": 0.2, "norm": "group", "proposals": 500, "regions": 128},
