@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from patchloom.disk import atomic_write, disk_errors, sync_folder, temporary_beside
@@ -46,19 +47,26 @@ def write_published(
     shown = preprocessing or default_preprocessing(network)
     weights = dict(network.state_dict())
     refuse_bad(weights, origin)
+    with new_folder(out) as folder:
+        task = "classification" if names else "embedding"
+        text = card(network.config.name, shown, names, decides=bool(names), origin=origin, facts=facts)
+        atomic_write(folder / "README.md", text.encode())
+        save_weights(folder, weights, {})
+        if other_names is not None:
+            write_checked(folder, {OTHER_NAMES: json_bytes(other_names)})
+        write_run_files(folder, network, shown, None, names, task=task)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `out` when that is done; a UsageError where something lies there."""
     refuse_taken(out)
     temporary = temporary_beside(out)
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         try:
             temporary.mkdir()
-            task = "classification" if names else "embedding"
-            text = card(network.config.name, shown, names, decides=bool(names), origin=origin, facts=facts)
-            atomic_write(temporary / "README.md", text.encode())
-            save_weights(temporary, weights, {})
-            if other_names is not None:
-                write_checked(temporary, {OTHER_NAMES: json_bytes(other_names)})
-            write_run_files(temporary, network, shown, None, names, task=task)
+            yield temporary
             os.rename(temporary, out)
             sync_folder(out.parent)
         except BaseException:

@@ -1,0 +1,164 @@
+"""Matrices with fewer weights, or fewer bits: exactly as many zeros as are told, and a run that others can use."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import patchloom
+from patchloom.errors import UsageError
+from patchloom.inspection.matrices import matrices_of, prune_, quantise_
+from patchloom.judging.pruning import Pruning, prune, write_pruning_page
+from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.verify import verify
+from patchloom.training.run import run_training, silent
+from tests.reliability.commands import class_folders, command
+
+CHANGES = {"model.options.depth": 2, "model.options.dim": 16, "model.options.patch_size": 4}
+GIVEN: dict[str, Any] = {"recipe": "small_images", "epochs": 1, "batch": 4, "size": 16, "workers": 0, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two layers and its data."""
+    root = tmp_path_factory.mktemp("pruning")
+    class_folders(root / "data")
+    settings = TrainingSettings(data=str(root / "data"), out=str(root / "run"), changes=CHANGES, **GIVEN)
+    run_training(settings, say=silent)
+    return root
+
+
+def pruned(place: Path, data: str | None = "data", **given: Any) -> Pruning:
+    return prune(str(place / "run"), data and str(place / data), device="cpu", **given)
+
+
+def test_the_smallest_weights_are_zero_and_no_others() -> None:
+    weight = torch.tensor([[0.5, -0.1, 0.2], [-0.05, 3.0, -2.0]])
+    prune_(weight, 0.5)
+    assert weight.tolist() == torch.tensor([[0.5, 0.0, 0.0], [0.0, 3.0, -2.0]]).tolist()
+    prune_(weight, 0.0)
+    assert int((weight == 0).sum()) == 3
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_weights_are_rounded_to_as_many_steps_as_bits_have(sign: int) -> None:
+    weight = sign * torch.linspace(-0.9, 1.0, 1000)
+    exact = weight.clone()
+    quantise_(weight, 4)
+    assert len(weight.unique()) <= 16
+    assert weight.abs().max() == 1.0  # the largest stays
+    # ResMLP, section 3.3: with 4 bits, what is below 6.25 % of the largest becomes zero.
+    assert torch.equal(weight == 0, exact.abs() < 0.0625)
+    inside = sign * exact > -0.9375 + 0.0625  # beyond, the side with a step less ends
+    assert ((weight - exact).abs()[inside] <= 0.0625 + 1e-6).all()
+    none = torch.zeros(3)
+    quantise_(none, 4)
+    assert none.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "letters"),
+    [
+        ("resmlp_s12", {"depth": 2, "dim": 16}, "ABCABC"),
+        ("mixer_s32", {"depth": 1, "dim": 16}, "AABC"),
+        ("smlpnet_t", {}, None),
+        ("deit_ti", {"depth": 1}, "BC"),
+    ],
+)
+def test_matrices_are_found_in_every_family(network: str, options: dict[str, int], letters: str | None) -> None:
+    with torch.device("meta"):
+        model = patchloom.create_model(network, **options)
+    wanted = "BC" if letters == "BC" else "ABC"
+    found = matrices_of(model, wanted)
+    assert letters in (None, "".join(matrix.letter for matrix in found))
+    assert {matrix.name for matrix in found} <= {name for name, _ in model.named_parameters()}
+    assert len({matrix.name for matrix in found}) == len(found)
+    if letters == "BC":
+        with pytest.raises(UsageError, match="has no matrix A, which mixes patches; it has B, C"):
+            matrices_of(model)
+
+
+def test_every_point_says_what_share_of_each_matrix_is_zero(place: Path) -> None:
+    found = pruned(place, shares=[0.5, 0.9], bits=[8, 2])
+    assert found.groups == ["A", "B", "C", "ABC"]
+    assert len(found.points) == 16
+    for point in found.points:
+        assert {each.letter for each in point.matrices} == set(point.letters)
+        if point.share is not None:
+            assert [each.zeros for each in point.matrices] == [round(point.share * m.weights) for m in point.matrices]
+    assert found.whole.zeros == 0.0
+    columns, rows = found.table("share")
+    assert columns == ["#zeros, %", "#top-1, A", "#top-1, B", "#top-1, C", "#top-1, A, B and C"]
+    assert [row[0] for row in rows] == ["0", "50", "90"]
+    assert found.table("bits")[0][-3:] == ["#zeros in A, %", "#zeros in B, %", "#zeros in C, %"]
+
+
+def test_the_network_is_as_it_was_after_each_point(place: Path) -> None:
+    found = pruned(place, shares=[0.99, 0.0], matrices="A")
+    assert dict(found.points[1].values) == dict(found.whole.values)
+
+
+def test_what_is_left_is_a_run(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sparse"
+    found = pruned(place, shares=[0.75], bits=[8], matrices="A", out=str(out))
+    model = patchloom.load(out, device="cpu").model
+    assert [matrix.zeros / matrix.weight.numel() >= 0.75 for matrix in matrices_of(model, "A")] == [True, True]
+    assert [matrix.zeros for matrix in matrices_of(model, "BC")] == [0] * 4
+    assert all(len(matrix.weight.unique()) <= 256 for matrix in matrices_of(model, "A"))
+    both = patchloom.evaluate([str(place / "run"), str(out)])  # by what each decided about val
+    assert both.values()["sparse"]["top1"] == found.points[0].values["top1"]
+    again = patchloom.evaluate(str(out), str(place / "data"), device="cpu")
+    assert again.values()["sparse"]["top1"] == found.points[0].values["top1"]
+    looked = verify(out)
+    assert (looked.wrong, looked.missing) == ({}, [])
+    notes = json.loads((out / "run.json").read_text())["notes"]
+    assert notes[-1].startswith("run, matrices A: 75 % of each matrix set to zero, then rounded to 8 bits (")
+    with pytest.raises(UsageError, match="exists already"):
+        pruned(place, None, shares=[0.5], out=str(out))
+
+
+def test_without_data_a_network_can_be_saved(place: Path, tmp_path: Path) -> None:
+    found = pruned(place, None, bits=[4], out=str(tmp_path / "small"))
+    assert (found.points[0].letters, found.points[0].values) == ("ABC", {})
+    assert not (tmp_path / "small" / "predictions.safetensors").exists()
+
+
+def test_the_page_shows_both_curves(place: Path, tmp_path: Path) -> None:
+    write_pruning_page(pruned(place, shares=[0.5], bits=[4]), tmp_path / "prune.html")
+    html = (tmp_path / "prune.html").read_text()
+    assert html.count("<svg") == 2
+    assert "Pruned: top-1" in html
+    assert "Rounded: top-1" in html
+
+
+def test_the_command(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ("prune", place / "run", place / "data", "--device", "cpu", "--matrices", "A")
+    done = command((*line, "--shares", "0.5,0.9"), monkeypatch, capsys)
+    assert (done.code, done.errors) == (0, "")
+    assert "smallest weights set to zero" in done.output
+    assert str(place / "run" / "prune.html") in done.output
+    told = json.loads(command((*line, "--bits", "4", "--json"), monkeypatch, capsys).output)
+    assert [each["matrix"] for each in told["points"][0]["each"]] == ["A", "A"]
+    saved = command((*line, "--shares", "0.9", "--out", place / "thin"), monkeypatch, capsys)
+    assert "230" in saved.output  # of 256 weights
+    assert "89.84" in saved.output
+    shutil.rmtree(place / "thin")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"matrices": "AD"}, "--matrices is 'AD', expected some of A, B and C"),
+        ({"shares": [1.0]}, "--shares has 1, expected shares from 0 to below 1"),
+        ({"bits": [1]}, "--bits has 1, expected whole numbers from 2 to 16"),
+        ({"shares": [0.5, 0.9], "out": "x"}, "--out saves one network; .* given 0.5, 0.9"),
+        ({"out": "x"}, "--out saves one network; .* given nothing"),
+        ({"data": None}, "Give the data to measure accuracy on, or --out"),
+    ],
+)
+def test_what_cannot_be_done_is_said_first(place: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        pruned(place, **given)
