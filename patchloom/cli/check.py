@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, reading_from
+from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, Without, reading_from
 from patchloom.printable import printable
 
 if TYPE_CHECKING:
@@ -30,6 +30,16 @@ def check(
     page: Annotated[
         str | None, typer.Option(help="Where to write the page; runs/check-NAME/check.html when left out.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA", help="A test set: list the training images that it holds too, the same or nearly."
+        ),
+    ] = None,
+    listed: Annotated[
+        str | None,
+        typer.Option("--list", help="Where to write that list; runs/check-NAME/in-OTHER.tsv when left out."),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Near-duplicates across splits and labels are problems too.")
     ] = False,
@@ -38,6 +48,7 @@ def check(
     label_pattern: LabelPattern = None,
     taxonomy: Taxonomy = None,
     classes: Classes = None,
+    without: Without = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that read; one per core when left out.")] = None,
     cache: Annotated[bool, typer.Option(help="Look only at files that changed since the last check.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="For machines; a page only with --page.")] = False,
@@ -50,19 +61,30 @@ def check(
     from patchloom.data.checking.check import check as look_through
     from patchloom.data.checking.scan_bar import scan_bar
     from patchloom.data.sources.source import in_one
+    from patchloom.errors import UsageError
 
     data = in_one(given)
     target = Path(page) if page else None
     if target:
         _refuse_inside(target, data)
     reading = reading_from(
-        labels=labels, label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy, classes=classes
+        labels=labels,
+        label_column=label_column,
+        label_pattern=label_pattern,
+        taxonomy=taxonomy,
+        classes=classes,
+        without=without,
     )
+    if listed and against is None:
+        raise UsageError("--list says where the list of --against goes; give both")
+    if listed:
+        _refuse_inside(Path(listed), data, against or "", what="list")
     started = time.perf_counter()
     with scan_bar() as progress:
-        report = look_through(data, reading=reading, workers=workers, cache=cache, progress=progress)
+        report = look_through(data, reading=reading, against=against, workers=workers, cache=cache, progress=progress)
     seconds = time.perf_counter() - started
     problems = report.problems(strict=strict)
+    written = _write_list(report, data, against or "", listed, without)
     if not target and problems and not as_json:
         target = _usual_page(data)
     if target:
@@ -70,15 +92,22 @@ def check(
 
         write_check_page(target, report, problems=problems)
     if as_json:
-        print_json(report.to_dict(strict=strict) | {"seconds": round(seconds, 3)})
+        told = {"seconds": round(seconds, 3)} | ({"list": str(written)} if written else {})
+        print_json(report.to_dict(strict=strict) | told)
     else:
-        _print(report, data, reading, seconds, problems, target)
+        _print(report, data, reading, seconds, problems, target, written)
     if problems:
         raise typer.Exit(3)
 
 
 def _print(
-    report: "CheckReport", data: str, reading: "Reading", seconds: float, problems: list[str], page: "Path | None"
+    report: "CheckReport",
+    data: str,
+    reading: "Reading",
+    seconds: float,
+    problems: list[str],
+    page: "Path | None",
+    written: "Path | None",
 ) -> None:
     from patchloom.cli.output import print_result
 
@@ -100,7 +129,13 @@ def _print(
         print_result("Nothing is wrong.")
     if page:
         print_result(f"Page: {page}")
-    if report.classes:
+    if written:
+        print_result(f"List: {written}")
+        from dataclasses import replace
+
+        reading = replace(reading, without=written)
+        print(f"Next: patchloom train {shlex.quote(data)}{reading.options()}")
+    elif report.classes:
         print(f"Next: patchloom train {shlex.quote(data)}{reading.options()}")
 
 
@@ -136,6 +171,12 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
     yield from _listed(
         "two labels", [" = ".join(f"{short(p)} ({p.label})" for p in group[:SHOWN]) for group in report.conflicts()]
     )
+    if report.against:
+        yield "against", f"{report.against.pictures:,}", f"{report.against.name} ({report.against.why})"
+        for name, shared in (("in both", report.against.same), ("nearly in both", report.against.near)):
+            yield from _listed(
+                name, [f"{short(one.place)} {'≈' if one.near else '='} {one.of.where}" for one in shared]
+            )
     for kind in dict.fromkeys(fault.kind for fault in report.faults):
         same = [fault for fault in report.faults if fault.kind == kind]
         yield from _listed(kind, [f"{fault.where.removeprefix(folder)}: {fault.detail}" for fault in same])
@@ -161,16 +202,21 @@ def _listed(name: str, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
         yield "", "", f"and {more:,} more"
 
 
+def _safe_name(data: str) -> str:
+    import re
+    from pathlib import Path
+
+    name = Path(data).expanduser().resolve().name if Path(data).expanduser().exists() else data
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
 def _usual_page(data: str) -> "Path | None":
     """None where that would lie in the data: nothing is ever written there."""
-    import re
     from pathlib import Path
 
     from patchloom.errors import UsageError
 
-    name = Path(data).expanduser().resolve().name if Path(data).expanduser().exists() else data
-    safe = re.sub(r"[^\w.-]+", "-", name)
-    target = Path("runs", f"check-{safe}", "check.html")
+    target = Path("runs", f"check-{_safe_name(data)}", "check.html")
     try:
         _refuse_inside(target, data)
     except UsageError:
@@ -178,13 +224,32 @@ def _usual_page(data: str) -> "Path | None":
     return target
 
 
-def _refuse_inside(target: "Path", data: str) -> None:
+def _write_list(report: "CheckReport", data: str, other: str, listed: str | None, without: str | None) -> "Path | None":
+    """The training images that another set holds too, as `train --without` takes them; None where there is none.
+
+    Those of a list that was given stay in it.
+    """
+    from pathlib import Path
+
+    from patchloom.data.sources.without import read_list, write_list
+
+    if report.against is None or not report.against.overlaps:
+        return None
+    target = Path(listed) if listed else Path("runs", f"check-{_safe_name(data)}", f"in-{_safe_name(other)}.tsv")
+    _refuse_inside(target, data, other, what="list")
+    before = sorted(read_list(Path(without).expanduser())) if without else []
+    listed_before = [(name, f"listed in {without}") for name in before]
+    write_list(target, [*listed_before, *((one.key, one.reason) for one in report.against.overlaps)])
+    return target
+
+
+def _refuse_inside(target: "Path", *data: str, what: str = "page") -> None:
     from pathlib import Path
 
     from patchloom.data.sources.source import parts_of
     from patchloom.errors import UsageError
 
-    for part in parts_of(data):
+    for part in [part for one in data if one for part in parts_of(one)]:
         folder = Path(part).expanduser()
         if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
-            raise UsageError(f"the page {target} would lie in the data; choose a path outside {part}")
+            raise UsageError(f"the {what} {target} would lie in the data; choose a path outside {part}")

@@ -26,6 +26,11 @@ Classes = Annotated[
     ),
 ]
 
+Without = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Leave out the training images that a list names.", rich_help_panel=READING),
+]
+
 
 def reading_from(**given: Any) -> "Reading":
     """The options as one value."""

@@ -126,6 +126,22 @@ def train(
             metavar="innermost|outermost", help="Which of nested folders are the classes.", rich_help_panel=DATA
         ),
     ] = None,
+    without: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Leave out the training images that a list names, as `check A --against B` writes one.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    val: Annotated[
+        str | None,
+        typer.Option(
+            metavar="held-out",
+            help="Take val images out of train, and keep the data's own val, or test, unseen.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option(help="Unreadable images and stray classes are errors.", rich_help_panel=DATA)
     ] = False,
@@ -151,6 +167,8 @@ def train(
         workers=workers, worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels,
         label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy,
         classes=classes,  # type: ignore[arg-type]
+        without=without,
+        val=val,  # type: ignore[arg-type]
         strict=strict,
         trackers=tuple(log or ()),
     )  # fmt: skip

@@ -272,6 +272,36 @@ def with_test_as_val(source: Source) -> Source:
     return replace(source, val=source.test, notes=(*source.notes, said))
 
 
+def with_val_of_train(source: Source) -> Source:
+    """A source whose val is made of train: its own stays unseen as its test, unless it has both."""
+    kept = source.test if source.test is not None else source.val
+    if source.is_part or kept is None or (source.val is not None and source.val is not kept):
+        return source
+    told = "no val split: the "  # what `with_test_as_val` said is no longer so
+    notes = tuple(note for note in source.notes if not note.startswith(told))
+    said = f"val is taken out of train; the {len(kept):,} pictures of its own are kept for a test"
+    return replace(source, val=None, test=kept, notes=(*notes, said))
+
+
+def share_of_train(splits: Splits, share: float) -> Splits:
+    """The splits with a share of the training pictures of each class, at least one.
+
+    Which they are depends on their names alone, and a smaller share is part of a larger one.
+    """
+    train = splits.train
+    if share >= 1 or not isinstance(train, PictureSet):
+        return splits
+    labels = train.labels
+    left = {int(label): max(1, round(share * int(np.sum(labels == label)))) for label in np.unique(labels)}
+    kept = []
+    for (position,) in _units(train, 0, ()):
+        if left[int(labels[position])]:
+            left[int(labels[position])] -= 1
+            kept.append(position)
+    said = f"{len(kept):,} of the {len(train):,} training pictures are used (train_share {share:g})"
+    return replace(splits, train=_subset(train, np.sort(np.array(kept))), notes=(*splits.notes, said))
+
+
 def at_level(pictures: PictureSet, level: str) -> PictureSet:
     """The same pictures labelled by a coarser level of their class table."""
     check_level(level, pictures.classes.levels)

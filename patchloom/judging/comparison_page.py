@@ -29,7 +29,7 @@ CLASSES_SHOWN = 20
 # Of a recipe's fields, those that name it rather than change what is trained.
 _NAMES = ("name", "source")
 # Of run.json, what changes what is trained and is no field of a recipe.
-_GIVEN = ("data", "level", "labels", "label_column", "label_pattern", "taxonomy", "classes", "init")
+_GIVEN = ("data", "level", "labels", "label_column", "label_pattern", "taxonomy", "classes", "without", "val", "init")
 
 
 def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path, **shown: Any) -> Path:

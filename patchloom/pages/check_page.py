@@ -12,6 +12,7 @@ from PIL import Image
 from patchloom.data.checking.check import CheckReport
 from patchloom.data.checking.survey import Place
 from patchloom.data.pictures.samples import UNLABELLED
+from patchloom.data.sets import Listing
 from patchloom.errors import DataError
 from patchloom.pages.page import data_uri, write_page
 from patchloom.printable import printable
@@ -64,6 +65,7 @@ def _groups(report: CheckReport) -> list[tuple[str, str, str, int, list[dict[str
             for number, (splits, groups) in enumerate(report.leaks_between().items())
         ),
         ("labels", "Under two labels", "The same pixels, of which one label is wrong.", report.conflicts()),
+        *_shared(report),
         ("dups", "Duplicates", f"The same {report.unit}.", report.duplicates),
         ("near", "Near-duplicates", "Perhaps saved again or scaled; look before removing.", report.near_duplicates),
     ]
@@ -74,13 +76,29 @@ def _groups(report: CheckReport) -> list[tuple[str, str, str, int, list[dict[str
     ]
 
 
+def _shared(report: CheckReport) -> list[tuple[str, str, str, list[tuple[Place, ...]]]]:
+    """What train shares with another set: the same pictures, then those that are nearly the same."""
+    if report.against is None:
+        return []
+    kinds = ((report.against.same, "same", "The same pixels"), (report.against.near, "near", "Nearly the same"))
+    return [
+        (
+            f"against-{anchor}",
+            f"{text} in train and {report.against.name}",
+            "A test on these tells too much; leave them out of training with --without LIST.",
+            [(shared.place, shared.of) for shared in overlaps],
+        )
+        for overlaps, anchor, text in kinds
+    ]
+
+
 def _group(report: CheckReport, group: Sequence[Place]) -> dict[str, Any]:
     def shown_as(place: Place) -> tuple[str, str]:
         """File and picture; a pair of sentences has none."""
-        if place.split not in report.listings:
+        listing = report.listing_of(place)
+        if listing is None:
             return place.where, ""
-        file = printable(report.listings[place.split].pictures.key(place.row))
-        return file, _thumbnail(report, place.split, place.row)
+        return printable(listing.pictures.key(place.row)), _thumbnail(listing, place.row)
 
     shown = [(place, *shown_as(place)) for place in group[:MEMBERS]]
     return {"size": len(group), "pictures": shown}
@@ -100,14 +118,14 @@ def _contact_sheets(report: CheckReport) -> list[tuple[str, str, list[str]]]:
         split, found = next(iter(rows[name].items()))
         chosen = found[:: max(1, len(found) // EACH)][:EACH]
         counts = ", ".join(f"{len(members):,} {where}" for where, members in rows[name].items())
-        sheets.append((name or "without a label", counts, [_thumbnail(report, split, row) for row in chosen]))
+        sheets.append((name or "without a label", counts, [_thumbnail(report.listings[split], row) for row in chosen]))
     return sheets
 
 
-def _thumbnail(report: CheckReport, split: str, row: int) -> str:
+def _thumbnail(listing: Listing, row: int) -> str:
     """The picture as a JPEG inside an address; grey where it has gone since the scan."""
     try:
-        picture = report.listings[split].pictures.read(row)
+        picture = listing.pictures.read(row)
     except DataError:
         picture = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "grey")
     picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))

@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import yaml
 
@@ -37,7 +37,7 @@ from patchloom.recipes.parts import (
     keys_of,
 )
 from patchloom.recipes.plain_yaml import load_yaml
-from patchloom.recipes.values import CountOrZero, Options
+from patchloom.recipes.values import CountOrZero, Options, Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,7 @@ class Recipe(Checked):
     source: str  # document, table or section, and any departure from it
     seed: CountOrZero = 0
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    train_share: Annotated[float, Range(0, 1, above=True)] = 1.0  # of the training images of each class that are used
     model: ModelPart
     augment: AugmentPart = field(default_factory=AugmentPart)
     objective: ObjectivePart = field(default_factory=ObjectivePart)
@@ -76,6 +77,11 @@ class Recipe(Checked):
                     f"{group}.{changed[0]} is {getattr(part, changed[0])}, but objective.method "
                     f"{self.objective.method} does not read it. Choose a recipe that does, or leave it out."
                 )
+        if self.train_share < 1 and method.learns_from == "text":
+            raise UsageError(
+                f"train_share is {self.train_share:g}, but objective.method {self.objective.method} does not read it. "
+                "Leave it out."
+            )
         mixed = self.augment.mixup or self.augment.cutmix
         if mixed and method.views:
             raise UsageError(
@@ -94,6 +100,8 @@ class Recipe(Checked):
         plain = _as_plain(self)
         for group in GROUPS:
             plain[group] = {name: value for name, value in plain[group].items() if method.reads_field(group, name)}
+        if method.learns_from == "text":
+            del plain["train_share"]
         return {name: value for name, value in plain.items() if name not in GROUPS or method.reads_field(name)}
 
     @classmethod

@@ -31,7 +31,10 @@ _SHAPE = {
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Which pictures a run trains and validates on, where they lie, and what its weights started from."""
+    """Which pictures a run trains and validates on, where they lie, and what its weights started from.
+
+    Of a run with a recipe.train_share they are those that the share was taken of.
+    """
 
     classes: tuple[str, ...]
     train: int  # pictures

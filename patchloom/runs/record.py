@@ -27,6 +27,8 @@ _SHAPE = {
     "label_pattern?": _TEXT,
     "taxonomy?": _TEXT,
     "classes?": _TEXT,
+    "without?": _TEXT,
+    "val?": _TEXT,
     "init?": _TEXT,
     "ended?": str,
     "epochs?": int,
@@ -46,11 +48,13 @@ class RunRecord:
     data: str  # as it was given
     data_name: str
     level: str | None = None
-    labels: str | None = None  # these five: how the data were read, see `Reading`
+    labels: str | None = None  # these seven: how the data were read, see `Reading`
     label_column: str | None = None
     label_pattern: str | None = None
     taxonomy: str | None = None
     classes: Literal["innermost", "outermost"] | None = None
+    without: str | None = None
+    val: Literal["held-out"] | None = None
     init: str | None = None  # what it started from
     ended: str = ""  # "finished", "no better", "time limit"
     epochs: int = 0

@@ -15,7 +15,7 @@ from patchloom.data.labels.unlabelled import missing_labels
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.sets import ImageSet, Source, Splits
 from patchloom.data.sources.source import find_source
-from patchloom.data.splits import make_splits
+from patchloom.data.splits import make_splits, share_of_train
 from patchloom.data.text.pairs import holds_pairs
 from patchloom.engine.rendezvous import place_from
 from patchloom.errors import DataError, UsageError
@@ -42,6 +42,7 @@ from patchloom.tasks.plan import (
     method_asked,
     same_run,
     seconds_of,
+    share_asked,
 )
 from patchloom.tasks.start import Start, find_start
 
@@ -103,14 +104,17 @@ def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> I
     level = settings.level if task.levels_are_of_labels else None
     chosen: dict[str, Any] = {"strict": settings.strict, "level": level, "labelled": labelled}
     # A wrong name or option is said at once, not after all pictures have been looked at.
-    splits = task.shown(make_splits(source, **chosen))
+    share = share_asked(settings)
+    whole = task.shown(make_splits(source, **chosen))
+    splits = share_of_train(whole, share)
     settings = _with_whole_init(settings, splits, device)
     resolved = task.resolve(splits, settings, device)
     seen = None if is_made_in_memory(source) else _surveyed(source, settings)
     if seen:
         source = _readable(seen, settings)
-        splits = task.shown(make_splits(source, copies=seen.copies() if source.val is None else (), **chosen))
-    record = began_with(record_of(splits, seen), settings.data, settings.init)
+        whole = task.shown(make_splits(source, copies=seen.copies() if source.val is None else (), **chosen))
+        splits = share_of_train(whole, share)
+    record = began_with(record_of(whole, seen), settings.data, settings.init)
     folder, why = chosen_folder(settings, record.is_of)
     refuse_other_data(folder, record)
     begun = read_recipe(folder) if folder.is_dir() else None
@@ -157,9 +161,8 @@ def planned_for(plan: ImagePlan, epochs: Choice, device: str) -> ImagePlan:
 def data_lines(plan: ImagePlan, *, dry_run: bool) -> list[str]:
     """Pictures, what is left out, notes, the network and what it starts from."""
     r, s = plan.recipe, plan.splits
-    given = shlex.quote(plan.settings.data) + plan.settings.reading.options()
     tested = f"patchloom evaluate {shlex.quote(str(plan.folder))} {shlex.quote(plan.settings.data)} --split test"
-    listed = f"all: patchloom check {given}" if dry_run else f"all in {plan.folder / LEFT_OUT}"
+    listed = f"all: {_look(plan.settings)}" if dry_run else f"all in {plan.folder / LEFT_OUT}"
     return [
         f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, "
         + (f"{len(s.classes)} classes" if len(s.classes) else "no labels"),
@@ -234,7 +237,8 @@ def _readable(seen: Survey, settings: TrainingSettings) -> Source:
 
 
 def _look(settings: TrainingSettings) -> str:
-    return f"patchloom check {shlex.quote(settings.data)}{settings.reading.options()}"
+    reading = replace(settings.reading, val=None)  # which changes no picture
+    return f"patchloom check {shlex.quote(settings.data)}{reading.options()}"
 
 
 def _too_few(splits: Splits) -> list[str]:

@@ -15,7 +15,9 @@ from patchloom.data.trees.archive import archive_stem
 from patchloom.data.trees.archives import is_archive
 from patchloom.errors import UsageError, at_least
 from patchloom.recipes.choices import Choice, base_recipe
+from patchloom.recipes.parts import fields_of
 from patchloom.recipes.schema import Recipe, difference
+from patchloom.recipes.values import read_value
 from patchloom.runs.beginning import DataRecord
 from patchloom.runs.checkpoints import epochs_begun
 from patchloom.runs.config import read_recipe
@@ -52,11 +54,13 @@ class TrainingSettings:
     compiled: bool | None = None
     shard: bool = False
     level: str | None = None
-    labels: str | None = None  # these five: how the data are read, see `Reading`
+    labels: str | None = None  # these seven: how the data are read, see `Reading`
     label_column: str | None = None
     label_pattern: str | None = None
     taxonomy: str | None = None
     classes: Literal["innermost", "outermost"] | None = None
+    without: str | None = None
+    val: Literal["held-out"] | None = None
     strict: bool = False
     trackers: tuple[str, ...] = ()
 
@@ -123,6 +127,13 @@ def method_asked(settings: TrainingSettings) -> str | None:
     """The objective.method as the user changed it; None where `auto` chooses the recipe."""
     base = base_recipe(settings.recipe, settings.model)
     return None if base is None else str(settings.changes.get("objective.method", base.objective.method))
+
+
+def share_asked(settings: TrainingSettings) -> float:
+    """The share of the training images that are used, as user or recipe say; all by default."""
+    base = base_recipe(settings.recipe, settings.model)
+    asked = settings.changes.get("train_share", base.train_share if base else 1.0)
+    return float(read_value("train_share", asked, fields_of(Recipe)["train_share"]))
 
 
 def chosen_folder(settings: TrainingSettings, is_ours: Callable[[DataRecord], bool]) -> tuple[Path, str]:

@@ -51,7 +51,10 @@ from patchloom.tasks.translation_report import text_scores, translation_page
 # Sentences of val that are translated, greedily, at every evaluation; a second or so.
 GREEDY_SENTENCES = 200
 # Settings that are about images.
-_OF_IMAGES = ("teacher", "size", "pictures", "workers", "worker_timeout", "shard", "level", "labels", "taxonomy", "fit")
+_OF_IMAGES = (
+    *("teacher", "size", "pictures", "workers", "worker_timeout", "shard", "level", "labels", "taxonomy", "fit"),
+    *("without", "val"),
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,8 @@ def train(
     label_pattern: str | None = None,
     taxonomy: str | None = None,
     classes: Literal["innermost", "outermost"] | None = None,
+    without: str | None = None,
+    val: Literal["held-out"] | None = None,
     strict: bool = False,
     trackers: tuple[str, ...] = (),
 ) -> Trained:
@@ -69,6 +71,8 @@ def train(
         label_pattern   the class as a part of the file's name: '{label}_*.jpg'
         taxonomy        file of levels above the classes
         classes         which of nested folders are the classes: 'innermost' or 'outermost'
+        without         list of training images to leave out, such as `check A --against B` writes
+        val             'held-out' takes val images out of train and keeps the data's own val, or test, unseen
         strict          unreadable images and stray classes are errors
 
     The run

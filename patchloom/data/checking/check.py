@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from patchloom.data.checking.against import Against
+from patchloom.data.checking.against import against as compare_with
 from patchloom.data.checking.kept_looks import Sight
 from patchloom.data.checking.odd import oddities
 from patchloom.data.checking.survey import Place, Unreadable, find_copies, survey
@@ -22,7 +24,7 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import Fault, Listing, Progress
 from patchloom.data.sources.source import Spec, find_source
 from patchloom.data.text.sentences import SentenceSplit, check_sentences, find_sentences, is_train
-from patchloom.errors import shortened, with_near_options
+from patchloom.errors import UsageError, shortened, with_near_options
 from patchloom.printable import printable
 
 
@@ -55,6 +57,7 @@ class CheckReport:
     faults: tuple[Fault, ...]  # of masks, boxes and sentences
     notes: tuple[str, ...]  # on what was not looked at: other extensions, pipes, unused folders
     decoded: int  # pictures; the rest were known from an earlier scan
+    against: Against | None = None  # what train shares with another set, where that was asked for
     listings: dict[str, Listing] = field(repr=False, compare=False)  # split → what was looked at; not in `to_dict`
 
     @property
@@ -112,6 +115,12 @@ class CheckReport:
         groups = self.near_duplicates if near else self.duplicates
         return [group for group in groups if len({place.label for place in group}) > 1]
 
+    def listing_of(self, place: Place) -> Listing | None:
+        """What a picture is read from; a pair of sentences has none."""
+        if self.against and place.split == self.against.name:
+            return self.against.listing
+        return self.listings.get(place.split)
+
     def problems(self, *, strict: bool = False) -> list[str]:
         """A line for each kind of fault. `strict` counts near-duplicates across splits and labels too."""
         found = []
@@ -131,12 +140,22 @@ class CheckReport:
                 found.append(f"{same} in {splits}, {_count(len(leaks), 'time')}")
             if conflicts := self.conflicts(near=near):
                 found.append(f"{same} under two labels, {_count(len(conflicts), 'time')}")
+            if self.against and (shared := self.against.near if near else self.against.same):
+                found.append(f"{same} in train and {self.against.name}, {_count(len(shared), 'time')}")
         return list(map(shortened, found))  # a class may have any name
 
     def to_dict(self, *, strict: bool = False) -> dict[str, Any]:
         """Plain values for JSON."""
-        found = {name: value for name, value in asdict(replace(self, listings={})).items() if name != "listings"}
+        plain = asdict(replace(self, listings={}, against=None))
+        found = {name: value for name, value in plain.items() if name not in ("listings", "against")}
         return found | {
+            "against": self.against
+            and {
+                "name": self.against.name,
+                "why": self.against.why,
+                "pictures": self.against.pictures,
+                "overlaps": [asdict(overlap) for overlap in self.against.overlaps],
+            },
             "pictures": self.pictures,
             "empty_classes": list(self.empty_classes),
             "stray_classes": self.stray_classes,
@@ -152,19 +171,24 @@ def check(
     spec: Spec,
     *,
     reading: Reading = AS_IT_IS,
+    against: Spec | None = None,
     workers: int | None = None,
     cache: bool = True,
     progress: Progress | None = None,
 ) -> CheckReport:
     """Look at every picture of a data set, as `open_data` would find it, or at every sentence pair.
 
+    `against` is another data set: which of its test pictures (or val, or all) train holds too.
     `workers` are processes (default: one for each core); `cache` keeps what was seen of each file, outside the data,
     until its size or time changes; `progress` is called with the pictures done and their number.
     """
     sentences = find_sentences(Path(os.path.expanduser(spec))) if reading.labels is None else []
+    if sentences and against is not None:
+        raise UsageError(f"--against compares pictures, and {printable(spec)} holds sentence pairs")
     if sentences:
         return _sentence_report(printable(Path(os.path.expanduser(spec)).resolve().name), sentences)
     source = find_source(spec, reading=reading)
+    other = find_source(against) if against is not None else None
     seen = survey(source, workers=workers, cache=cache, progress=progress)
     listings = seen.listings
     readable = [i for i, sight in enumerate(seen.sights) if not sight.error]
@@ -183,6 +207,7 @@ def check(
         faults=(*source.faults, *_faults(places, sights)),
         notes=source.notes,
         decoded=seen.decoded,
+        against=compare_with(seen, other, workers=workers, cache=cache, progress=progress) if other else None,
         listings=listings,
     )
 

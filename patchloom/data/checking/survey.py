@@ -129,7 +129,7 @@ def name_unreadable(found: Sequence[Unreadable]) -> str:
 
 def find_copies(sights: Sequence[Sight], places: Sequence[Place], listings: dict[str, Listing]) -> Copies:
     """Groups among pictures that could be read."""
-    equal = equal_groups(_pixel_digests(sights, places, listings))
+    equal = equal_groups(pixel_digests(sights, places, listings))
     copies = {group[0]: group for group in equal}
     repeated = {i for group in equal for i in group[1:]}
     distinct = [i for i in range(len(sights)) if i not in repeated]
@@ -145,7 +145,7 @@ def _places(split: str, listing: Listing) -> Iterator[Place]:
         yield Place(listing.pictures.where(row), split, "" if label == UNLABELLED else listing.names[label], row)
 
 
-def _pixel_digests(sights: Sequence[Sight], places: Sequence[Place], listings: dict[str, Listing]) -> list[bytes]:
+def pixel_digests(sights: Sequence[Sight], places: Sequence[Place], listings: dict[str, Listing]) -> list[bytes]:
     """Equal for equal pixels. Only files that differ while their thumbnails do not are read once more for it."""
     digests = [sight.digest for sight in sights]
     for group in equal_groups([b"%d %d " % (s.width, s.height) + s.thumbnail for s in sights]):

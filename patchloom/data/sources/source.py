@@ -44,6 +44,7 @@ from patchloom.data.sources.several import join_sources
 from patchloom.data.sources.shards import open_shards
 from patchloom.data.sources.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.sources.torchvision_sets import open_torchvision
+from patchloom.data.sources.without import leave_out
 from patchloom.data.splits import (
     TEST_NAMES,
     VAL_NAMES,
@@ -53,6 +54,7 @@ from patchloom.data.splits import (
     match,
     usable_classes,
     with_test_as_val,
+    with_val_of_train,
 )
 from patchloom.data.trees.archive import archive_stem, holds_folders
 from patchloom.data.trees.archives import ARCHIVES, is_archive, open_archive
@@ -165,10 +167,13 @@ def find_source(
     download: bool = False,
 ) -> Source:
     """Decide what `spec` is, one or several, and list it; classes are not matched yet."""
-    source = _find(spec, reading, root, strict, download)
+    inside = replace(reading, without=None, val=None)  # these two are said of the whole
+    source = _find(spec, inside, root, strict, download)
     if not len(source.train) and source.val is None:
         raise DataError(f"{source.name}: no pictures inside; expected at least one")
-    return tidy(source)
+    if reading.without is not None:
+        source = leave_out(source, Path(os.path.expanduser(reading.without)))
+    return tidy(with_val_of_train(source) if reading.val else source)
 
 
 def _find(spec: Spec | Sequence[Spec], reading: Reading, root: Spec | None, strict: bool, download: bool) -> Source:

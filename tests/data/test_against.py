@@ -1,0 +1,95 @@
+"""`check A --against B`: training pictures that a test set holds too are found, listed, and left out by `--without`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from patchloom.data.checking.check import check
+from patchloom.data.reading import Reading
+from patchloom.data.sources.source import find_source
+from patchloom.errors import UsageError
+from tests.data.dirty import jpeg, make_clean, picture
+from tests.reliability.commands import command
+
+
+@pytest.fixture
+def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A set, and another whose test holds one of its training pictures, one nearly, and one of its val."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    a = make_clean(tmp_path / "a")  # pictures 0…11 in train, 12…17 in val
+    for split, pictures in (("train", (500, 2)), ("test", (501, 502))):
+        (tmp_path / "b" / split / "x").mkdir(parents=True)
+        for seed in pictures:
+            (tmp_path / "b" / split / "x" / f"{seed}.jpg").write_bytes(jpeg(picture(seed)))
+    test = tmp_path / "b" / "test" / "x"
+    (test / "same.jpg").write_bytes((a / "train/cat/1.jpg").read_bytes())
+    (test / "nearly.jpg").write_bytes(jpeg(picture(3).resize((40, 40)), quality=80))
+    (test / "of_val.jpg").write_bytes((a / "val/ant/0.jpg").read_bytes())
+    return a, tmp_path / "b"
+
+
+def test_what_the_test_set_holds_too_is_found(both: tuple[Path, Path]) -> None:
+    a, b = both
+    report = check(a, against=b)
+    found = {(one.key, Path(one.of.where).name, one.near) for one in report.against.overlaps}
+    # Neither what train of the other set holds (picture 2), nor what val holds.
+    assert found == {("train/cat/1.jpg", "same.jpg", False), ("train/ant/3.jpg", "nearly.jpg", True)}
+    assert (report.against.name, report.against.pictures) == ("test of b (class folders)", 5)
+    assert report.problems() == ["the same picture in train and test of b (class folders), 1 time"]
+    assert len(report.problems(strict=True)) == 2
+    assert check(a).against is None
+
+
+def test_a_set_without_splits_is_compared_whole(both: tuple[Path, Path]) -> None:
+    a, b = both
+    report = check(a, against=b / "train")
+    assert [one.key for one in report.against.overlaps] == ["train/ant/2.jpg"]
+    assert report.against.why == "it has no splits: all of it"
+
+
+def test_the_list_is_what_training_leaves_out(
+    both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = both
+    done = command(("check", a, "--against", b), monkeypatch, capsys)
+    written = Path("runs/check-a/in-b.tsv")
+    assert done.code == 3
+    for line in (
+        "  against               5  test of b (class folders) (it has a test split)",
+        f"  in both               1  train/cat/1.jpg = {b}/test/x/same.jpg",
+        f"  nearly in both        1  train/ant/3.jpg ≈ {b}/test/x/nearly.jpg",
+        f"List: {written}",
+        f"Next: patchloom train {a} --without {written}",
+    ):
+        assert line in done.output
+    assert written.read_text() == (
+        f"file\treason\ntrain/ant/3.jpg\tnearly the same as {b}/test/x/nearly.jpg\n"
+        f"train/cat/1.jpg\tthe same as {b}/test/x/same.jpg\n"
+    )
+    assert "nearly.jpg" in Path("runs/check-a/check.html").read_text()
+    assert len(find_source(a, reading=Reading(without=written)).train) == 10
+    clean = command(("check", a, "--against", b, "--without", written, "--json"), monkeypatch, capsys)
+    assert clean.code == 0
+    assert json.loads(clean.output)["against"]["overlaps"] == []
+    more = command(
+        ("check", a, "--against", b / "train", "--without", written, "--list", "all.tsv"), monkeypatch, capsys
+    )
+    assert f"Next: patchloom train {a} --without all.tsv" in more.output
+    assert len(find_source(a, reading=Reading(without="all.tsv")).train) == 9
+
+
+def test_what_cannot_be_compared_is_said_first(
+    both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = both
+    inside = command(("check", a, "--against", b, "--list", b / "list.tsv"), monkeypatch, capsys)
+    assert inside.errors == f"error: the list {b / 'list.tsv'} would lie in the data; choose a path outside {b}\n"
+    alone = command(("check", a, "--list", "list.tsv"), monkeypatch, capsys)
+    assert alone.errors == "error: --list says where the list of --against goes; give both\n"
+    (a.parent / "text").mkdir()
+    for language in ("en", "de"):
+        (a.parent / "text" / f"train.{language}").write_text("one\ntwo\n")
+    with pytest.raises(UsageError, match="--against compares pictures"):
+        check(a.parent / "text", against=b)
