@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from patchloom.inspection.look import look as look
     from patchloom.inspection.pictures import pictures_of as pictures_of
     from patchloom.judging.levels import evaluate_levels as evaluate_levels
+    from patchloom.judging.pruning import prune as prune
     from patchloom.judging.several_runs import evaluate as evaluate
     from patchloom.judging.several_runs import evaluate_runs as evaluate_runs
     from patchloom.layers.attention import record_attention as record_attention
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from patchloom.recipes import get_recipe as get_recipe
     from patchloom.recipes import list_recipes as list_recipes
     from patchloom.tasks.loading import load as load
+    from patchloom.training.sweeps.sweep import sweep as sweep
     from patchloom.training.train import train as train
 
 _WHERE = {
@@ -57,7 +59,9 @@ _WHERE = {
     "open_index": "patchloom.deployment.index",
     "load_published": "patchloom.models.published",
     "pictures_of": "patchloom.inspection.pictures",
+    "prune": "patchloom.judging.pruning",
     "record_attention": "patchloom.layers.attention",
+    "sweep": "patchloom.training.sweeps.sweep",
     "train": "patchloom.training.train",
 }
 

@@ -14,6 +14,7 @@ from patchloom.errors import UsageError
 from patchloom.tasks.plan import TrainingSettings
 
 FUNCTIONS = [patchloom.train, patchloom.load, patchloom.evaluate, patchloom.evaluate_levels, patchloom.index]
+FUNCTIONS += [patchloom.sweep, patchloom.prune]
 FUNCTIONS += [patchloom.open_index, patchloom.check, patchloom.open_data, patchloom.look, patchloom.load_translator]
 METHODS = [
     Classifier.predict,

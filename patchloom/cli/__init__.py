@@ -25,9 +25,9 @@ STOPPED = 128  # exit codes above it: by a signal, which is no error
 TRAIN, USE, MEASURE, KNOW = "Train", "Use what was trained", "Measure and show", "Look up"  # panels of the help
 # Each verb is the function of its name in the module of its name.
 VERBS = {
-    TRAIN: ("check", "prepare", "train", "demo"),
+    TRAIN: ("check", "prepare", "train", "sweep", "demo"),
     USE: ("predict", "translate", "index", "search", "convert"),
-    MEASURE: ("evaluate", "report", "look", "bench"),
+    MEASURE: ("evaluate", "report", "look", "bench", "prune"),
     KNOW: ("verify", "models", "recipes"),
 }
 

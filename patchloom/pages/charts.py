@@ -67,15 +67,27 @@ class Axis(NamedTuple):
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` steps of 1, 2 or 5 times a power of ten, from at or below `low` to at or above `high`."""
-    rough = (high - low or abs(high) or 1.0) / count
+    apart = high - low if high - low > 1e-9 * max(abs(low), abs(high)) else 0.0  # rounding apart
+    rough = (apart or abs(high) or 1.0) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1)]
 
 
-def line_chart(series: Sequence[Series], *, x_label: str, from_zero: bool = False) -> Markup:
-    """Lines over a common x axis that starts at 0, as y does on demand; a point tells its values under the pointer."""
+class LogAxis(Axis):
+    """The same with equal steps for equal factors; values are above 0."""
+
+    def __call__(self, value: float) -> float:
+        """The pixel of a value."""
+        return Axis(math.log(self.low), math.log(self.high), self.start, self.end)(math.log(value))
+
+
+def line_chart(series: Sequence[Series], *, x_label: str, from_zero: bool = False, log: bool = False) -> Markup:
+    """Lines over a common x axis that starts at 0, as y does on demand; a point tells its values under the pointer.
+
+    With `log` the x axis goes from the least to the most x, which are above 0, by factors, and names the values shown.
+    """
     lines = [Series(name, [p for p in points if math.isfinite(p[1])], color) for name, points, color in series]
     if not any(line.points for line in lines):
         return Markup('<p class="muted">no finite values</p>')
@@ -84,12 +96,16 @@ def line_chart(series: Sequence[Series], *, x_label: str, from_zero: bool = Fals
     places = _legend([shorten(line.name, 40) for line in lines]) if len(lines) > 1 else []
     lower = places[-1][1] if places else 0  # further lines of the legend push the chart down
     across = Axis(0, max(xs) or 1, LEFT, WIDTH - RIGHT)
+    x_ticks = nice_ticks(0, across.high, 6)
+    if log and min(xs) < max(xs):
+        across = LogAxis(min(xs), max(xs), LEFT + 10, WIDTH - RIGHT - 10)
+        x_ticks = _apart(sorted(set(xs)), across)
     up = Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM + lower, TOP + lower)
     parts = [Markup('<svg viewBox="0 0 {} {}" class="lines" role="img">').format(WIDTH, HEIGHT + lower)]
     for tick in y_ticks:
         parts.append(_line(LEFT, up(tick), WIDTH - RIGHT, up(tick)))
         parts.append(_text(LEFT - 6, up(tick) + 4, f"{tick:g}", "end"))
-    for tick in nice_ticks(0, across.high, 6):
+    for tick in x_ticks:
         if tick <= across.high:
             parts.append(_line(across(tick), up.start, across(tick), up.start + 4))
             parts.append(_text(across(tick), up.start + 17, f"{tick:g}", "middle"))
@@ -105,6 +121,15 @@ def line_chart(series: Sequence[Series], *, x_label: str, from_zero: bool = Fals
         parts.append(Markup('<path d="M{:.1f} {}h12" class="c{}"/>').format(x, y + 11, line.color))
         parts.append(_text(x + 16, y + 15, shorten(line.name, 40)))
     return Markup("").join([*parts, Markup("</svg>")])
+
+
+def _apart(values: Sequence[float], across: Axis) -> list[float]:
+    """Of rising values those whose names have room beside one another."""
+    chosen: list[float] = []
+    for value in values:
+        if not chosen or across(value) - across(chosen[-1]) > LETTER * max(len(f"{value:g}"), len(f"{chosen[-1]:g}")):
+            chosen.append(value)
+    return chosen
 
 
 def _legend(names: Sequence[str]) -> list[tuple[float, int]]:

@@ -55,6 +55,8 @@ class Trained:
     metrics: dict[str, float]
     left_out: int = 0  # files that cannot be read
     plan: dict[str, Any] = field(default_factory=dict)  # of a dry run
+    metric: str = ""  # of `metrics`: what the best weights were chosen by
+    lower_is_better: bool = False
 
     @property
     def model(self) -> Any:
@@ -188,7 +190,8 @@ def _train_and_report(
                 keep_and_report(plan, best, judged, outcome, seconds=seconds, machine=machine_of(processes))
         say(f"{folder / 'report.html'}")
         say(f"Next: {'   |   '.join(task.next_commands(plan))}")
-    return Trained(folder, outcome, metrics, len(plan.left_out))
+    lower = run.lower_is_better
+    return Trained(folder, outcome, metrics, len(plan.left_out), metric=run.metric or "", lower_is_better=lower)
 
 
 def guarded(run: Run, lock: Lock | None, write_files: Callable[[], None]) -> Callable[[], str]:

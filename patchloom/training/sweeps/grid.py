@@ -1,0 +1,132 @@
+"""The grid of a sweep: which fields take which values, the settings of each run, and the folder it gets.
+
+A field is one of a recipe by its dotted key (`optim.lr`, `seed`, `train_share`), or one of the `OPTIONS` of `train`.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from patchloom.errors import UsageError, nearest
+from patchloom.recipes.schema import Recipe, field_names
+from patchloom.recipes.values import Count, read_value
+from patchloom.tasks.beginnings import place_of
+from patchloom.tasks.plan import TrainingSettings, folder_name
+
+SEED, SHARE = "seed", "train_share"
+# Options of `train` that can be swept beside recipe fields, and how their values are read.
+OPTIONS: Mapping[str, Any] = {
+    "model": str, "recipe": str, "init": str, "teacher": str, "level": str, "epochs": Count, "size": Count,
+    "batch": Count,
+}  # fmt: skip
+_OPTION = "model.options."
+# What changes where and how fast a run is done, not what it becomes.
+_NOT_LEARNED = ("out", "device", "workers", "worker_timeout", "micro_batches", "compiled", "shard", "trackers")
+NAME_LETTERS = 80
+
+Grid = Mapping[str, Sequence[Any]]
+Setting = dict[str, Any]  # field → value
+
+
+def read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
+    """'optim.lr=1e-3,3e-4' → {'optim.lr': ['1e-3', '3e-4']}."""
+    grid: dict[str, list[str]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        key, found = key.strip(), [value.strip() for value in values.split(",")]
+        if not equals or not key or not all(found):
+            raise UsageError(f"--grid takes field=value,value…, such as optim.lr=1e-3,3e-4; given {text!r}")
+        if key in grid:
+            raise UsageError(f"--grid gives {key} twice; give all its values at once: {key}=A,B,C")
+        grid[key] = found
+    return grid
+
+
+def settings_of(grid: Grid) -> list[Setting]:
+    """Every combination of the grid's values, the last field changing fastest; numbers in text are read as numbers."""
+    known = [*OPTIONS, *field_names()]
+    for key in grid:
+        if key not in known and not (key.startswith(_OPTION) and key != _OPTION):
+            raise UsageError(
+                f"{key!r} cannot be swept: it is neither a recipe field nor one of {', '.join(OPTIONS)}."
+                f"{nearest(key, known)} `patchloom recipes NAME` shows the fields of a recipe"
+            )
+    read = {key: [_read(key, value) for value in values] for key, values in grid.items()}
+    for key, values in read.items():
+        if len({str(value) for value in values}) < len(values) or not values:
+            raise UsageError(f"the values of {key} are {', '.join(map(str, values)) or 'none'}; give each once")
+    return [dict(zip(read, values, strict=True)) for values in product(*read.values())]
+
+
+def _read(key: str, value: Any) -> Any:
+    if key in OPTIONS:
+        return read_value(key, value, OPTIONS[key])
+    for kind in (int, float):
+        try:
+            return kind(value) if isinstance(value, str) else value
+        except ValueError:
+            continue
+    return value
+
+
+def with_setting(base: TrainingSettings, setting: Setting) -> TrainingSettings:
+    """What is asked for at one point of the grid."""
+    own = {key: value for key, value in setting.items() if key in OPTIONS}
+    changes = {key: value for key, value in setting.items() if key not in OPTIONS}
+    clash = [key for key in changes if key in base.changes] + [key for key in own if _is_given(base, key)]
+    if clash:
+        raise UsageError(f"{clash[0]} is swept, and given too; leave one of the two out")
+    return replace(base, **own, changes={**base.changes, **changes})
+
+
+def _is_given(base: TrainingSettings, name: str) -> bool:
+    default = next(each.default for each in fields(TrainingSettings) if each.name == name)
+    return bool(getattr(base, name) != default)
+
+
+def without_seed(setting: Setting) -> Setting:
+    """What runs that differ by chance alone have in common."""
+    return {key: value for key, value in setting.items() if key != SEED}
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Field → its last part, or all of it where two end alike."""
+    last = {key: key.rpartition(".")[2] for key in keys}
+    return {key: name if list(last.values()).count(name) == 1 else key for key, name in last.items()}
+
+
+def in_words(setting: Setting) -> str:
+    """lr=0.001, seed=0"""
+    names = short_names(list(setting))
+    return ", ".join(f"{names[key]}={shown(value)}" for key, value in setting.items()) or "as it is"
+
+
+def shown(value: Any) -> str:
+    """A value of a field as it is printed."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def run_folder(out: Path, settings: TrainingSettings, setting: Setting) -> Path:
+    """OUT/DATA/lr=0.001,seed=0-3f2a9c: the end stands for all that is asked for, so that nothing else goes there."""
+    asked = {each.name: getattr(settings, each.name) for each in fields(TrainingSettings)}
+    asked = {name: value for name, value in asked.items() if name not in _NOT_LEARNED}
+    asked |= {"data": place_of(settings.data), "recipe": _recipe_text(settings.recipe)}
+    asked["changes"] = {key: _read(key, value) for key, value in settings.changes.items()}  # 1e-3 is 0.001
+    text = json.dumps(asked, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:6]
+    name = re.sub(r"[^A-Za-z0-9._=,+-]+", "-", in_words(setting).replace(", ", ","))[:NAME_LETTERS]
+    return out / folder_name(settings.data) / f"{name}-{digest}"
+
+
+def _recipe_text(recipe: str | Recipe) -> str:
+    """A recipe by what it says, as its file may change."""
+    if isinstance(recipe, Recipe):
+        return recipe.to_yaml()
+    file = Path(recipe)
+    is_file = recipe.endswith((".yaml", ".yml")) and file.is_file()
+    return file.read_text("utf-8", "replace") if is_file else recipe

@@ -1,0 +1,126 @@
+"""The runs of a sweep before the first of them begins: what each is asked, what is done already, how long it takes.
+
+Shares of the training set are compared at equal numbers of updates (Mixer, figure 2): all of them follow the recipe
+that the whole set leads to, with as many more epochs as their images are fewer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from patchloom.data.batches.sampler import epoch_length
+from patchloom.errors import UsageError
+from patchloom.recipes.schema import Recipe, flatten
+from patchloom.tasks.image_plan import ImagePlan
+from patchloom.tasks.plan import TrainingSettings
+from patchloom.training.run import make_plan, run_training, silent
+from patchloom.training.sweeps.grid import SHARE, Setting, run_folder, with_setting
+from patchloom.training.sweeps.record import RunResult
+
+# Recipe fields that do not change how long an update takes.
+_NO_SLOWER = ("name", "source", "seed", SHARE, "schedule.", "optim.lr", "optim.weight_decay", "optim.betas")
+_CLASSIFIES = "classification"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One run of a sweep: where it goes, and what it is told."""
+
+    data: str  # as it was given
+    setting: Setting
+    name: str  # of its folder below that of the sweep
+    settings: TrainingSettings
+    recipe: Recipe
+    updates: int
+
+    @property
+    def speed_of(self) -> tuple[Any, ...]:
+        """Equal for runs whose updates take the same time."""
+        fields = {key: value for key, value in flatten(self.recipe).items() if not key.startswith(_NO_SLOWER)}
+        return (self.data, *(f"{key}={value}" for key, value in fields.items()))
+
+
+def plan_runs(
+    bases: Sequence[TrainingSettings], settings: Sequence[Setting], out: Path, device: str, *, test: bool
+) -> list[Asked]:
+    """Every run, data set by data set; whatever can be wrong with one is found here, before any work."""
+    asked = []
+    for base in bases:
+        for number, setting in enumerate(settings):
+            told = with_setting(base, setting)
+            folder = run_folder(out, told, setting)
+            told, plan = _planned(replace(told, out=str(folder)), setting, device)
+            if test and not number:
+                _refuse_untested(plan)
+            updates = plan.recipe.schedule.epochs * _updates_per_epoch(plan)
+            name = folder.relative_to(out).as_posix()
+            asked.append(Asked(base.data, setting, name, told, plan.recipe, updates))
+    return asked
+
+
+def _planned(settings: TrainingSettings, setting: Setting, device: str) -> tuple[TrainingSettings, Any]:
+    """The settings as `train` takes them, and what they lead to."""
+    if SHARE not in setting:
+        return settings, make_plan(settings, device)
+    if {"epochs", "schedule.epochs", "schedule.steps"} & setting.keys():
+        raise UsageError(f"{SHARE} is swept at equal numbers of updates; leave epochs out of the grid")
+    whole = make_plan(replace(settings, changes={**settings.changes, SHARE: 1.0}), device)
+    if not isinstance(whole, ImagePlan):
+        raise UsageError(f"{SHARE} is of training images, and {settings.data} is learned as {whole.task.name}")
+    part = replace(
+        settings, recipe=whole.recipe, changes={SHARE: setting[SHARE]}, epochs=None, size=None, batch=None, model=None
+    )
+    plan = make_plan(part, device)
+    images, batch = len(plan.splits.train), plan.recipe.optim.batch_size
+    if images < batch:
+        raise UsageError(
+            f"{SHARE} {setting[SHARE]:g} leaves {images:,} images of {settings.data}, fewer than a batch of {batch}; "
+            f"give --batch {images} or less, or larger shares"
+        )
+    part = replace(part, changes={**part.changes, **_at_equal_updates(whole, plan)})
+    return part, make_plan(part, device)
+
+
+def _at_equal_updates(whole: ImagePlan, part: ImagePlan) -> dict[str, Any]:
+    """Fields of a schedule that has as many updates on fewer images."""
+    schedule, per_epoch = whole.recipe.schedule, _updates_per_epoch(whole)
+    epochs = max(1, round(schedule.epochs * per_epoch / _updates_per_epoch(part)))
+    dropping = tuple(max(1, round(epoch * epochs / schedule.epochs)) for epoch in schedule.step_epochs)
+    return {
+        "schedule.epochs": epochs,
+        "schedule.warmup_epochs": 0,
+        "schedule.warmup_steps": schedule.warmup_steps or schedule.warmup_epochs * per_epoch,
+        "schedule.step_epochs": dropping,
+    }
+
+
+def _updates_per_epoch(plan: Any) -> int:
+    """Of images; text is counted as one."""
+    if not isinstance(plan, ImagePlan):
+        return 1
+    return max(1, epoch_length(len(plan.splits.train), plan.recipe.augment.repeats) // plan.recipe.optim.batch_size)
+
+
+def _refuse_untested(plan: Any) -> None:
+    """--test needs images that were kept from training, with classes to be named."""
+    if plan.task.name != _CLASSIFIES:
+        raise UsageError(
+            f"--test is of runs that name classes, and {plan.settings.data} is learned as {plan.task.name}"
+        )
+    if plan.splits.test is None:
+        raise UsageError(
+            f"{plan.settings.data} has no test split, and its val images choose the setting; leave --test out"
+        )
+
+
+def estimated_s(asked: Sequence[Asked], done: Mapping[str, RunResult], say: Callable[[str], None]) -> dict[str, float]:
+    """Run → about how many seconds it takes, by steps that are measured once where they take the same time."""
+    measured: dict[tuple[Any, ...], float] = {}  # seconds per update, evaluations included
+    left = [run for run in asked if run.name not in done or done[run.name].failed]
+    for run in left:
+        if run.speed_of not in measured:
+            say(f"measuring a few updates of {run.name}")
+            found = run_training(run.settings, dry_run=True, say=silent).plan
+            measured[run.speed_of] = found["seconds"] / max(1, found["steps"])
+    return {run.name: measured[run.speed_of] * run.updates for run in left}

@@ -1,0 +1,207 @@
+"""`patchloom.sweep`: every point of a grid trained on every data set; the best chosen without the test images."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from patchloom.data.sources.source import Spec, in_one, parts_of
+from patchloom.disk import locked
+from patchloom.engine.devices import kind_of
+from patchloom.engine.display import duration
+from patchloom.engine.rendezvous import place_from
+from patchloom.engine.signals import Stopped
+from patchloom.errors import PatchloomError, UsageError, with_near_options
+from patchloom.judging.several_runs import evaluate
+from patchloom.printable import printable
+from patchloom.recipes.schema import Recipe
+from patchloom.runs.record import read_run_record
+from patchloom.tasks.plan import TrainingSettings, folder_name
+from patchloom.training.run import heard_or_not, run_training, silent
+from patchloom.training.sweeps.grid import in_words, settings_of, shown, without_seed
+from patchloom.training.sweeps.page import write_sweep_page
+from patchloom.training.sweeps.planning import Asked, estimated_s, plan_runs
+from patchloom.training.sweeps.record import RunResult, read_results, write_results
+from patchloom.training.sweeps.table import Sweep, metric_of, rows_of
+
+
+@with_near_options
+def sweep(
+    data: Spec | Sequence[Spec],
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    model: str | None = None,
+    recipe: str | Recipe = "auto",
+    init: str | None = None,
+    epochs: int | None = None,
+    size: int | None = None,
+    batch: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    without: str | None = None,
+    out: str | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    test: bool = False,
+    dry_run: bool = False,
+    say: Callable[[str], None] = print,
+) -> Sweep:
+    """Train every combination of the grid's values on every data set, as `patchloom sweep` does.
+
+    The same call again goes on where it stopped: finished runs are not repeated, failed ones are tried again.
+    The best setting is that with the highest mean over data sets on val images. Where data do not have both a val and
+    a test split, val images are held out of train, so that what they have stays unseen.
+
+    data      one data set, or a list of them
+    grid      recipe field (`optim.lr`, `seed`, `train_share` …) or model, recipe, init, teacher, level, epochs, size,
+              batch → its values; seeds are averaged over, shares of the training set have equal numbers of updates
+    model     network; chosen by the data when left out
+    recipe    a published recipe, a recipe.yaml, a `Recipe`, or 'auto'
+    init      start from a run, from published weights or from a file
+    epochs    passes over the data
+    size      image size in pixels
+    batch     images per update
+    changes   other recipe fields to change: {"augment.mixup": 0}
+    without   list of training images to leave out
+    out       folder of the sweep; runs/sweep-NAME-OF-DATA when left out
+    device    'cpu', 'cuda' …; 'auto' takes a GPU if there is one
+    workers   processes that prepare images
+    test      evaluate the chosen setting, and no other, on the test images
+    dry_run   plan and measure; train nothing
+    say       what is told goes there
+    """
+    sets = [in_one([one]) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
+    if not sets or len(set(sets)) < len(sets):
+        raise UsageError(f"Give one or more data sets, each once; given {', '.join(sets) or 'none'}")
+    if place_from(os.environ).world > 1:
+        raise UsageError(
+            "a sweep trains its runs one after the other in one process; start it without torchrun or srun"
+        )
+    if not grid:
+        raise UsageError("Give the fields to sweep: --grid optim.lr=1e-3,3e-4")
+    given: dict[str, Any] = {"model": model, "recipe": recipe, "init": init, "epochs": epochs, "size": size}
+    given |= {"batch": batch, "changes": dict(changes or {}), "without": without, "workers": workers, "val": "held-out"}
+    device = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    kind_of(device)
+    bases = [TrainingSettings(data=in_one(parts_of(one)), device=device, **given) for one in sets]
+    settings = settings_of(grid)
+    folder = Path(out) if out else Path("runs") / f"sweep-{'-'.join(map(folder_name, sets))[:80]}"
+    say = heard_or_not(say)
+    say(f"planning   {len(settings)} settings on {len(sets)} data set{'s' * (len(sets) > 1)}")
+    asked = plan_runs(bases, settings, folder, device, test=test)
+    done, note = read_results(folder)
+    done = {run.name: done[run.name] for run in asked if run.name in done}
+    found = _Found(folder, settings, asked, done, [note] if note else [])
+    _say_plan(found, say)
+    if dry_run:
+        seconds = estimated_s(asked, done, say)
+        say(f"time       about {duration(sum(seconds.values()))} for the {len(seconds)} runs that are left")
+        say("Nothing was trained.   Next: the same command without --dry-run")
+        return replace(found.sweep(), seconds=seconds)
+    with locked(folder):
+        _do(found, say)
+        if test:
+            _test_best(found, say)
+        return found.kept()
+
+
+class _Found:
+    """What is known of a sweep while it goes on, kept in its folder."""
+
+    def __init__(
+        self, folder: Path, settings: list[dict[str, Any]], asked: list[Asked], done: dict[str, RunResult],
+        notes: list[str],
+    ) -> None:  # fmt: skip
+        self.folder, self.settings, self.asked, self.done, self.notes = folder, settings, asked, done, notes
+
+    def sweep(self) -> Sweep:
+        """As it stands."""
+        waiting = {run.name: RunResult(data=run.data, setting=run.setting) for run in self.asked}
+        runs = {name: self.done.get(name, run) for name, run in waiting.items()}
+        results = list(runs.values())
+        return Sweep(self.folder, rows_of(self.settings, results), runs, metric_of(results), list(self.notes))
+
+    def keep(self, name: str, run: RunResult) -> None:
+        """Note how a run went, and show it."""
+        self.done[name] = run
+        others, _ = read_results(self.folder)  # of other grids in this folder
+        write_results(self.folder, others | self.done)
+        self.kept()
+
+    def kept(self) -> Sweep:
+        """As it stands, with its page."""
+        found = self.sweep()
+        write_sweep_page(found)
+        return found
+
+
+def _say_plan(found: _Found, say: Callable[[str], None]) -> None:
+    finished = sum(not run.failed for run in found.done.values())
+    failed = len(found.done) - finished
+    told = [f"{finished} finished already"] * bool(finished) + [f"{failed} failed before and tried again"] * bool(
+        failed
+    )
+    say(f"sweep      {', '.join([f'{len(found.asked)} runs in {found.folder}', *told])}")
+    say("choice     by the mean over data sets on val images that no run trains on; test images are not looked at")
+    for note in found.notes:
+        say(f"note: {note}")
+
+
+def _do(found: _Found, say: Callable[[str], None]) -> None:
+    """Train what is left, one run after the other; one that fails is noted, and the rest goes on."""
+    told: set[str] = set()  # data sets whose plan was said
+    for number, run in enumerate(found.asked, 1):
+        before = found.done.get(run.name)
+        if before and not before.failed:
+            continue
+        about = f"{run.data}, {in_words(run.setting)}"
+        say(f"run {number} of {len(found.asked)}   {about}")
+        try:
+            trained = run_training(run.settings, say=silent if run.data in told else say)
+            told.add(run.data)
+        except Stopped:
+            raise
+        except (PatchloomError, RuntimeError, OSError, MemoryError) as error:
+            reason = " ".join(printable(str(error)).split())
+            say(f"failed     {about}: {reason}")
+            found.keep(run.name, RunResult(data=run.data, setting=run.setting, failed=reason or type(error).__name__))
+            continue
+        record = read_run_record(trained.folder)
+        result = RunResult(
+            data=run.data,
+            setting=run.setting,
+            metric=trained.metric,
+            lower_is_better=trained.lower_is_better,
+            metrics={name: value for name, value in trained.metrics.items() if math.isfinite(value)},
+            seconds=record.seconds if record else 0.0,
+        )
+        found.keep(run.name, result)
+        if result.score is not None:
+            say(f"done       {about}: {result.metric} {result.score:.4g}")
+
+
+def _test_best(found: _Found, say: Callable[[str], None]) -> None:
+    """The test images, for the runs of the chosen setting alone, each once."""
+    best = found.sweep().best
+    if best is None:
+        found.notes.append("no setting has all its runs finished, so none is tested")
+        return
+    earlier = [run for run in found.done.values() if run.test and without_seed(run.setting) != best.setting]
+    if earlier:
+        found.notes.append(
+            f"test images were looked at before for another setting ({in_words(without_seed(earlier[0].setting))}): "
+            "choosing between the two by them would be choosing by test"
+        )
+    for run in found.asked:
+        result = found.done[run.name]
+        if without_seed(run.setting) == best.setting and not result.test:
+            judged = evaluate(
+                found.folder / run.name, run.data, split="test", device=run.settings.device,
+                reading=run.settings.reading, level=run.settings.level,
+            )  # fmt: skip
+            values = next(iter(judged.evaluations.values())).values()
+            found.keep(run.name, replace(result, test={k: v for k, v in values.items() if math.isfinite(v)}))
+            say(f"test       {run.data}, {in_words(run.setting)}: top-1 {shown(round(values['top1'], 2))} %")
