@@ -25,7 +25,7 @@ from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
 from patchloom.models.weights_table import is_tag, published, weights_named
 from patchloom.recipes.choices import Automatic, Choice, base_recipe, resolve_recipe, with_steps
-from patchloom.recipes.fit import Facts, advice, misfits
+from patchloom.recipes.fit import Facts, advice
 from patchloom.recipes.methods import Method, method_of
 from patchloom.recipes.schema import Recipe, flatten, override
 from patchloom.runs.beginning import LEFT_OUT, record_of
@@ -282,8 +282,8 @@ def _advice(plan: ImagePlan, device: str) -> tuple[str, ...]:
     settings = plan.settings
     if settings.fit or not plan.task.fits_recipes or base_recipe(settings.recipe, settings.model) is None:
         return ()
-    found = misfits(plan.recipe, facts_of(plan.splits, settings, device))
-    return (advice(plan.recipe, found),) if found else ()
+    found = advice(plan.recipe, facts_of(plan.splits, settings, device), settings.recipe_changes())
+    return (found,) if found else ()
 
 
 def _as_begun(begun: Recipe, recipe: Recipe, choices: list[Choice]) -> tuple[Recipe, list[Choice]]:

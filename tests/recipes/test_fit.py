@@ -10,11 +10,37 @@ IMAGENET = Facts(images=1_281_167, image_size_median=400, device="cuda")
 NAMES = [name for name in list_recipes() if get_recipe(name).objective.method != "translation"]
 
 
-def test_too_few_updates_are_said_with_the_numbers_and_the_command() -> None:
-    recipe = override(get_recipe("grafit"), {"schedule.epochs": 60})
-    assert advice(recipe, misfits(recipe, PHOTOS)) == (
-        "recipe grafit was made for 1.28 M images: its batch of 1,024 makes 120 updates of your 2,936. Fit it: --fit"
+def test_too_few_updates_are_said_with_the_numbers_and_what_fitting_gives() -> None:
+    given = {"schedule.epochs": 60}
+    recipe = override(get_recipe("grafit"), given)
+    on_gpu = Facts(PHOTOS.images, PHOTOS.image_size_median, "cuda")
+    assert advice(recipe, on_gpu, given) == (
+        "recipe grafit was made for 1.28 M images: 120 updates of 1,024 images are few (below 1,000) for your 2,936. "
+        "Fit it: --fit (2,700 updates of 64 images at 224 px)"
     )
+    short = {"schedule.epochs": 2, "schedule.warmup_epochs": 1}
+    told = advice(override(recipe, short), on_gpu, short)
+    assert told.endswith("Fit it: --fit (90 updates of 64 images at 224 px), and more epochs")
+    kept = {"optim.batch_size": 2_000}
+    told = advice(override(get_recipe("grafit"), kept), on_gpu, kept)
+    assert told.endswith("Fit it: --fit, and leave out optim.batch_size, which it would keep")
+
+
+def test_a_batch_of_much_of_the_set_is_said() -> None:
+    recipe = get_recipe("grafit")
+    assert misfits(recipe, PHOTOS) == ["its batch of 1,024 is 35% of your 2,936 images, above a quarter"]
+    assert "Fit it: --fit (27,000 updates of 64 images at 224 px)" in advice(recipe, Facts(2_936, 300, "cuda"), {})
+
+
+@pytest.mark.parametrize("name", ["grafit", "grafit_fc", "dino"])
+@pytest.mark.parametrize("facts", [PHOTOS, Facts(2_936, 300, "cuda"), Facts(2_000, 160, "cuda"), Facts(600, 28)])
+def test_what_is_fitted_suits_the_data(name, facts) -> None:
+    """Its slow copy forgets where it began, and no batch is much of the set."""
+    recipe, _ = fitted(get_recipe(name), facts, {})
+    assert misfits(recipe, facts) == []
+    updates = facts.images // recipe.optim.batch_size * recipe.schedule.epochs
+    decay = recipe.dino.teacher_momentum if name == "dino" else recipe.grafit.target_decay
+    assert decay**updates < 0.001
 
 
 def test_images_far_smaller_than_the_recipe_are_said() -> None:
@@ -27,6 +53,7 @@ def test_images_far_smaller_than_the_recipe_are_said() -> None:
 def test_a_recipe_on_its_own_data_is_left_alone() -> None:
     for name in ("deit", "resmlp", "dino", "grafit"):
         assert misfits(get_recipe(name), IMAGENET) == []
+        assert advice(get_recipe(name), IMAGENET, {}) == ""
 
 
 @pytest.mark.parametrize("name", NAMES)

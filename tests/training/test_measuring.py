@@ -183,8 +183,9 @@ def test_a_recipe_that_does_not_suit_the_data_says_so_and_is_fitted(tmp_path, mo
         say=said.append,
     )
     assert (
-        "           note: recipe grafit_small_images was made for 50,000 images: its batch of 80 makes 2 updates "
-        "of your 100. Fit it: --fit"
+        "           note: recipe grafit_small_images was made for 50,000 images: 2 updates of 80 images are few "
+        "(below 1,000) for your 100. Fit it: --fit, and leave out schedule.epochs or optim.batch_size, which it "
+        "would keep"
     ) in said
     said.clear()
     run_training(
