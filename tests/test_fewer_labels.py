@@ -75,7 +75,7 @@ def test_it_cannot_name_classes(dino_run: Path) -> None:
     for asked in (lambda: classifier.evaluate(DATA), lambda: classifier.predict([Image.new("RGB", (32, 32))])):
         with pytest.raises(UsageError, match="trained without a classifier and cannot name classes"):
             asked()
-    with pytest.raises(UsageError, match="Measure its features with --knn or --linear"):
+    with pytest.raises(UsageError, match="Measure its features with --knn or --linear, let the files of an index name"):
         patchloom.evaluate_runs([str(dino_run)], DATA)
 
 

@@ -28,13 +28,14 @@ def index(
     taxonomy: Taxonomy = None,
     classes: Classes = None,
     level: Annotated[
-        str | None, typer.Option(help="Level of the labels that are stored; that of the run by default.")
+        str | None, typer.Option(help="Level at which labels are shown; that of the run by default.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done for machines.")] = False,
 ) -> None:
     """Embed images for `patchloom search`; the same command resumes after a stop, or adds what is new or changed."""
     from patchloom.cli.output import print_json, print_result
     from patchloom.data.checking.scan_bar import scan_bar
+    from patchloom.data.labels.taxonomy import FINEST
     from patchloom.deployment.index import index as build
 
     reading = reading_from(
@@ -56,16 +57,25 @@ def index(
             progress=progress,
         )
     about = built.index.about
+    levels = {name or FINEST: len(about.labels_at(name)) for name in ("", *about.levels)}
     if as_json:
         counts = {"files": len(about), "embedded": built.embedded, "unchanged": built.unchanged}
         counts |= {"gone": built.gone}
-        told = {"labels": about.labels, "exact": about.exact, "unreadable": list(built.unreadable.values())}
+        told = {
+            "labels": built.index.labels,
+            "level": about.level or FINEST,
+            "levels": levels,
+            "exact": about.exact,
+            "unreadable": list(built.unreadable.values()),
+        }
         print_json({"index": out} | counts | told)
         return
     for fault in built.unreadable.values():
         print_result(f"left out: {fault}")
     how = "exact search" if about.exact else "search by faiss, approximate"
-    labels = f", {len(about.labels):,} labels" if about.labels else ""
+    labels = f", {len(built.index.labels):,} labels" if about.labels else ""
+    if about.levels:
+        labels += f" at level {about.level or FINEST} (of {', '.join(f'{name}: {n:,}' for name, n in levels.items())})"
     gone = f", {built.gone:,} gone" if prune else ""
     print_result(f"{built.embedded:,} embedded, {built.unchanged:,} unchanged{gone}")
     print_result(f"{out}: {len(about):,} files{labels}, vectors of {about.dimension}, {how}")

@@ -24,10 +24,23 @@ def predict(
     out: Annotated[
         str | None, typer.Option(help="Folder for masks and overlays, of runs that answer at every place.")
     ] = None,
+    index: Annotated[
+        str | None,
+        typer.Option(help="Name classes by the nearest files of this index of the run; no classifier is needed."),
+    ] = None,
+    level: Annotated[
+        str | None, typer.Option(help="Level of the index's labels, fine for the finest; the index's own by default.")
+    ] = None,
+    neighbours: Annotated[
+        int | None, typer.Option(min=1, help="Files of the index that vote for each image; by default 20.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="For machines: a list with one object per image.")] = False,
 ) -> None:
-    """Classify images, or their pixels; one that cannot be read is named, and the others are answered."""
+    """Classify images, or their pixels; one that cannot be read is named, and the others are answered.
+
+    A run without a classifier names classes by its neighbours: --index INDEX, which `patchloom index` makes.
+    """
     from patchloom.cli.output import JsonList, print_result
     from patchloom.errors import UsageError
     from patchloom.printable import printable
@@ -43,15 +56,20 @@ def predict(
     task = task_of_run(folder)
     if out is not None and not task.writes_predictions:
         raise UsageError(f"--out {task.not_read}")
+    given = {"index": index, "level": level, "neighbours": neighbours}
+    by_index = {name: value for name, value in given.items() if value is not None}
+    if by_index and not task.judges_decisions:
+        raise UsageError(f"--{next(iter(by_index))} {task.not_read}")
     model = task.predictor(folder, device=device)
     written = {} if out is None else {"out": out}
     unreadable = 0
     listed = JsonList() if as_json else None
-    for answer in model.predict_files(images, top=top, every=every, **written):
+    for answer in model.predict_files(images, top=top, every=every, **written, **by_index):
         unreadable += answer.error is not None
         if listed:
-            files = {"written": answer.written} if written else {}
-            listed.add({"path": answer.path, "answers": answer.answers, "error": answer.error, **files})
+            more = {"written": answer.written} if written else {}
+            more |= {"level": answer.level, "reason": answer.reason} if by_index else {}
+            listed.add({"path": answer.path, "answers": answer.answers, "error": answer.error, **more})
         elif answer.error:
             print_result(printable(f"{answer.path}  unreadable: {answer.error}"))
         else:

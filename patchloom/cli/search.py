@@ -1,11 +1,12 @@
 """`patchloom search INDEX QUERY…`: the files of a collection that are like a picture."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from patchloom.deployment.index import Found
+    from patchloom.deployment.search import Found
 
 
 def search(
@@ -13,6 +14,18 @@ def search(
     queries: Annotated[list[str], typer.Argument(help="Image files or folders.")],
     top: Annotated[int, typer.Option(help="Files per query.")] = 10,
     skip_self: Annotated[bool, typer.Option("--skip-self", help="Leave out the query's own file.")] = False,
+    level: Annotated[
+        str | None, typer.Option(help="Level of the labels shown, fine for the finest; the index's own by default.")
+    ] = None,
+    condition: Annotated[
+        str | None,
+        typer.Option(
+            help="Rank files of the query's class at this LEVEL first: as predicted, or as given, LEVEL=CLASS."
+        ),
+    ] = None,
+    neighbours: Annotated[
+        int | None, typer.Option(min=1, help="Files that vote for the class of --condition; by default 20.")
+    ] = None,
     page: Annotated[str | None, typer.Option(help="Write a contact sheet here (HTML).")] = None,
     model: Annotated[str | None, typer.Option(help="Where the index's run lies now, if it was moved.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
@@ -28,7 +41,15 @@ def search(
     from patchloom.errors import DataError
 
     opened = open_index(index, model=model, device=device)
-    found = opened.search(queries, top=top, skip_self=skip_self, exact=exact)
+    found = opened.search(
+        queries,
+        top=top,
+        skip_self=skip_self,
+        exact=exact,
+        level=level,
+        condition=condition,
+        neighbours=neighbours,
+    )
     faults = [one.error for one in found if one.error]
     if len(faults) == len(found):
         others = f" (and {len(faults) - 1} others cannot be read)" if len(faults) > 1 else ""
@@ -44,7 +65,7 @@ def search(
         _print_found(found)
         if len(found) > 1 and (counted := count_right(found)):
             print_result(f"nearest file has the query's label: {counted[0]:,} of {counted[1]:,}")
-        how = "exact" if exact or opened.about.exact else "by faiss, approximate"
+        how = "exact" if exact or condition or opened.about.exact else "by faiss, approximate"
         print_result(f"{len(opened):,} files searched, {how}" + (f"; {page}" if page else ""))
     if faults:
         raise typer.Exit(3)
@@ -52,7 +73,9 @@ def search(
 
 def _for_machines(one: "Found") -> dict[str, Any]:
     hits = [hit._asdict() | {"right": one.right(hit)} for hit in one.hits]
-    return {"query": one.query, "label": one.label, "hits": hits, "error": one.error or None}
+    condition = asdict(one.condition) if one.condition else None
+    told = {"query": one.query, "label": one.label, "level": one.level, "condition": condition}
+    return told | {"hits": hits, "error": one.error or None}
 
 
 def _print_found(found: "list[Found]") -> None:
@@ -67,8 +90,12 @@ def _print_found(found: "list[Found]") -> None:
             print_result(f"unreadable: {printable(one.error)}\n")
             continue
         print_result(short(one.query) + (f" ({printable(one.label)})" if one.label else ""))
+        if one.condition:
+            print_result(f"      ranked by cosine + log-odds of {printable(one.condition.in_words())}")
         width = max(len(printable(hit.label)) for hit in one.hits) if one.hits else 0
         for place, hit in enumerate(one.hits, start=1):
             mark = "itself" if hit.itself else marks[one.right(hit)]
-            print_result(f"{place:>4}  {hit.score:7.4f}  {printable(hit.label):<{width}}  {mark:<6}  {short(hit.path)}")
+            ranked = "" if hit.conditioned is None else f"{hit.conditioned:8.4f}  "
+            scores = f"{place:>4}  {ranked}{hit.score:7.4f}"
+            print_result(f"{scores}  {printable(hit.label):<{width}}  {mark:<6}  {short(hit.path)}")
         print_result("")

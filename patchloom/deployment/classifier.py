@@ -1,7 +1,7 @@
 """A trained model as it is used: with its labels and its preprocessing."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ClassTable, ImageSet, Progress
 from patchloom.disk import atomic_write
-from patchloom.errors import UsageError, at_least, with_near_options
+from patchloom.errors import DataError, UsageError, at_least, with_near_options
 from patchloom.models.network import Network
 from patchloom.printable import printable
 from patchloom.runs.checksums import write_checked
@@ -27,8 +27,11 @@ from patchloom.runs.weights import load_network, save_weights
 
 if TYPE_CHECKING:
     from patchloom.deployment.evaluations import Evaluation, Probes, SweepPoint
+    from patchloom.deployment.index import Index
     from patchloom.evaluation.embeddings import Embeddings
     from patchloom.inspection.look import Look, Looks
+
+    IndexGiven: TypeAlias = str | os.PathLike[str] | Index
 
 PREDICTED_AT_ONCE = 32
 Answers: TypeAlias = list[tuple[str, float]]  # class name, probability; likeliest first
@@ -42,10 +45,13 @@ class Answer:
     path: str
     answers: Answers
     error: str | None = None
+    level: str = ""  # of the classes, where neighbours name them
+    reason: str = ""  # why the first is the likeliest, where neighbours say so
 
     def in_words(self) -> str:
-        """The classes with their shares."""
-        return "  ".join(f"{name} {share:.1%}" for name, share in self.answers)
+        """The classes with their shares; of neighbours, their level and who voted."""
+        shares = "  ".join(f"{name} {share:.1%}" for name, share in self.answers)
+        return f"{shares}  ({self.level}: {self.reason})" if self.reason else shares
 
     def __repr__(self) -> str:
         from patchloom.pages.notebook import likeliest
@@ -105,8 +111,9 @@ class Classifier:
         """A UsageError where the network has features but no classifier for named classes, as one trained by DINO."""
         if not self._files.decides:
             raise UsageError(
-                f"{self.model.config.name} was trained without a classifier and cannot name classes. Measure its "
-                "features with --knn or --linear, search by them with `patchloom index`, or train a classifier with "
+                f"{self.model.config.name} was trained without a classifier and cannot name classes by itself. Measure "
+                "its features with --knn or --linear, let the files of an index name classes (`patchloom index RUN "
+                "IMAGES --out INDEX`, then `patchloom predict RUN IMAGES --index INDEX`), or train a classifier with "
                 "`patchloom train DATA --init RUN`."
             )
 
@@ -121,46 +128,124 @@ class Classifier:
         return normalise(batch.images, self.preprocessing.mean, self.preprocessing.std)[0]
 
     @overload
-    def predict(self, pictures: Image.Image | bytes, *, top: int = 3) -> Answers: ...
+    def predict(
+        self,
+        pictures: Image.Image | bytes,
+        *,
+        top: int = 3,
+        index: "IndexGiven | None" = None,
+        level: str | None = None,
+        neighbours: int | None = None,
+    ) -> Answers: ...
 
     @overload
-    def predict(self, pictures: str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor, *, top: int = 3) -> Any: ...
+    def predict(
+        self,
+        pictures: str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor,
+        *,
+        top: int = 3,
+        index: "IndexGiven | None" = None,
+        level: str | None = None,
+        neighbours: int | None = None,
+    ) -> Any: ...
 
     @overload
-    def predict(self, pictures: ImageSet | Iterable[One], *, top: int = 3) -> list[Answers]: ...
+    def predict(
+        self,
+        pictures: ImageSet | Iterable[One],
+        *,
+        top: int = 3,
+        index: "IndexGiven | None" = None,
+        level: str | None = None,
+        neighbours: int | None = None,
+    ) -> list[Answers]: ...
 
     @with_near_options
-    def predict(self, pictures: Given, *, top: int = 3) -> Answers | list[Answers]:
+    def predict(
+        self,
+        pictures: Given,
+        *,
+        top: int = 3,
+        index: "IndexGiven | None" = None,
+        level: str | None = None,
+        neighbours: int | None = None,
+    ) -> Answers | list[Answers]:
         """The `top` likeliest classes, by name, with their probabilities: of one picture, or a list for many.
 
         A picture is a path, bytes, an open file, a PIL image, a numpy array (H, W[, channels]) or a torch tensor
         ([channels,] H, W); many are a folder, a batch, an `ImageSet`, or any iterable, which is read as it goes. One
         rule holds for all (docs/python.md). What cannot be read is a DataError that names it; `predict_files` goes on.
+
+        With an `index` of this model, its folder or open, the classes are those of the `neighbours` nearest files
+        (20) at a `level` of their labels, or at the index's own: also for a model without a classifier, and of classes
+        it was never trained on (thesis, equation 2.6).
         """
         at_least("top", top, 1)
-        self.check_decides()
+        decide = self._decider(top, index, level, neighbours)
         one = is_one(pictures)
-        pixels = (self._transform(each.read()) for each in pictures_in(pictures))
-        found = [answers for batch in in_batches(pixels) for answers in self._decide(batch, top)]
-        return found[0] if one else found
+        read = ((each.name, self._transform(each.read())) for each in pictures_in(pictures))
+        found = [answer for batch in in_batches(read) for answer in decide(batch)]
+        for answer in found:
+            if answer.error:
+                raise DataError(f"{printable(answer.path)}: {answer.error}")
+        return found[0].answers if one else [answer.answers for answer in found]
 
     def predict_files(
-        self, paths: Iterable[str | os.PathLike[str]], *, top: int = 3, every: int | None = None
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        *,
+        top: int = 3,
+        every: int | None = None,
+        index: "IndexGiven | None" = None,
+        level: str | None = None,
+        neighbours: int | None = None,
     ) -> Iterator[Answer]:
         """One answer per file, in order; folders are searched; a file that cannot be read is an answer with `error`.
 
         Videos, animations and files of several pages have an answer for every `every`-th frame (see `pictures.video`).
+        The other options are those of `predict`.
         """
         at_least("top", top, 1)
-        self.check_decides()
+        decide = self._decider(top, index, level, neighbours)
         from patchloom.data.pictures.video import frames_or_error
 
         frames = (frame for path in files_of(paths) for frame in frames_or_error(path, every))
         read = ((name, one if isinstance(one, str) else self._transform(one)) for name, one in frames)
         for batch in in_batches(read):
-            found = iter(self._decide([pixels for _, pixels in batch if not isinstance(pixels, str)], top))
+            found = iter(decide([(name, pixels) for name, pixels in batch if not isinstance(pixels, str)]))
             for name, pixels in batch:
-                yield Answer(name, [], pixels) if isinstance(pixels, str) else Answer(name, next(found))
+                yield Answer(name, [], pixels) if isinstance(pixels, str) else next(found)
+
+    def _decider(
+        self, top: int, index: "IndexGiven | None", level: str | None, neighbours: int | None
+    ) -> Callable[[Sequence[tuple[str, np.ndarray]]], list[Answer]]:
+        """Names and pixels of pictures → answers, by the classifier or by the neighbours in an index."""
+        if index is None:
+            if level is not None or neighbours is not None:
+                unread = "level" if level is not None else "neighbours"
+                raise UsageError(f"{unread} is about the labels of an index; give one with index (--index INDEX)")
+            self.check_decides()
+
+            def by_classifier(batch: Sequence[tuple[str, np.ndarray]]) -> list[Answer]:
+                decided = self._decide([pixels for _, pixels in batch], top)
+                return [Answer(name, answers) for (name, _), answers in zip(batch, decided, strict=True)]
+
+            return by_classifier
+        from patchloom.deployment.neighbours import NamesByNeighbours
+
+        vote = NamesByNeighbours(self, index, level, neighbours)
+
+        def by_neighbours(batch: Sequence[tuple[str, np.ndarray]]) -> list[Answer]:
+            names = [name for name, _ in batch]
+            votes = zip(names, vote([pixels for _, pixels in batch], names), strict=True)
+            return [
+                Answer(name, [], one)
+                if isinstance(one, str)
+                else Answer(name, one.answers[:top], level=one.level, reason=one.reason)
+                for name, one in votes
+            ]
+
+        return by_neighbours
 
     @torch.inference_mode()
     def _decide(self, pixels: Sequence[np.ndarray], top: int) -> list[Answers]:

@@ -5,12 +5,10 @@ and time, is embedded again, so a build that was stopped goes on where it was. W
 which of the vectors are nearest in `evaluation.exact_search`.
 """
 
-import dataclasses
-import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from patchloom.data.labels.taxonomy import level_named
 from patchloom.data.pictures.given import Given, One, is_one, items_of
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ImageSet, Progress, file_state
@@ -38,9 +37,11 @@ from patchloom.deployment.index_files import (
     write_lists,
     write_part,
 )
+from patchloom.deployment.neighbours import Neighbours, check_model, shown_by
+from patchloom.deployment.search import Asked, Found
 from patchloom.disk import locked
-from patchloom.errors import CheckpointError, DataError, UsageError, at_least, with_near_options
-from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest, import_faiss
+from patchloom.errors import DataError, UsageError, at_least, with_near_options
+from patchloom.evaluation.exact_search import import_faiss
 from patchloom.pages.notebook import first_names, piece
 from patchloom.printable import printable
 from patchloom.runs.config import is_run
@@ -57,45 +58,6 @@ class Listed(NamedTuple):
 
     path: str  # absolute
     label: str  # its class folder; '' for none
-
-
-class Hit(NamedTuple):
-    """A file of the index that is like a query."""
-
-    path: str
-    score: float  # cosine, −1…1
-    label: str  # '' for none
-    itself: bool = False  # the query's own file
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search found for one query."""
-
-    query: str  # the file; '' for a picture that has none
-    hits: list[Hit]  # nearest first
-    label: str = ""  # of the query, where it is known
-    error: str = ""  # why the file cannot be read
-
-    def right(self, hit: Hit) -> bool | None:
-        """Whether the labels are the same; None where one is not known."""
-        return self.label == hit.label if self.label and hit.label else None
-
-    def __repr__(self) -> str:
-        if self.error:
-            return f"Found({printable(self.error)})"
-        hits = [f"{printable(os.path.basename(hit.path))} {hit.score:.4f}" for hit in self.hits[:3]]
-        more = f" and {len(self.hits) - 3} more" if len(self.hits) > 3 else ""
-        return f"Found({self._name()}: {', '.join(hits) or 'nothing'}{more})"
-
-    def _repr_html_(self) -> str:
-        from patchloom.deployment.search_page import found_card  # which builds on this module
-
-        notes = [self.error] if self.error else []
-        return piece(f"Most like {self._name()}", queries=[] if self.error else [found_card(self)], notes=notes)
-
-    def _name(self) -> str:
-        return printable(os.path.basename(self.query)) or "the picture"
 
 
 @dataclass(frozen=True)
@@ -124,19 +86,32 @@ class Index:
 
     def _repr_html_(self) -> str:
         model = [("made by", printable(Path(self.about.model).name)), ("search", self._how())]
-        labels = f"labels: {first_names(list(self.about.labels))}" if self.about.labels else ""
+        labels = f"labels: {first_names(list(self.labels))}" if self.about.labels else ""
         return piece(printable(self.folder.name), facts=[*self._facts(), *model], notes=[labels] if labels else [])
 
     def _facts(self) -> list[tuple[str, str]]:
-        labels = [("labels", f"{len(self.about.labels):,}")] if self.about.labels else []
+        labels = [("labels", f"{len(self.labels):,}")] if self.about.labels else []
         return [("files", f"{len(self):,}"), *labels, ("numbers each", f"{self.about.dimension:,}")]
 
     def _how(self) -> str:
         return "exact" if self.about.exact else "by faiss, approximate"
 
+    @property
+    def labels(self) -> dict[str, int]:
+        """How many files of each label, at the index's own level."""
+        return self.about.labels_at(self.about.level)
+
     @overload
     def search(
-        self, pictures: Image.Image | bytes, *, top: int = 10, skip_self: bool = False, exact: bool = False
+        self,
+        pictures: Image.Image | bytes,
+        *,
+        top: int = 10,
+        skip_self: bool = False,
+        exact: bool = False,
+        level: str | None = None,
+        condition: str | None = None,
+        neighbours: int | None = None,
     ) -> Found: ...
 
     @overload
@@ -147,71 +122,89 @@ class Index:
         top: int = 10,
         skip_self: bool = False,
         exact: bool = False,
+        level: str | None = None,
+        condition: str | None = None,
+        neighbours: int | None = None,
     ) -> Any: ...
 
     @overload
     def search(
-        self, pictures: ImageSet | Iterable[One], *, top: int = 10, skip_self: bool = False, exact: bool = False
+        self,
+        pictures: ImageSet | Iterable[One],
+        *,
+        top: int = 10,
+        skip_self: bool = False,
+        exact: bool = False,
+        level: str | None = None,
+        condition: str | None = None,
+        neighbours: int | None = None,
     ) -> list[Found]: ...
 
     @with_near_options
     def search(
-        self, pictures: Given, *, top: int = 10, skip_self: bool = False, exact: bool = False
+        self,
+        pictures: Given,
+        *,
+        top: int = 10,
+        skip_self: bool = False,
+        exact: bool = False,
+        level: str | None = None,
+        condition: str | None = None,
+        neighbours: int | None = None,
     ) -> Found | list[Found]:
         """The `top` nearest files, nearest first, of equals the older one: for one picture, or a list for many.
 
         Pictures are what `Classifier.predict` takes. A query that is in the index finds itself, marked, or not with
         `skip_self`. A file that cannot be read is an answer with `error`. `exact` compares with all where faiss would
-        search.
+        search. `level` is that of the labels shown, where not the index's own.
+
+        `condition` names a level: the files of the class there that the `neighbours` nearest (20) vote for come first
+        (thesis, equation 2.5); 'family=felid' says the class instead.
         """
         at_least("top", top, 1)
         if not len(self):
             raise DataError(
                 f"{self.folder} holds no files yet. Add some: patchloom index RUN IMAGES --out {self.folder}"
             )
-        options = {"top": top, "skip_self": skip_self, "exact": exact}
+        if neighbours is not None and condition is None:
+            raise UsageError(
+                "neighbours vote for the class a search is conditioned on; give condition, or leave it out"
+            )
+        asked = Asked(self._vectors, top, skip_self, exact, self._level(level))
+        if condition is not None:
+            at, _, given = condition.partition("=")
+            asked = replace(asked, voters=Neighbours(self._vectors, at, neighbours), given=given)
         one, found = is_one(pictures), []
         for are_files, some in groupby(items_of(pictures), lambda given: isinstance(given, str | os.PathLike)):
-            found += (self._of_files if are_files else self._of_pictures)(list(some), **options)
+            found += (self._of_files if are_files else self._of_pictures)(list(some), asked)
         return found[0] if one else found
 
-    def _of_files(self, paths: Sequence[Any], **options: Any) -> list[Found]:
-        files = collect(map(os.fspath, paths), self.classifier)
+    def _level(self, level: str | None) -> str:
+        return self.about.level if level is None else level_named(level, self.about.levels)
+
+    def _of_files(self, paths: Sequence[Any], asked: Asked) -> list[Found]:
+        labels = tuple(self.about.labels_at(asked.level)) or self.classifier.labels
+        files = _labelled_like(map(os.fspath, paths), labels, self.classifier)
         embedded = list(embed_files(self.classifier, [file.path for file in files]))
         readable = [path for some in embedded for path in some.paths]
         vectors = [some.vectors for some in embedded if some.paths]
-        hits = self._hits(torch.cat(vectors), readable, **options) if vectors else []
-        answers = {path: Found(path, of_one) for path, of_one in zip(readable, hits, strict=True)}
+        found = asked.find(torch.cat(vectors), readable) if vectors else []
+        answers = {one.query: one for one in found}
         for some in embedded:
             answers |= {path: Found(path, [], error=fault) for path, fault in some.unreadable.items()}
-        return [replace(answers[file.path], label=self._label(file, answers[file.path])) for file in files]
+        return [replace(answers[file.path], label=self._label(file, answers[file.path], asked.level)) for file in files]
 
-    def _of_pictures(self, pictures: Sequence[Any], **options: Any) -> list[Found]:
-        vectors = embed_pictures(self.classifier, pictures)
-        return [Found("", hits) for hits in self._hits(vectors, [""] * len(vectors), **options)]
-
-    def _hits(
-        self, queries: Tensor, paths: Sequence[str], *, top: int, skip_self: bool, exact: bool
-    ) -> list[list[Hit]]:
-        wanted = top + skip_self
-        if exact or self.about.exact:
-            scores, positions = exact_nearest(self._vectors, queries, wanted)
-        else:
-            scores, positions = faiss_nearest(self._vectors.faiss_file(), self._vectors, queries, wanted)
-        files = iter(self._vectors.files(positions[positions >= 0]))
-        found = []
-        for path, row, places in zip(paths, scores.tolist(), positions.tolist(), strict=True):
-            near = [(score, next(files)) for score, place in zip(row, places, strict=True) if place >= 0]
-            hits = [Hit(file.path, score, file.label, file.path == path) for score, file in near]
-            found.append([hit for hit in hits if not (skip_self and hit.itself)][:top])
-        return found
-
-    def _label(self, file: Listed, found: Found) -> str:
+    def _label(self, file: Listed, found: Found, level: str) -> str:
         """Of the file itself in the index, else its class folder, else its folder's name where that is a label."""
         own = next((hit.label for hit in found.hits if hit.itself), "") or file.label
         folder = os.path.basename(os.path.dirname(file.path))
         name = os.fsencode(folder).decode("utf-8", "backslashreplace")  # as class folders are named
-        return own or (name if name in self.about.labels else "")
+        named = self.about.at(name, level) if name in self.about.labels else name
+        return own or (named if named in self.about.labels_at(level) else "")
+
+    def _of_pictures(self, pictures: Sequence[Any], asked: Asked) -> list[Found]:
+        vectors = embed_pictures(self.classifier, pictures)
+        return asked.find(vectors, [""] * len(vectors))
 
 
 @with_near_options
@@ -249,10 +242,11 @@ def index(
 ) -> Built:
     """Embed image files, and those of folders, into the index `out`, which may be there already.
 
-    Files in folders get the labels that training would read, as `reading` says; those of `level`, or of the level the
-    model was trained at. Beyond a million files faiss makes the search quick and no longer exact; `exact` refuses that.
-    `prune` drops files of the folders given here that are no longer there; others stay, since a disk that is not
-    mounted is not one that was emptied. `trunk` leaves the model's projector out and compares by what it was given.
+    Files in folders get the labels that training would read, as `reading` says, with the levels above them; they are
+    shown at `level`, or at the level the model was trained at. Beyond a million files faiss makes the search quick and
+    no longer exact; `exact` refuses that. `prune` drops files of the folders given here that are no longer there;
+    others stay, since a disk that is not mounted is not one that was emptied. `trunk` leaves the model's projector out
+    and compares by what it was given.
     """
     folder = Path(out)
     for name, value, least in (("batch", batch, 1), ("workers", workers, 0)):
@@ -261,13 +255,17 @@ def index(
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)}: no such file or folder")
     classifier = load(model, device=device)
-    files = collect([os.fspath(path) for path in images], classifier, reading=reading, level=level)
+    collected = collect([os.fspath(path) for path in images], classifier, reading=reading, level=level)
+    files = collected.files
     if trunk:
         if classifier.model.config.projector == "none":
             raise UsageError(f"{model} has no projector: its vectors are the trunk's already; leave --trunk out")
         classifier.model.drop_projector()
     with locked(folder):
-        about = _begin(folder, classifier, model, trunk=trunk)
+        begun = _begin(folder, classifier, model, trunk=trunk)
+        about = _leveled(begun, collected, asked=level is not None)
+        if about != begun:
+            write_about(folder, about)
         build = _Build(folder, about)
         gone = build.drop_gone([os.path.abspath(path) for path in images if os.path.isdir(path)]) if prune else 0
         missing = build.missing(files)
@@ -296,42 +294,67 @@ def index(
     return Built(built, len(missing) - len(unreadable), len(files) - len(missing), gone, unreadable)
 
 
+@dataclass(frozen=True)
+class Collected:
+    """Image files with the finest labels there are, and the levels above these."""
+
+    files: list[Listed]
+    levels: dict[str, dict[str, str]]
+    level: str  # asked for, or that of the model's classes
+
+
 def collect(
     paths: Iterable[str], classifier: Classifier, *, reading: Reading = AS_IT_IS, level: str | None = None
-) -> list[Listed]:
+) -> Collected:
     """Image files, and those inside folders with their classes as the model's training would read them, each once."""
+    found: dict[str, str] = {}
+    levels: dict[str, dict[str, str]] = {}
+    chosen = ""
+    for path in paths:
+        if not os.path.isdir(path):
+            own = os.path.abspath(path)
+            found[own] = found.get(own, "")
+            continue
+        as_trained = classifier.reading_of(path, reading)
+        inside = list_labelled(Path(path), classifier.labels, reading=as_trained, level=level)
+        for file, label in inside.files:
+            own = os.path.abspath(file)
+            found[own] = found.get(own) or label
+        for name, of in inside.levels.items():
+            _add_level(levels.setdefault(name, {}), of, name, path)
+        chosen = chosen or inside.level
+    return Collected([Listed(path, label) for path, label in found.items()], levels, chosen)
+
+
+def _add_level(known: dict[str, str], of: Mapping[str, str], level: str, path: str) -> None:
+    for label, coarse in of.items():
+        if known.setdefault(label, coarse) != coarse:
+            raise DataError(
+                f"{printable(path)}: {label!r} is in {coarse!r} at level {level!r}, and in {known[label]!r} in the "
+                "folders before it; expected one, or an index for each"
+            )
+
+
+def _labelled_like(paths: Iterable[str], labels: Sequence[str], classifier: Classifier) -> list[Listed]:
+    """Image files, and those inside folders with their classes at the level that has most of `labels`, each once."""
     found: dict[str, str] = {}
     for path in paths:
         inside = [(path, "")]
         if os.path.isdir(path):
-            as_trained = classifier.reading_of(path, reading)
-            inside = list_labelled(Path(path), classifier.labels, reading=as_trained, level=level)
+            listed = list_labelled(Path(path), labels, reading=classifier.reading_of(path))
+            inside = listed.at(listed.level)
         for file, label in inside:
             own = os.path.abspath(file)
             found[own] = found.get(own) or label
     return [Listed(path, label) for path, label in found.items()]
 
 
-def check_model(about: About, classifier: Classifier, folder: Path, source: str) -> None:
-    """A CheckpointError where vectors of this model cannot be compared with those of the index."""
-    shown = _shown(classifier)
-    for name, value in about.preprocessing.items():
-        if shown.get(name) != value:
-            raise CheckpointError(
-                f"{folder} was made with {name} {value}, but {source} has {shown.get(name)}. "
-                f"Use its own model ({about.model}), or build another index."
-            )
-    if about.weights_sha256 != weights_digest(dict(classifier.model.state_dict())):
-        raise CheckpointError(
-            f"{folder} was made with other weights than those of {source}. "
-            f"Use its own model ({about.model}) as it was, or build another index."
-        )
-
-
-def _shown(classifier: Classifier) -> dict[str, Any]:
-    """The preprocessing as it stands in `index.json`."""
-    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(classifier.preprocessing)))
-    return values
+def _leveled(about: About, found: Collected, *, asked: bool) -> About:
+    """With the levels of what is added, which replace what was said of the same labels before."""
+    levels = {name: dict(of) for name, of in about.levels.items()}
+    for name, of in found.levels.items():
+        levels.setdefault(name, {}).update(of)
+    return replace(about, levels=levels, level=found.level if asked or not about.levels else about.level)
 
 
 def _begin(folder: Path, classifier: Classifier, model: str, *, trunk: bool) -> About:
@@ -347,7 +370,7 @@ def _begin(folder: Path, classifier: Classifier, model: str, *, trunk: bool) -> 
         raise UsageError(f"{folder} holds other things ({others[0]}) and no {FILE}. Give a new folder with --out.")
     source = os.path.abspath(model) if is_run(model) else model
     dimension = embed_pictures(classifier, [Image.new("RGB", classifier.preprocessing.image_size[::-1])]).shape[1]
-    about = About(source, weights_digest(dict(classifier.model.state_dict())), _shown(classifier), dimension, trunk)
+    about = About(source, weights_digest(dict(classifier.model.state_dict())), shown_by(classifier), dimension, trunk)
     write_about(folder, about)
     return about
 

@@ -1,8 +1,8 @@
 """What an index of pictures leaves on disk.
 
     index.json         format; the model, its weights' checksum and its preprocessing; dimension; whether the vectors
-                       are the trunk's; how many files of which labels; whether a search compares with all; the parts
-                       with their checksums
+                       are the trunk's; how many files of which labels, the levels above these, and the one at
+                       which they are shown; whether a search compares with all; the parts with their checksums
     part-00000.npy     (rows, dimension) float32, unit vectors
     part-00000.json    path, label, bytes and time of the last change of each row's file
     faiss.index        beyond a million files: lists of near vectors, made by faiss
@@ -34,7 +34,7 @@ from patchloom.evaluation.exact_search import write_faiss
 from patchloom.foreign import MOST_BYTES, check_shape, open_plain, parse_json, read_plain
 from patchloom.runs.checksums import own_sha256
 
-FORMAT = 1
+FORMAT = 2  # 1 had the labels of one level alone
 FILE, FAISS = "index.json", "faiss.index"
 _HEADER = 1 << 16  # bytes of a file of vectors that are none; less is written
 _FORMAT = {"format": int, "own_sha256?": str}
@@ -47,6 +47,8 @@ _SHAPE = {
     "dimension": int,
     "trunk?": bool,
     "labels?": dict[str, int],
+    "level?": str,
+    "levels?": dict[str, dict[str, str]],
     "parts": list[dict],
     "faiss_sha256?": str,
 }
@@ -91,6 +93,8 @@ class About:
     dimension: int
     trunk: bool = False  # the model's projector is left out
     labels: dict[str, int] = field(default_factory=dict)  # how many files of each
+    level: str = ""  # at which labels are shown where nobody asks for another; '' is the labels themselves
+    levels: dict[str, dict[str, str]] = field(default_factory=dict)  # level → {label: coarse label}
     parts: tuple[Part, ...] = ()
     faiss_sha256: str = ""  # of faiss.index over all parts; '' where a search compares with all
 
@@ -101,6 +105,18 @@ class About:
     def exact(self) -> bool:
         """Whether a search compares with all."""
         return not self.faiss_sha256
+
+    def at(self, label: str, level: str) -> str:
+        """A label at a level; one that the level does not know keeps its name."""
+        return self.levels[level].get(label, label) if level else label
+
+    def labels_at(self, level: str) -> dict[str, int]:
+        """How many files of each label at a level, by name."""
+        found: dict[str, int] = {}
+        for label, count in self.labels.items():
+            own = self.at(label, level)
+            found[own] = found.get(own, 0) + count
+        return dict(sorted(found.items()))
 
 
 def write_about(folder: Path, about: About) -> None:
@@ -163,6 +179,8 @@ def _check_counts(about: About, path: Path, files: int, exact: bool) -> None:
         raise ValueError("it names a part twice")
     if files != len(about) or exact != about.exact:
         raise ValueError(f"it counts {files} files, its parts {len(about)}")
+    if about.level and about.level not in about.levels:
+        raise ValueError(f"its labels are shown at {about.level!r}, which is none of its levels")
     if about.dimension < 1:
         raise ValueError(f"its vectors have {about.dimension!r} numbers")
 
@@ -209,6 +227,14 @@ class StoredVectors:
             rows, kept = self.rows_of(part), part.kept()
             found |= {int(i): rows[kept[at]] for i, at in zip(chosen.tolist(), inside.tolist(), strict=True)}
         return [found[i] for i in range(len(positions))]
+
+    def labels(self) -> list[str]:
+        """The label of every file that counts, in order; '' for none."""
+        found: list[str] = []
+        for part in self.about.parts:
+            rows = self.rows_of(part)
+            found += [rows[at].label for at in part.kept().tolist()]
+        return found
 
     def rows_of(self, part: Part) -> list[Row]:
         """All rows of a part, the dropped ones too."""

@@ -13,7 +13,8 @@ from patchloom.pages.page import data_uri, write_page
 from patchloom.printable import printable
 
 if TYPE_CHECKING:
-    from patchloom.deployment.index import Found, Hit, Index  # which shows its findings by this module
+    from patchloom.deployment.index import Index
+    from patchloom.deployment.search import Found, Hit  # which shows its findings by this module
 
 QUERIES = 200  # shown at most
 THUMBNAIL = 150  # pixels on the page; twice as many for fine screens
@@ -60,7 +61,8 @@ def found_card(one: "Found") -> dict[str, Any]:
     """For a page or a notebook: the query, where it is a file, and its hits with their pictures."""
     hits = [_hit(one, hit) for hit in one.hits]
     picture = _thumbnail(one.query) if one.query else None
-    return {"name": short(one.query), "label": one.label, "picture": picture, "hits": hits}
+    condition = one.condition.in_words() if one.condition else ""
+    return {"name": short(one.query), "label": one.label, "picture": picture, "hits": hits, "condition": condition}
 
 
 def _hit(one: "Found", hit: "Hit") -> dict[str, Any]:

@@ -38,6 +38,69 @@ class Vectors(Protocol):
         """(M,) positions → (M, C)."""
 
 
+class Subset:
+    """The vectors at some of the positions of others, rising; all of them for None."""
+
+    def __init__(self, vectors: Vectors, positions: Tensor | None) -> None:
+        self._vectors, self._positions = vectors, positions
+
+    def __len__(self) -> int:
+        return len(self._vectors if self._positions is None else self._positions)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        start = 0
+        for part in self._vectors:
+            if self._positions is None:
+                yield part
+                continue
+            first, end = torch.searchsorted(self._positions, torch.tensor([start, start + len(part)])).tolist()
+            if end > first:
+                yield part[self._positions[first:end] - start]
+            start += len(part)
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """(M,) positions among these → (M, C)."""
+        return self._vectors.rows(self.of_all(positions))
+
+    def of_all(self, positions: Tensor) -> Tensor:
+        """Positions among these → those of the vectors they were taken from."""
+        return positions if self._positions is None else self._positions[positions]
+
+
+def conditioned_nearest(
+    vectors: Vectors, queries: Tensor, classes: Tensor, added: Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k best by cosine plus what a query adds for each vector's class: scores, cosines, positions (Q, k).
+
+    `classes` (N,) are columns of `added` (Q, K) float64. All vectors are compared: the best may have any cosine.
+    """
+    found = [
+        _conditioned(vectors, some, classes, of_some, min(k, len(vectors)))
+        for some, of_some in zip(queries.split(QUERIES_AT_ONCE), added.split(QUERIES_AT_ONCE), strict=True)
+    ]
+    scores, cosines, positions = zip(*found, strict=True)
+    return torch.cat(scores), torch.cat(cosines), torch.cat(positions)
+
+
+def _conditioned(
+    vectors: Vectors, queries: Tensor, classes: Tensor, added: Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    scores, cosines = added.new_empty(len(queries), 0), queries.new_empty(len(queries), 0)
+    positions = torch.empty(len(queries), 0, dtype=torch.int64)
+    start = 0
+    for some in (some for part in vectors for some in part.split(VECTORS_AT_ONCE)):
+        now = (queries.double() @ some.double().T).float()
+        places = torch.arange(start, start + len(some))
+        scores = torch.cat([scores, now.double() + added[:, classes[places]]], dim=1)
+        cosines = torch.cat([cosines, now], dim=1)
+        positions = torch.cat([positions, places.expand(len(queries), -1)], dim=1)
+        # Stable: equal scores stay in the order of their positions.
+        best = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+        scores, cosines, positions = (each.gather(1, best) for each in (scores, cosines, positions))
+        start += len(some)
+    return scores, cosines, positions
+
+
 def exact_nearest(vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Unit vectors and queries (Q, C) → scores and positions (Q, k) of what comparing with all gives."""
     k = min(k, len(vectors))

@@ -48,6 +48,11 @@ def average_precision(order: Tensor, right: Tensor) -> Tensor:
     return (hits.cumsum(dim=1) / ranks * hits).sum(dim=1) / hits.sum(dim=1)
 
 
+def vote_weights(cosines: Tensor, temperature: float = TEMPERATURE) -> Tensor:
+    """Cosines (…, k) of neighbours → what the vote of each weighs, float64; they add up to 1 (equation 2.6)."""
+    return (cosines.double() / temperature).softmax(dim=-1)
+
+
 def knn_posterior(
     train: Tensor, test: Tensor, labels: Tensor, classes: int, *, k: int, temperature: float = TEMPERATURE
 ) -> Tensor:
@@ -58,7 +63,7 @@ def knn_posterior(
     check_neighbours([k], len(train))
     parts = []
     for cosines, positions in nearest(train, test, k):
-        shares = (cosines.double() / temperature).softmax(dim=1)
+        shares = vote_weights(cosines, temperature)
         parts.append(shares.new_zeros(len(shares), classes).scatter_add_(1, labels[positions], shares))
     return torch.cat(parts)
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchloom.data.labels.taxonomy import FINEST
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ClassTable, ImageSet, Splits, name_some
 from patchloom.data.sources.source import open_data
@@ -28,7 +29,6 @@ from patchloom.runs.record import data_files
 if TYPE_CHECKING:
     from patchloom.deployment.classifier import Classifier
 
-FINEST = "fine"  # what the classes themselves are called among levels
 # Names of numbers end in these too, so that a level of the name could not be told from them.
 TAKEN = (FINEST, "all", "softmax", "oracle", "conditioned", "queries", "top1", "top5")
 BY_TRUNK = "images are compared by the vectors before the projector"

@@ -133,11 +133,12 @@ def test_nothing_is_said_where_both_readings_are_the_same(train):
 def test_files_are_listed_with_the_class_that_training_reads(groceries):
     draw(groceries / "train" / "Fruit" / "Banana" / "ripe", 1)
     Image.new("RGB", (8, 8)).save(groceries / "train" / "loose.png")
-    innermost = dict(list_labelled(groceries, CLASSES))
+    innermost = dict(list_labelled(groceries, CLASSES).files)
     assert innermost[str(groceries / "val" / "Packages" / "Juice" / "Orange" / "0.png")] == "Juice/Orange"
     assert innermost[str(groceries / "train" / "Fruit" / "Banana" / "ripe" / "0.png")] == "Banana"
     assert innermost[str(groceries / "train" / "loose.png")] == ""
-    outermost = dict(list_labelled(groceries, ("Fruit", "Packages", "Vegetables")))  # a run trained at coarse2
+    found = list_labelled(groceries, ("Fruit", "Packages", "Vegetables"))  # a run trained at coarse2
+    outermost = dict(found.at(found.level))
     assert outermost[str(groceries / "val" / "Packages" / "Juice" / "Orange" / "0.png")] == "Packages"
-    middle = dict(list_labelled(groceries, CLASSES, level="coarse1"))
+    middle = dict(list_labelled(groceries, CLASSES, level="coarse1").at("coarse1"))
     assert middle[str(groceries / "val" / "Packages" / "Juice" / "Orange" / "0.png")] == "Juice"

@@ -262,15 +262,17 @@ def test_a_model_that_has_gone(run: Callable[[str], Path], trained: Path, tmp_pa
 def test_formats(built: Built) -> None:
     path = built.index.folder / "index.json"
     values = json.loads(path.read_text())
-    assert (values["format"], values["files"], values["exact"], values["dimension"]) == (1, 60, True, 16)
+    assert (values["format"], values["files"], values["exact"], values["dimension"]) == (2, 60, True, 16)
     path.write_text(json.dumps(values | {"dimension": 15}))
     with pytest.raises(CheckpointError, match=r"its checksum is not its own.*patchloom verify .* --accept"):
         open_index(built.index.folder)
     del values["own_sha256"]  # as an earlier version wrote it
     path.write_text(json.dumps(values))
     assert len(open_index(built.index.folder)) == 60
-    path.write_text(json.dumps(values | {"format": 2}))
-    with pytest.raises(CheckpointError, match=r"has format 2, written by a newer patchloom; this one reads up to 1"):
+    path.write_text(json.dumps({key: values[key] for key in values if not key.startswith("level")} | {"format": 1}))
+    assert open_index(built.index.folder).labels == {"blue": 30, "red": 30}
+    path.write_text(json.dumps(values | {"format": 3}))
+    with pytest.raises(CheckpointError, match=r"has format 3, written by a newer patchloom; this one reads up to 2"):
         open_index(built.index.folder)
     for damaged in ("{", "[]", "{}", json.dumps(values | {"parts": [{}]})):
         path.write_text(damaged)

@@ -121,10 +121,10 @@ def test_an_index_is_labelled_as_the_run_reads(nested: Path, tmp_path: Path) -> 
     outermost = {"green": 11, "grey": 11, "warm": 22}
     assert index(run, [data], out=tmp_path / "one", device="cpu").index.about.labels == outermost
     moved = shutil.copytree(data, tmp_path / "moved")
-    assert index(run, [moved], out=tmp_path / "two", device="cpu").index.about.labels == outermost
+    assert index(run, [moved], out=tmp_path / "two", device="cpu").index.labels == outermost
     fine = patchloom.Reading(classes="innermost")
     built = index(run, [data], out=tmp_path / "three", device="cpu", reading=fine, level="coarse")
-    assert built.index.about.labels == outermost
+    assert built.index.labels == outermost
     inside = index(run, [moved / "test" / "warm"], out=tmp_path / "four", device="cpu")
     assert inside.index.about.labels == {"blue": 3, "red": 3}
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.deployment.classifier import Answer, Classifier
-from patchloom.deployment.index import Found, Hit
+from patchloom.deployment.search import Found, Hit
 from patchloom.engine.loop import Outcome
 from patchloom.engine.state import Progress
 from patchloom.evaluation.embeddings import Embeddings

@@ -9,7 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from patchloom.errors import UsageError
-from patchloom.evaluation.exact_search import SPARE, exact_nearest, faiss_nearest, import_faiss, write_faiss
+from patchloom.evaluation.exact_search import (
+    SPARE,
+    Subset,
+    conditioned_nearest,
+    exact_nearest,
+    faiss_nearest,
+    import_faiss,
+    write_faiss,
+)
 
 
 class InMemory:
@@ -47,6 +55,33 @@ def check(vectors: Tensor, queries: Tensor, k: int, part: int) -> None:
 @pytest.mark.parametrize(("k", "part"), [(1, 7), (10, 100), (10, 1000), (300, 64), (1000, 1000)])
 def test_what_comparing_with_all_gives(k: int, part: int) -> None:
     check(unit(1000), unit(30, seed=1), k, part)
+
+
+@pytest.mark.parametrize("part", [7, 64, 200])
+def test_some_of_the_vectors_are_searched_as_if_they_were_all(part: int) -> None:
+    vectors, queries = unit(200), unit(5, seed=1)
+    chosen = torch.tensor([0, 3, 4, *range(70, 90), 130, 199])
+    some = Subset(InMemory(vectors, part), chosen)
+    scores, positions = exact_nearest(some, queries, 10)
+    expected_scores, expected = brute_force(vectors[chosen], queries, 10)
+    np.testing.assert_array_equal(some.of_all(positions).numpy(), chosen.numpy()[expected])
+    np.testing.assert_array_equal(scores.numpy(), expected_scores)
+
+
+@pytest.mark.parametrize("part", [7, 64, 200])
+def test_what_is_added_for_a_class_counts_as_the_cosine_does(part: int) -> None:
+    vectors, queries = unit(200), unit(5, seed=1)
+    vectors[152] = vectors[20]  # of one class too
+    classes = torch.arange(200) % 3
+    added = torch.randn(5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    scores, cosines, positions = conditioned_nearest(InMemory(vectors, part), queries, classes, added, 60)
+    whole = (queries.double() @ vectors.double().T).float()
+    for query in range(5):
+        totals = [float(whole[query, i]) + float(added[query, i % 3]) for i in range(200)]
+        expected = sorted(range(200), key=lambda i, totals=totals: (-totals[i], i))[:60]
+        assert positions[query].tolist() == expected
+        assert scores[query].tolist() == [totals[i] for i in expected]
+        assert cosines[query].tolist() == whole[query, expected].tolist()
 
 
 def test_among_many_most_vectors_are_passed_over() -> None:

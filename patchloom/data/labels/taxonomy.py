@@ -26,6 +26,7 @@ from patchloom.printable import printable
 from patchloom.recipes.plain_yaml import load_yaml
 
 Taxonomy = Mapping[str, Mapping[str, str]]  # level name → {class: coarse class}
+FINEST = "fine"  # what the classes themselves are called among levels
 MAX_BYTES = 64 << 20  # a million classes
 FILES = tuple(f"taxonomy.{end}" for end in ("csv", "tsv", "json", "yaml", "yml"))
 
@@ -166,3 +167,11 @@ def check_level(level: str, levels: Mapping[str, object]) -> None:
     if level not in levels:
         known = f"it has {', '.join(levels)}" if levels else "it has no levels (give a taxonomy file)"
         raise UsageError(f"no label level {level!r}; {known}.{nearest(level, list(levels))}")
+
+
+def level_named(level: str, levels: Mapping[str, object]) -> str:
+    """A level that a user names; '' for `FINEST`, the classes themselves."""
+    if level == FINEST and level not in levels:
+        return ""
+    check_level(level, {**levels, FINEST: None})
+    return level

@@ -19,7 +19,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import numpy as np
 
 from patchloom.data.checking.survey import name_unreadable, survey
 from patchloom.data.labels.alike import tidy
-from patchloom.data.labels.taxonomy import Taxonomy, find_taxonomy, read_taxonomy
+from patchloom.data.labels.taxonomy import Taxonomy, find_taxonomy, level_named, read_taxonomy
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits
@@ -281,12 +281,26 @@ def _split_of_a_set(path: Path, reading: Reading, strict: bool) -> Source | None
     return None
 
 
+@dataclass(frozen=True)
+class LabelledFiles:
+    """Image files with their classes, and the levels above these."""
+
+    files: tuple[tuple[str, str], ...]  # path, class; '' for none
+    levels: dict[str, dict[str, str]]  # level → {class: coarse class}
+    level: str = ""  # the one asked for, or that has most of a model's classes; '' is the classes themselves
+
+    def at(self, level: str) -> list[tuple[str, str]]:
+        """The files with their classes at a level; a class that it does not know keeps its name."""
+        coarse = self.levels[level] if level else {}
+        return [(file, coarse.get(label, label)) for file, label in self.files]
+
+
 def list_labelled(
     root: Path, classes: Sequence[str], *, reading: Reading = AS_IT_IS, level: str | None = None
-) -> list[tuple[str, str]]:
-    """Every image file below `root` with its class, '' for none, as training would read it.
+) -> LabelledFiles:
+    """Every image file below `root` with its class, as training would read it.
 
-    The class is that of `level`, or else of the level that has most of a model's `classes`.
+    Its level is `level`, or else the one that has most of a model's `classes`.
     """
     files = list_images(root)
     if not files:
@@ -296,17 +310,20 @@ def list_labelled(
     except DataError:
         if reading != AS_IT_IS or level:
             raise
-        return [(file, "") for file in files]  # a collection need not be a data set
-    names = {"": source.train.names} | {name: of.values() for name, of in source.train.levels.items()}
-    level = level or level_of(classes, names)
+        return LabelledFiles(tuple((file, "") for file in files), {})  # a collection need not be a data set
     known: dict[str, str] = {}
+    levels: dict[str, dict[str, str]] = {}
     for listing in source.listings.values():
         if isinstance(listing.pictures, FilePictures):
-            at = coarsen(listing, level) if level else listing
-            rows = zip(at.rows.tolist(), at.labels.tolist(), strict=True)
-            home = listing.pictures.root
-            known |= {os.path.join(home, at.pictures.key(row)): at.names[n] for row, n in rows if n != UNLABELLED}
-    return [(file, known.get(file, "")) for file in files]
+            rows = zip(listing.rows.tolist(), listing.labels.tolist(), strict=True)
+            home, key = listing.pictures.root, listing.pictures.key
+            known |= {os.path.join(home, key(row)): listing.names[n] for row, n in rows if n != UNLABELLED}
+            for name, of in listing.levels.items():
+                levels.setdefault(name, {}).update({own: of[own] for own in listing.names if own in of})
+    names = {"": source.train.names} | {name: of.values() for name, of in source.train.levels.items()}
+    own = level_named(level, levels) if level else level_of(classes, names) or ""
+    of_files = tuple((file, known.get(file, "")) for file in files)
+    return LabelledFiles(of_files, levels, own if own in levels else "")
 
 
 def _open_directory(path: Path, levels: Taxonomy, reading: Reading) -> Source:
