@@ -1,6 +1,7 @@
 """The command line: one verb a file, each importing what it needs only when it runs."""
 
 import errno
+import os
 import signal
 import sys
 import traceback
@@ -85,6 +86,8 @@ def patchloom(
 
 def main() -> None:
     """Run the command line; what goes wrong is one line on stderr and an exit code (errors.py)."""
+    # Read when torch is imported: threads that wait sleep instead of spinning, so that several runs share their cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with watched() as stdout:
         code = _run(stdout)
         if code > STOPPED:

@@ -1,6 +1,7 @@
 """The commands as a user types them."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -181,3 +182,13 @@ def test_the_defaults_of_train_are_the_librarys() -> None:
 )
 def test_knn_alone_asks_for_twenty_neighbours(given, expected) -> None:
     assert _with_number(given) == expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_that_wait_sleep_before_torch_is_imported_unless_the_user_says_otherwise(given, expected):
+    code = "import sys, os; from patchloom import cli; cli._run = lambda out: print(os.environ['OMP_WAIT_POLICY'], "
+    code += "'torch' in sys.modules) or 0; cli.main()"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == [expected, "False"], done.stderr
