@@ -69,11 +69,9 @@ def token_cosines(model: Network, images: Tensor) -> Tensor:
     """
     if not model.has_distillation_token:
         raise UsageError(f"{model.config.name} has no distillation token; create it with distilled=True")
-    learned: Any = model.class_tokens
-    kept: dict[Any, Any] = dict.fromkeys(model.taps())
+    distilled: Any = model
     with in_eval_mode(model):
-        model.run_blocks(images, kept)
-    return torch.stack([_cosine(tokens) for tokens in (learned.weight, *kept.values())])
+        return torch.stack([_cosine(tokens) for tokens in distilled.class_token_path(images)])
 
 
 def _cosine(tokens: Tensor) -> Tensor:

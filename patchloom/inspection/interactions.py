@@ -168,8 +168,9 @@ def _sparse_mlps(network: nn.Module) -> list[list[SparseMLP]]:
 
 
 def _grid_mixers(network: nn.Module) -> dict[int, TokenMLP]:
-    """Those that read a grid of patches: neither joined channels nor the fewer tokens inside a pyramid."""
-    return {number: mix for number, mix in _mixers(network, TokenMLP).items() if len(mix.grid) == 2}
+    """Those that read a grid of patches: no joined channels, no MLP per channel, no tokens inside a pyramid."""
+    shared = {number: mix for number, mix in _mixers(network, TokenMLP).items() if mix.weight1.ndim == 2}
+    return {number: mix for number, mix in shared.items() if len(mix.axes) == 2}
 
 
 def _mixers(network: nn.Module, kind: type[Mix]) -> dict[int, Mix]:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
-from patchloom.layers.token_mixing import AcrossPositions, TokenMLP, UntiedTokenMLP
+from patchloom.layers.token_mixing import AcrossPositions, TokenMLP
 
 
 def truncated_normal_(network: nn.Module, *, std: float = 0.02) -> None:
@@ -29,7 +29,7 @@ def lecun_normal_(network: nn.Module) -> None:
             _lecun(module.weight, module.weight[0].numel())
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, TokenMLP | UntiedTokenMLP):
+        elif isinstance(module, TokenMLP):
             for weight in (module.weight1, module.weight2):
                 _lecun(weight, weight.shape[-1])
             nn.init.zeros_(module.bias1)

@@ -4,17 +4,43 @@ A folded layer keeps nothing but its input for the backward pass: the gradients 
 follow from the gradient of the folded matrix.
 """
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class ShiftedLinear(nn.Linear):
+    """A linear layer of x + shift, one learned number that starts at 0: what Fixup adds before a layer."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        """With the weights of `linear` itself."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs) → (..., outputs)."""
+        return F.linear(x, *as_it_acts(self))
+
+
+def as_it_acts(linear: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a plain linear layer that does the same."""
+    if isinstance(linear, ShiftedLinear):
+        return linear.weight, linear.bias + linear.weight.sum(dim=1) * linear.shift
+    return linear.weight, linear.bias
 
 
 def fold_input(linear: nn.Linear, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Weight and bias of the linear layer that does on x what `linear` does on weight · x + bias."""
-    return linear.weight * weight, linear.bias + linear.weight @ bias
+    own, own_bias = as_it_acts(linear)
+    return own * weight, own_bias + own @ bias
 
 
 def fold_output(linear: nn.Linear, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Weight and bias of the linear layer that gives scale · linear(x)."""
-    return linear.weight * scale.unsqueeze(-1), linear.bias * scale
+    weight, bias = as_it_acts(linear)
+    return weight * scale.unsqueeze(-1), bias * scale
 
 
 def fold_input_(linear: nn.Linear, weight: Tensor, bias: Tensor) -> Tensor:
@@ -31,3 +57,5 @@ def fold_output_(linear: nn.Linear, scale: Tensor) -> None:
 def _set(linear: nn.Linear, weight: Tensor, bias: Tensor) -> None:
     linear.weight.copy_(weight)
     linear.bias.copy_(bias)
+    if isinstance(linear, ShiftedLinear):
+        linear.shift.zero_()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.linear import fold_input, fold_input_, fold_output, fold_output_
+from patchloom.layers.linear import as_it_acts, fold_input, fold_input_, fold_output, fold_output_
 
 ActivationName = Literal["gelu", "gelu_tanh", "silu", "hardswish", "relu"]
 
@@ -57,7 +57,7 @@ class MLP(nn.Module):
 
     def folded(self, x: Tensor, norm: tuple[Tensor, Tensor] | None, scale: Tensor) -> Tensor:
         """scale · self(weight · x + bias), with `norm` = (weight, bias) and the scale folded into the two layers."""
-        inner = (self.fc1.weight, self.fc1.bias) if norm is None else fold_input(self.fc1, *norm)
+        inner = as_it_acts(self.fc1) if norm is None else fold_input(self.fc1, *norm)
         hidden = activate(self.activation, F.linear(x, *inner))
         return self._drop(F.linear(self._drop(hidden), *fold_output(self.fc2, scale)))
 

@@ -61,6 +61,13 @@ class Branch(nn.Module):
     @torch.no_grad()
     def absorb_(self) -> None:
         """Fold the norm's weight and bias, and the scale, into the mixer where it can take them."""
+        self._absorb_norm_()
+        absorb_output = getattr(self.mix, "absorb_output_", None)
+        if self.scale is not None and absorb_output is not None:
+            absorb_output(self.scale)
+            self.scale = None
+
+    def _absorb_norm_(self) -> None:
         absorb_input = getattr(self.mix, "absorb_input_", None)
         split = getattr(self.norm, "split", None)
         if absorb_input is not None and split is not None:
@@ -69,10 +76,6 @@ class Branch(nn.Module):
             if owed is not None:
                 self.norm = stays
                 self.scale = nn.Parameter(owed if self.scale is None else self.scale * owed)
-        absorb_output = getattr(self.mix, "absorb_output_", None)
-        if self.scale is not None and absorb_output is not None:
-            absorb_output(self.scale)
-            self.scale = None
 
 
 class Residual(Branch):
@@ -92,6 +95,17 @@ class Residual(Branch):
         It saves passes over the activations, and the backward pass keeps fewer of them.
         """
         return self.training and torch.is_grad_enabled() and self.foldable and x.numel() > self.weights
+
+
+class PostNormResidual(Branch):
+    """norm(x + scale · mix(x)): the norm after the sum, as in the first transformers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ..., C) → (B, ..., C)."""
+        return self.norm(self.add_to(x, self.mix(x)))
+
+    def _absorb_norm_(self) -> None:
+        """It stays: what it gives is read by the next sum too."""
 
 
 class ClassResidual(Branch):

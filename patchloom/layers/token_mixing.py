@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from patchloom.errors import UsageError
 from patchloom.layers.mlp import ActivationName, activate
@@ -119,21 +120,38 @@ class TokenLinear(AcrossPositions, Resampled):
 
 
 class TokenMLP(Resampled):
-    """W2 · activation(W1 · x) across the positions of a grid (Mixer eq. 1; ResMLP's and sMLPNet's MLP ablations)."""
+    """W2 · activation(W1 · x) across the positions of a grid (Mixer eq. 1; ResMLP's and sMLPNet's MLP ablations).
+
+    `groups` neighbouring channels G are joined into one vector of G·N that is mixed as a whole; `outputs` fewer tokens
+    than the grid has make a step of a pyramid (Mixer, appendix A).
+    """
 
     def __init__(
-        self, grid: Grid, hidden: int, *, activation: ActivationName = "gelu", outputs: int | None = None
+        self,
+        grid: Grid,
+        hidden: int,
+        *,
+        activation: ActivationName = "gelu",
+        outputs: int | None = None,
+        groups: int = 1,
+        dropout: float = 0.0,
+        copies: tuple[int, ...] = (),
     ) -> None:
-        """`outputs` fewer tokens than the grid has make a step of a pyramid (Mixer, appendix A)."""
+        """`copies` stands before the shape of each weight: without it one MLP serves all channels."""
         super().__init__()
-        self.grid, self.activation = grid, activation
-        inputs = math.prod(grid)
-        self.outputs = inputs if outputs is None else outputs
-        self.weight1 = nn.Parameter(torch.empty(hidden, inputs))
-        self.bias1 = nn.Parameter(torch.empty(hidden))
-        self.weight2 = nn.Parameter(torch.empty(self.outputs, hidden))
-        self.bias2 = nn.Parameter(torch.empty(self.outputs))
+        self.grid, self.activation, self.groups, self.dropout = grid, activation, groups, dropout
+        self.outputs = outputs
+        rows = math.prod(grid) if outputs is None else outputs
+        self.weight1 = nn.Parameter(torch.empty(*copies, hidden, groups * math.prod(grid)))
+        self.bias1 = nn.Parameter(torch.empty(*copies, hidden))
+        self.weight2 = nn.Parameter(torch.empty(*copies, groups * rows, hidden))
+        self.bias2 = nn.Parameter(torch.empty(*copies, groups * rows))
         self.reset_parameters()
+
+    @property
+    def axes(self) -> Grid:
+        """What a vector that is mixed runs over: the grid, after the channels that are joined."""
+        return self.grid if self.groups == 1 else (self.groups, *self.grid)
 
     def reset_parameters(self) -> None:
         """PyTorch's own initialisation of a linear layer, for both."""
@@ -142,21 +160,28 @@ class TokenMLP(Resampled):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, N, C) → (B, N, C), or (B, outputs, C)."""
+        if self.groups == 1:
+            return self._mixed(tokens)
+        b, n, c = tokens.shape
+        joined = tokens.view(b, n, c // self.groups, self.groups).permute(0, 3, 1, 2)
+        mixed = self._mixed(joined.reshape(b, self.groups * n, c // self.groups))
+        return mixed.view(b, self.groups, -1, c // self.groups).permute(0, 2, 3, 1).reshape(b, -1, c)
+
+    def _mixed(self, tokens: Tensor) -> Tensor:
+        """(B, G·N, C/G) → (B, G·N, C/G)."""
         hidden = activate(self.activation, mix_tokens(self.weight1, tokens, self.bias1))
-        return mix_tokens(self.weight2, hidden, self.bias2)
+        return self._drop(mix_tokens(self.weight2, self._drop(hidden), self.bias2))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout) if self.dropout and self.training else x
 
     def resampled_from(self, other: "TokenMLP") -> dict[str, Tensor]:
         """Where hidden units grow with the grid, copies of `other` side by side, one for each part of the larger grid
         (Mixer, supplement C); where they shrink with it, the mean of such copies; where they stay, resampled.
         """
-        mine, its = self.weight1.shape[0], other.weight1.shape[0]
+        mine, its = self.weight1.shape[-2], other.weight1.shape[-2]
         if mine == its:
-            return {
-                "weight1": resample_columns(other.weight1, other.grid, self.grid),
-                "bias1": other.bias1,
-                "weight2": resample_rows(other.weight2, other.grid, self.grid),
-                "bias2": resample_rows(other.bias2, other.grid, self.grid),
-            }
+            return self._resampled(other)
         new = {name: other.weight1.new_zeros(mine.shape) for name, mine in self.named_parameters()}
         parts = _parts(other, self) if mine > its else _parts(self, other)
         for positions, units in parts:
@@ -171,55 +196,34 @@ class TokenMLP(Resampled):
                 new["bias2"] += other.bias2[positions] / len(parts)
         return new
 
+    def _resampled(self, other: "TokenMLP") -> dict[str, Tensor]:
+        """The hidden units stay, positions are resampled; tokens of a pyramid are none, and stay."""
 
-class GroupedTokenMLP(TokenMLP):
-    """G neighbouring channels joined into one vector of G·N before the token MLP (Mixer, appendix A)."""
+        def rows(weight: Tensor, axis: int) -> Tensor:
+            if self.outputs is not None:
+                return weight
+            return resample_rows(weight.movedim(axis, 0), other.axes, self.axes).movedim(0, axis)
 
-    def __init__(self, grid: Grid, hidden: int, *, groups: int, activation: ActivationName = "gelu") -> None:
-        super().__init__((groups, *grid), hidden, activation=activation)
-        self.groups = groups
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, N, C) → (B, N, C)."""
-        b, n, c = tokens.shape
-        joined = tokens.view(b, n, c // self.groups, self.groups).permute(0, 3, 1, 2)
-        mixed = super().forward(joined.reshape(b, self.groups * n, c // self.groups))
-        return mixed.view(b, self.groups, n, c // self.groups).permute(0, 2, 3, 1).reshape(b, n, c)
-
-
-class UntiedTokenMLP(Resampled):
-    """A token MLP of its own for each channel (Mixer, appendix A): C times the parameters."""
-
-    def __init__(self, grid: Grid, hidden: int, dim: int, *, activation: ActivationName = "gelu") -> None:
-        super().__init__()
-        self.grid, self.activation = grid, activation
-        n = math.prod(grid)
-        self.weight1 = nn.Parameter(torch.empty(dim, hidden, n))
-        self.bias1 = nn.Parameter(torch.empty(dim, hidden))
-        self.weight2 = nn.Parameter(torch.empty(dim, n, hidden))
-        self.bias2 = nn.Parameter(torch.empty(dim, n))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """PyTorch's own initialisation of a linear layer, for each channel."""
-        init_linear_(self.weight1, self.bias1)
-        init_linear_(self.weight2, self.bias2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, N, C) → (B, N, C)."""
-        columns = tokens.permute(2, 1, 0)  # (C, N, B): one product a channel
-        hidden = activate(self.activation, torch.baddbmm(self.bias1.unsqueeze(-1), self.weight1, columns))
-        return torch.baddbmm(self.bias2.unsqueeze(-1), self.weight2, hidden).permute(2, 1, 0)
-
-    def resampled_from(self, other: "UntiedTokenMLP") -> dict[str, Tensor]:
-        """The hidden units stay, the positions are resampled."""
-        rows_first = resample_rows(other.weight2.transpose(0, 1), other.grid, self.grid)
         return {
-            "weight1": resample_columns(other.weight1, other.grid, self.grid),
+            "weight1": resample_columns(other.weight1, other.axes, self.axes),
             "bias1": other.bias1,
-            "weight2": rows_first.transpose(0, 1),
-            "bias2": resample_rows(other.bias2.T, other.grid, self.grid).T,
+            "weight2": rows(other.weight2, -2),
+            "bias2": rows(other.bias2, -1),
         }
+
+
+class UntiedTokenMLP(TokenMLP):
+    """A token MLP of its own for each channel, or for each group of them: C/G times the parameters (Mixer A.1)."""
+
+    def __init__(self, grid: Grid, hidden: int, dim: int, *, groups: int = 1, **options: Any) -> None:
+        super().__init__(grid, hidden, groups=groups, copies=(dim // groups,), **options)
+
+    def _mixed(self, tokens: Tensor) -> Tensor:
+        """(B, G·N, C/G) → (B, G·N, C/G)."""
+        columns = tokens.permute(2, 1, 0)  # (C/G, G·N, B): one product per MLP
+        hidden = activate(self.activation, torch.baddbmm(self.bias1.unsqueeze(-1), self.weight1, columns))
+        mixed = torch.baddbmm(self.bias2.unsqueeze(-1), self.weight2, self._drop(hidden))
+        return self._drop(mixed).permute(2, 1, 0)
 
 
 def init_linear_(weight: Tensor, bias: Tensor) -> None:
@@ -240,13 +244,13 @@ def block_positions(small: Grid, large: Grid) -> Tensor:
 
 def _parts(small: TokenMLP, large: TokenMLP) -> list[tuple[Tensor, Tensor]]:
     """(positions, hidden units) of each copy of `small` inside `large`."""
-    copies = integer_factor(small.grid, large.grid)
+    copies = integer_factor(small.axes, large.axes)
     if not copies or large.weight1.shape[0] != math.prod(copies) * small.weight1.shape[0]:
         raise UsageError(
             f"a token MLP of {small.weight1.shape[0]} hidden units on a grid of {small.grid} and one of "
             f"{large.weight1.shape[0]} on {large.grid} are no copies of each other: use a whole multiple of the size"
         )
-    positions = block_positions(small.grid, large.grid)  # (copies, positions of one)
+    positions = block_positions(small.axes, large.axes)  # (copies, positions of one)
     units = torch.arange(large.weight1.shape[0]).view(positions.shape[0], -1)
     return list(zip(positions, units, strict=True))
 
@@ -258,10 +262,15 @@ def integer_factor(small: Grid, large: Grid) -> tuple[int, ...] | None:
     return tuple(n // s for s, n in zip(small, large, strict=True))
 
 
+def expansion_at(expansion: float, old: Grid, new: Grid) -> float:
+    """The expansion of a token MLP on another grid: where that is no multiple, one that keeps the hidden units."""
+    return expansion if integer_factor(old, new) else expansion * math.prod(old) / math.prod(new)
+
+
 class ClassMixing(TokenLinear):
-    """One row of weights over class token and patches instead of attention (ResMLP's class-MLP)."""
+    """One row of weights over class tokens and patches for each class token (ResMLP's class-MLP)."""
 
     def forward(self, tokens: Tensor, classes: int) -> Tensor:  # type: ignore[override]
-        """(B, 1+N, C) → (B, 1, C)."""
-        del classes  # always one: the row was made for it
+        """(B, T+N, C) → (B, T, C)."""
+        del classes  # as many as rows were made for
         return super().forward(tokens)

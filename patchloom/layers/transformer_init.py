@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from patchloom.layers.attention import Attention, ClassAttention
+from patchloom.layers.linear import ShiftedLinear
 from patchloom.layers.mlp import MLP
 from patchloom.layers.residual import Branch
 from patchloom.layers.sequence_mixing import CrossAttention
@@ -29,12 +30,19 @@ def xavier_(network: nn.Module) -> None:
 
 @torch.no_grad()
 def fixup_(network: nn.Module) -> None:
-    """Fixup: with L branches of two layers, the first is multiplied by L^(-1/2) and the last starts at 0."""
+    """Fixup: with L branches of two layers, the first is multiplied by L^(-1/2) and the last starts at 0.
+
+    Every linear layer of a branch gets a scalar bias before it. Those that Fixup has before activations and after a
+    branch would say again what the biases of the linear layers say.
+    """
     branches = [module for module in network.modules() if isinstance(module, Branch)]
     for branch in branches:
         first, last = _value_path(branch.mix)
         first.mul_(len(branches) ** -0.5)
         last.zero_()
+        for name, linear in list(branch.mix.named_children()):
+            if isinstance(linear, nn.Linear):
+                setattr(branch.mix, name, ShiftedLinear(linear))
 
 
 @torch.no_grad()
@@ -42,9 +50,7 @@ def tfixup_(network: nn.Module) -> None:
     """T-Fixup for an encoder: Xavier weights, those of the value path and the MLP multiplied by 0.67·L^(-1/4)."""
     branches = [module for module in network.modules() if isinstance(module, Branch)]
     for branch in branches:
-        for linear in branch.modules():
-            if isinstance(linear, nn.Linear):
-                nn.init.xavier_uniform_(linear.weight)
+        xavier_(branch)
         for weight in _value_path(branch.mix):
             weight.mul_(0.67 * (len(branches) / 2) ** -0.25)
 

@@ -5,11 +5,13 @@ the self-attention. (Touvron et al. 2021; thesis 3.5–3.7.)
 Paper and code: table 3.16 gives XXS-36 ε = 1e-6, the published weights were made with 1e-5, as here. The class token is
 among the keys (h×1×(p+1) weights, where eq. 3.11 says p); `class_in_keys=False` leaves it out. ReZero, Fixup and
 T-Fixup keep LayerNorm and warm-up, as the thesis adapts them; `insert_class_at=k` lets the class token join the patches
-before block k and be mixed by self-attention from there (table 3.13).
+before block k and be mixed by self-attention from there (table 3.13). With `communication` and `class_communication`
+it is the frame in which ResMLP was found, attention replaced by MLPs one at a time (ResMLP, arXiv appendix A).
 """
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +30,15 @@ from patchloom.layers.residual import (
     ResidualWeight,
     make_scale,
 )
+from patchloom.layers.token_mixing import ClassMixing, TokenLinear, TokenMLP, expansion_at
 from patchloom.layers.transformer_init import fixup_, tfixup_
-from patchloom.models.network import Network, NetworkConfig
+from patchloom.models.distilled import DistilledConfig, DistilledNetwork
 from patchloom.models.pyramid import Kept, Level, Taps
 from patchloom.models.vit import check_heads
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaiTConfig(NetworkConfig):
+class CaiTConfig(DistilledConfig):
     """Options of CaiT; the ablations of thesis 3.5 and 3.6 are choices here."""
 
     depth: int = 24
@@ -49,7 +52,12 @@ class CaiTConfig(NetworkConfig):
     scale_uniform: bool = False  # LayerScale from U[0, 2ε]
     talking_heads: bool = True
     class_in_keys: bool = True
+    class_scale: bool = True  # no: the branches of the class blocks have no weight (3.6.3)
     insert_class_at: int | None = None  # None: the class token meets the patches in the class blocks alone
+    communication: Literal["attention", "mlp", "linear"] = "attention"  # of the blocks; mlp, linear: across patches
+    exchanged: tuple[int, ...] = ()  # blocks that mix the other way: by an MLP among attention, by attention elsewhere
+    communication_expansion: float = 4.0  # of the MLPs
+    class_communication: Literal["attention", "mlp"] = "attention"  # of the class blocks; mlp: ResMLP's class-MLP
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,15 +66,30 @@ class CaiTConfig(NetworkConfig):
             raise UsageError("without class blocks the class token needs a place: set insert_class_at")
         if self.insert_class_at is not None and not 0 <= self.insert_class_at < self.depth:
             raise UsageError(f"insert_class_at is a block from 0 to {self.depth - 1}, given {self.insert_class_at}")
+        if any(block >= self.depth for block in self.exchanged):
+            raise UsageError(f"exchanged names blocks 0 to {self.depth - 1}, given {list(self.exchanged)}")
+        if self.insert_class_at is not None and any(self.mixed_by_position[self.insert_class_at :]):
+            raise UsageError(
+                "a class token has no place among patches that are mixed by position: with communication mlp or "
+                "linear leave insert_class_at out, or exchange the blocks from there on"
+            )
+        if self.residual in ("fixup", "tfixup") and (any(self.mixed_by_position) or self.class_communication == "mlp"):
+            raise UsageError(f"residual {self.residual} says how attention starts, and here some of it is replaced")
+        if self.class_communication == "mlp" and not self.class_in_keys:
+            raise UsageError("class_in_keys is of class attention: leave it out with class_communication mlp")
+
+    @property
+    def mixed_by_position(self) -> list[bool]:
+        """Of each block, whether it mixes by a matrix or MLP across patches."""
+        return [(self.communication != "attention") != (block in self.exchanged) for block in range(self.depth)]
 
 
-class CaiT(Network):
+class CaiT(DistilledNetwork):
     """Patch projection, positions, self-attention blocks, class-attention blocks, LayerNorm, linear classifier."""
 
     Config = CaiTConfig
     config: CaiTConfig
     grid: tuple[int, int]
-    has_class_attention = True
 
     def __init__(self, config: CaiTConfig) -> None:
         super().__init__(config)
@@ -74,33 +97,59 @@ class CaiT(Network):
         self.grid = c.grid(c.patch_size)
         self.stem = PatchProjection(c.channels, c.dim, c.patch_size)
         self.position = PositionEmbedding(self.grid, c.dim)
-        self.class_token = LearnedTokens(1, c.dim)
-        attention = TalkingHeadsAttention if c.talking_heads else Attention
+        self.class_token = LearnedTokens(self.class_token_count, c.dim)
         self.blocks = nn.ModuleList(
             Block(
-                tokens=self._branch(Residual, attention(c.dim, c.heads), drop),
-                channels=self._branch(Residual, self._mlp(), drop),
+                tokens=self._branch(Residual, self._communication(by_position), drop=drop),
+                channels=self._branch(Residual, self._mlp(), drop=drop),
             )
-            for drop in c.drop_rates(c.depth)
+            for by_position, drop in zip(c.mixed_by_position, c.drop_rates(c.depth), strict=True)
         )
+        weight = c.residual if c.class_scale else "none"
         self.class_blocks = nn.ModuleList(
             ClassBlock(
-                attend=self._branch(ClassResidual, ClassAttention(c.dim, c.heads, class_in_keys=c.class_in_keys)),
-                channels=self._branch(Residual, self._mlp()),
+                attend=self._branch(ClassResidual, self._class_communication(), weight),
+                channels=self._branch(Residual, self._mlp(), weight),
             )
             for _ in range(c.class_depth)
         )
         self.norm = LayerNorm(c.dim, eps=1e-6)
-        self.classifier = self.make_classifier(c.dim)
+        self._make_classifiers()
         truncated_normal_(self)
         self.projector = self.make_projector()
         if c.residual in ("fixup", "tfixup"):
             {"fixup": fixup_, "tfixup": tfixup_}[c.residual](self)
+        if self.classifier_starts_at_zero:
+            self._make_classifiers()
 
-    def _branch(self, kind: type[Residual] | type[ClassResidual], mix: nn.Module, drop: float = 0.0) -> Any:
+    def _make_classifiers(self) -> None:
+        for name, inputs in self.classifiers().items():
+            setattr(self, name, self.make_classifier(inputs))
+
+    def _branch(
+        self,
+        kind: type[Residual] | type[ClassResidual],
+        mix: nn.Module,
+        weight: ResidualWeight | None = None,
+        drop: float = 0.0,
+    ) -> Any:
         c = self.config
-        scale = make_scale(c.residual, c.dim, c.scale_init, uniform=c.scale_uniform)
+        scale = make_scale(weight or c.residual, c.dim, c.scale_init, uniform=c.scale_uniform)
         return kind(LayerNorm(c.dim, eps=1e-6), mix, scale, drop)
+
+    def _communication(self, by_position: bool) -> nn.Module:
+        c = self.config
+        if not by_position:
+            return (TalkingHeadsAttention if c.talking_heads else Attention)(c.dim, c.heads)
+        if c.communication == "linear":
+            return TokenLinear(self.grid)
+        return TokenMLP(self.grid, round(c.communication_expansion * self.grid[0] * self.grid[1]))
+
+    def _class_communication(self) -> nn.Module:
+        c = self.config
+        if c.class_communication == "mlp":
+            return ClassMixing(self.grid, extra=self.class_token_count, outputs=self.class_token_count)
+        return ClassAttention(c.dim, c.heads, class_in_keys=c.class_in_keys)
 
     def _mlp(self) -> MLP:
         return MLP(self.config.dim, int(self.config.mlp_ratio * self.config.dim))
@@ -109,6 +158,17 @@ class CaiT(Network):
     def feature_dim(self) -> int:
         """Channels of the features."""
         return self.config.dim
+
+    @property
+    def has_class_attention(self) -> bool:
+        """In the class blocks, or where the class token has joined the patches."""
+        c = self.config
+        return c.insert_class_at is not None or (c.class_communication == "attention" and c.class_depth > 0)
+
+    @property
+    def classifier_starts_at_zero(self) -> bool:
+        """With Fixup."""
+        return self.config.residual == "fixup"
 
     def taps(self) -> Taps:
         """Every self-attention block, at the stride of the patches."""
@@ -120,7 +180,7 @@ class CaiT(Network):
         return [name for name in super().after_blocks() if not (joined and name == "class_token")]
 
     def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Tensor:
-        """(B, 3, H, W) → (B, N, C), before the class blocks; (B, 1+N, C) where the class token has joined."""
+        """(B, 3, H, W) → (B, N, C), before the class blocks; (B, T+N, C) where the class tokens have joined."""
         self.check_images(images)
         tokens = self.position(self.stem(images).flatten(1, 2))  # (B, N, C)
         at = self.config.insert_class_at
@@ -131,18 +191,34 @@ class CaiT(Network):
         return self.run_all(self.blocks[at:], tokens, kept)
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) → (B, 1+N, C), class token first."""
-        tokens = self.run_blocks(images)
-        joined = self.config.insert_class_at is not None
-        summary = tokens[:, :1] if joined else self.class_token(tokens.shape[0])  # (B, 1, C)
-        patches = tokens[:, 1:] if joined else tokens
-        for block in self.class_blocks:
-            summary = self.run(block, summary, patches)
+        """(B, 3, H, W) → (B, T+N, C), class tokens first."""
+        *_, summary, patches = self._summaries(self.run_blocks(images))
         return self.norm(torch.cat([summary, patches], dim=1))
 
-    def pool(self, features: Tensor) -> Tensor:
-        """The class token."""
-        return features[:, 0]
+    def _summaries(self, tokens: Tensor) -> list[Tensor]:
+        """The class tokens (B, T, C) before and after every class block, then the patches (B, N, C)."""
+        count, joined = self.class_token_count, self.config.insert_class_at is not None
+        summaries = [tokens[:, :count] if joined else self.class_token(tokens.shape[0])]
+        patches = tokens[:, count:] if joined else tokens
+        for block in self.class_blocks:
+            summaries.append(self.run(block, summaries[-1], patches))
+        return [*summaries, patches]
+
+    def class_token_path(self, images: Tensor) -> list[Tensor]:
+        """Class tokens (B or 1, T, C) as learned, then after every block that changes them."""
+        at, kept = self.config.insert_class_at, dict.fromkeys(self.blocks)
+        tokens = self.run_blocks(images, kept)
+        joined = [] if at is None else [kept[block] for block in self.blocks[at:]]
+        return [self.class_token.weight, *joined, *self._summaries(tokens)[1:-1]]
+
+    @classmethod
+    def config_at(cls, config: CaiTConfig, size: tuple[int, int]) -> CaiTConfig:
+        """Another size; MLPs across patches keep their hidden units unless the grid grows by whole factors."""
+        new = dataclasses.replace(config, image_size=size)
+        expansion = expansion_at(
+            config.communication_expansion, config.grid(config.patch_size), new.grid(new.patch_size)
+        )
+        return dataclasses.replace(new, communication_expansion=expansion)
 
 
 def _variant(depth: int, dim: int, scale_init: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ timm runs them with the exact one (`gelu="exact"`). Stochastic depth grows linea
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -20,14 +20,14 @@ from patchloom.layers.mlp import MLP, ActivationName
 from patchloom.layers.norms import LayerNorm
 from patchloom.layers.patches import PatchProjection
 from patchloom.layers.residual import Block, Branch, Residual
-from patchloom.layers.token_mixing import GroupedTokenMLP, TokenMLP, UntiedTokenMLP, integer_factor
+from patchloom.layers.token_mixing import TokenMLP, UntiedTokenMLP, integer_factor
 from patchloom.models.network import Network, NetworkConfig
 from patchloom.models.pyramid import Kept, Level, Taps
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig(NetworkConfig):
-    """Options of MLP-Mixer; `untied`, `groups` and `pyramid` are those of appendix A."""
+    """Options of MLP-Mixer; `untied`, `groups` and `pyramid` are those of appendix A, and go together."""
 
     depth: int = 12
     dim: int = 768
@@ -36,20 +36,40 @@ class MixerConfig(NetworkConfig):
     channel_dim: int | None = None  # None: mlp_ratio · dim
     mlp_ratio: float = 4.0
     gelu: Literal["tanh", "exact"] = "tanh"
-    untied: bool = False
-    groups: int = 1
-    pyramid: Mapping[int, int] = field(default_factory=dict)  # block → tokens left after it
+    untied: bool = False  # a token MLP per channel, or per group of channels
+    groups: int = 1  # neighbouring channels that are mixed as one vector
+    pyramid: tuple[str, ...] = ()  # "block:tokens left after it", blocks counted from 0; a mapping means the same
+    dropout: float = 0.0  # after both layers of every MLP
     copies: tuple[int, int] = (1, 1)  # of a smaller network, down and across, that it was grown from
     drop_path_rule: Literal["uniform", "linear"] = "linear"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if sum([self.untied, self.groups > 1, bool(self.pyramid)]) > 1:
-            raise UsageError("untied, groups and pyramid change the same layer: choose one of them")
+        object.__setattr__(self, "pyramid", _pyramid(self.pyramid))
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"dropout is a probability below 1, given {self.dropout}")
         if self.dim % self.groups:
             raise UsageError(f"groups must divide dim {self.dim}, given {self.groups}")
-        if any(not 0 <= block < self.depth for block in self.pyramid):
-            raise UsageError(f"pyramid names blocks 0 to {self.depth - 1}, given {sorted(self.pyramid)}")
+        if any(block >= self.depth for block in self.tokens_after):
+            raise UsageError(f"pyramid names blocks 0 to {self.depth - 1}, given {', '.join(self.pyramid)}")
+
+    @property
+    def tokens_after(self) -> dict[int, int]:
+        """Block of the pyramid → tokens left after it."""
+        return {int(block): int(tokens) for block, _, tokens in (step.partition(":") for step in self.pyramid)}
+
+
+def _pyramid(given: Any) -> tuple[str, ...]:
+    """Steps as "block:tokens", in the order of the blocks, from what Python, a recipe or a config holds."""
+    steps = [f"{block}:{tokens}" for block, tokens in given.items()] if isinstance(given, Mapping) else given
+    steps = [steps] if isinstance(steps, str) else list(steps)
+    pairs = [str(step).split(":") for step in steps]
+    if any(len(pair) != 2 or not all(part.strip().isdecimal() for part in pair) for pair in pairs):
+        raise UsageError(f"pyramid is block:tokens, such as 3:49,7:16; given {given!r}")
+    numbers = sorted((int(block), int(tokens)) for block, tokens in pairs)
+    if len({block for block, _ in numbers}) < len(numbers) or any(tokens < 1 for _, tokens in numbers):
+        raise UsageError(f"pyramid has one step per block, each of a token or more; given {given!r}")
+    return tuple(f"{block}:{tokens}" for block, tokens in numbers)
 
 
 class Reduce(Branch):
@@ -76,8 +96,9 @@ class Mixer(Network):
         self.stem = PatchProjection(c.channels, c.dim, c.patch_size)
         blocks, shape = [], tuple(self.grid)
         for i, drop in enumerate(c.drop_rates(c.depth)):
-            blocks.append(self._block(shape, drop, outputs=c.pyramid.get(i)))
-            shape = (c.pyramid[i],) if i in c.pyramid else shape
+            outputs = c.tokens_after.get(i)
+            blocks.append(self._block(shape, drop, outputs))
+            shape = shape if outputs is None else (outputs,)
         self.blocks = nn.ModuleList(blocks)
         self.norm = LayerNorm(c.dim, eps=1e-6)
         lecun_normal_(self)
@@ -87,26 +108,24 @@ class Mixer(Network):
     def _block(self, shape: tuple[int, ...], drop: float, outputs: int | None) -> Block:
         c = self.config
         activation: ActivationName = "gelu_tanh" if c.gelu == "tanh" else "gelu"
-        mix: nn.Module
+        of_each: dict[str, Any] = {"activation": activation, "dropout": c.dropout}
+        of_tokens = {**of_each, "outputs": outputs, "groups": c.groups}
+        mix: TokenMLP
         if c.untied:
-            mix = UntiedTokenMLP(shape, c.token_dim, c.dim, activation=activation)
-        elif c.groups > 1:
-            mix = GroupedTokenMLP(shape, c.token_dim, groups=c.groups, activation=activation)
+            mix = UntiedTokenMLP(shape, c.token_dim, c.dim, **of_tokens)
         else:
-            mix = TokenMLP(shape, c.token_dim, activation=activation, outputs=outputs)
+            mix = TokenMLP(shape, c.token_dim, **of_tokens)
         kind = Residual if outputs is None else Reduce
         hidden = int(c.mlp_ratio * c.dim) if c.channel_dim is None else c.channel_dim
         return Block(
             tokens=kind(LayerNorm(c.dim, eps=1e-6), mix, None, drop),
-            channels=Residual(LayerNorm(c.dim, eps=1e-6), MLP(c.dim, hidden, activation=activation), None, drop),
+            channels=Residual(LayerNorm(c.dim, eps=1e-6), MLP(c.dim, hidden, **of_each), None, drop),
         )
 
-    def make_classifier(self, inputs: int) -> nn.Module:
-        """The classifier starts at zero."""
-        classifier = super().make_classifier(inputs)
-        if isinstance(classifier, nn.Linear):
-            nn.init.zeros_(classifier.weight)
-        return classifier
+    @property
+    def classifier_starts_at_zero(self) -> bool:
+        """As the authors' code has it."""
+        return True
 
     @property
     def feature_dim(self) -> int:
@@ -136,13 +155,12 @@ class Mixer(Network):
         """Another size.
 
         Where the grid grows by whole factors the hidden units grow with it (supplement C), and shrink again on the
-        way back; otherwise they stay.
+        way back; otherwise they stay. They always do where each channel has an MLP of its own, and with a pyramid,
+        whose later blocks read as many tokens as before.
         """
-        if config.pyramid:
-            raise UsageError("a Mixer with a pyramid has token counts of its own: make it anew at the other size")
         new = dataclasses.replace(config, image_size=size)
         old_grid, new_grid = config.grid(config.patch_size), new.grid(new.patch_size)
-        if config.untied:
+        if config.untied or config.pyramid:
             return new
         if grown := integer_factor(old_grid, new_grid):
             copies = (config.copies[0] * grown[0], config.copies[1] * grown[1])

@@ -185,6 +185,11 @@ class Network(nn.Module):
         """Whether a second token with a classifier of its own follows a teacher."""
         return False
 
+    @property
+    def classifier_starts_at_zero(self) -> bool:
+        """Whether a fresh classifier of one layer answers 0 for every class."""
+        return False
+
     def both_heads(self, features: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Logits of the class token and of the distillation token, where there is one."""
         raise UsageError(f"{self.config.name} has one head; create it with distilled=True for two")
@@ -265,7 +270,10 @@ class Network(nn.Module):
 
             linear = _linear(HIDDEN_DIM, self.config.num_classes)
             return nn.Sequential(nn.Linear(inputs, HIDDEN_DIM), nn.BatchNorm1d(HIDDEN_DIM), nn.ReLU(), linear)
-        return _linear(inputs, self.config.num_classes)
+        linear = _linear(inputs, self.config.num_classes)
+        if self.classifier_starts_at_zero:
+            nn.init.zeros_(linear.weight)
+        return linear
 
     def make_projector(self) -> nn.Module:
         """A fresh projector of the config's kind."""

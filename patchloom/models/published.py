@@ -156,11 +156,11 @@ def image_size_of(model: Network, state: State) -> tuple[int, int]:
     for name, module in model.named_modules():
         if not isinstance(module, Resampled) or name.endswith((".before", ".after")):
             continue
-        suffix, axis = ("weight1", 1) if hasattr(module, "weight1") else ("weight", 1)
+        suffix, axis = ("weight1", -1) if hasattr(module, "weight1") else ("weight", 1)
         key = f"{name}.{suffix}"
         if key not in state:
             continue
-        positions = state[key].shape[axis] - getattr(module, "extra", 0)
+        positions = state[key].shape[axis] // getattr(module, "groups", 1) - getattr(module, "extra", 0)
         return _scaled(model, module.grid, positions)
     return model.config.image_size
 

@@ -18,8 +18,8 @@ from patchloom.layers.init import truncated_normal_
 from patchloom.layers.mlp import MLP, ActivationName
 from patchloom.layers.norms import NormName, make_norm
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
-from patchloom.layers.residual import Block, ClassBlock, ClassResidual, Residual, make_scale
-from patchloom.layers.token_mixing import ClassMixing, TokenLinear, TokenMLP, integer_factor
+from patchloom.layers.residual import Block, Branch, ClassBlock, ClassResidual, PostNormResidual, Residual, make_scale
+from patchloom.layers.token_mixing import ClassMixing, TokenLinear, TokenMLP, expansion_at
 from patchloom.models.network import Network, NetworkConfig
 from patchloom.models.pyramid import Kept, Level, Taps
 
@@ -34,6 +34,7 @@ class ResMLPConfig(NetworkConfig):
     mlp_ratio: float = 4.0
     scale_init: float | None = None  # None: by depth, as CaiT
     norm: NormName = "affine"
+    norm_place: Literal["pre", "post"] = "pre"  # before the mixing, or after the sum (ResMLP 3.4)
     communication: Literal["linear", "none", "mlp", "conv", "depthwise", "separable"] = "linear"
     communication_expansion: float = 4.0  # of communication="mlp"
     pool: Literal["average", "class_mlp"] = "average"
@@ -63,7 +64,7 @@ class ResMLP(Network):
         truncated_normal_(self)
         self.projector = self.make_projector()
 
-    def _branch(self, kind: type[Residual] | type[ClassResidual], mix: nn.Module, drop: float = 0.0) -> Any:
+    def _branch(self, kind: type[Branch], mix: nn.Module, drop: float = 0.0) -> Any:
         c = self.config
         init = depth_rule(c.depth) if c.scale_init is None else c.scale_init
         return kind(make_norm(c.norm, c.dim), mix, make_scale("layerscale", c.dim, init), drop)
@@ -74,8 +75,9 @@ class ResMLP(Network):
 
     def _block(self, drop: float) -> Block:
         mix = self._communication()
-        tokens = None if mix is None else self._branch(Residual, mix, drop)
-        return Block(tokens=tokens, channels=self._branch(Residual, self._mlp(), drop))
+        kind = Residual if self.config.norm_place == "pre" else PostNormResidual
+        tokens = None if mix is None else self._branch(kind, mix, drop)
+        return Block(tokens=tokens, channels=self._branch(kind, self._mlp(), drop))
 
     def _communication(self) -> nn.Module | None:
         c = self.config
@@ -136,11 +138,10 @@ class ResMLP(Network):
     def config_at(cls, config: ResMLPConfig, size: tuple[int, int]) -> ResMLPConfig:
         """Another size; a communication MLP keeps its hidden units unless the grid grows by whole factors."""
         new = dataclasses.replace(config, image_size=size)
-        old_grid, new_grid = config.grid(config.patch_size), new.grid(new.patch_size)
-        if integer_factor(old_grid, new_grid):
-            return new
-        kept = config.communication_expansion * old_grid[0] * old_grid[1] / (new_grid[0] * new_grid[1])
-        return dataclasses.replace(new, communication_expansion=kept)
+        expansion = expansion_at(
+            config.communication_expansion, config.grid(config.patch_size), new.grid(new.patch_size)
+        )
+        return dataclasses.replace(new, communication_expansion=expansion)
 
 
 def depth_rule(depth: int) -> float:

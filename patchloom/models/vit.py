@@ -2,9 +2,8 @@
 
 Letters: B images, N patches, T class tokens, C channels. DeiT III adds LayerScale, positions for the patches alone, and
 blocks whose attentions (and MLPs) run in parallel. (Touvron et al.; thesis chapters 3 and 6.)
-Paper and code: the two classifiers of a distilled network are fused by averaging logits in the authors' code
-(`fusion="logits"`, the default); the text adds their softmaxes (`fusion="softmax"`, returned as log-probabilities).
-Stochastic depth is linear in DeiT and uniform in DeiT III, whose LayerScale starts at 1e-4.
+Paper and code: stochastic depth is linear in DeiT and uniform in DeiT III, whose LayerScale starts at 1e-4. How the two
+classifiers of a distilled network are fused: `models/distilled.py`.
 """
 
 from dataclasses import dataclass
@@ -21,12 +20,12 @@ from patchloom.layers.mlp import MLP
 from patchloom.layers.norms import LayerNorm
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
 from patchloom.layers.residual import Block, Parallel, Residual, make_scale
-from patchloom.models.network import Network, NetworkConfig
+from patchloom.models.distilled import DistilledConfig, DistilledNetwork
 from patchloom.models.pyramid import Kept, Level, Taps
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViTConfig(NetworkConfig):
+class ViTConfig(DistilledConfig):
     """Options of the vision transformers."""
 
     depth: int = 12
@@ -34,8 +33,6 @@ class ViTConfig(NetworkConfig):
     heads: int = 6
     patch_size: int = 16
     mlp_ratio: float = 4.0
-    distilled: bool = False
-    fusion: Literal["logits", "softmax", "class", "distillation"] = "logits"
     pool: Literal["class", "average"] = "class"
     parallel: int = 1  # attentions, then MLPs, side by side in a block
     layer_scale: bool = False
@@ -57,21 +54,20 @@ def check_heads(dim: int, heads: int) -> None:
         raise UsageError(f"heads must divide dim: {heads} heads cannot share {dim} channels evenly")
 
 
-class ViT(Network):
+class ViT(DistilledNetwork):
     """Patch projection, class tokens, positions, blocks of attention and MLP, LayerNorm, linear classifiers."""
 
     Config = ViTConfig
     config: ViTConfig
     grid: tuple[int, int]
     attends_in_every_block = True
-    distillation_classifier: nn.Module
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         c = config
         self.grid = c.grid(c.patch_size)
         self.stem = PatchProjection(c.channels, c.dim, c.patch_size)
-        extra = 0 if c.pool == "average" else 2 if c.distilled else 1
+        extra = 0 if c.pool == "average" else self.class_token_count
         self.class_tokens = LearnedTokens(extra, c.dim) if extra else None
         self.position = PositionEmbedding(self.grid, c.dim, extra=extra if c.class_position else 0)
         self.blocks = nn.ModuleList(self._block(drop) for drop in c.drop_rates(c.depth))
@@ -112,16 +108,6 @@ class ViT(Network):
         """In every block, where there are class tokens."""
         return self.class_tokens is not None
 
-    @property
-    def has_distillation_token(self) -> bool:
-        """As the config says."""
-        return self.config.distilled
-
-    def classifiers(self) -> dict[str, int]:
-        """One classifier, and a second for the distillation token."""
-        names = ["classifier", "distillation_classifier"] if self.config.distilled else ["classifier"]
-        return dict.fromkeys(names, self.config.dim)
-
     def taps(self) -> Taps:
         """Every block, at the stride of the patches."""
         return dict.fromkeys(self.blocks, Level(self.config.patch_size, self.config.dim))
@@ -144,36 +130,16 @@ class ViT(Network):
             tokens = F.dropout(tokens, self.config.dropout)
         return self.run_all(self.blocks, tokens, kept)
 
+    def class_token_path(self, images: Tensor) -> list[Tensor]:
+        """Class tokens as learned, then all tokens after every block, class tokens first."""
+        assert self.class_tokens is not None  # a distilled network has two
+        kept: Kept = dict.fromkeys(self.blocks)
+        self.run_blocks(images, kept)
+        return [self.class_tokens.weight, *kept.values()]
+
     def pool(self, features: Tensor) -> Tensor:
-        """The class token, or the average of the patches; a distilled network averages its two tokens."""
-        if self.config.pool == "average":
-            return features.mean(dim=1)
-        return features[:, :2].mean(dim=1) if self.config.distilled else features[:, 0]
-
-    def both_heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the class token and of the distillation token of a distilled network."""
-        if not self.config.distilled:
-            return super().both_heads(features)
-        return self.classifier(features[:, 0]), self.distillation_classifier(features[:, 1])
-
-    def head(self, features: Tensor) -> Tensor:
-        """Logits (B, classes); of a distilled network, its heads fused as the config says."""
-        if not self.config.distilled or self.config.num_classes == 0:
-            return self.classifier(self.pool(features))
-        of_class, of_teacher = self.both_heads(features)
-        match self.config.fusion:
-            case "class":
-                return of_class
-            case "distillation":
-                return of_teacher
-            case "softmax":
-                return ((of_class.softmax(dim=-1) + of_teacher.softmax(dim=-1)) / 2).log()
-        return (of_class + of_teacher) / 2
-
-    def forward(self, images: Tensor, *, both_heads: bool = False) -> Any:
-        """(B, 3, H, W) → logits (B, classes), or with `both_heads` the pair that a distilled network trains."""
-        features = self.features(images)
-        return self.both_heads(features) if both_heads else self.head(features)
+        """The class token, the average of the two of a distilled network, or that of the patches."""
+        return features.mean(dim=1) if self.config.pool == "average" else super().pool(features)
 
 
 _T = {"dim": 192, "heads": 3}

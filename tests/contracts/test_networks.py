@@ -277,7 +277,15 @@ def test_a_misspelt_option_and_one_of_another_family() -> None:
         ("smlpnet_t", {"image_size": 240}, "use a multiple of 32, such as 224×224"),
         ("deit_s", {"heads": 7}, "7 heads cannot share 384 channels evenly"),
         ("cait_xxs24", {"insert_class_at": 24}, "insert_class_at is a block from 0 to 23, given 24"),
-        ("mixer_b16", {"untied": True, "groups": 2}, "choose one of them"),
+        ("mixer_b16", {"groups": 5}, "groups must divide dim 768, given 5"),
+        ("mixer_b16", {"pyramid": "3-49"}, "pyramid is block:tokens, such as 3:49,7:16; given '3-49'"),
+        ("mixer_b16", {"pyramid": ("12:4",)}, "pyramid names blocks 0 to 11, given 12:4"),
+        ("mixer_b16", {"pyramid": ("1:4", "1:2")}, "pyramid has one step per block"),
+        ("mixer_b16", {"dropout": 1.0}, "dropout is a probability below 1, given 1.0"),
+        ("cait_xxs24", {"exchanged": (24,)}, "exchanged names blocks 0 to 23, given [24]"),
+        ("cait_xxs24", {"communication": "mlp", "insert_class_at": 1}, "a class token has no place among patches"),
+        ("cait_xxs24", {"communication": "mlp", "residual": "fixup"}, "residual fixup says how attention starts"),
+        ("cait_xxs24", {"class_communication": "mlp", "class_in_keys": False}, "class_in_keys is of class attention"),
         ("deit_s", {"num_classes": -1}, "num_classes is 0 (no classifier) or more, given -1"),
     ],
 )
@@ -297,9 +305,16 @@ OPTIONS = [
     ("resmlp_s12", {"communication": "mlp", "communication_expansion": 0.5}),
     ("resmlp_s12", {"pool": "class_mlp"}),
     ("resmlp_s12", {"position": True}),
+    *[("resmlp_s12", {"norm_place": "post", "norm": norm}) for norm in ("affine", "layer", "batch")],
     ("resmlp_s12", {"channels": 1}),
     ("mixer_b16", {"untied": True}),
     ("mixer_b16", {"groups": 4}),
+    ("mixer_b16", {"pyramid": "0:4"}),
+    ("mixer_b16", {"untied": True, "groups": 4}),
+    ("mixer_b16", {"untied": True, "pyramid": ("0:4", "1:3")}),
+    ("mixer_b16", {"groups": 4, "pyramid": {0: 4}}),
+    ("mixer_b16", {"untied": True, "groups": 4, "pyramid": {0: 4}}),
+    ("mixer_b16", {"dropout": 0.1}),
     ("mixer_b16", {"gelu": "exact"}),
     ("smlpnet_t", {"local": False}),
     ("smlpnet_t", {"global_stages": (3,)}),
@@ -319,6 +334,14 @@ OPTIONS = [
     ("cait_xxs24", {"insert_class_at": 0, "class_depth": 0}),
     *[("cait_xxs24", {"residual": r}) for r in ("rezero", "fixup", "tfixup", "scalar", "none")],
     ("cait_xxs24", {"scale_uniform": True}),
+    ("cait_xxs24", {"class_scale": False}),
+    *[("cait_xxs24", {"distilled": True, "fusion": f}) for f in ("logits", "softmax", "class", "distillation")],
+    ("cait_xxs24", {"distilled": True, "insert_class_at": 1}),
+    ("cait_xxs24", {"communication": "mlp"}),
+    ("cait_xxs24", {"communication": "linear", "class_communication": "mlp"}),
+    ("cait_xxs24", {"class_communication": "mlp", "distilled": True}),
+    ("cait_xxs24", {"exchanged": (1,), "communication_expansion": 0.5}),
+    ("cait_xxs24", {"communication": "linear", "exchanged": (1,), "insert_class_at": 1}),
     ("patchconvnet_s60", {"norm": "batch"}),
     ("patchconvnet_s60", {"pool": "average"}),
     ("patchconvnet_s60", {"pool_heads": 4}),
@@ -344,15 +367,62 @@ def test_every_option_keeps_the_contract(name, options) -> None:
     heads = {"class": "distillation_classifier", "distillation": "classifier"}
     unread = heads.get(options.get("fusion", ""), "-")
     silent = [key for key, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
-    assert [key for key in silent if not key.endswith("mix.k.bias") and not key.startswith(unread)] == []
+    without_effect = ("mix.k.bias", "mix.k.shift")
+    assert [key for key in silent if not key.endswith(without_effect) and not key.startswith(unread)] == []
 
 
-def test_a_pyramid_of_tokens() -> None:
-    network = small("mixer_b16", pyramid={0: 4})
+@pytest.mark.parametrize("given", [{0: 4, 1: 2}, {"0": 4, "1": 2}, ["1:2", "0:4"], ("0:4", "1:2")])
+def test_a_pyramid_of_tokens_as_python_a_recipe_and_a_config_say_it(given) -> None:
+    network = small("mixer_b16", pyramid=given)
+    assert network.config.pyramid == ("0:4", "1:2")
+    larger = network.at_resolution((40, 64))
     with torch.no_grad():
-        assert network.features(images(network)).shape == (2, 4, 16)
-    with pytest.raises(UsageError, match="make it anew at the other size"):
-        network.at_resolution(64)
+        assert network.features(images(network)).shape == (2, 2, 16)
+        assert larger.features(images(larger)).shape == (2, 2, 16)
+        same = network.at_resolution(network.config.image_size)
+        assert torch.equal(same(images(network)), network(images(network)))
+
+
+@pytest.mark.parametrize("options", [{"groups": 4}, {"untied": True}, {"untied": True, "groups": 2, "pyramid": {0: 4}}])
+def test_weights_of_grouped_and_untied_mixers_are_brought_to_another_size(options) -> None:
+    trained = small("mixer_b16", **options)
+    started = small("mixer_b16", seed=1, image_size=40, **options)
+    patchloom.load_published(started, trained.state_dict(), adapt_resolution=True)
+    with torch.no_grad():
+        assert torch.equal(started(images(started)), trained.at_resolution(40)(images(started)))
+
+
+def test_attention_is_replaced_one_block_at_a_time_and_the_other_way_round() -> None:
+    """ResMLP appendix A, in CaiT's frame."""
+
+    def kinds(**options):
+        return [type(block.tokens.mix).__name__ for block in small("cait_xxs24", depth=3, **options).blocks]
+
+    attention = "TalkingHeadsAttention"
+    assert kinds(exchanged=(1,)) == [attention, "TokenMLP", attention]
+    assert kinds(communication="mlp") == ["TokenMLP"] * 3
+    assert kinds(communication="linear", exchanged=(0, 2)) == [attention, "TokenLinear", attention]
+    without = small("cait_xxs24", communication="mlp", class_communication="mlp")
+    assert not any("attention" in type(module).__name__.lower() for module in without.modules())
+    assert not without.has_class_attention
+
+
+def test_post_norm_stands_after_the_sum() -> None:
+    network = small("resmlp_s12", norm="layer", norm_place="post", depth=1)
+    branch, x = network.blocks[0].channels, torch.randn(2, 16, 16)
+    torch.testing.assert_close(branch(x), branch.norm(x + branch.scale * branch.mix(x)))
+
+
+def test_class_blocks_without_layer_scale_and_with_a_second_token() -> None:
+    bare = small("cait_xxs24", class_scale=False)
+    assert all(block.attend.scale is None and block.channels.scale is None for block in bare.class_blocks)
+    assert all(block.tokens.scale is not None for block in bare.blocks)
+    distilled = small("cait_xxs24", distilled=True)
+    with torch.no_grad():
+        of_class, of_teacher = distilled(images(distilled), both_heads=True)
+        assert distilled.features(images(distilled)).shape[1] == 2 + 16
+        torch.testing.assert_close(distilled(images(distilled)), (of_class + of_teacher) / 2)
+    assert not torch.equal(of_class, of_teacher)
 
 
 def test_small_options_cover_every_family() -> None:
@@ -379,6 +449,8 @@ ASKED = (
     ("deit_s", {"pool": "average"}, {"averages_patches", "attends_in_every_block"}),
     ("deit_s_distilled", {}, {"has_class_attention", "attends_in_every_block", "has_distillation_token"}),
     ("cait_xxs24", {}, {"has_class_attention"}),
+    ("cait_xxs24", {"distilled": True}, {"has_class_attention", "has_distillation_token"}),
+    ("cait_xxs24", {"class_communication": "mlp"}, set()),
     ("patchconvnet_s60", {}, {"has_class_attention", "pools_by_attention"}),
     ("patchconvnet_s60", {"pool": "average"}, {"averages_patches"}),
     (

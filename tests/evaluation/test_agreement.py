@@ -77,6 +77,7 @@ def test_equal_tokens_have_cosine_one_at_every_layer():
         network.class_tokens.weight[:, 1] = network.class_tokens.weight[:, 0]
         network.position.weight[:, 1] = network.position.weight[:, 0]
     assert token_cosines(network, images(network)).tolist() == pytest.approx([1.0] * 3, abs=1e-5)
+    assert len(token_cosines(small("cait_xxs24", distilled=True), images(network))) == 1 + 2  # class blocks alone
 
 
 def test_a_network_without_a_distillation_token_is_refused():

@@ -12,7 +12,7 @@ from patchloom.layers.patches import ConvStem, PatchMerging, PatchProjection
 from patchloom.layers.resample import downsampler, resample_columns, resample_rows, upsampler
 from patchloom.layers.residual import Residual, drop_path, drop_path_rates, make_scale
 from patchloom.layers.sparse_mlp import SparseMLP
-from patchloom.layers.token_mixing import ClassMixing, GroupedTokenMLP, TokenLinear, TokenMLP, UntiedTokenMLP
+from patchloom.layers.token_mixing import ClassMixing, TokenLinear, TokenMLP, UntiedTokenMLP
 from tests.networks import images, small
 
 
@@ -29,7 +29,7 @@ def test_untied_and_grouped_token_mlps_by_slow_reference() -> None:
         hidden = torch.nn.functional.gelu(x[:, :, c] @ untied.weight1[c].T + untied.bias1[c])
         expected = hidden @ untied.weight2[c].T + untied.bias2[c]
         torch.testing.assert_close(untied(x)[:, :, c], expected)
-    grouped = GroupedTokenMLP((2, 3), 5, groups=2)
+    grouped = TokenMLP((2, 3), 5, groups=2)
     for k in range(2):  # channels 2k and 2k+1 make one vector of 12
         joined = torch.cat([x[:, :, 2 * k], x[:, :, 2 * k + 1]], dim=1)
         hidden = torch.nn.functional.gelu(joined @ grouped.weight1.T + grouped.bias1)
@@ -91,7 +91,7 @@ NEW_LAYERS = {
     "TokenLinear": (TokenLinear((2, 2)), (2, 4, 3)),
     "TokenMLP": (TokenMLP((2, 2), 3), (2, 4, 3)),
     "TokenMLP tanh": (TokenMLP((2, 2), 3, activation="gelu_tanh"), (2, 4, 3)),
-    "GroupedTokenMLP": (GroupedTokenMLP((2, 2), 3, groups=2), (2, 4, 4)),
+    "TokenMLP of groups": (TokenMLP((2, 2), 3, groups=2), (2, 4, 4)),
     "UntiedTokenMLP": (UntiedTokenMLP((2, 2), 3, 3), (2, 4, 3)),
     "MLP": (MLP(3, 4), (2, 4, 3)),
     "SparseMLP": (SparseMLP(3, (2, 2)), (2, 2, 2, 3)),
@@ -266,6 +266,33 @@ def test_fixup_branches_start_at_zero() -> None:
     assert all(block.channels.mix.fc2.weight.abs().sum() == 0 for block in network.blocks)
     assert all(block.tokens.mix.proj.weight.abs().sum() == 0 for block in network.blocks)
     assert all(block.channels.mix.fc1.weight.abs().sum() > 0 for block in network.blocks)
+
+
+def test_fixup_has_a_number_before_every_linear_layer_and_a_classifier_of_zeros() -> None:
+    import patchloom
+
+    network = patchloom.create_model("cait_xxs24", residual="fixup", depth=1, class_depth=1, image_size=32)
+    shifted = {key.removesuffix(".shift") for key, _ in network.named_parameters() if key.endswith(".shift")}
+    linear = {key for key, module in network.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert linear - shifted == {"classifier"}
+    assert network.classifier.weight.abs().sum() == 0
+    assert network.reset_head(7).classifier.weight.abs().sum() == 0
+    layer, x = network.blocks[0].channels.mix.fc1, torch.randn(3, 192)
+    with torch.no_grad():
+        layer.shift.fill_(0.5)
+        torch.testing.assert_close(layer(x), torch.nn.functional.linear(x + 0.5, layer.weight, layer.bias))
+
+
+def test_t_fixup_draws_queries_keys_and_values_each_for_itself() -> None:
+    import patchloom
+
+    torch.manual_seed(0)
+    network = patchloom.create_model("cait_xxs24", residual="tfixup", depth=24, image_size=32)
+    q, k, v = network.blocks[0].tokens.mix.qkv.weight.chunk(3)
+    alone = 192**-0.5  # Xavier's deviation of 192 inputs and as many outputs
+    assert q.std().item() == pytest.approx(alone, rel=0.03)
+    assert k.std().item() == pytest.approx(alone, rel=0.03)
+    assert v.std().item() == pytest.approx(0.67 * 26**-0.25 * alone, rel=0.03)  # 0.0214
 
 
 def test_drop_path_keeps_the_mean_and_drops_whole_samples() -> None:
