@@ -311,6 +311,13 @@ def test_a_teacher_and_an_init_from_runs(tmp_path) -> None:
     distilled = run_training(settings(tmp_path / "pupil", teacher=str(tmp_path / "teacher")), say=str)
     assert (tmp_path / "pupil" / "recipe.yaml").read_text().count("distillation: hard") == 1
     assert distilled.metrics["top1"] >= 0
+    runs, splits, shown = (
+        [str(tmp_path / name) for name in ("teacher", "pupil")],
+        open_data("shapes:count=40,size=32"),
+        torch.rand(2, 3, 32, 32),
+    )
+    shares = [make_teacher(run, splits)(shown).softmax(dim=1) for run in runs]
+    torch.testing.assert_close(make_teacher(",".join(runs), splits)(shown).exp(), (shares[0] + shares[1]) / 2)
     run_training(settings(tmp_path / "larger", init=str(tmp_path / "teacher"), size=48, epochs=1), say=str)
     assert patchloom.load(tmp_path / "larger", device="cpu").model.config.image_size == (48, 48)
 
@@ -334,6 +341,8 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path, shapes) -> None:
         ({"time": "soon"}, UsageError, "--time takes hours, minutes or seconds"),
         ({"init": "nowhere"}, UsageError, "no such run or file"),
         ({"changes": TINY | {"objective.distillation": "hard"}}, UsageError, "names no teacher; give --teacher"),
+        ({"changes": TINY | {"objective.distillation": "labels"}}, UsageError, "for a second class token, which"),
+        ({"teacher": "no_teacher,resmlp_s12:in1k"}, UsageError, "No teacher is called no_teacher"),
         ({"level": "genus"}, (UsageError, DataError), "genus"),
         ({"batch": 1000}, UsageError, "1000"),
     ],

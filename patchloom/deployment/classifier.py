@@ -120,7 +120,7 @@ class Classifier:
     def transform(self, size: int | None = None, crop_ratio: float | None = None) -> EvaluationTransform:
         """RGB picture of any size → the pixels the network is shown, at its own size and crop or at another."""
         own = self.preprocessing
-        return test_transform(size or own.image_size, crop_ratio or own.crop_ratio, own.interpolation)
+        return test_transform(size or own.image_size, crop_ratio or own.crop_ratio, own.interpolation, own.resize)
 
     def preprocess(self, picture: One) -> Tensor:
         """One picture → (3, H, W), resized, cropped and normalised as in training."""

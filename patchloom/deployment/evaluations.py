@@ -98,6 +98,7 @@ class Shown:
             self.size or own.image_size,
             self.crop_ratio or own.crop_ratio,
             own.interpolation,
+            own.resize,
             batch_size=self.batch,
             device=classifier.device,
             workers=self.workers,

@@ -7,18 +7,21 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from patchloom.engine.lamb import Lamb
 from patchloom.errors import UsageError
 from patchloom.layers.attention import Attend
+from patchloom.layers.norms import Affine, L2Norm
 from patchloom.recipes.parts import OptimPart, SchedulePart
 
-Trainable = Literal["all", "attention", "head"]
+NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, Affine, L2Norm)
+Trainable = Literal["all", "attention", "head", "head_and_norm"]
 
 
 def freeze(model: nn.Module, trainable: Trainable) -> int:
-    """Leave only the attention layers or the classifiers to be trained; returns the number of trained weights.
+    """Leave only attention layers, the last norm or neither to be trained; returns the number of trained weights.
 
     The classifier always learns: it is new wherever the rest is kept.
     """
@@ -32,6 +35,8 @@ def freeze(model: nn.Module, trainable: Trainable) -> int:
                     "Set model.trainable to head or all."
                 )
             learning = [*learning, *attention]
+        if trainable == "head_and_norm":
+            learning = [*learning, _last_norm(model)]
         model.requires_grad_(False)
         for module in learning:
             module.requires_grad_(True)
@@ -174,6 +179,17 @@ def _head(model: nn.Module) -> list[nn.Module]:
             "or freeze it with requires_grad_(False)."
         )
     return [getattr(model, name) for name in names()]
+
+
+def _last_norm(model: nn.Module) -> nn.Module:
+    """The last that stands before the classifiers and the projector."""
+    after = [module for head in (*_head(model), getattr(model, "projector", None)) if head for module in head.modules()]
+    norms = [module for module in model.modules() if isinstance(module, NORMS) and module not in after]
+    if not norms:
+        raise UsageError(
+            f"model.trainable is head_and_norm, but {_name(model)} has no norm. Set model.trainable to head."
+        )
+    return norms[-1]
 
 
 def _name(model: nn.Module) -> str:

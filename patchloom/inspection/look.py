@@ -123,7 +123,8 @@ def show(network: Network, preprocessing: Preprocessing | None, images: Given) -
     if preprocessing is None:
         preprocessing = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, crop_ratio=1.0)
     network = network.for_images_of(preprocessing.image_size)
-    transform = test_transform(preprocessing.image_size, preprocessing.crop_ratio, preprocessing.interpolation)
+    shape, ratio = preprocessing.image_size, preprocessing.crop_ratio
+    transform = test_transform(shape, ratio, preprocessing.interpolation, preprocessing.resize)
     cropped = [transform(one.read()) for one in pictures_in(images)]
     if not cropped:
         raise UsageError("there is no picture to look at; give at least one")

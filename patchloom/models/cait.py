@@ -206,7 +206,8 @@ class CaiT(DistilledNetwork):
 
     def class_token_path(self, images: Tensor) -> list[Tensor]:
         """Class tokens (B or 1, T, C) as learned, then after every block that changes them."""
-        at, kept = self.config.insert_class_at, dict.fromkeys(self.blocks)
+        kept: Kept = dict.fromkeys(self.blocks)
+        at = self.config.insert_class_at
         tokens = self.run_blocks(images, kept)
         joined = [] if at is None else [kept[block] for block in self.blocks[at:]]
         return [self.class_token.weight, *joined, *self._summaries(tokens)[1:-1]]

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from patchloom.errors import CheckpointError, UsageError
+from patchloom.layers.patches import LearnedTokens
 from patchloom.layers.resample import Resampled
 from patchloom.models.network import Network
 from patchloom.models.published_names import TELLTALE, State, renamed
@@ -30,7 +31,8 @@ def load_published(
 ) -> Network:
     """Load published weights into `model`, in place; returns it.
 
-    `new_head` keeps the model's own classifier where the checkpoint's has another number of classes or none;
+    `new_head` keeps the model's own classifier where the checkpoint's has another number of classes or none, and gives
+    a model with more class tokens, such as one per class, the checkpoint's for each;
     `adapt_resolution` resamples weights made for another image size to the model's (see `Network.at_resolution`).
     """
     if not isinstance(model, Network) or model.absorbed:
@@ -38,7 +40,7 @@ def load_published(
     state = read_state(state_dict_or_path)
     state = renamed_for(model, state)
     if new_head:
-        state = _with_own_head(model, state)
+        state = _with_as_many_tokens(model, _with_own_head(model, state))
     if adapt_resolution and (size := image_size_of(model, state)) != model.config.image_size:
         small = type(model)(dataclasses.replace(model.config, image_size=size))
         _load_strictly(small, state)
@@ -103,6 +105,18 @@ def _with_own_head(model: Network, state: State) -> State:
         if set(heads) != set(theirs) or any(state[key].shape != own[key].shape for key in heads):
             body = {key: tensor for key, tensor in state.items() if key not in theirs}
             state = body | {key: own[key] for key in heads}
+    return state
+
+
+def _with_as_many_tokens(model: Network, state: State) -> State:
+    """`state` with as many class tokens as the model has: of another number, their mean for each (thesis 5.2.1)."""
+    for name, module in model.named_modules():
+        key = f"{name}.weight"
+        if not isinstance(module, LearnedTokens) or key not in state:
+            continue
+        tokens, count = state[key], module.weight.shape[1]
+        if tokens.ndim == 3 and tokens.shape[1] not in (0, count):
+            state = state | {key: tokens.mean(dim=1, keepdim=True).expand(-1, count, -1).clone()}
     return state
 
 

@@ -91,9 +91,23 @@ class Distillation(Classification):
         return soft_distillation(logits, teacher_logits, self.objective.temperature, self.objective.soft_mean)
 
 
+class TwoClassTokens(Classification):
+    """The control of thesis 3.3: both tokens learn the labels, each with the classifier it has."""
+
+    def __call__(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        """Scalars of one batch: `loss`, to be minimised, and what is only looked at."""
+        images, targets = self.inputs(batch, epoch, step)
+        first, second = model(images, both_heads=True)
+        losses = self.label_loss(first, targets), self.label_loss(second, targets)
+        return {"loss": (losses[0] + losses[1]) / 2, **self.accuracy(first, batch.labels)}
+
+
 def make_objective(given: Ingredients) -> Classification:
-    """By the recipe; without a teacher it is plain classification."""
+    """By the recipe; without a teacher it is plain classification, of one class token or of two."""
     recipe, network = given.recipe, given.network
+    if recipe.objective.distillation == "labels":
+        classes = network.config.num_classes
+        return TwoClassTokens(recipe.objective, recipe.augment, num_classes=classes, seed=recipe.seed, **given.pixels)
     if given.teacher is None:
         return classification.make_objective(given)
     return Distillation(

@@ -6,6 +6,7 @@ resmlp_s24@weights.safetensors   a network of patchloom; resmlp_s24:in1k, its pu
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -101,6 +102,35 @@ class Teacher(nn.Module):
     def check_classes(self, num_classes: int) -> None:
         """One clear line for a teacher of other classes than the data's."""
         _check_count(self.num_classes, num_classes)
+
+
+class Mixture(nn.Module):
+    """Several teachers that answer as one: the mean of their probabilities, as its logarithm (thesis 3.3)."""
+
+    def __init__(self, teachers: Sequence[Teacher]) -> None:
+        super().__init__()
+        self.teachers = nn.ModuleList(teachers)
+        self.num_classes = teachers[0].num_classes
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W), normalised as `for_images_of` was told → logits (B, classes of the data)."""
+        answers = torch.stack([teacher(images).float().log_softmax(dim=1) for teacher in self.teachers])
+        return answers.logsumexp(dim=0) - math.log(len(answers))
+
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
+        """Teachers do not learn: they stay in eval mode."""
+        return super().train(False)
+
+    def for_images_of(self, mean: Sequence[float], std: Sequence[float]) -> Self:
+        """Expect images normalised by these numbers."""
+        for teacher in self.teachers:
+            teacher.for_images_of(mean, std)  # type: ignore[operator]
+        return self
+
+    def check_classes(self, num_classes: int) -> None:
+        """One clear line for teachers of other classes than the data's."""
+        for teacher in self.teachers:
+            teacher.check_classes(num_classes)  # type: ignore[operator]
 
 
 def load_teacher(spec: str, num_classes: int, class_names: Sequence[str] | None = None) -> Teacher:

@@ -51,6 +51,14 @@ def deit_distilled(model: str = "deit_b_distilled") -> Recipe:
 
 
 @recipe
+def deit_two_tokens(model: str = "deit_b_distilled") -> Recipe:
+    """The control of distillation: two class tokens with the same label, which end as the same vector, no gain."""
+    return based_on(
+        deit(model), source="Thesis 3.3: two class tokens, no teacher.", objective={"distillation": "labels"}
+    )
+
+
+@recipe
 def deit_soft_distilled(model: str = "deit_b") -> Recipe:
     """Usual distillation, by KL divergence: Ti 72.2, S 79.8, B 81.8 %, as without a teacher."""
     return based_on(
@@ -76,7 +84,7 @@ def deit_finetune_384(model: str = "deit_b") -> Recipe:
     return based_on(
         trained,
         source="Thesis 3.4.5: augmentation as in training, 25 epochs (code: 30); the rest from the code.",
-        model={"image_size": 384, "eval_mode": True},
+        model={"image_size": 384, "eval_mode": True, "size_from": "recipe"},
         optim={"lr": 5e-6, "batch_size": 512, "weight_decay": 1e-8},
         schedule={"epochs": 25, "min_lr": 5e-6},
     )

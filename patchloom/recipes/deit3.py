@@ -5,6 +5,8 @@ They are one lineage, DeiT → A2 → DeiT III, and each function holds one step
 
 from __future__ import annotations
 
+import dataclasses
+
 from patchloom.recipes.deit import deit, deit_finetune_384
 from patchloom.recipes.parts import AugmentPart
 from patchloom.recipes.registry import based_on, recipe
@@ -158,7 +160,7 @@ def deit3_finetune(model: str = "deit3_b") -> Recipe:
     return based_on(
         deit_finetune_384(model),
         source="Thesis 6.3.6, rest as DeiT's fine-tuning; the code erases nothing.",
-        model=trained.model,
+        model=dataclasses.replace(trained.model, size_from="recipe"),
         augment={"repeats": 1},
         optim={"lr": 1e-5, "lr_reference_batch": None, "weight_decay": 0.1},
         schedule={"epochs": 20, "min_lr": 1e-5},

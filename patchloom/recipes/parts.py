@@ -58,11 +58,13 @@ class ModelPart(Checked):
     drop_path: Probability = 0.0  # stochastic depth
     drop_path_rule: Literal["uniform", "linear"] = "uniform"  # the same in every layer, or growing from 0
     dropout: Probability = 0.0
-    trainable: Literal["all", "attention", "head"] = "all"
+    trainable: Literal["all", "attention", "head", "head_and_norm"] = "all"  # and_norm: with the last norm (FixRes)
     fit_head: bool = False  # before the first step: a new classifier begins as the best linear one of its features
     freeze: Literal["none", "backbone"] = "none"  # backbone: what stands on the trained features learns alone
     eval_mode: bool = False  # fine-tune without stochastic depth and dropout, batch statistics fixed
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
+    size_from: Literal["start", "recipe"] = "start"  # with --init: image sizes and crop are those of the run, or these
+    scales_from: str | None = None  # a run whose learned LayerScale this one has from the first step on, fixed
     options: Mapping[str, OptionValue] = field(default_factory=Options)
 
     def check_clashes(self) -> None:
@@ -80,10 +82,14 @@ class AugmentPart(Checked):
 
     group: ClassVar[str] = "augment"
 
-    crop: Literal["random_resized", "simple_random", "pad", "resize", "scaled"] = "random_resized"
+    # square_random: a window of the picture as a larger square; centre: as it is tested (docs/training.md has them all)
+    crop: Literal["random_resized", "simple_random", "square_random", "centre", "pad", "resize", "scaled"] = (
+        "random_resized"
+    )
     crop_min_scale: Annotated[float, Range(0, 1, above=True)] = 0.08  # random_resized: smallest share of the area
     crop_max_scale: Annotated[float, Range(0, 1, above=True)] = 1.0  # random_resized: largest share of the area
     crop_padding: CountOrZero = 4  # simple_random and pad: pixels added on each side
+    crop_ratio: Annotated[float, Range(0, 1, above=True)] = 0.875  # square_random, centre: as test.crop_ratio
     short_side: CountOrZero = (
         0  # scaled: of pictures before they are scaled, their long side up to 4 times that; 0 = any
     )
@@ -95,6 +101,7 @@ class AugmentPart(Checked):
     policy_magnitude: NotNegative = 9.0  # randaugment
     policy_magnitude_std: NotNegative = 0.0  # randaugment
     policy_layers: Count = 2  # randaugment: transformations an image
+    policy_choices: tuple[Literal["grey", "solarise", "blur"], ...] = ("grey", "solarise", "blur")  # three_augment
     color_jitter: NotNegative = 0.0  # brightness, contrast and saturation
     saturation: NotNegative | None = None  # jitter of saturation alone; none = as color_jitter
     hue: Annotated[float, Range(0, 0.5)] = 0.0  # jitter of hue, as a share of the colour circle
@@ -119,6 +126,8 @@ class AugmentPart(Checked):
         """The largest crop is not smaller than the smallest."""
         self.check_order("crop_min_scale", "crop_max_scale")
         self.check_order("scale_min", "scale_max")
+        if self.policy == "three_augment" and not self.policy_choices:
+            raise UsageError("augment.policy three_augment has nothing to choose from. Set augment.policy to none.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +139,8 @@ class ObjectivePart(Checked):
     method: str = "classification"  # a row of `recipes.methods`
     loss: Literal["cross_entropy", "bce"] = "cross_entropy"  # bce: every mixed class is a target of 1
     smoothing: Annotated[float, Range(0, 1)] = 0.0
-    distillation: Literal["none", "soft", "hard"] = "none"
-    teacher: str | None = None
+    distillation: Literal["none", "soft", "hard", "labels"] = "none"  # labels: the second token has them for a teacher
+    teacher: str | None = None  # several, separated by commas, answer with the mean of their probabilities
     distillation_weight: Probability = 0.5  # of the teacher's term; the labels keep the rest
     temperature: Positive = 1.0  # soft distillation
     # soft: the divergence is a mean over the batch, as in thesis equation 3.2, or over classes too, as in DeiT's code
@@ -150,9 +159,9 @@ class ObjectivePart(Checked):
                 f"objective.loss bce cannot be smoothed, but objective.smoothing is {self.smoothing:g}. "
                 "Set objective.smoothing to 0 or objective.loss to cross_entropy."
             )
-        if self.teacher and self.distillation == "none":
+        if self.teacher and self.distillation in ("none", "labels"):
             raise UsageError(
-                f"objective.teacher is {self.teacher}, but objective.distillation is none. "
+                f"objective.teacher is {self.teacher}, but objective.distillation is {self.distillation}. "
                 "Set objective.distillation to hard or soft, or objective.teacher to none."
             )
 
@@ -354,6 +363,7 @@ class EvaluationPart(Checked):
 
     image_size: Count | None = None  # none = as in training
     crop_ratio: Annotated[float, Range(0, 1, above=True)] = 0.875  # image_size over the resized short side
+    resize: Literal["short_side", "square"] = "short_side"  # square: the whole picture, whatever its shape (Mixer C)
 
 
 GROUPS: dict[str, type[Checked]] = {

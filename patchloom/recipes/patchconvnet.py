@@ -47,10 +47,21 @@ def patchconvnet_finetune(model: str = "patchconvnet_s60") -> Recipe:
     return based_on(
         patchconvnet(model),
         source="Thesis 5.2.3 and 5.3.4: drop path 0.1 below training, repeated augmentation only there.",
-        model={"image_size": 384, "drop_path": _less_drop(model)},
+        model={"image_size": 384, "drop_path": _less_drop(model), "size_from": "recipe"},
         augment={"repeats": 1},
         optim={"lr": 1e-5, "batch_size": 1024, "weight_decay": 0.01},
         schedule={"epochs": 10},
+    )
+
+
+@recipe
+def patchconvnet_per_class(model: str = "patchconvnet_s60") -> Recipe:
+    """A class token, and so an attention map, per class: with --init, each begins as the one of a trained network."""
+    return based_on(
+        patchconvnet_finetune(model),
+        source="Thesis 5.2.1: lower lr, smaller batch, without numbers: lr of the fine-tuning, half its batch.",
+        model={"image_size": 224, "size_from": "start", "options": {"class_tokens": "per_class"}},
+        optim={"batch_size": 512},
     )
 
 

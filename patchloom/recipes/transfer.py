@@ -1,4 +1,4 @@
-"""Fine-tuning a network trained on ImageNet on another data set (thesis 3.4.4, 3.7.1.3 and 6.3.5.1).
+"""Fine-tuning a network trained on ImageNet on another data set (thesis 3.4.4, 3.7.1.3 and 6.3.5.1), or size (FixRes).
 
 The network's own training recipe goes on with a smaller learning rate and without its teacher. An author
 also reports SGD for CIFAR-10 and Cars with DeiT: batch 768, lr 0.01, weight decay 1e-4, no erasing, no
@@ -12,7 +12,9 @@ from collections.abc import Callable
 from patchloom.recipes.cait import cait
 from patchloom.recipes.deit import deit
 from patchloom.recipes.deit3 import deit3
-from patchloom.recipes.mixer import mixer_imagenet
+from patchloom.recipes.grafit import grafit_transfer
+from patchloom.recipes.mixer import mixer_finetune, mixer_imagenet
+from patchloom.recipes.parts import AugmentPart, EvaluationPart, ModelPart, OptimPart, SchedulePart
 from patchloom.recipes.patchconvnet import patchconvnet
 from patchloom.recipes.registry import based_on, recipe
 from patchloom.recipes.resmlp import resmlp
@@ -73,6 +75,48 @@ def transfer_inat18(model: str = "deit_b") -> Recipe:
 def transfer_inat19(model: str = "deit_b") -> Recipe:
     """iNaturalist 2019: DeiT-B 77.7, ViT-B of DeiT III 78.0 % top-1."""
     return _transfer(model, lr_divisor=10, epochs=360)
+
+
+@recipe
+def transfer_pets(model: str = "mixer_b16") -> Recipe:
+    """Oxford-IIIT Pets, one of Mixer's five tasks; other networks than Mixer as on Flowers, which is of its size."""
+    if not model.startswith("mixer"):
+        return based_on(transfer_flowers(model), source="Mixer 3 has Pets; training as transfer_flowers.")
+    return based_on(
+        mixer_finetune(model),
+        source="Mixer 3 and C: 500 steps as Dosovitskiy et al. 2021; a fifth of them as warm-up is ours.",
+        schedule={"steps": 500, "warmup_steps": 100},
+    )
+
+
+@recipe
+def transfer_food101(model: str = "timm:resnet50") -> Recipe:
+    """Food-101: ResNet-50 of Grafit 89.5 % in 240 epochs; RegNetY-8GF 93.7 % in these 300, CutMix and FixRes."""
+    if ":" in model:
+        return based_on(
+            grafit_transfer(model), source="Thesis 2.5.4: 300 epochs, as grafit_transfer.", schedule={"epochs": 300}
+        )
+    return based_on(
+        _transfer(model, lr_divisor=10, epochs=300), source="Thesis 2.5.4: 300 epochs; lr / 10 as on Cars (3.7.1.3)."
+    )
+
+
+@recipe
+def fixres(model: str = "timm:resnet50") -> Recipe:
+    """A trained network at the size it is tested at: classifier and last norm, shown pictures as they are tested.
+
+    ResNet-50, trained at 224 pixels, gains 2 points at 384 (77.0 to 79.0 %). DeiT and later networks learn as a whole
+    and with their augmentation (deit_finetune_384, deit3_finetune).
+    """
+    return Recipe(
+        name="fixres",
+        source="Thesis 2.5.4 and 3.4.5; numbers of FixRes' code: lr 8e-3 at 512, a tenth from epoch 30 on.",
+        model=ModelPart(name=model, image_size=384, size_from="recipe", trainable="head_and_norm", eval_mode=True),
+        augment=AugmentPart(crop="centre", flip=0.0),
+        optim=OptimPart(name="sgd", lr=8e-3, lr_reference_batch=512, batch_size=512, weight_decay=1e-4),
+        schedule=SchedulePart(epochs=56, decay="step", step_epochs=(30,)),
+        test=EvaluationPart(crop_ratio=0.875),
+    )
 
 
 def _transfer(model: str, *, lr_divisor: int, epochs: int) -> Recipe:

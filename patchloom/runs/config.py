@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 RECIPE = "recipe.yaml"
 OTHER_NAMES = "names.json"  # of the classes of a published network, as data may call them
 CHANNELS = 3
+RESIZES = ("short_side", "square")  # test.resize of recipes
 MOST_PIXELS = 4096  # of a side
 LARGER = 8  # times the size of training at which a config may show pictures, from 1,024 pixels on
 _CONFIG = {"format": int, "task?": str, "network": str, "options": dict}
@@ -34,6 +35,7 @@ _OF_PICTURES = {
         "image_size": Any,
         "crop_ratio": Any,
         "interpolation?": str,
+        "resize?": str,
     },
     "level?": str | None,
 }
@@ -48,6 +50,7 @@ class Preprocessing:
     image_size: tuple[int, int]  # height, width
     crop_ratio: float
     interpolation: str = "bicubic"
+    resize: str = "short_side"  # or square: as test.resize of the recipe
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,8 @@ def _usable(shown: Preprocessing) -> Preprocessing:
     if shown.interpolation.upper() not in Image.Resampling.__members__:
         known = ", ".join(name.lower() for name in Image.Resampling.__members__)
         raise ValueError(f"interpolation is {shown.interpolation!r}, expected one of {known}")
+    if shown.resize not in RESIZES:
+        raise ValueError(f"resize is {shown.resize!r}, expected one of {', '.join(RESIZES)}")
     return shown
 
 

@@ -50,6 +50,8 @@ def _found(plan: ImagePlan, images: ImageSet, processes: Processes) -> list[int]
         images,
         shown.image_size,
         shown.crop_ratio,
+        shown.interpolation,
+        shown.resize,
         batch_size=plan.recipe.optim.batch_size,
         device=processes.device,
         workers=plan.workers,

@@ -34,6 +34,7 @@ def fit_head(plan: ImagePlan, network: Network, processes: Processes) -> int:
         some,
         network.config.image_size,
         recipe.test.crop_ratio,
+        resize=recipe.test.resize,
         batch_size=BATCH,
         device=processes.device,
         workers=plan.workers,

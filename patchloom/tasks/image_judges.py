@@ -90,6 +90,7 @@ class ImageJudge(Judge):
                 getattr(plan.splits, split),
                 self.image_size,
                 plan.recipe.test.crop_ratio,
+                resize=plan.recipe.test.resize,
                 batch_size=self.batch_size,
                 device=self._processes.device,
                 workers=plan.workers,

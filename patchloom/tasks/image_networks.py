@@ -1,17 +1,21 @@
 """The networks of image tasks: as the recipe names them, started from other weights; and teachers."""
 
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from patchloom.data.sets import Splits
 from patchloom.errors import UsageError
+from patchloom.layers.residual import Branch
 from patchloom.models.network import Network
 from patchloom.models.pooled_convnet import PooledConvNet
 from patchloom.models.published import load_published
 from patchloom.models.registry import build_model
-from patchloom.objectives.teacher import Teacher, load_teacher
+from patchloom.objectives.teacher import Mixture, Teacher, load_teacher
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
-from patchloom.runs.named import found_run, is_foreign
+from patchloom.runs.named import found_run, is_foreign, run_folder
 from patchloom.runs.weights import load_backbone, load_network
 
 
@@ -62,7 +66,38 @@ def initialise(network: Network, init: str, *, keep_head: bool = True) -> None:
     load_published(network, source, new_head=True, adapt_resolution=True)
 
 
-def make_teacher(spec: str, splits: Splits) -> Teacher:
+@torch.no_grad()
+def fix_scales(network: Network, run: str) -> None:
+    """Give every branch the weight that it has in `run`, for good: the control of thesis 3.5.3."""
+    trained, _ = load_backbone(run_folder(run))
+    theirs = {name: branch.scale for name, branch in trained.named_modules() if isinstance(branch, Branch)}
+    for name, branch in network.named_modules():
+        if not isinstance(branch, Branch):
+            continue
+        scale = theirs.get(name)
+        if branch.scale is None or scale is None or scale.shape != branch.scale.shape:
+            raise UsageError(
+                f"model.scales_from {run} is a {trained.config.name} without the LayerScale of this network's {name}; "
+                "give a run of the same depth and width, trained with LayerScale"
+            )
+        branch.scale.copy_(scale)
+        branch.scale.requires_grad_(False)
+
+
+def make_teacher(spec: str, splits: Splits) -> Teacher | Mixture:
+    """One teacher, or the mixture of several that commas separate."""
+    teachers = [_one_teacher(each, splits) for each in teacher_names(spec)]
+    return teachers[0] if len(teachers) == 1 else Mixture(teachers)
+
+
+def teacher_names(spec: str) -> list[str]:
+    """Those that commas separate; a run or file may have commas in its name."""
+    if Path(spec).exists():
+        return [spec]
+    return [name for each in spec.split(",") if (name := each.strip())]
+
+
+def _one_teacher(spec: str, splits: Splits) -> Teacher:
     """A run or published weights, or any name `load_teacher` knows; its classes are compared with the data's."""
     names = splits.classes.names
     if is_foreign(spec) or not (folder := found_run(spec)):

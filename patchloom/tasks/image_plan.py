@@ -32,7 +32,7 @@ from patchloom.runs.beginning import LEFT_OUT, record_of
 from patchloom.runs.config import Preprocessing, check_preprocessing, read_recipe
 from patchloom.runs.named import found_run
 from patchloom.tasks.beginnings import began_with, changes_since, refuse_other_data, refuse_other_start
-from patchloom.tasks.image_networks import make_network
+from patchloom.tasks.image_networks import make_network, teacher_names
 from patchloom.tasks.plan import (
     OpenedSettings,
     Plan,
@@ -196,7 +196,9 @@ def preprocessing_of(recipe: Recipe, network: Network) -> Preprocessing:
     """How pictures are shown to the network once it is trained."""
     size = recipe.test.image_size
     shape = network.config.image_size if size is None else (size, size)
-    return Preprocessing(network.pixel_mean, network.pixel_std, shape, recipe.test.crop_ratio)
+    return Preprocessing(
+        network.pixel_mean, network.pixel_std, shape, recipe.test.crop_ratio, resize=recipe.test.resize
+    )
 
 
 # Opening --------------------------------------------------------------------------------------------------------------
@@ -335,6 +337,11 @@ def resolve(splits: Splits, settings: TrainingSettings, device: str, epochs: Cho
     if start:
         start.normalise_for(network)
     _check_views(recipe, network)
+    if recipe.objective.distillation == "labels" and not network.has_distillation_token:
+        raise UsageError(
+            f"objective.distillation labels is for a second class token, which {recipe.model.name} has not; use a "
+            "network with one, such as deit_b_distilled, or model.options.distilled=true"
+        )
     try:
         check_preprocessing(preprocessing_of(recipe, network), network.config.image_size)
     except ValueError as error:
@@ -376,13 +383,17 @@ def resolve_fields(
 def _check_files(recipe: Recipe, settings: TrainingSettings, images: int) -> None:
     """Runs and weights that are named must be there."""
     part = recipe.objective
-    if part.distillation != "none" and not part.teacher:
+    if part.distillation in ("soft", "hard") and not part.teacher:
         raise UsageError(f"recipe {recipe.name} distils ({part.distillation}) but names no teacher; give --teacher")
-    if part.teacher and Path(part.teacher).is_dir() and not found_run(part.teacher):
-        raise UsageError(f"{part.teacher} is not the folder of a run: it has no config.json")
+    teachers = teacher_names(part.teacher or "")
+    for run in (*teachers, recipe.model.scales_from):
+        if run and Path(run).is_dir() and not found_run(run):
+            raise UsageError(f"{run} is not the folder of a run: it has no config.json")
+    if recipe.model.scales_from and not found_run(recipe.model.scales_from):
+        raise UsageError(f"model.scales_from {recipe.model.scales_from}: no such run")
     if settings.init and not found_run(settings.init) and not Path(settings.init).is_file():
         raise UsageError(f"--init {settings.init}: no such run or file")
-    for given in (settings.init, (part.teacher or "").partition("@")[2]):
+    for given in (settings.init, *(teacher.partition("@")[2] for teacher in teachers)):
         if given and Path(given).is_file():
             check_weights_file(Path(given))
     if method_of(part.method).learns_from == "clusters":

@@ -102,7 +102,7 @@ class ImageTask(Task["ImagePlan"]):
         """With random weights, or those of --init."""
         from patchloom.errors import CheckpointError
         from patchloom.runs.weights import refuse_bad
-        from patchloom.tasks.image_networks import initialise, make_network
+        from patchloom.tasks.image_networks import fix_scales, initialise, make_network
 
         settings, classes = plan.settings, plan.splits.classes.names
         network = make_network(plan.recipe, len(classes))
@@ -112,6 +112,8 @@ class ImageTask(Task["ImagePlan"]):
         if settings.init:
             initialise(network, settings.init, keep_head=plan.start is None or plan.start.keeps(classes))
             refuse_bad(dict(network.state_dict()), settings.init, CheckpointError)
+        if plan.recipe.model.scales_from:
+            fix_scales(network, plan.recipe.model.scales_from)
         return network
 
     def begin(self, plan: "ImagePlan", network: "Network", processes: "Processes", say: Callable[[str], None]) -> None:

@@ -15,6 +15,7 @@ from patchloom.runs.named import found_run
 
 # Options of a network that its data, its recipe or its method decide.
 NOT_TAKEN = ("name", "num_classes", "image_size", "drop_path", "drop_path_rule", "dropout", "projector")
+CHANGED = {"class_tokens"}  # options that a recipe may change: a trained network starts one with others
 TIMM = "resnet50_attention_pool"  # what timm's networks are called in `config.json`
 
 
@@ -56,19 +57,23 @@ class Start:
         options, published = self.options, default_options(self.files.network)
         base = base_recipe(recipe, self.model)
         asked = set(base.model.options) if base else set()  # which the recipe would set for another network
-        hidden = {*NOT_TAKEN, *(("backbone", "pool") if ":" in self.model else ())}
+        hidden = {*NOT_TAKEN, *(asked & CHANGED), *(("backbone", "pool") if ":" in self.model else ())}
         taken = {
             f"model.options.{key}": value
             for key, value in options.items()
             if key not in hidden and (key in asked or value != published.get(key))
         }
-        fields = {"model.image_size": self.image_size, **taken, "test.crop_ratio": self.files.preprocessing.crop_ratio}
-        shown = self.files.preprocessing.image_size[0]
-        return fields if shown == self.image_size else {**fields, "test.image_size": shown}
+        if base is not None and base.model.size_from == "recipe":
+            return taken
+        shown = self.files.preprocessing
+        fields = {"model.image_size": self.image_size, **taken, "test.crop_ratio": shown.crop_ratio}
+        if shown.resize != "short_side":
+            fields["test.resize"] = shown.resize
+        return fields if shown.image_size[0] == self.image_size else {**fields, "test.image_size": shown.image_size[0]}
 
     def named(self, choices: Iterable[Choice], given: Sequence[str]) -> list[Choice]:
         """The choices, those that come from the run with its name for a reason."""
-        taken = {"model.name", "model.image_size", "test.crop_ratio", "test.image_size"} - set(given)
+        taken = {"model.name", "model.image_size", "test.crop_ratio", "test.image_size", "test.resize"} - set(given)
         return [
             replace(choice, why=f"as in {self.init}")
             if choice.key in taken or (choice.key.startswith("model.options.") and choice.key not in given)

@@ -15,9 +15,9 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvf
 from torchvision.transforms.autoaugment import TrivialAugmentWide
 
-from patchloom.data.augmentation import policies
+from patchloom.data.augmentation import policies, whole_batches
 from patchloom.data.augmentation.augment import erase, random_crop_box, random_start, train_transform
-from patchloom.data.augmentation.policies import make_policy, three_augment
+from patchloom.data.augmentation.policies import make_policy
 from patchloom.data.pictures import evaluation_transform
 from patchloom.data.pictures.geometry import Geometry, resize
 from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD
@@ -51,7 +51,7 @@ def pixels(image: Image.Image | np.ndarray) -> np.ndarray:
     return np.asarray(image).astype(int)
 
 
-@pytest.mark.parametrize("crop", ["random_resized", "simple_random", "pad", "resize"])
+@pytest.mark.parametrize("crop", ["random_resized", "simple_random", "pad", "resize", "square_random", "centre"])
 @pytest.mark.parametrize("policy", ["none", "randaugment", "autoaugment", "three_augment", "trivial"])
 def test_a_view_follows_from_its_seed_alone(crop, policy):
     part = AugmentPart(crop=crop, policy=policy, policy_magnitude_std=0.5, color_jitter=0.3, erasing=0.5)
@@ -240,6 +240,7 @@ def test_three_augment_chooses_one_of_three():
     grey = np.asarray(image.convert("L").convert("RGB")).tobytes()
     solarised = ImageOps.solarize(image, 128).tobytes()
     kinds = Counter()
+    three_augment = make_policy(AugmentPart(policy="three_augment"), image.size)
     for seed in range(900):
         view = three_augment(image, random.Random(seed)).tobytes()
         if view not in (grey, solarised):
@@ -249,6 +250,28 @@ def test_three_augment_chooses_one_of_three():
         kinds[{grey: "grey", solarised: "solarised"}.get(view, "blurred")] += 1
     assert all(count == pytest.approx(300, abs=60) for count in kinds.values())
     assert len(kinds) == 3
+
+
+@pytest.mark.parametrize("choices", [("grey",), ("blur", "grey"), ("solarise",)])
+def test_the_components_of_three_augment_one_by_one(choices):
+    """Thesis table 6.2; also of whole batches."""
+    part, image = AugmentPart(policy="three_augment", policy_choices=choices, crop="resize", flip=0.0), photo(24, 24)
+    made = {"grey": image.convert("L").convert("RGB"), "solarise": ImageOps.solarize(image, 128)}
+    known = {np.asarray(view).tobytes(): name for name, view in made.items()}
+    views = [train_transform(part, 24)(image, random.Random(seed)) for seed in range(30)]
+    assert {known.get(view.tobytes(), "blur") for view in views} == set(choices)
+    store, index = torch.from_numpy(np.array(image))[None], torch.zeros(60, dtype=torch.int64)
+    draws = whole_batches.draw(60, part, (24, 24), [0], torch.device("cpu"))
+    batch, _ = whole_batches.augment_batch(store, index, part, (24, 24), draws)
+    solarised = (batch == torch.from_numpy(np.array(made["solarise"])).permute(2, 0, 1)).flatten(1).all(1)
+    grey = (batch.int().diff(dim=1) == 0).flatten(1).all(1)
+    assert (bool(grey.any()), bool(solarised.any())) == ("grey" in choices, "solarise" in choices)
+    assert bool((~grey & ~solarised).any()) is ("blur" in choices)
+
+
+def test_three_augment_of_nothing_is_refused():
+    with pytest.raises(UsageError, match=r"nothing to choose from\. Set augment\.policy to none"):
+        AugmentPart(policy="three_augment", policy_choices=())
 
 
 def jittered(image: Image.Image, turns: list[tuple[str, float, float]], rng: random.Random) -> Image.Image:
@@ -308,6 +331,7 @@ def test_a_view_of_dino_is_made_of_torchvisions_and_pillows_operations(part, siz
 def test_what_is_certain_draws_nothing():
     """Recipes without chances keep the pictures they had before there were any."""
     part = AugmentPart(crop="resize", flip=0.0, policy="three_augment", color_jitter=0.3)
+    three_augment = make_policy(part, (48, 64))
     for seed in range(20):
         rng = _after_flip(seed)
         expected = policies.jitter_colours((0.3, 0.3, 0.3, 0.0), three_augment(photo(), rng), rng)
@@ -337,6 +361,25 @@ def test_evaluation_is_timms(shape, size, ratio):
 def test_a_crop_larger_than_the_picture_is_refused():
     with pytest.raises(UsageError, match=r"crop_ratio is 1\.1"):
         evaluation_transform.test_transform(32, 1.1)
+
+
+def test_evaluation_of_the_whole_picture_as_a_square():
+    """Mixer's resize-crop: first 256×256, then 224×224 of it."""
+    ours = evaluation_transform.test_transform(224, 0.875, resize="square")(photo(100, 180))
+    resized = tvf.resize(photo(100, 180), [256, 256], InterpolationMode.BICUBIC)
+    assert (ours == pixels(tvf.center_crop(resized, [224, 224]))).all()
+
+
+def test_square_random_crop_is_a_window_of_the_whole_picture_and_centre_the_one_that_is_tested():
+    image = photo(64, 100)
+    square = resize(image, (40, 40))
+    windows = {square[y : y + 32, x : x + 32].tobytes() for y in range(9) for x in range(9)}
+    part = AugmentPart(crop="square_random", crop_ratio=0.8, flip=0.0)
+    seen = {train_transform(part, 32)(image, random.Random(seed)).tobytes() for seed in range(600)}
+    assert seen == windows
+    centre = train_transform(AugmentPart(crop="centre", crop_ratio=0.8, flip=0.0), 32)
+    tested = evaluation_transform.test_transform(32, 0.8)
+    assert np.abs(centre(image, random.Random(0)).astype(int) - tested(image)).max() <= 1  # torch's resize, Pillow's
 
 
 def test_evaluation_of_other_shapes():

@@ -379,7 +379,7 @@ def choose(augment: AugmentPart, dataset: PictureSet | None = None, **options: o
     return make_loader(dataset or pictures(photos()), augment, (24, 32), **chosen)
 
 
-@pytest.mark.parametrize("crop", ["random_resized", "simple_random", "pad", "resize"])
+@pytest.mark.parametrize("crop", ["random_resized", "simple_random", "pad", "resize", "square_random", "centre"])
 def test_the_device_is_taken_where_it_applies(crop):
     chosen, reason = choose(AugmentPart(crop=crop, policy="three_augment"))
     assert isinstance(chosen, DeviceLoader)

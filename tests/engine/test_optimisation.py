@@ -78,6 +78,18 @@ def test_head_only_trains_the_classifier() -> None:
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["classifier.weight", "classifier.bias"]
 
 
+def test_head_and_norm_train_the_last_norm_too() -> None:
+    model = small("deit_s", head="mlp")
+    freeze(model, "head_and_norm")
+    trained = {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {"norm", "classifier"}
+    convnet = small("resnet50_attention_pool", pool="average")
+    freeze(convnet, "head_and_norm")
+    names = [name for name, p in convnet.named_parameters() if p.requires_grad and not name.startswith("classifier")]
+    assert len(names) == 2
+    assert [name for name, module in convnet.named_modules() if isinstance(module, nn.BatchNorm2d)][-1] in names[0]
+
+
 def test_all_trains_all() -> None:
     model = network()
     assert freeze(model, "all") == sum(p.numel() for p in model.parameters())

@@ -10,7 +10,7 @@ from patchloom.data.batches.sampler import step_seed
 from patchloom.data.pictures.image_batch import normalise
 from patchloom.errors import UsageError
 from patchloom.objectives.classification import cross_entropy
-from patchloom.objectives.distillation import Distillation, hard_distillation, soft_distillation
+from patchloom.objectives.distillation import Distillation, TwoClassTokens, hard_distillation, soft_distillation
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes import get_recipe
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
@@ -188,3 +188,14 @@ def test_misuse_is_told():
     objective = make(ObjectivePart(distillation="hard"), make_teacher(), token=True)
     with pytest.raises(UsageError, match="deit_s has one head; create it with distilled=True"):
         objective(small("deit_s"), batch(), epoch=0, step=0)
+
+
+def test_two_class_tokens_learn_the_same_labels():
+    """The control of thesis 3.3."""
+    network, shown = small("deit_s_distilled"), batch()
+    given = {"pixel_mean": MEAN, "pixel_std": STD, "seed": 0}
+    control = TwoClassTokens(ObjectivePart(distillation="labels"), AugmentPart(), num_classes=5, **given)
+    loss = control(network, shown, epoch=0, step=0)["loss"]
+    first, second = network(normalise(shown.images, MEAN, STD), both_heads=True)
+    expected = (cross_entropy(first, shown.labels) + cross_entropy(second, shown.labels)) / 2
+    torch.testing.assert_close(loss, expected)

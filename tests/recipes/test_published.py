@@ -5,6 +5,7 @@ import torch
 
 from patchloom.models.registry import create_model
 from patchloom.recipes import difference, get_recipe, override, recipe_table
+from patchloom.recipes.choices import with_steps
 
 # Table 6.1, column by column. None: not in use; "any": the table only says that it is in use.
 TABLE_6_1 = {
@@ -229,9 +230,66 @@ def test_mixer_fine_tuning_section_3():
             "schedule.decay": "cosine",
             "schedule.warmup_steps": "any",
             "model.image_size": 224,
+            "augment.crop": "square_random",  # A.2: no Inception crops, no mixup, no average of the weights
+            "augment.mixup": None,
+            "optim.ema_decay": None,
+            "test.resize": "short_side",  # resmall-crop, table 3
+            "test.crop_ratio": 224 / 256,
         },
     )
-    assert get_recipe("mixer_finetune_448").model.image_size == 448
+    check(get_recipe("mixer_finetune_448"), {"model.image_size": 448, "test.resize": "square"})  # resize-crop, table 2
+    assert create_model("mixer_b16", depth=1, dropout=0.1).config.dropout == 0.1
+
+
+@pytest.mark.parametrize(
+    ("images", "steps", "epochs"), [(1_281_167, 20_000, 8), (50_000, 10_000, 103), (3_680, 500, 71)]
+)
+def test_mixer_is_fine_tuned_for_a_number_of_steps(images, steps, epochs):
+    """Those of Dosovitskiy et al. 2021 for ImageNet, CIFAR and Pets, whatever the number of images."""
+    recipe = get_recipe("transfer_pets" if steps == 500 else "mixer_finetune", "mixer_b16")
+    recipe, _ = with_steps(override(recipe, {"schedule.steps": steps}), [], images, {})
+    assert recipe.schedule.epochs == epochs
+    assert abs(recipe.schedule.epochs * (images // 512) - steps) <= images // 512 / 2
+    assert get_recipe("mixer_finetune").schedule.steps == 20_000
+    assert get_recipe("transfer_pets").schedule.steps == 500
+
+
+def test_controls_and_ablations_of_the_thesis():
+    check(get_recipe("deit_two_tokens"), {"objective.distillation": "labels", "objective.teacher": None})
+    assert get_recipe("deit_two_tokens").model.name == "deit_b_distilled"
+    token = get_recipe("cait_distilled_token", "cait_m24")
+    assert token.model.options == {**get_recipe("cait", "cait_m24").model.options, "distilled": True}
+    assert difference(token, get_recipe("cait_distilled", "cait_m24")).keys() == {"model.options.distilled"}
+    check(get_recipe("patchconvnet_per_class"), {"optim.lr": 1e-5, "optim.batch_size": 512})
+    assert get_recipe("patchconvnet_per_class").model.options["class_tokens"] == "per_class"
+
+
+def test_from_imagenet_21k_to_1k():
+    check(get_recipe("resmlp_21k_to_1k"), {"schedule.epochs": 100, "optim.lr": 5e-4, "model.image_size": 224})
+    assert not difference(get_recipe("mixer_21k_to_1k", "mixer_l16"), get_recipe("mixer_finetune", "mixer_l16"))
+
+
+def test_fixres_learns_classifier_and_norm_on_pictures_as_they_are_tested():
+    check(
+        get_recipe("fixres"),
+        {
+            "model.trainable": "head_and_norm",
+            "model.eval_mode": True,
+            "model.size_from": "recipe",
+            "augment.crop": "centre",
+            "augment.crop_ratio": get_recipe("fixres").test.crop_ratio,
+            "optim.peak_lr": 8e-3,
+            "schedule.epochs": 56,
+        },
+    )
+
+
+def test_transfer_of_grafit_sections_2_4_6_and_2_5_4():
+    base, best = get_recipe("grafit_transfer", "timm:regnety_080"), get_recipe("grafit_transfer_cutmix")
+    assert difference(base, best) == {"augment.cutmix": (0.0, 1.0), "schedule.epochs": (240, 1000)}
+    check(get_recipe("transfer_food101"), {"schedule.epochs": 300, "optim.lr": 0.01})
+    check(get_recipe("transfer_food101", "deit_b"), {"schedule.epochs": 300, "optim.lr": 5e-5})
+    assert not difference(get_recipe("transfer_pets", "deit_b"), get_recipe("transfer_flowers", "deit_b"))
 
 
 def test_resmlp_section_3_1():

@@ -16,6 +16,7 @@ from patchloom.errors import UsageError
 from patchloom.runs.config import read_run_files
 from patchloom.runs.weights import load_network
 from patchloom.tasks.plan import Plan, TrainingSettings
+from patchloom.tasks.start import find_start
 from patchloom.training import assemble
 from patchloom.training.run import make_plan, run_training
 from tests.reliability.commands import class_folders, command
@@ -210,3 +211,67 @@ def test_the_head_first(narrow: Path, tmp_path: Path) -> None:
     kept = planned(SHAPES, narrow, changes={"model.fit_head": True})
     _, network, _ = assemble.make_run(kept, cpu, str, begins=True)
     assert torch.equal(network.classifier.weight, load_network(narrow)[0].classifier.weight)
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PatchConvNet with one class token, tested on whole pictures as squares."""
+    folder, small = tmp_path_factory.mktemp("pooled") / "run", {"model.options.depth": 1, "model.options.dim": 16}
+    square = {"test.resize": "square", "model.image_size": 32}
+    trained(SHAPES, folder, model="patchconvnet_s20", recipe="patchconvnet", changes=small | square)
+    return folder
+
+
+def network_of(plan: Plan) -> Any:
+    return assemble.make_run(plan, Processes("fp32", device="cpu"), str)[1]
+
+
+def test_each_class_token_begins_as_the_one_of_a_trained_network(pooled: Path, other: Path) -> None:
+    """Thesis 5.2.1: tokens per class are learned by fine-tuning."""
+    source = load_network(pooled)[0].state_dict()
+    for data, classes in ((SHAPES, 16), (other, 2)):
+        plan = planned(data, pooled, recipe="patchconvnet_per_class", batch=8)
+        assert plan.recipe.model.options["class_tokens"] == "per_class"
+        assert (plan.recipe.model.options["depth"], plan.recipe.model.image_size) == (1, 32)
+        state = network_of(plan).state_dict()
+        tokens = source["attention_pool.token.weight"].expand(-1, classes, -1)
+        assert torch.equal(state["attention_pool.token.weight"], tokens)
+        assert torch.equal(state["classifier.weight"], source["classifier.weight"]) is (classes == 16)
+    by_option = planned(SHAPES, pooled, changes={"model.options.class_tokens": "per_class"}, batch=8)
+    assert network_of(by_option).has_token_per_class
+
+
+def test_pictures_are_tested_as_squares_from_training_to_prediction(pooled: Path) -> None:
+    """Mixer's resize-crop (supplement C): the whole picture, whatever its shape."""
+    wide = Image.new("RGB", (200, 40))
+    wide.paste((255, 255, 255), (100, 0, 200, 40))
+    transform = patchloom.load(pooled, device="cpu").transform()
+    seen = transform(wide)[:, :, 0]
+    assert (seen[:, :15] < 10).all()
+    assert (seen[:, 17:] > 245).all()
+    assert planned(SHAPES, pooled, batch=8).recipe.test.resize == "square"
+
+
+def test_a_recipe_of_another_size_keeps_it(narrow: Path) -> None:
+    start = find_start(str(narrow), None, None)
+    assert start is not None
+    assert start.fields("deit")["model.image_size"] == 32
+    assert "model.image_size" not in start.fields("deit_finetune_384")
+    assert "test.crop_ratio" not in start.fields("fixres")
+
+
+def test_learned_scales_can_be_fixed_in_another_training(pooled: Path) -> None:
+    """Thesis 3.5.3: is it the factors, or that they learn?"""
+    settings = {"model": "patchconvnet_s20", "recipe": "patchconvnet", "batch": 8, "device": "cpu", "workers": 0}
+    small = {"model.options.depth": 1, "model.options.dim": 16, "model.image_size": 32}
+    fixed = TrainingSettings(data=SHAPES, **settings, changes=small | {"model.scales_from": str(pooled)})
+    network, source = network_of(make_plan(fixed, "cpu")), load_network(pooled)[0].state_dict()
+    scales = {name: weight for name, weight in network.named_parameters() if name.endswith(".scale")}
+    assert len(scales) == 3
+    assert all(torch.equal(weight, source[name]) and not weight.requires_grad for name, weight in scales.items())
+    assert not torch.equal(network.blocks[0].mix.first.weight, source["blocks.0.mix.first.weight"])
+    deeper = replace(fixed, changes={**fixed.changes, "model.options.depth": 2})
+    with pytest.raises(UsageError, match=r"without the LayerScale of this network's blocks\.1; give a run of the same"):
+        network_of(make_plan(deeper, "cpu"))
+    with pytest.raises(UsageError, match=r"model\.scales_from nowhere: no such run"):
+        make_plan(replace(fixed, changes={**fixed.changes, "model.scales_from": "nowhere"}), "cpu")

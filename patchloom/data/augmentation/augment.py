@@ -19,7 +19,13 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.augmentation.policies import Policy, blur, grey, jitter_colours, make_policy, solarise
-from patchloom.data.pictures.evaluation_transform import PictureTransform, as_size, covering_size
+from patchloom.data.pictures.evaluation_transform import (
+    PictureTransform,
+    as_size,
+    covering_size,
+    enlarged,
+    middle_start,
+)
 from patchloom.data.pictures.geometry import Geometry, Size
 from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD
 from patchloom.data.pictures.samples import Sample
@@ -66,14 +72,15 @@ class TrainTransform(PictureTransform):
         augment, seen, size = self.augment, self.image_size, sample.picture.size
         if augment.crop == "scaled":
             return scaled_window(sample, augment, seen, rng)
-        box, scaled, start = (0, 0, *size), seen, (0, 0)
+        box, start = (0, 0, *size), (0, 0)
         if augment.crop == "random_resized":
             box = random_crop_box(size, (augment.crop_min_scale, augment.crop_max_scale), rng)
         flip = rng.random() < augment.flip
-        if augment.crop == "simple_random":
-            scaled = covering_size(size, seen)
-        if augment.crop in ("simple_random", "pad"):
-            start = random_start(scaled, seen, augment.crop_padding, rng)
+        scaled = size_before_window(size, augment.crop, seen, augment.crop_ratio)
+        if augment.crop in ("simple_random", "pad", "square_random"):
+            start = random_start(scaled, seen, padding_of(augment), rng)
+        elif augment.crop == "centre":
+            start = middle_start(scaled, seen)
         return Geometry(box, scaled, seen, start, flip, reflect=augment.crop == "simple_random")
 
     def coloured(self, pixels: np.ndarray, rng: random.Random) -> np.ndarray:
@@ -152,6 +159,20 @@ def random_crop_box(
     w, h = min(width, round(height * CROP_ASPECTS[1])), min(height, round(width / CROP_ASPECTS[0]))
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
+
+
+def size_before_window(picture: tuple[int, int], crop: str, seen: Size, crop_ratio: float) -> Size:
+    """(height, width) a picture of (width, height) is resized to before a window of `seen` is taken of it."""
+    if crop == "square_random":
+        return enlarged(seen, crop_ratio)
+    if crop == "centre":
+        return covering_size(picture, enlarged(seen, crop_ratio))
+    return covering_size(picture, seen) if crop == "simple_random" else seen
+
+
+def padding_of(augment: AugmentPart) -> int:
+    """Pixels that are added on each side before a window is taken."""
+    return augment.crop_padding if augment.crop in ("simple_random", "pad") else 0
 
 
 def random_start(scaled: Size, size: Size, padding: int, rng: random.Random) -> tuple[int, int]:

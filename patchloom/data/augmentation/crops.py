@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.data.augmentation.augment import CROP_ASPECTS
+from patchloom.data.augmentation.augment import CROP_ASPECTS, padding_of
+from patchloom.data.pictures.evaluation_transform import middle_start
 from patchloom.data.pictures.geometry import SMALLEST_BOX_SIDE, Size
 from patchloom.recipes.parts import AugmentPart
 
@@ -119,9 +120,11 @@ def draw_crops(picture: Size, augment: AugmentPart, size: Size, draws: Draws) ->
     if augment.crop == "random_resized":
         scales = augment.crop_min_scale, augment.crop_max_scale
         return Crops(augment.crop, picture, size, *_resized_boxes(picture, scales, draws), flipped)
-    padding = 0 if augment.crop == "resize" else augment.crop_padding
+    padding = padding_of(augment)
     rooms = [length + 2 * padding - seen + 1 for length, seen in zip(picture, size, strict=True)]
     top, left = ((draws.one() * room).long() - padding for room in rooms)
+    if augment.crop == "centre":
+        top, left = (torch.full_like(top, start) for start in middle_start(picture, size))
     height, width = torch.full_like(top, size[0]), torch.full_like(left, size[1])
     return Crops(augment.crop, picture, size, top, left, height, width, flipped)
 

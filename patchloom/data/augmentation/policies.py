@@ -6,7 +6,7 @@ process's random state.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ def make_policy(augment: AugmentPart, image_size: Size) -> Policy | None:
     if augment.policy == "none":
         return None
     if augment.policy == "three_augment":
-        return three_augment
+        return partial(three_augment, augment.policy_choices)
     if augment.policy == "photometric":
         return photometric
     if augment.policy == "trivial":
@@ -56,9 +56,9 @@ def make_policy(augment: AugmentPart, image_size: Size) -> Policy | None:
     return partial(_rand_augment, [_mended(op) for op in ops], augment.policy_layers)
 
 
-def three_augment(image: Image.Image, rng: random.Random) -> Image.Image:
-    """3-Augment of DeiT III: grayscale, solarisation or blur, each as likely as the others."""
-    return rng.choice((grey, solarise, blur))(image, rng)
+def three_augment(choices: Sequence[str], image: Image.Image, rng: random.Random) -> Image.Image:
+    """3-Augment of DeiT III: one of grey, solarise and blur, or of fewer (table 6.2), each as likely as the others."""
+    return {"grey": grey, "solarise": solarise, "blur": blur}[rng.choice(choices)](image, rng)
 
 
 def photometric(image: Image.Image, rng: random.Random) -> Image.Image:

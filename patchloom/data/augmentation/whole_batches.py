@@ -26,6 +26,7 @@ from patchloom.data.pictures.geometry import Size
 from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD
 from patchloom.recipes.parts import AugmentPart
 
+THREE = ("grey", "solarise", "blur")  # as `three_augment` counts them
 BATCHED_POLICIES = ("none", "randaugment", "three_augment")
 # Of each picture: crop 23, 3-Augment 2, jitter 6, erasing 25; for each layer of RandAugment; and for hue, grey, blur
 # and solarising, which are drawn last so that runs from before there were these go on as they were.
@@ -84,7 +85,10 @@ def augment_batch(store: Tensor, index: Tensor, augment: AugmentPart, size: Size
             level = (augment.policy_magnitude + noise).clamp(0, 10) / 10
             pixels = operate(pixels, operation, level, (draws.one() < 0.5) * 2.0 - 1)
     elif augment.policy == "three_augment":
-        pixels = three_augment(pixels, (draws.one() * 3).long(), uniform(draws.one(), *BLUR_RADII))
+        drawn = (draws.one() * len(augment.policy_choices)).long()
+        # Sums instead of a table, which a CUDA graph could not copy to the device.
+        choice = sum(((drawn == i) * THREE.index(name) for i, name in enumerate(augment.policy_choices)), drawn * 0)
+        pixels = three_augment(pixels, choice, uniform(draws.one(), *BLUR_RADII))
     if any(augment.jitters) and augment.jitter_probability:
         pixels = _where_drawn(augment.jitter_probability, draws, _jittered(pixels, augment, draws), pixels)
     if augment.grey:

@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchloom.data.augmentation.augment import check_policy, train_transform
+from patchloom.data.augmentation.augment import check_policy, size_before_window, train_transform
 from patchloom.data.augmentation.crops import Draws
 from patchloom.data.augmentation.whole_batches import BATCHED_POLICIES, augment_batch, draw
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader, Transform, cores, read_or_next
 from patchloom.data.batches.ragged import Boxes, Parts, padded, ragged
 from patchloom.data.batches.recorded_graph import record
 from patchloom.data.batches.sampler import Plan, rank_positions, step_seed
-from patchloom.data.pictures.evaluation_transform import PictureTransform, as_size, covering_size
+from patchloom.data.pictures.evaluation_transform import PictureTransform, as_size
 from patchloom.data.pictures.geometry import Geometry, Size
 from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.data.pictures.samples import Sample
@@ -121,25 +121,27 @@ class BeforeCrop(PictureTransform):
     """What the random part of a crop starts from, the same size for every picture of a set."""
 
     crop: str
+    crop_ratio: float
     crop_size: Size
     image_size: Size  # what comes out
 
     @classmethod
-    def like(cls, first: Image.Image, crop: str, crop_size: Size) -> "BeforeCrop":
+    def like(cls, first: Image.Image, augment: AugmentPart, crop_size: Size) -> "BeforeCrop":
         """For a set of pictures like its first."""
-        return cls(crop, crop_size, cls._size(first, crop, crop_size))
+        chosen = augment.crop, augment.crop_ratio, crop_size
+        return cls(*chosen, cls._size(first, *chosen))
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
         """The whole picture."""
-        if self._size(sample.picture, self.crop, self.crop_size) != self.image_size:
+        if self._size(sample.picture, self.crop, self.crop_ratio, self.crop_size) != self.image_size:
             raise UnevenSizesError("the pictures differ in size")
         return Geometry((0, 0, *sample.picture.size), self.image_size, self.image_size)
 
     @staticmethod
-    def _size(image: Image.Image, crop: str, crop_size: Size) -> Size:
+    def _size(image: Image.Image, crop: str, crop_ratio: float, crop_size: Size) -> Size:
         if crop == "random_resized":
             return image.height, image.width
-        return covering_size(image.size, crop_size) if crop == "simple_random" else crop_size
+        return size_before_window(image.size, crop, crop_size, crop_ratio)
 
 
 class DeviceLoader:
@@ -308,7 +310,7 @@ def make_loader(
     size = as_size(image_size)
     check_policy(augment, dataset.parts)
     first, _, _ = read_or_next(dataset, 0, skip_broken)
-    before_crop = BeforeCrop.like(first.picture, augment.crop, size)
+    before_crop = BeforeCrop.like(first.picture, augment, size)
     reason = _against_device(dataset, augment, before_crop, budget_bytes)
     if not reason:
         try:

@@ -16,6 +16,7 @@ def make_evaluation_loader(
     image_size: int | tuple[int, int],
     crop_ratio: float,
     interpolation: str = "bicubic",
+    resize: str = "short_side",
     *,
     batch_size: int,
     device: torch.device,
@@ -26,7 +27,7 @@ def make_evaluation_loader(
     timeout_s: float = WORKER_TIMEOUT_S,
 ) -> Loader | DeviceLoader:
     """A set in its order, every picture once; kept decoded on the device where it fits."""
-    transform = test_transform(image_size, crop_ratio, interpolation)
+    transform = test_transform(image_size, crop_ratio, interpolation, resize)
     shared: dict[str, Any] = {
         "batch_size": batch_size,
         "shuffle": False,

@@ -61,19 +61,19 @@ class PictureTransform(ABC):
 
 @dataclass(frozen=True)
 class EvaluationTransform(PictureTransform):
-    """Resize so that the centre crop is `crop_ratio` of the picture's short side; nothing random."""
+    """Resize so that the centre crop is `crop_ratio` of the picture's short side, or of its sides; nothing random."""
 
     image_size: Size
     crop_ratio: float = 1.0
     interpolation: str = "bicubic"
+    resize: str = "short_side"  # square: to the shape of the crop, whatever that of the picture
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
         """The whole picture, made smaller or larger, and the middle of it."""
         size = sample.picture.size
-        target = (int(self.image_size[0] / self.crop_ratio), int(self.image_size[1] / self.crop_ratio))
-        height, width = scaled = covering_size(size, target)
-        start = round((height - self.image_size[0]) / 2), round((width - self.image_size[1]) / 2)
-        return Geometry((0, 0, *size), scaled, self.image_size, start)
+        target = enlarged(self.image_size, self.crop_ratio)
+        scaled = target if self.resize == "square" else covering_size(size, target)
+        return Geometry((0, 0, *size), scaled, self.image_size, middle_start(scaled, self.image_size))
 
     def resized(self, picture: Image.Image, size: Size) -> np.ndarray:
         """By Pillow, as those who published weights did."""
@@ -88,14 +88,25 @@ def test_transform(
     image_size: int | Size,
     crop_ratio: float = 1.0,  # noqa: PT028 - not a test
     interpolation: str = "bicubic",  # noqa: PT028
+    resize: str = "short_side",  # noqa: PT028
 ) -> EvaluationTransform:
-    """The evaluation of pictures: resize the short side to image_size / crop_ratio, centre crop."""
+    """The evaluation of pictures: resize the short side, or both sides, to image_size / crop_ratio, centre crop."""
     if not 0 < crop_ratio <= 1:
         raise UsageError(f"crop_ratio is {crop_ratio:g}; it is the share of the short side that is kept, 0…1.")
-    return EvaluationTransform(as_size(image_size), crop_ratio, interpolation)
+    return EvaluationTransform(as_size(image_size), crop_ratio, interpolation, resize)
 
 
 test_transform.__test__ = False  # type: ignore[attr-defined]  # or pytest takes it for a test where it is imported
+
+
+def enlarged(size: Size, crop_ratio: float) -> Size:
+    """(height, width) of which `size` is a share of `crop_ratio`."""
+    return int(size[0] / crop_ratio), int(size[1] / crop_ratio)
+
+
+def middle_start(scaled: Size, size: Size) -> tuple[int, int]:
+    """Top and left of a window of `size` in the middle of a picture of `scaled`."""
+    return round((scaled[0] - size[0]) / 2), round((scaled[1] - size[1]) / 2)
 
 
 def covering_size(picture: tuple[int, int], size: Size) -> Size:
