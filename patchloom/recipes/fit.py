@@ -177,7 +177,9 @@ def _run(recipe: Recipe, facts: Facts, budget: Budget, known: Mapping[str, Any],
     optim, images = recipe.optim, facts.images
     batch = known.get("optim.batch_size") or min(optim.batch_size, fitted_batch(images, budget.largest_batch))
     affordable = max(budget.epochs[0], round(budget.pictures / images / views))
-    epochs = known.get("schedule.epochs") or min(recipe.schedule.epochs, affordable)
+    steps = recipe.schedule.steps if "schedule.steps" not in known else 0
+    wanted = max(1, round(steps * optim.batch_size / images)) if steps else recipe.schedule.epochs
+    epochs = known.get("schedule.epochs") or min(wanted, affordable)
     updates = max(1, images // batch) * epochs
     why = f"{images // batch:,} updates per epoch instead of {images // optim.batch_size:,}"
     reasons = [Reason("optim.batch_size", batch, why)]
@@ -198,6 +200,11 @@ def _run(recipe: Recipe, facts: Facts, budget: Budget, known: Mapping[str, Any],
         ]
     why = f"{updates:,} updates; about {_short(epochs * images)} images seen"
     reasons.append(Reason("schedule.epochs", epochs, why))
+    if steps:
+        share = min(1.0, updates / steps)
+        warmup_steps = max(1, round(recipe.schedule.warmup_steps * share)) if recipe.schedule.warmup_steps else 0
+        reasons.append(Reason("schedule.steps", 0, f"{updates:,} updates instead of {steps:,}"))
+        reasons.append(Reason("schedule.warmup_steps", warmup_steps, "the same share of the updates"))
     if recipe.schedule.warmup_epochs:
         warmup = fitted_warmup(images, batch, epochs)
         if warmup.field == "schedule.warmup_steps":

@@ -104,3 +104,15 @@ def test_without_a_gpu_the_network_is_the_smallest_of_its_family() -> None:
     narrow = {"model.options.depth": 6, "model.options.dim": 192}
     assert smaller("dino", "resmlp_s12") == narrow
     assert smaller("resmlp", "resmlp_s24") == {"model.name": "resmlp_s12"} | narrow
+
+
+def test_a_recipe_in_steps_is_fitted_in_epochs() -> None:
+    recipe = get_recipe("mixer_finetune")
+    few, why = fitted(recipe, Facts(2_000, 224, "cpu", True), {})
+    assert few.schedule.steps == 0
+    assert 1 < few.schedule.epochs < 20_000 * 512 / 2_000
+    updates = 2_000 // few.optim.batch_size * few.schedule.epochs
+    assert few.schedule.warmup_steps == pytest.approx(500 * updates / 20_000, abs=1)
+    assert f"{updates:,} updates instead of 20,000" in [reason.why for reason in why]
+    kept, _ = fitted(recipe, Facts(2_000, 224, "cpu", True), {"schedule.steps": 100})
+    assert kept.schedule.steps == 20_000  # what the user gives is applied later
