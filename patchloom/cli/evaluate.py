@@ -109,7 +109,7 @@ def evaluate(
         typer.Option(help="The class as a part of the file's name: '{label}_*.jpg'.", rich_help_panel=IMAGES),
     ] = None,
     taxonomy: Annotated[
-        str | None, typer.Option(help="File of levels above the classes: class,coarse …", rich_help_panel=IMAGES)
+        str | None, typer.Option(help="File of levels above the classes, or imagenet127.", rich_help_panel=IMAGES)
     ] = None,
     classes: Annotated[
         str | None,

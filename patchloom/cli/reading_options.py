@@ -18,7 +18,9 @@ LabelColumn = Annotated[
 LabelPattern = Annotated[
     str | None, typer.Option(help="The class as a part of the file's name: '{label}_*.jpg'.", rich_help_panel=READING)
 ]
-Taxonomy = Annotated[str | None, typer.Option(help="A file of class → coarse class.", rich_help_panel=READING)]
+Taxonomy = Annotated[
+    str | None, typer.Option(help="A file of class → coarse class, or imagenet127.", rich_help_panel=READING)
+]
 Classes = Annotated[
     str | None,
     typer.Option(

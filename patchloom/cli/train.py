@@ -118,7 +118,7 @@ def train(
     ] = None,
     taxonomy: Annotated[
         str | None,
-        typer.Option(help="File of levels above the classes: class,coarse … (csv, json, yaml).", rich_help_panel=DATA),
+        typer.Option(help="File of levels above the classes (csv, json, yaml), or imagenet127.", rich_help_panel=DATA),
     ] = None,
     classes: Annotated[
         str | None,

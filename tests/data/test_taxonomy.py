@@ -2,12 +2,15 @@
 
 import io
 import json
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from patchloom.data.labels.taxonomy import from_fine_to_coarse, read_taxonomy
+from patchloom.data.reading import Reading
 from patchloom.data.sources.source import open_data, open_for
 from patchloom.errors import DataError, UsageError
 
@@ -218,3 +221,36 @@ def test_label_columns_of_hugging_face_data_are_levels(tmp_path):
     data = open_data(tmp_path / "saved")
     assert data.classes.levels == {"family": (("canid", "felid", "fish"), (2, 1, 0, 1))}
     assert open_data(tmp_path / "saved", level="family").val.labels.tolist() == [1, 1, 1, 1, 0, 0, 2, 2]
+
+
+# ImageNet's coarse classes --------------------------------------------------------------------------------------------
+
+
+def test_imagenet_has_127_coarse_classes_however_its_classes_are_called():
+    levels = read_taxonomy(Path("imagenet127"))["coarse"]
+    assert len(set(levels.values())) == 127
+    spelled = (("n01440764", "tench, Tinca tinca", "tench"), ("n02012849", "crane bird"), ("n03126707", "crane"))
+    of = ("soft-finned fish", "bird", "device")
+    for names, coarse in zip(spelled, of, strict=True):
+        assert {levels[name] for name in names} == {coarse}
+    counts = Counter(coarse for name, coarse in levels.items() if re.fullmatch(r"n\d{8}", name))
+    assert sum(counts.values()) == 1000
+    # Those with most classes; 65 coarse classes have one alone.
+    assert counts.most_common(3) == [("mammal", 218), ("device", 124), ("container", 92)]
+    assert sum(count == 1 for count in counts.values()) == 65
+
+
+def test_folders_named_by_wordnet_ids_are_trained_at_the_coarse_level(tmp_path):
+    for name in ("n01440764", "n01443537", "n02085620"):
+        draw(tmp_path / name)
+    coarse = open_data(tmp_path, level="coarse", reading=Reading(taxonomy="imagenet127"))
+    assert coarse.classes.names == ("mammal", "soft-finned fish")
+
+
+def test_a_taxonomy_that_is_no_file_names_the_known_one(tmp_path):
+    draw(tmp_path / "n01440764")
+    with pytest.raises(UsageError, match=r"imagenet-127 is not a file; .*, or imagenet127\. Did you mean imagenet127"):
+        open_data(tmp_path, reading=Reading(taxonomy="imagenet-127"))
+    draw(tmp_path / "spaceship")
+    with pytest.raises(DataError, match="label level 'coarse' says nothing about 'spaceship'"):
+        open_data(tmp_path, reading=Reading(taxonomy="imagenet127"))

@@ -6,7 +6,7 @@ coarser level. They come from nested folders (`nesting`), from columns beside th
     taxonomy.csv    class,family,order: the header names the levels; also .tsv
     taxonomy.json   {class: coarse}, {level: {class: coarse}}, [{"class": …, "family": …, "order": …}]; also .yaml
 
-A file of one of these names in the folder of the data is read where no other is given.
+A file of one of these names in the folder of the data is read where no other is given. `imagenet127` is known by name.
 """
 
 import csv
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from patchloom.data.labels.imagenet_coarse import NAME, imagenet_coarse
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.sets import name_some
 from patchloom.errors import DataError, UsageError, nearest
@@ -38,10 +39,15 @@ def find_taxonomy(folder: Path) -> Path | None:
 
 
 def read_taxonomy(path: Path) -> Taxonomy:
-    """The levels of a file; what is no tree is a DataError."""
+    """The levels of a file, or of the taxonomy of that name; what is no tree is a DataError."""
     shown = printable(path)
     if not os.path.isfile(path):
-        raise UsageError(f"taxonomy {shown} is not a file; expected a .json, .yaml or .csv of class → coarse class")
+        if str(path) == NAME:
+            return {"coarse": imagenet_coarse()}
+        raise UsageError(
+            f"taxonomy {shown} is not a file; expected a .json, .yaml or .csv of class → coarse class, or {NAME}."
+            f"{nearest(str(path), [NAME])}"
+        )
     try:
         records = _records(path)
     except MemoryError:
