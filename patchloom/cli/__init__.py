@@ -21,6 +21,7 @@ from patchloom.foreign import ADVICE, SCARCE
 from patchloom.printable import printable
 
 LOST = ResourceError.exit_code
+_USUAL = {"--knn": "20", "--linear-sgd": "100"}  # values of options that may be given alone
 STOPPED = 128  # exit codes above it: by a signal, which is no error
 
 TRAIN, USE, MEASURE, KNOW = "Train", "Use what was trained", "Measure and show", "Look up"  # panels of the help
@@ -99,14 +100,12 @@ def main() -> None:
 
 
 def _with_number(arguments: list[str]) -> list[str]:
-    """`--knn` alone asks for 20 neighbours; typer knows no option whose value may be left out."""
+    """`--knn` alone asks for 20 neighbours, `--linear-sgd` for 100 epochs: typer has no values that may be left out."""
     following = [*arguments[1:], "--"]
-    pairs = zip(arguments, following, strict=False)  # of nothing there is nothing
-    return [part for given, after in pairs for part in ((given, "20") if _is_bare_knn(given, after) else (given,))]
-
-
-def _is_bare_knn(argument: str, after: str) -> bool:
-    return argument == "--knn" and after.startswith("-")
+    found: list[str] = []
+    for given, after in zip(arguments, following, strict=False):  # of nothing there is nothing
+        found += [given, _USUAL[given]] if given in _USUAL and after.startswith("-") else [given]
+    return found
 
 
 def _run(stdout: Failures) -> int:

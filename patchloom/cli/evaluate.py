@@ -74,6 +74,14 @@ def evaluate(
             rich_help_panel=MEASURED,
         ),
     ] = False,
+    linear_sgd: Annotated[
+        int | None,
+        typer.Option(
+            metavar="EPOCHS",
+            help="The same as DINO does it: by SGD on augmented images; alone: 100 epochs.",
+            rich_help_panel=MEASURED,
+        ),
+    ] = None,
     few_shot: Annotated[
         int | None,
         typer.Option(
@@ -151,8 +159,8 @@ def evaluate(
         taxonomy=taxonomy,
         classes=classes,  # type: ignore[arg-type]
     )
-    probes = {"knn": knn, "linear": linear or None, "few_shot": few_shot}
-    asked = {"--knn": knn, "--linear": linear, "--few-shot": few_shot, "--sweep": sweep}
+    probes = {"knn": knn, "linear": linear or None, "linear_sgd": linear_sgd, "few_shot": few_shot}
+    asked = {"--knn": knn, "--linear": linear, "--linear-sgd": linear_sgd, "--few-shot": few_shot, "--sweep": sweep}
     asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
     shown |= {"level": level} | reading.given()
@@ -251,7 +259,7 @@ def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], da
     if leveled:
         asked = [name for name in asked if name not in ("--levels", "--linear")]  # --linear adds separability
     probes = ["--levels"] if leveled else []
-    probes += [name for name in asked if name in ("--knn", "--linear", "--few-shot")]
+    probes += [name for name in asked if name in ("--knn", "--linear", "--linear-sgd", "--few-shot")]
     alone = [*probes[: 2 if leveled else 1], *(["--sweep"] if "--sweep" in asked else [])]
     others = [name for name in asked if name not in (*probes, "--sweep")]
     given = [_option(name) for name in _said(shown)]
@@ -290,7 +298,12 @@ def _probe(
     neighbours = whole_numbers("--knn", probes["knn"], "20 or 10,20") if probes["knn"] is not None else ()
     found = {
         name: classifier.probe(
-            data, knn=neighbours, linear=bool(probes["linear"]), few_shot=probes["few_shot"], **shown
+            data,
+            knn=neighbours,
+            linear=bool(probes["linear"]),
+            linear_sgd=probes["linear_sgd"],
+            few_shot=probes["few_shot"],
+            **shown,
         )
         for name, classifier in classifiers
     }
@@ -301,7 +314,7 @@ def _probe(
         print(f"note: {note}")
     names = [name for name, _ in next(iter(found.values()))]
     rows = [
-        (run, *(f"{value:.2g}" if name == "linear_l2" else f"{value:.2f}" for name, value in each))
+        (run, *(f"{value:.2g}" if name in ("linear_l2", "linear_sgd_rate") else f"{value:.2f}" for name, value in each))
         for run, each in found.items()
     ]
     print_table(

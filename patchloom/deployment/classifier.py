@@ -322,6 +322,7 @@ class Classifier:
         *,
         knn: Sequence[int] = (),
         linear: bool = False,
+        linear_sgd: int | None = None,
         few_shot: int | None = None,
         size: int | None = None,
         crop_ratio: float | None = None,
@@ -338,13 +339,14 @@ class Classifier:
 
         knn         numbers of neighbours that vote, such as (10, 20)
         linear      a linear probe
+        linear_sgd  epochs of DINO's linear evaluation: SGD on augmented pictures
         few_shot    a probe of this many pictures per class
         """
         given = locals()
         from patchloom.deployment.evaluations import Shown, probe_on
 
         shown = Shown.of(given)
-        return probe_on(self, data, shown, neighbours=knn, linear=linear, few_shot=few_shot)
+        return probe_on(self, data, shown, neighbours=knn, linear=linear, linear_sgd=linear_sgd, few_shot=few_shot)
 
     @with_near_options
     def sweep(

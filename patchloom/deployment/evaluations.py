@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from patchloom.data.batches.decoded_set import DeviceLoader
+from patchloom.data.batches.decoded_set import DeviceLoader, make_loader
 from patchloom.data.batches.evaluation_loader import make_evaluation_loader
 from patchloom.data.batches.loader import Loader
 from patchloom.data.pictures.image_batch import ImageBatch
@@ -32,8 +32,10 @@ from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.evaluation.knn import NeighbourReport, check_neighbours, knn
 from patchloom.evaluation.labels import open_v2, read_real_labels, real_accuracy, real_labels_of
 from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
+from patchloom.evaluation.sgd_probe import BATCH, SgdProbe, check_epochs, sgd_probe
 from patchloom.models.network import Network
 from patchloom.pages.notebook import number_texts, numbers_line, piece
+from patchloom.recipes.parts import AugmentPart
 from patchloom.runs.predictions import fingerprint
 
 if TYPE_CHECKING:
@@ -173,11 +175,12 @@ class Probes:
 
     neighbours: NeighbourReport | None
     linear: LinearProbe | None
+    linear_sgd: SgdProbe | None
     few_shot: FewShotProbe | None
     notes: tuple[str, ...]
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        for part in (self.neighbours, self.linear, self.few_shot):
+        for part in (self.neighbours, self.linear, self.linear_sgd, self.few_shot):
             yield from part or ()
 
     def __repr__(self) -> str:
@@ -190,16 +193,25 @@ class Probes:
 
 
 def probe_on(
-    classifier: "Classifier", data: str, shown: Shown, *, neighbours: Sequence[int], linear: bool, few_shot: int | None
+    classifier: "Classifier",
+    data: str,
+    shown: Shown,
+    *,
+    neighbours: Sequence[int],
+    linear: bool,
+    linear_sgd: int | None,
+    few_shot: int | None,
 ) -> Probes:
     """Probes that learn from the train split of `data` and are judged on its val; the classes are those of the data."""
-    if not neighbours and not linear and few_shot is None:
-        raise UsageError("No probe was asked for: give knn, linear or few_shot")
+    if not neighbours and not linear and linear_sgd is None and few_shot is None:
+        raise UsageError("No probe was asked for: give knn, linear, linear_sgd or few_shot")
     splits = open_data(data, strict=shown.strict, reading=classifier.reading_of(data, shown.reading), level=shown.level)
     names = splits.classes.names
     # Before the features are computed, which may take long.
     if neighbours:
         check_neighbours(neighbours, int(np.sum(splits.train.labels >= 0)))
+    if linear_sgd is not None:
+        check_epochs(linear_sgd)
     if few_shot is not None:
         check_shots(splits.train.labels, splits.val.labels, names, few_shot)
     train, val = (embed_on(classifier, pictures, shown, projected=False) for pictures in (splits.train, splits.val))
@@ -207,9 +219,41 @@ def probe_on(
     return Probes(
         knn(*searched, classes=len(names), k=neighbours) if neighbours else None,
         linear_probe(train, val, classes=len(names)) if linear else None,
+        _sgd_probe(classifier, splits.train, train, val, shown, len(names), linear_sgd) if linear_sgd else None,
         few_shot_probe(train, val, classes=names, shots=few_shot) if few_shot is not None else None,
         tuple(splits.notes),
     )
+
+
+def _sgd_probe(
+    classifier: "Classifier",
+    pictures: ImageSet,
+    train: Embeddings,
+    val: Embeddings,
+    shown: Shown,
+    classes: int,
+    epochs: int,
+) -> SgdProbe:
+    """DINO's linear evaluation: train's pictures are cropped and mirrored at random, anew every epoch."""
+    model = classifier.model if shown.size is None else classifier.model.for_images_of(shown.size)
+    size = shown.size or classifier.preprocessing.image_size
+    batch = min(BATCH, len(pictures))
+    loader, _ = make_loader(
+        pictures,
+        AugmentPart(),
+        size,
+        batch_size=batch,
+        seed=0,
+        device=classifier.device,
+        workers=shown.workers,
+        skip_broken=True,
+    )
+
+    def augmented(epoch: int) -> Iterator[Embeddings]:
+        for each in loader.epoch(epoch):
+            yield embed_batches(classifier, [each], model=model, projected=False)
+
+    return sgd_probe(augmented, train, val, classes=classes, steps_per_epoch=loader.steps_per_epoch, epochs=epochs)
 
 
 def embed_on(

@@ -7,8 +7,8 @@ linear_l2                     that strength
 few_shot{s}_top1, …_std       few-shot probe with s images a class: mean and standard deviation over the draws, percent
 
 The linear probe is multinomial logistic regression: mean cross-entropy + l2/2 · ‖W‖², the bias free. SGD's answer to
-it depends on a learning rate, a schedule and an order of images; the problem is convex, so L-BFGS with exact
-gradients of the whole set reaches the one solution, the same every time. Channels are first given mean 0 and
+it (`sgd_probe`) depends on a learning rate, a schedule and an order of images; the problem is convex, so L-BFGS with
+exact gradients of the whole set reaches the one solution, the same every time. Channels are first given mean 0 and
 deviation 1: networks differ by orders of magnitude in the scale of their features, and L-BFGS wants curvatures that
 are alike. The strength is the one of a few decades with the best top-1 on a fifth of train that is held out, tried
 from strong to weak until two in a row are no better; the probe is then trained on all of it.
@@ -66,9 +66,9 @@ class LinearProbe:
     ranks: np.ndarray  # (images,) classes with a higher score than the label
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        yield "linear_top1", _top(self.ranks, 1)
+        yield "linear_top1", top_percent(self.ranks, 1)
         if len(self.classifier.bias) > 5:
-            yield "linear_top5", _top(self.ranks, 5)
+            yield "linear_top5", top_percent(self.ranks, 5)
         yield "linear_held_out_top1", self.held_out_top1[self.l2]
         yield "linear_l2", self.l2
 
@@ -96,7 +96,7 @@ def linear_probe(
 ) -> LinearProbe:
     """Fit on `train` with the strength that is best on a held-out part of it; judge on `test`."""
     train, test = train.labelled("train"), test.labelled("val")
-    kept, held_out = _split(train.labels.cpu().numpy(), HELD_OUT, np.random.default_rng(seed))
+    kept, held_out = held_out_split(train.labels.cpu().numpy(), HELD_OUT, np.random.default_rng(seed))
     fitting, choosing = train.rows(kept), train.rows(held_out)
     found: dict[float, float] = {}
     fits: list[Linear] = []
@@ -105,14 +105,14 @@ def linear_probe(
     # in a row that were no better.
     for place, l2 in enumerate(sorted(strengths, reverse=True)):
         fits.append(fit_logistic(fitting.vectors, fitting.labels, classes, l2, fits[-1] if fits else None))
-        found[l2] = _top(_ranks(fits[-1], choosing), 1)
+        found[l2] = top_percent(ranks_of_labels(fits[-1], choosing), 1)
         if found[l2] > list(found.values())[best]:
             best = place
         if place - best == 2:
             break
     chosen = list(found)[best]
     probe = fit_logistic(train.vectors, train.labels, classes, chosen, fits[best])
-    return LinearProbe(probe, chosen, found, _ranks(probe, test))
+    return LinearProbe(probe, chosen, found, ranks_of_labels(probe, test))
 
 
 def fit_logistic(
@@ -176,7 +176,7 @@ def few_shot_probe(
         chosen = [generator.permutation(np.flatnonzero(labels == c))[:shots] for c in wanted]
         drawn = train.rows(np.concatenate(chosen))
         probe = fit_least_squares(drawn.vectors, drawn.labels, len(classes), l2)
-        top1.append(_top(_ranks(probe, test), 1))
+        top1.append(top_percent(ranks_of_labels(probe, test), 1))
     return FewShotProbe(shots, tuple(top1))
 
 
@@ -209,7 +209,7 @@ def fit_least_squares(vectors: Tensor, labels: Tensor, classes: int, l2: float =
     return Linear(weight, bias, mean.float(), std.float())
 
 
-def _ranks(probe: Linear, images: Embeddings) -> np.ndarray:
+def ranks_of_labels(probe: Linear, images: Embeddings) -> np.ndarray:
     """(images,) classes with a higher score than the label; ties go to the lower number."""
     parts = []
     for x, y in zip(images.vectors.split(PART_ROWS), images.labels.split(PART_ROWS), strict=True):
@@ -220,11 +220,12 @@ def _ranks(probe: Linear, images: Embeddings) -> np.ndarray:
     return torch.cat(parts).cpu().numpy()
 
 
-def _top(ranks: np.ndarray, k: int) -> float:
+def top_percent(ranks: np.ndarray, k: int) -> float:
+    """Percent of the images whose label is among the first k."""
     return 100 * float(np.mean(ranks < k))
 
 
-def _split(labels: np.ndarray, share: float, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def held_out_split(labels: np.ndarray, share: float, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Positions kept and held out: `share` of each class, none of a class with a single image."""
     held_out = [
         generator.permutation(members)[: min(max(1, round(share * len(members))), len(members) - 1)]

@@ -16,6 +16,7 @@ from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.knn import knn
 from patchloom.evaluation.probe import few_shot_probe, linear_probe
+from patchloom.evaluation.sgd_probe import RATES
 from patchloom.inspection.cost import cost
 from patchloom.judging.several_runs import evaluate_runs
 from patchloom.recipes import get_recipe, override
@@ -74,19 +75,21 @@ def test_probes_learn_from_train_and_are_judged_on_val(runs) -> None:
     splits = open_data(DATA)
     train, val = classifier.embed(splits.train), classifier.embed(splits.val)
     assert (len(train), len(val)) == (len(splits.train), len(splits.val))
-    found = dict(classifier.probe(DATA, knn=(3, 5), linear=True, few_shot=1))
+    found = dict(classifier.probe(DATA, knn=(3, 5), linear=True, linear_sgd=1, few_shot=1))
     names = splits.classes.names
     expected = {
         **dict(knn(train, val, classes=len(names), k=(3, 5))),
         **dict(linear_probe(train, val, classes=len(names))),
         **dict(few_shot_probe(train, val, classes=names, shots=1)),
     }
-    assert found == expected
+    assert {name: value for name, value in found.items() if not name.startswith("linear_sgd")} == expected
+    assert list(found)[:-2][-4:] == [f"linear_sgd_{name}" for name in ("top1", "top5", "held_out_top1", "rate")]
+    assert found["linear_sgd_rate"] in RATES
     with pytest.raises(UsageError, match="No probe was asked for"):
         classifier.probe(DATA)
 
 
-@pytest.mark.parametrize("asked", [{"knn": (5000,)}, {"few_shot": 500}, {}])
+@pytest.mark.parametrize("asked", [{"knn": (5000,)}, {"few_shot": 500}, {"linear_sgd": 0}, {}])
 def test_what_a_probe_cannot_do_is_known_before_features_are_computed(asked, runs, monkeypatch) -> None:
     classifier = patchloom.load(runs["s0"], device="cpu")
     monkeypatch.setattr(evaluations, "embed_on", None)
@@ -259,6 +262,7 @@ def test_the_command_says_the_same(runs, monkeypatch, capsys) -> None:
         (("s0", "s1", DATA, "--split", "train", "--seeds", "--device", "cpu"), ["correlation", "here"]),
         (("distilled", DATA, "--split", "val", "--agreement", "--device", "cpu"), ["distilled: class", "0.000"]),
         (("s0", DATA, "--linear", "--device", "cpu"), ["linear_top1", "linear_held_out_top1", "linear_l2"]),
+        (("s0", DATA, "--linear-sgd", "1", "--device", "cpu"), ["linear_sgd_top1", "linear_sgd_rate"]),
         (("s0", DATA, "--sweep", "size=24,32", "--split", "val", "--device", "cpu"), ["top-1 by image size", "24"]),
     ],
 )
@@ -279,6 +283,7 @@ def test_tables(arguments, shown, runs, monkeypatch, capsys) -> None:
         (("s0", "--seeds"), "--seeds compares runs with each other; give at least two"),
         (("s0", DATA, "--knn", "5", "--sweep", "crop"), "--knn does not go with --sweep"),
         (("s0", DATA, "--linear", "--agreement"), "--linear does not go with --agreement"),
+        (("s0", DATA, "--agreement", "--linear-sgd"), "--linear-sgd does not go with --agreement"),
         (("s0", DATA, "--linear", "--split", "val"), "--split does not go with --linear: probes learn from train"),
         (("s0", DATA, "--knn", "many"), "--knn takes numbers with commas, such as 20 or 10,20; given 'many'"),
         (("s0", DATA, "--knn", "10000"), "k is 10000, expected whole numbers from 1 to the "),

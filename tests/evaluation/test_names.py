@@ -13,6 +13,7 @@ from patchloom.evaluation.knn import knn
 from patchloom.evaluation.probe import few_shot_probe, linear_probe
 from patchloom.evaluation.retrieval import retrieval
 from patchloom.evaluation.separability import separability
+from patchloom.evaluation.sgd_probe import sgd_probe
 from patchloom.evaluation.translation import translation_scores
 from patchloom.judging.seeds import spread
 from tests.evaluation.test_comparison import report
@@ -27,6 +28,7 @@ def test_every_number_is_on_the_page() -> None:
     found = [
         *six, *compare({"a": six, "b": six})[0], *knn(images, images, classes=6),
         *linear_probe(images, images, classes=6, strengths=(0.1,)),
+        *sgd_probe(lambda _: [images], images, images, classes=6, steps_per_epoch=1, epochs=1),
         *few_shot_probe(images, images, classes=tuple("abcdef")),
         *retrieval(images, images, classes=taxonomy, trained_level="coarse", softmax=torch.rand(120, 2)),
         *separability(images, classes=6, posterior=torch.rand(120, 6), splits=2),
@@ -40,6 +42,7 @@ def test_every_number_is_on_the_page() -> None:
         if line.startswith("| `")
         for name in re.findall(r"`(\w+)`", line.split("|")[1])
     }
-    assert in_tables - {name for name, _ in found} == {"top1_low", "top1_high", "real"}  # of an `Evaluation`
+    of_others = {"top1_low", "top1_high", "real"} | {"mean", "std", "best", "test"}  # an `Evaluation`, a sweep
+    assert in_tables - {name for name, _ in found} == of_others
     for name, _ in spread("", [1.0, 2.0]):
         assert name == "_runs" or f"`…{name}`" in PAGE

@@ -15,7 +15,8 @@ from patchloom.evaluation import knn as knn_module
 from patchloom.evaluation import probe as probe_module
 from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.evaluation.knn import knn, nearest
-from patchloom.evaluation.probe import few_shot_probe, fit_least_squares, fit_logistic, linear_probe
+from patchloom.evaluation.probe import few_shot_probe, fit_least_squares, fit_logistic, held_out_split, linear_probe
+from patchloom.evaluation.sgd_probe import sgd_probe
 from tests.networks import ONE_OF_EACH, small
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
@@ -230,3 +231,66 @@ def test_too_few_images_for_the_shots():
         few_shot_probe(blobs(33), blobs(7), classes=NAMES, shots=0)
     with pytest.raises(UsageError, match="at least one draw, given 0"):
         few_shot_probe(blobs(70), blobs(7), classes=NAMES, draws=0)
+
+
+# DINO's linear evaluation ---------------------------------------------------------------------------------------------
+
+
+def scaled_blobs(images: int, seed: int, noise: float = 1.0) -> Embeddings:
+    found = blobs(images, seed=seed, noise=noise)
+    return Embeddings((found.vectors - 5) / torch.logspace(-2, 2, 12), found.labels, found.index)
+
+
+def in_batches(images: Embeddings, size: int = 20):
+    """The same batches every epoch, in another order each."""
+
+    def epoch(number: int):
+        rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(number))
+        return [images.rows(part) for part in rows.split(size)]
+
+    return epoch
+
+
+def test_the_sgd_probe_is_torchs_sgd_on_all_of_train_at_the_rate_that_held_out_images_choose():
+    train, test = scaled_blobs(140, 1, noise=2.0), scaled_blobs(70, 2, noise=2.0)
+    rates, epochs, batches_of = (1e-4, 1.0, 1e6), 3, in_batches(train)
+    found = sgd_probe(batches_of, train, test, classes=7, steps_per_epoch=7, epochs=epochs, rates=rates)
+    _, held_out = held_out_split(train.labels.numpy(), 0.2, np.random.default_rng(0))
+
+    def reference(rate: float, left_out: set[int]) -> torch.nn.Linear:
+        layer = torch.nn.Linear(12, 7)
+        start = torch.randn(12, 7, generator=torch.Generator().manual_seed(0)) * 0.01
+        layer.weight.data, layer.bias.data = start.T.clone(), torch.zeros(7)
+        solver = torch.optim.SGD(layer.parameters(), lr=rate * 20 / 256, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(solver, epochs * 7)
+        for number in range(epochs):
+            for batch in batches_of(number):
+                kept = [i for i, place in enumerate(batch.index.tolist()) if place not in left_out]
+                solver.zero_grad()
+                torch.nn.functional.cross_entropy(layer(batch.vectors[kept]), batch.labels[kept]).backward()
+                solver.step()
+                schedule.step()
+        return layer
+
+    choosing = train.rows(held_out)
+    for rate in rates[:2]:
+        decided = reference(rate, set(held_out.tolist()))(choosing.vectors).argmax(dim=1)
+        assert found.held_out_top1[rate] == pytest.approx(100 * (decided == choosing.labels).float().mean().item())
+    assert found.rate == 1.0  # one learns nothing in so few steps, one goes astray
+    judged = reference(1.0, set())
+    assert torch.allclose(found.classifier.weight, judged.weight.T, atol=1e-5)
+    numbers = dict(found)
+    assert numbers["linear_sgd_top1"] == pytest.approx(
+        100 * (judged(test.vectors).argmax(dim=1) == test.labels).float().mean().item()
+    )
+    assert list(numbers) == ["linear_sgd_top1", "linear_sgd_top5", "linear_sgd_held_out_top1", "linear_sgd_rate"]
+
+
+def test_the_sgd_probe_survives_rates_that_diverge_and_images_without_labels():
+    train, test = scaled_blobs(70, 1), scaled_blobs(35, 2)
+    train.labels[3] = -1
+    rates = (1e38, 1.0)
+    found = sgd_probe(in_batches(train), train, test, classes=7, steps_per_epoch=4, epochs=2, rates=rates)
+    assert found.rate == 1.0
+    with pytest.raises(UsageError, match="for at least one epoch, given 0; DINO takes 100"):
+        sgd_probe(in_batches(train), train, test, classes=7, steps_per_epoch=4, epochs=0)
