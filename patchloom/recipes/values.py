@@ -137,6 +137,8 @@ def _read_options(key: str, value: Any) -> Options:
 
 def _plain_value(key: str, value: Any) -> OptionValue:
     """An option has no declared type: text that reads as a number, a switch or none is taken as one."""
+    if isinstance(value, str) and value.strip() in ("[]", "()"):
+        return ()
     if isinstance(value, str) and "," in value:
         value = _without_brackets(value).split(",")
     if isinstance(value, list | tuple):
