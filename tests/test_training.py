@@ -215,7 +215,8 @@ def test_pictures_are_drawn_every_few_epochs_and_change_nothing(tmp_path) -> Non
     run_training(settings(plain, epochs=3), say=str)
     run_training(settings(drawn, epochs=3, pictures=2), say=str)
     assert not (plain / "pictures").exists()
-    assert sorted(path.name for path in (drawn / "pictures").iterdir()) == ["epoch_0002.png", "epoch_0003.png"]
+    names = ["branch_norms.json", "epoch_0002.png", "epoch_0003.png"]
+    assert sorted(path.name for path in (drawn / "pictures").iterdir()) == names
     assert (drawn / "weights.safetensors").read_bytes() == (plain / "weights.safetensors").read_bytes()
 
 

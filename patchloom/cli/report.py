@@ -25,6 +25,15 @@ def report(
     level: Annotated[
         str | None, typer.Option(help="Label level to compare with; that of the model's classes by default.")
     ] = None,
+    v2: Annotated[
+        bool, typer.Option("--v2", help="Folder names of --data are class numbers, as in ImageNet-V2.")
+    ] = False,
+    val: Annotated[
+        str | None,
+        typer.Option(
+            help="Several runs: draw their top-1 on this data, rather than on each run's val, against --data."
+        ),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(help="The page; RUN/report.html, RUN/report-SPLIT.html, or comparison.html here when left out."),
@@ -40,23 +49,29 @@ def report(
     reading = reading_from(
         labels=labels, label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy, classes=classes
     )
-    shown: dict[str, Any] = {"split": split, "reading": reading, "level": level}
+    shown: dict[str, Any] = {"split": split, "reading": reading, "level": level, "v2": v2}
     if len(runs) > 1 and data is None and (split or level or reading.given()):
         raise UsageError("--split, --level and how data are read need data: several runs are evaluated on --data DATA")
+    if (v2 or val) and data is None:
+        raise UsageError(f"{'--v2' if v2 else '--val'} needs images to evaluate on now: give --data DATA")
+    if v2 and (split or level or reading.given()):
+        raise UsageError("--v2 reads all of --data by its folders' numbers; leave --split, --level and labels out")
+    if val and len(runs) == 1:
+        raise UsageError("--val is drawn against --data for several runs; for one give --data DATA --split val")
     if len(runs) == 1 and level and split is None:
         raise UsageError("--level says what labels a split is compared with; give --split too")
     if len(runs) == 1:
         from patchloom.runs.named import found_run
-        from patchloom.tasks.pages import report_run
+        from patchloom.tasks.pages import page_name, report_run
 
         folder = found_run(runs[0]) or Path(runs[0])
         # The cache of published weights is no place for a page.
-        default = None if Path(runs[0]).exists() else Path(f"report-{split}.html" if split else "report.html")
+        default = None if Path(runs[0]).exists() else Path(page_name("v2" if v2 else split or ""))
         page = report_run(folder, data=data, out=Path(out) if out else default, **shown)
     else:
         from patchloom.judging.comparison_page import report_runs
 
-        page = report_runs(runs, data=data, out=Path(out or "comparison.html"), **shown)
+        page = report_runs(runs, data=data, val=val, out=Path(out or "comparison.html"), **shown)
     if as_json:
         print_json({"page": str(page), "runs": runs})
     else:

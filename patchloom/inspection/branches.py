@@ -4,7 +4,8 @@ Norms are over all tokens and channels of an image, the ratio is averaged over i
 the class tokens alone, which are all it changes.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,7 +17,10 @@ from patchloom.errors import UsageError
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.layers.residual import Block, Branch, ClassBlock, ClassResidual, Parallel, Residual
 from patchloom.models.network import Network
-from patchloom.pages.charts import Series, line_chart
+from patchloom.pages.charts import LINE_COLORS, Series, line_chart
+from patchloom.runs.branch_norms import Norms
+
+FAINTEST = 0.15  # opacity of a run's first epochs
 
 
 class BranchNorm(NamedTuple):
@@ -40,8 +44,8 @@ def branch_norms(network: Network, images: Tensor) -> list[BranchNorm]:
     return [BranchNorm(layer, name, found[id(branch)].mean().item()) for layer, name, branch in branches]
 
 
-def branch_norm_chart(network: Network, images: Tensor) -> Markup:
-    """Figure 3.6: percent of the main branch over layers; a line a kind of branch, class-attention layers left out."""
+def norms_by_layer(network: Network, images: Tensor) -> Norms:
+    """Kind of branch → its ratio at each layer, the mean of branches side by side; class-attention layers left out."""
     points = [point for point in branch_norms(network, images) if not point.branch.startswith("class")]
     if not points:
         raise UsageError(
@@ -49,12 +53,37 @@ def branch_norm_chart(network: Network, images: Tensor) -> Markup:
         )
     lines: dict[str, dict[int, list[float]]] = {}
     for point in points:
-        lines.setdefault(point.branch, {}).setdefault(point.layer, []).append(100 * point.ratio)
-    series = [
-        Series(name, [(layer, sum(ratios) / len(ratios)) for layer, ratios in layers.items()], color)
-        for color, (name, layers) in enumerate(lines.items())
-    ]
+        lines.setdefault(point.branch, {}).setdefault(point.layer, []).append(point.ratio)
+    means = {name: [sum(ratios) / len(ratios) for ratios in layers.values()] for name, layers in lines.items()}
+    return {name: [ratio if math.isfinite(ratio) else None for ratio in of] for name, of in means.items()}
+
+
+def branch_norm_chart(network: Network, images: Tensor) -> Markup:
+    """Percent of the main branch over layers; a line per kind of branch."""
+    found = norms_by_layer(network, images)
+    series = [Series(name, _percent(ratios), color) for color, (name, ratios) in enumerate(found.items())]
     return line_chart(series, x_label="layer", from_zero=True)
+
+
+def branch_epoch_charts(runs: Mapping[str, Mapping[int, Norms]]) -> list[tuple[str, Markup]]:
+    """Figure 3.6: of each kind of branch, percent of the main branch over layers; a colour per run.
+
+    `runs` has the norms of some epochs of each, later ones darker.
+    """
+    charts: dict[str, list[Series]] = {}
+    for color, (run, epochs) in enumerate(runs.items()):
+        for place, (epoch, norms) in enumerate(epochs.items(), start=1):
+            strength = FAINTEST + (1 - FAINTEST) * place / len(epochs)
+            for kind, ratios in norms.items():
+                name = f"{run}, epoch {epoch}" if len(runs) > 1 else f"epoch {epoch}"
+                listed = place == len(epochs) or (place == 1 and len(runs) == 1)
+                line = Series(name, _percent(ratios), color % LINE_COLORS, strength, listed)
+                charts.setdefault(kind, []).append(line)
+    return [(kind, line_chart(lines, x_label="layer", from_zero=True)) for kind, lines in charts.items()]
+
+
+def _percent(ratios: Sequence[float | None]) -> list[tuple[float, float]]:
+    return [(layer, math.nan if ratio is None else 100 * ratio) for layer, ratio in enumerate(ratios, start=1)]
 
 
 def has_branches(network: nn.Module) -> bool:

@@ -1,4 +1,7 @@
-"""A picture every few epochs, so that one can watch a network learn: RUN/pictures/epoch_0010.png."""
+"""A picture every few epochs, so that one can watch a network learn: RUN/pictures/epoch_0010.png.
+
+The norms of its residual branches are kept beside them, for the report to draw all epochs in one chart.
+"""
 
 import io
 from collections.abc import Sequence
@@ -11,10 +14,13 @@ from torch import nn
 from patchloom.disk import atomic_write
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.state import weights_of
+from patchloom.inspection.branches import has_branches, norms_by_layer
+from patchloom.inspection.look import show
 from patchloom.inspection.pictures import Note, Picture, pictures_of
 from patchloom.inspection.sheets import Cell, Line, sheet
 from patchloom.models.network import Network
 from patchloom.models.registry import family_of
+from patchloom.runs.branch_norms import add_branch_norms
 from patchloom.runs.config import Preprocessing
 
 DRAWN = 2  # pictures on a sheet: where the network looks, and what mixes its patches
@@ -29,7 +35,7 @@ class EpochPictures:
 
     def __init__(
         self,
-        folder: Path,
+        run: Path,
         images: Sequence[Image.Image],
         class_names: Sequence[str],
         *,
@@ -38,7 +44,7 @@ class EpochPictures:
         last: int,
         is_main: bool = True,
     ) -> None:
-        self._folder, self._images, self._class_names = folder, images, class_names
+        self._run, self._images, self._class_names = run, images, class_names
         self._preprocessing, self._every, self._last, self._is_main = preprocessing, every, last, is_main
 
     def __call__(self, model: nn.Module, epoch: int) -> None:
@@ -53,9 +59,12 @@ class EpochPictures:
         copy.load_state_dict({name: tensor.cpu() for name, tensor in weights.items()})
         with torch.autocast("cpu", enabled=False):
             drawn = pictures_of(copy, self._images, self._class_names, preprocessing=self._preprocessing)
+            if self._images and has_branches(copy):
+                shown = show(copy, self._preprocessing, self._images)
+                add_branch_norms(self._run, epoch, norms_by_layer(shown.network, shown.images))
         file = io.BytesIO()
         epoch_sheet(epoch, drawn).save(file, "PNG")
-        atomic_write(self._folder / f"epoch_{epoch:04d}.png", file.getvalue())
+        atomic_write(self._run / "pictures" / f"epoch_{epoch:04d}.png", file.getvalue())
 
 
 def epoch_sheet(epoch: int, drawn: Sequence[Picture]) -> Image.Image:

@@ -13,14 +13,16 @@ from patchloom.data.sets import PictureSet
 from patchloom.data.sources.source import open_data
 from patchloom.deployment.classifier import load
 from patchloom.engine.display import duration
-from patchloom.errors import PatchloomError, UsageError
+from patchloom.errors import PatchloomError, UsageError, attempted
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.inspection.cost import human
 from patchloom.inspection.embeddings import pca_energy_chart
+from patchloom.judging.comparison_figures import branch_charts, cloud_chart, level_charts, seed_figures
 from patchloom.judging.levels import MEASURES, LevelEvaluations, evaluate_levels
 from patchloom.judging.run_parts import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run
+from patchloom.judging.seeds import cloud
 from patchloom.judging.several_runs import RunEvaluations, evaluate_runs, named
-from patchloom.pages.charts import LINE_COLORS, Point, Series, line_chart, scatter_chart
+from patchloom.pages.charts import LINE_COLORS, Series, line_chart
 from patchloom.pages.page import write_page
 from patchloom.pages.report import curve, neighbours_of, shown_value, steps_per_unit
 from patchloom.recipes.schema import flatten
@@ -32,10 +34,13 @@ _NAMES = ("name", "source")
 _GIVEN = ("data", "level", "labels", "label_column", "label_pattern", "taxonomy", "classes", "without", "val", "init")
 
 
-def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path, **shown: Any) -> Path:
+def report_runs(
+    runs: Sequence[str], *, data: str | None = None, val: str | None = None, out: Path, **shown: Any
+) -> Path:
     """Write the page of two or more runs, on `data` or on what each decided about its val split; return its path.
 
-    The other options, such as `split`, are those of `Shown`.
+    With `val` their top-1 on both is drawn, where not each run's own val is meant: published weights kept none. The
+    other options, such as `split`, are those of `Shown`.
     """
     parts = {name: read_run(folder) for name, folder in named(runs).items()}
     if len(parts) < 2:
@@ -49,7 +54,10 @@ def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path, **sh
         notes.append(f"not compared image by image: {error}")
         judged = {name: each.predictions.report for name, each in parts.items() if each.predictions}
     columns, numbers = _numbers(parts, judged)
-    leveled = _levels(runs, data, parts, notes) if data else None
+    by_number = bool(shown.get("v2"))  # folders 0, 1 …: no classes to find levels of
+    leveled = _levels(runs, data, parts, notes) if data and not by_number else None
+    seeds = attempted(lambda: seed_figures(together, _short(data)), notes) if together else None
+    many = seeds is not None and len(parts) > LINE_COLORS  # one by one they say nothing that their spread does not
     write_page(
         out,
         "compare.html.j2",
@@ -58,21 +66,30 @@ def report_runs(runs: Sequence[str], *, data: str | None = None, out: Path, **sh
         settings=_settings(parts),
         columns=columns,
         numbers=numbers,
-        pairs=together.comparisons() if together else [],
+        pairs=together.comparisons() if together and not many else [],
         tables=_level_tables(leveled) if leveled else [],
+        granularity=level_charts(leveled, parts) if leveled else [],
         energy=_energy(runs, data, notes) if data and len(parts) <= LINE_COLORS else None,
-        notes=list(dict.fromkeys(notes)),
-        curves=_curves(parts),
-        cloud=_cloud(together, data) if together and data else None,
-        classes=_classes(judged) if together else [],
-        apart=_apart(together) if together else None,
+        curves=[] if many else _curves(parts),
+        seeds=seeds,
+        cloud=attempted(lambda: _cloud(together, parts, data, val), notes) if together and data else None,
+        branches=branch_charts(parts),
+        classes=_classes(judged) if together and not many else [],
+        apart=_apart(together) if together and not many else None,
+        notes=list(
+            dict.fromkeys([*notes, *(f"{name}: {note}" for name, each in parts.items() for note in each.notes)])
+        ),
     )
     return out
 
 
 def _levels(runs: Sequence[str], data: str, parts: dict[str, RunParts], notes: list[str]) -> LevelEvaluations | None:
-    """Runs with other classes than one another cannot be compared by their decisions; by their vectors they can."""
-    if len({each.files.labels for each in parts.values()}) == 1:
+    """Runs with other classes than one another cannot be compared by their decisions; by their vectors they can.
+
+    So can runs on coarse labels, whose vectors are there to tell finer classes apart.
+    """
+    coarse = any(each.files.level is not None or not each.files.decides for each in parts.values())
+    if len({each.files.labels for each in parts.values()}) == 1 and not coarse:
         return None
     try:
         found = evaluate_levels(runs, data)
@@ -186,13 +203,21 @@ def _classes(judged: dict[str, ClassificationReport]) -> list[list[str]]:
     return [[names[i], *(f"{value:.1f}" for value in accuracy[:, i])] for i in order if spread[i] > 0]
 
 
-def _cloud(together: RunEvaluations, data: str) -> Markup | None:
-    """Top-1 of each run on the val split it was trained with and on `data` (ResMLP figure 4, thesis figure 6.8)."""
-    cloud = together.cloud()
-    points = [Point(x, y, name, name) for name, x, y in zip(cloud.runs, cloud.first, cloud.second, strict=True)]
-    if len(points) < 2:
-        return None
-    return scatter_chart(points, x_label="top-1 on its val split, %", y_label=f"top-1 on {data}, %", named=True)
+def _cloud(
+    together: RunEvaluations, parts: dict[str, RunParts], data: str, val: str | None
+) -> tuple[Markup, str] | None:
+    """Top-1 on `val`, or else on the val split each run was trained with, and on `data`."""
+    if val is None:
+        return cloud_chart(together.cloud(), parts, "its val split", _short(data) or data)
+    first = evaluate_runs([str(folder) for folder in together.folders.values()], val)
+    own = {name: of.report.top(1) for name, of in zip(together.folders, first.evaluations.values(), strict=True)}
+    here = {name: of.report.top(1) for name, of in together.evaluations.items()}
+    return cloud_chart(cloud(own, here), parts, _short(val) or val, _short(data) or data)
+
+
+def _short(data: str | None) -> str | None:
+    """What data are called beside an axis."""
+    return data and (Path(data).name or data)
 
 
 def _apart(together: RunEvaluations) -> tuple[list[str], list[list[str]]]:

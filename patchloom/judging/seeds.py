@@ -17,6 +17,7 @@ from patchloom.errors import CheckpointError, UsageError
 from patchloom.runs.metrics import damaged_lines, read_metrics
 
 Weights = Literal["model", "ema"]
+EARLY = (1 / 2, 5 / 6, 29 / 30)  # of a training, where its end is guessed from
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,38 @@ class Cloud:
     @property
     def correlation(self) -> float:
         """Pearson's r; NaN where one of the two never changes."""
-        moved = np.std(self.first) > 0 and np.std(self.second) > 0
-        return float(np.corrcoef(self.first, self.second)[0, 1]) if moved else float("nan")
+        return correlation(self.first, self.second)
+
+    @property
+    def line(self) -> tuple[float, float] | None:
+        """Slope and height at 0 of the straight line with the least squares (thesis figure 6.11), from three runs on.
+
+        None where the first number never changes.
+        """
+        if len(self.runs) < 3 or np.std(self.first) == 0:
+            return None
+        slope, height = np.polyfit(self.first, self.second, 1)
+        return float(slope), float(height)
+
+
+@dataclass(frozen=True)
+class Early:
+    """Each run's number at an epoch beside that of its last evaluation (thesis figure 6.10)."""
+
+    epoch: int
+    then: tuple[float, ...]
+    last: tuple[float, ...]
+
+    @property
+    def correlation(self) -> float:
+        """Pearson's r: how much was known by then of how a run ends."""
+        return correlation(self.then, self.last)
+
+
+def correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Pearson's r; NaN where one of the two never changes."""
+    moved = np.std(first) > 0 and np.std(second) > 0
+    return float(np.corrcoef(first, second)[0, 1]) if moved else float("nan")
 
 
 def spread(name: str, values: Sequence[float]) -> Spread:
@@ -93,6 +124,20 @@ def spread_by_epoch(folders: Sequence[Path], name: str = "top1", weights: Weight
     runs = [epoch_values(folder, name, weights) for folder in folders]
     shared = [epoch for epoch in runs[0] if all(epoch in run for run in runs[1:])] if runs else []
     return {epoch: spread(name, [run[epoch] for run in runs]) for epoch in shared}
+
+
+def early_and_last(folders: Sequence[Path], name: str = "top1", weights: Weights = "model") -> list[Early]:
+    """At about a half, five sixths and all but a thirtieth of the epochs (150, 250 and 290 of 300)."""
+    runs = [epoch_values(folder, name, weights) for folder in folders]
+    shared = sorted(epoch for epoch in runs[0] if all(epoch in run for run in runs[1:])) if runs else []
+    if len(shared) < 2:
+        return []
+    *before, last = shared
+    wanted = [min(before, key=lambda epoch: abs(epoch - share * last)) for share in EARLY]
+    return [
+        Early(epoch, tuple(run[epoch] for run in runs), tuple(run[last] for run in runs))
+        for epoch in dict.fromkeys(wanted)
+    ]
 
 
 def evaluations(folder: Path, weights: Weights = "model") -> list[dict[str, Any]]:

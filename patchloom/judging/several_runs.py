@@ -15,7 +15,7 @@ from patchloom.errors import UsageError, with_near_options
 from patchloom.evaluation.agreement import DisagreementTable, disagreement
 from patchloom.evaluation.comparison import Comparison, compare
 from patchloom.inspection.cost import Tradeoff, tradeoffs
-from patchloom.judging.seeds import Cloud, Spread, cloud, final_values, spread_by_epoch, spreads
+from patchloom.judging.seeds import Cloud, Early, Spread, cloud, early_and_last, final_values, spread_by_epoch, spreads
 from patchloom.pages.notebook import number_texts, numbers_line, piece
 from patchloom.printable import printable
 from patchloom.recipes.schema import difference
@@ -79,6 +79,10 @@ class RunEvaluations:
     def spread_by_epoch(self) -> dict[int, Spread]:
         """Top-1 while the runs were trained, from their records (thesis figure 6.9)."""
         return spread_by_epoch(list(self.folders.values()))
+
+    def early_and_last(self) -> list[Early]:
+        """Top-1 early in the training beside that at its end (thesis figure 6.10)."""
+        return early_and_last(list(self.folders.values()))
 
     def cloud(self) -> Cloud:
         """Top-1 on the val split each run was trained with, and here; runs that kept no decisions are left out."""

@@ -41,6 +41,8 @@ class Series(NamedTuple):
     name: str
     points: Sequence[tuple[float, float]]
     color: int = 0
+    strength: float = 1.0  # opacity: fainter ones lie behind
+    listed: bool = True  # in the legend
 
 
 class Point(NamedTuple):
@@ -83,43 +85,53 @@ class LogAxis(Axis):
         return Axis(math.log(self.low), math.log(self.high), self.start, self.end)(math.log(value))
 
 
-def line_chart(series: Sequence[Series], *, x_label: str, from_zero: bool = False, log: bool = False) -> Markup:
+def line_chart(
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    from_zero: bool = False,
+    log: bool = False,
+    x_names: Sequence[str] = (),
+) -> Markup:
     """Lines over a common x axis that starts at 0, as y does on demand; a point tells its values under the pointer.
 
     With `log` the x axis goes from the least to the most x, which are above 0, by factors, and names the values shown.
+    With `x_names` the places 0, 1 … along x have these names instead of numbers.
     """
-    lines = [Series(name, [p for p in points if math.isfinite(p[1])], color) for name, points, color in series]
+    lines = [line._replace(points=[p for p in line.points if math.isfinite(p[1])]) for line in series]
     if not any(line.points for line in lines):
         return Markup('<p class="muted">no finite values</p>')
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
     y_ticks = nice_ticks(min(0.0, *ys) if from_zero else min(ys), max(ys))
-    places = _legend([shorten(line.name, 40) for line in lines]) if len(lines) > 1 else []
+    listed = [line for line in lines if line.listed]
+    places = _legend([shorten(line.name, 40) for line in listed]) if len(listed) > 1 else []
     lower = places[-1][1] if places else 0  # further lines of the legend push the chart down
     across = Axis(0, max(xs) or 1, LEFT, WIDTH - RIGHT)
     x_ticks = nice_ticks(0, across.high, 6)
     if log and min(xs) < max(xs):
         across = LogAxis(min(xs), max(xs), LEFT + 10, WIDTH - RIGHT - 10)
         x_ticks = _apart(sorted(set(xs)), across)
+    if x_names:
+        across = Axis(-0.4, len(x_names) - 0.6, LEFT, WIDTH - RIGHT)
     up = Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM + lower, TOP + lower)
-    parts = [Markup('<svg viewBox="0 0 {} {}" class="lines" role="img">').format(WIDTH, HEIGHT + lower)]
+    marks, height = _x_marks(across, up.start, x_label, x_ticks, x_names)
+    parts = [Markup('<svg viewBox="0 0 {} {:.0f}" class="lines" role="img">').format(WIDTH, height)]
     for tick in y_ticks:
-        parts.append(_line(LEFT, up(tick), WIDTH - RIGHT, up(tick)))
-        parts.append(_text(LEFT - 6, up(tick) + 4, f"{tick:g}", "end"))
-    for tick in x_ticks:
-        if tick <= across.high:
-            parts.append(_line(across(tick), up.start, across(tick), up.start + 4))
-            parts.append(_text(across(tick), up.start + 17, f"{tick:g}", "middle"))
-    parts.append(_text((across.start + across.end) / 2, HEIGHT + lower - 4, x_label, "middle"))
+        parts.append(svg_line(LEFT, up(tick), WIDTH - RIGHT, up(tick)))
+        parts.append(svg_text(LEFT - 6, up(tick) + 4, f"{tick:g}", "end"))
+    parts += marks
     for whole, line in zip(series, lines, strict=True):
-        parts.append(Markup('<path d="{}" class="c{}"/>').format(_path(whole, across, up), line.color))
-        seen = " seen" if len(line.points) <= FEW else ""
+        shade = Markup(' opacity="{:.2f}"').format(line.strength) if line.strength < 1 else ""
+        parts.append(Markup('<path d="{}" class="c{}"{}/>').format(_path(whole, across, up), line.color, shade))
+        seen = " seen" if len(line.points) <= FEW and line.strength == 1 else ""
         for x, y in line.points:
-            told = f"{line.name} {y:.4g}, {x_label} {x:.4g}"
+            told = f"{line.name} {y:.4g}, {x_label} {x_names[round(x)] if x_names else f'{x:.4g}'}"
             dot = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="4" class="c{}{}"><title>{}</title></circle>')
             parts.append(dot.format(across(x), up(y), line.color, seen, told))
-    for (x, y), line in zip(places, lines, strict=False):
-        parts.append(Markup('<path d="M{:.1f} {}h12" class="c{}"/>').format(x, y + 11, line.color))
-        parts.append(_text(x + 16, y + 15, shorten(line.name, 40)))
+    for (x, y), line in zip(places, listed, strict=False):
+        shade = Markup(' opacity="{:.2f}"').format(line.strength) if line.strength < 1 else ""
+        parts.append(Markup('<path d="M{:.1f} {}h12" class="c{}"{}/>').format(x, y + 11, line.color, shade))
+        parts.append(svg_text(x + 16, y + 15, shorten(line.name, 40)))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
@@ -130,6 +142,31 @@ def _apart(values: Sequence[float], across: Axis) -> list[float]:
         if not chosen or across(value) - across(chosen[-1]) > LETTER * max(len(f"{value:g}"), len(f"{chosen[-1]:g}")):
             chosen.append(value)
     return chosen
+
+
+def _x_marks(
+    across: Axis, bottom: float, label: str, ticks: Sequence[float], names: Sequence[str]
+) -> tuple[list[Markup], float]:
+    """Ticks below `bottom` with numbers, or with names, tilted where they are wide; and where the chart ends."""
+    parts, deep = [], 17.0
+    if names:
+        short = [shorten(name, 16) for name in names]
+        widest = LETTER * max(map(len, short))
+        tilted = widest > across(1) - across(0) - 4
+        deep = 12 + 0.57 * widest if tilted else deep
+        for place, name in enumerate(short):
+            turn = f"translate({across(place) + 4:.1f} {bottom + 14:.1f}) rotate(-35)"
+            parts.append(svg_line(across(place), bottom, across(place), bottom + 4))
+            parts.append(
+                svg_text(0, 0, name, "end", turn) if tilted else svg_text(across(place), bottom + 17, name, "middle")
+            )
+    else:
+        for tick in ticks:
+            if tick <= across.high:
+                parts.append(svg_line(across(tick), bottom, across(tick), bottom + 4))
+                parts.append(svg_text(across(tick), bottom + 17, f"{tick:g}", "middle"))
+    end = bottom + deep + BOTTOM - 17
+    return [*parts, svg_text((across.start + across.end) / 2, end - 4, label, "middle")], end
 
 
 def _legend(names: Sequence[str]) -> list[tuple[float, int]]:
@@ -146,21 +183,30 @@ def _legend(names: Sequence[str]) -> list[tuple[float, int]]:
 
 
 def scatter_chart(
-    points: Sequence[Point], *, x_label: str = "", y_label: str = "", named: bool = False, groups: Sequence[str] = ()
+    points: Sequence[Point],
+    *,
+    x_label: str = "",
+    y_label: str = "",
+    named: bool = False,
+    groups: Sequence[str] = (),
+    line: tuple[float, float] | None = None,
+    side: int = SCATTER,
 ) -> Markup:
     """Points coloured by group, with a legend; axes without labels have no numbers, as those of a t-SNE mean nothing.
 
     `named` writes each point's name beside it; `groups` gives the order of the legend, otherwise that of the points.
+    `line` is a straight one through them: its slope and its height at x = 0. `side` is that of the field, in pixels.
     """
     names = list(dict.fromkeys([*groups, *(point.group for point in points)]))
     told = [name for name in names if name][:GROUPS_TOLD]
     left, below = (LEFT + 12, BOTTOM + 4) if x_label else (8, 8)
-    legend = 30 + LETTER * max(len(shorten(name, 24)) for name in told) if told else 8
-    width, height = left + SCATTER + legend, max(SCATTER + 10 + below, LEGEND_LINE * (len(told) + 2))
-    across, up = _scatter_axes(points, left, ticked=bool(x_label))
+    legend = 30 + LETTER * max(len(shorten(name, 24)) for name in told) if told else RIGHT if x_label else 8
+    width, height = left + side + legend, max(side + 10 + below, LEGEND_LINE * (len(told) + 2))
+    across, up = _scatter_axes(points, left, side, ticked=bool(x_label))
     parts = [
         Markup('<svg viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" class="scatter" role="img">').format(width, height),
         *_frame(across, up, x_label, y_label),
+        *([_straight(*line, across, up)] if line else []),
     ]
     dot = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="{}" style="fill:{};fill-opacity:.8"><title>{}</title></circle>')
     for point in points:
@@ -172,10 +218,10 @@ def scatter_chart(
         parts += _beside(points, across, up)
     for i, name in enumerate(told):
         y = 10 + LEGEND_LINE * (i + 0.5)
-        parts.append(dot.format(left + SCATTER + 14, y, 4, _group_color(names.index(name)), name))
-        parts.append(_text(left + SCATTER + 24, y + 4, shorten(name, 24)))
+        parts.append(dot.format(left + side + 14, y, 4, _group_color(names.index(name)), name))
+        parts.append(svg_text(left + side + 24, y + 4, shorten(name, 24)))
     if (more := len([name for name in names if name]) - len(told)) > 0:
-        parts.append(_text(left + SCATTER + 24, 14 + LEGEND_LINE * (len(told) + 0.5), f"{more} more"))
+        parts.append(svg_text(left + side + 24, 14 + LEGEND_LINE * (len(told) + 0.5), f"{more} more"))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
@@ -186,10 +232,10 @@ def bars(rows: Sequence[tuple[str, float, str]], *, high: float = 100.0, width: 
     parts = [Markup('<svg viewBox="0 0 {} {}" class="bars" role="img">').format(width, BAR * len(rows))]
     for i, (label, value, text) in enumerate(rows):
         parts.append(Markup("<g><title>{}: {}</title>").format(label, text))
-        parts.append(_text(left - 8, BAR * i + 15, shorten(label, 22), "end"))
+        parts.append(svg_text(left - 8, BAR * i + 15, shorten(label, 22), "end"))
         for kind, end in (("track", along.end), ("bar", along(value if math.isfinite(value) else 0))):
             parts.append(_rect(left, BAR * i + 4, end - left, 14, kind))
-        parts.append(_text(along.end + 8, BAR * i + 15, text) + Markup("</g>"))
+        parts.append(svg_text(along.end + 8, BAR * i + 15, text) + Markup("</g>"))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
@@ -204,22 +250,22 @@ def heat_map(confusion: np.ndarray, strength: np.ndarray, names: Sequence[str]) 
     width, height = left + cell * count + (0.72 * longest if tilted else 4), top + cell * count + 2
     parts = [
         Markup('<svg viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" class="heat" role="img">').format(width, height),
-        _text(left + cell * count / 2, 12, "predicted", "middle"),
-        _text(0, 0, "true", "middle", f"translate(12 {top + cell * count / 2:.1f}) rotate(-90)"),
+        svg_text(left + cell * count / 2, 12, "predicted", "middle"),
+        svg_text(0, 0, "true", "middle", f"translate(12 {top + cell * count / 2:.1f}) rotate(-90)"),
         _rect(left, top, cell * count, cell * count, "track"),
     ]
     for i, name in enumerate(short):
         x, middle = left + cell * (i + 0.5), top + cell * (i + 0.5)
-        parts.append(_text(left - 6, middle + 4, name, "end"))
+        parts.append(svg_text(left - 6, middle + 4, name, "end"))
         turn = f"translate({x + 4:.1f} {top - 6:.1f}) rotate(-45)"
-        parts.append(_text(0, 0, name, "start", turn) if tilted else _text(x, top - 6, name, "middle"))
+        parts.append(svg_text(0, 0, name, "start", turn) if tilted else svg_text(x, top - 6, name, "middle"))
     for i, j in zip(*np.nonzero(confusion), strict=True):
         told = f"{names[i]} → {names[j]}: {confusion[i, j]} of {confusion[i].sum()}"
         kind = ("right" if i == j else "wrong") + (" strong" if strength[i, j] > 0.65 else "")
         x, y = left + cell * j, top + cell * i
         parts.append(Markup('<g class="{}"><title>{}</title>').format(kind, told))
         parts.append(_rect(x, y, cell, cell, "cell", max(strength[i, j], FAINTEST)))
-        parts.append(_text(x + cell / 2, y + cell / 2 + 4, str(confusion[i, j]), "middle") + Markup("</g>"))
+        parts.append(svg_text(x + cell / 2, y + cell / 2 + 4, str(confusion[i, j]), "middle") + Markup("</g>"))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
@@ -231,15 +277,15 @@ def share_map(shares: np.ndarray, rows: Sequence[str], columns: Sequence[str], *
     width, height = left + cell * len(columns) + 0.72 * longest, top + cell * len(rows) + 2
     parts = [
         Markup('<svg viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" class="heat" role="img">').format(width, height),
-        _text(left + cell * len(columns) / 2, 12, across, "middle"),
-        _text(0, 0, down, "middle", f"translate(12 {top + cell * len(rows) / 2:.1f}) rotate(-90)"),
+        svg_text(left + cell * len(columns) / 2, 12, across, "middle"),
+        svg_text(0, 0, down, "middle", f"translate(12 {top + cell * len(rows) / 2:.1f}) rotate(-90)"),
         _rect(left, top, cell * len(columns), cell * len(rows), "track"),
     ]
     for i, name in enumerate(short):
-        parts.append(_text(left - 6, top + cell * (i + 0.5) + 4, name, "end"))
+        parts.append(svg_text(left - 6, top + cell * (i + 0.5) + 4, name, "end"))
     for j, name in enumerate(top_names):
         turn = f"translate({left + cell * (j + 0.5) + 4:.1f} {top - 6:.1f}) rotate(-45)"
-        parts.append(_text(0, 0, name, "start", turn))
+        parts.append(svg_text(0, 0, name, "start", turn))
     for (i, j), share in np.ndenumerate(shares):
         told = f"{rows[i]} looks at {columns[j]}: {share:.0%}"
         parts.append(Markup('<g class="right"><title>{}</title>').format(told))
@@ -258,7 +304,7 @@ def shorten(name: str, letters: int) -> str:
     return name if len(name) <= letters else name[: letters - 1] + "…"
 
 
-def _scatter_axes(points: Sequence[Point], left: float, *, ticked: bool) -> tuple[Axis, Axis]:
+def _scatter_axes(points: Sequence[Point], left: float, side: int, *, ticked: bool) -> tuple[Axis, Axis]:
     """Axes that hold all points; those with numbers end at ticks."""
     ends = []
     for values in ([point.x for point in points], [point.y for point in points]):
@@ -266,7 +312,7 @@ def _scatter_axes(points: Sequence[Point], left: float, *, ticked: bool) -> tupl
         ticks = nice_ticks(low, high)
         room = 0.04 * (high - low) or 1.0
         ends.append((ticks[0], ticks[-1]) if ticked else (low - room, high + room))
-    return Axis(*ends[0], left, left + SCATTER), Axis(*ends[1], 10 + SCATTER, 10)
+    return Axis(*ends[0], left, left + side), Axis(*ends[1], 10 + side, 10)
 
 
 def _frame(across: Axis, up: Axis, x_label: str, y_label: str) -> list[Markup]:
@@ -275,14 +321,23 @@ def _frame(across: Axis, up: Axis, x_label: str, y_label: str) -> list[Markup]:
     if not x_label:
         return parts
     for tick in nice_ticks(across.low, across.high):
-        parts.append(_line(across(tick), up.start, across(tick), up.end))
-        parts.append(_text(across(tick), up.start + 16, f"{tick:g}", "middle"))
+        parts.append(svg_line(across(tick), up.start, across(tick), up.end))
+        parts.append(svg_text(across(tick), up.start + 16, f"{tick:g}", "middle"))
     for tick in nice_ticks(up.low, up.high):
-        parts.append(_line(across.start, up(tick), across.end, up(tick)))
-        parts.append(_text(across.start - 6, up(tick) + 4, f"{tick:g}", "end"))
-    parts.append(_text((across.start + across.end) / 2, up.start + 33, x_label, "middle"))
+        parts.append(svg_line(across.start, up(tick), across.end, up(tick)))
+        parts.append(svg_text(across.start - 6, up(tick) + 4, f"{tick:g}", "end"))
+    parts.append(svg_text((across.start + across.end) / 2, up.start + 33, x_label, "middle"))
     middle = f"translate(12 {(up.start + up.end) / 2:.1f}) rotate(-90)"
-    return [*parts, _text(0, 0, y_label, "middle", middle)]
+    return [*parts, svg_text(0, 0, y_label, "middle", middle)]
+
+
+def _straight(slope: float, height: float, across: Axis, up: Axis) -> Markup:
+    """A straight line, dashed, as far as it is within the frame."""
+    low, high = sorted(((up.low - height) / slope, (up.high - height) / slope)) if slope else (across.low, across.high)
+    ends = [max(across.low, low), min(across.high, high)]
+    (x1, y1), (x2, y2) = ((across(x), up(height + slope * x)) for x in ends)
+    shape = Markup('<path d="M{:.2f} {:.2f}L{:.2f} {:.2f}" style="stroke:gray;stroke-dasharray:5 4"/>')
+    return shape.format(x1, y1, x2, y2)
 
 
 def _beside(points: Sequence[Point], across: Axis, up: Axis) -> list[Markup]:
@@ -304,7 +359,7 @@ def _beside(points: Sequence[Point], across: Axis, up: Axis) -> list[Markup]:
         ]
         best = covered.index(min(covered))
         taken.append((*boxes[best], boxes[best][0] + wide, boxes[best][1] + 12))
-        parts.append(_text(*places[best][:2], point.name, places[best][2]))
+        parts.append(svg_text(*places[best][:2], point.name, places[best][2]))
     return parts
 
 
@@ -332,10 +387,12 @@ def _rect(x: float, y: float, width: float, height: float, kind: str, opacity: f
     return shape.format(x, y, width, height, kind, opacity)
 
 
-def _line(x1: float, y1: float, x2: float, y2: float) -> Markup:
+def svg_line(x1: float, y1: float, x2: float, y2: float) -> Markup:
+    """A line of the grid."""
     return Markup('<path d="M{:.2f} {:.2f}L{:.2f} {:.2f}" class="grid"/>').format(x1, y1, x2, y2)
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", transform: str = "") -> Markup:
+def svg_text(x: float, y: float, text: str, anchor: str = "start", transform: str = "") -> Markup:
+    """Words at a place; `anchor` says which part of them is there."""
     turned = Markup(' transform="{}"').format(transform) if transform else ""
     return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}"{}>{}</text>').format(x, y, anchor, turned, text)

@@ -15,6 +15,7 @@ from patchloom.deployment.evaluations import Shown, evaluate_on
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, Mistake
 from patchloom.evaluation.intervals import LEVEL
+from patchloom.inspection.branches import branch_epoch_charts
 from patchloom.inspection.cost import cost_rows
 from patchloom.inspection.pictures import Picture, pictures_of
 from patchloom.judging.run_parts import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run, val_of
@@ -22,6 +23,7 @@ from patchloom.pages.report import Charts, neighbours_of, training, validation
 from patchloom.pages.sections import class_section, confusion_section, mistake_section, picture_section
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
+from patchloom.runs.branch_norms import read_branch_norms
 from patchloom.runs.predictions import Predictions
 from patchloom.tasks.pages import Asked
 from patchloom.tasks.task import TaskPage
@@ -34,22 +36,23 @@ def image_page(folder: Path, asked: Asked) -> TaskPage:
     parts = read_run(folder, asked.network)
     plan: Any = asked.plan
     val = plan.splits.val if plan else None
-    if asked.split is not None:
-        val = _evaluate_split(parts, asked.data, Shown(split=asked.split, reading=asked.reading, level=asked.level))
+    if asked.split is not None or asked.v2:
+        shown = Shown(split=asked.split, reading=asked.reading, level=asked.level, v2=asked.v2)
+        val = _evaluate_split(parts, asked.data, shown)
     elif val is None:
         val = parts.attempt(lambda: val_of(parts, asked.data, asked.reading))
     judged = parts.predictions.report if parts.predictions else None
-    looked = parts.attempt(lambda: _pictures(parts, val)) or []
+    looked = [*(parts.attempt(lambda: _pictures(parts, val)) or []), *_branches(parts)]
     metrics = parts.metrics
     best = f"{judged.top(1):.2f} %" if judged else ""
-    measure = f"top-1 on {asked.split}" if asked.split else "best top-1"
+    measure = f"top-1 on {asked.part}" if asked.part else "best top-1"
     if by_neighbours := neighbour_score(parts, metrics):
         best, measure = f"{by_neighbours[1]:.2f} %", f"best top-1 of the {by_neighbours[0]} nearest"
     return TaskPage(
         best=best,
         measure=measure,
         interval=judged.top_interval() if judged else None,
-        numbers=number_rows(judged, asked.split or "val") if judged else [],
+        numbers=number_rows(judged, asked.part or "val") if judged else [],
         charts=_charts(parts.files.recipe, metrics),
         sections=_sections(parts, val, judged, looked),
         cost=cost_rows(cost) if (cost := count_cost(parts)) else (),
@@ -131,6 +134,22 @@ def _mistakes(
         return []
     worst = {mistake.index: mistake for mistake in judged.worst(WORST_SHOWN)}
     return [(picture, worst[index]) for index, picture in _readable(parts, val, list(worst))]
+
+
+def _branches(parts: RunParts) -> list[Picture]:
+    """Thesis figure 3.6, where the run was trained with `--pictures`."""
+    norms = parts.attempt(lambda: read_branch_norms(parts.folder)) or {}
+    caption = (
+        f"Norm of what a {{}} branch adds over the norm of what it is added to, in percent; epochs {_span(norms)}."
+    )
+    return [
+        Picture(f"Residual branches by epoch: {kind}", chart, caption.format(kind))
+        for kind, chart in branch_epoch_charts({parts.folder.name: norms} if len(norms) > 1 else {})
+    ]
+
+
+def _span(norms: Mapping[int, Any]) -> str:
+    return f"{min(norms)} (faint) to {max(norms)}" if norms else ""
 
 
 def _pictures(parts: RunParts, val: ImageSet | None) -> list[Picture]:

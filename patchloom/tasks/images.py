@@ -205,7 +205,7 @@ class ImageTask(Task["ImagePlan"]):
         if plan.settings.pictures is None:
             return None
         return EpochPictures(
-            plan.folder / "pictures",
+            plan.folder,
             _spread(plan.splits.val, EPOCH_PICTURES),
             plan.splits.classes.names,
             preprocessing=preprocessing_of(plan.recipe, network),

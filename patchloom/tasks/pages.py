@@ -23,8 +23,14 @@ class Asked:
     split: str | None = None  # evaluate it now, and report on it
     reading: Reading = AS_IT_IS
     level: str | None = None
+    v2: bool = False  # evaluate all of the data now, whose folders are class numbers, as in ImageNet-V2
     plan: Plan | None = None
     network: Any = None  # with the best weights
+
+    @property
+    def part(self) -> str:
+        """What is evaluated now; '' where the page is about what was decided when the run was trained."""
+        return "v2" if self.v2 else self.split or ""
 
 
 def report_run(
@@ -35,13 +41,15 @@ def report_run(
     split: str | None = None,
     reading: Reading = AS_IT_IS,
     level: str | None = None,
+    v2: bool = False,
     plan: Plan | None = None,
     network: Any = None,
 ) -> Path:
     """Write the report of a run and return its path.
 
     `data` say where the data lie now. With a `split` such as test the page is about those examples, evaluated now;
-    `reading` and `level` say how they are read. A training hands over its `plan` and its best `network`.
+    `reading` and `level` say how they are read, `v2` that their folders are class numbers, as in ImageNet-V2. A
+    training hands over its `plan` and its best `network`.
     """
     if not is_run(folder):
         raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
@@ -49,8 +57,11 @@ def report_run(
     record = attempted(lambda: read_run_record(folder), notes)
     if record is None and not notes:
         notes.append(f"{folder} has no run.json: how it went, where and on what is not shown")
-    asked = Asked(data=data, split=split, reading=reading, level=level, plan=plan, network=network)
-    found = task_of_run(folder).page(folder, asked)
+    asked = Asked(data=data, split=split, reading=reading, level=level, v2=v2, plan=plan, network=network)
+    task = task_of_run(folder)
+    if v2 and not task.judges_decisions:
+        raise UsageError(f"--v2 {task.not_read}")
+    found = task.page(folder, asked)
     metrics = attempted(lambda: read_metrics(folder / "metrics.jsonl"), notes) or []
     if fault := attempted(lambda: fault_of_metrics(folder), notes):
         notes.append(f"{fault}; the curves show the others")
@@ -60,12 +71,12 @@ def report_run(
     if recipe is None:
         notes.append(f"{folder} kept no recipe.yaml: its settings are not shown")
     name = recipe.model.name if recipe else str(read_config(folder).get("network"))
-    page = out or folder / (f"report-{split}.html" if split else "report.html")
+    page = out or folder / page_name(asked.part)
     write_report(
         page,
         Report(
             title=(f"{name} on {record.data_name}" if record else f"{name}, {folder.name}")
-            + (f": {split} of {data or 'its data'}" if split else ""),
+            + (f": {asked.part} of {data or 'its data'}" if asked.part else ""),
             summary=_summary(name, folder, record, found),
             records=metrics,
             charts=found.charts,
@@ -79,6 +90,11 @@ def report_run(
         ),
     )
     return page
+
+
+def page_name(part: str) -> str:
+    """The file of a page about a part of some data; '' is what the run was validated on."""
+    return f"report-{part}.html" if part else "report.html"
 
 
 def _summary(name: str, folder: Path, record: RunRecord | None, found: TaskPage) -> Summary:

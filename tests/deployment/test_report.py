@@ -148,7 +148,7 @@ def test_runs_on_data_are_placed_by_both_sets(trained: Path, tmp_path: Path) -> 
     cloud = page.read_text("utf-8").partition('id="cloud"')[2].partition("</section>")[0]
     for name in names:
         own = load_predictions(trained / name).report.top(1)
-        assert re.search(rf"<title>{name}( · {name})? \({own:.4g}, ", cloud)
+        assert re.search(rf"<title>{name} · \w+ \({own:.4g}, ", cloud)
     assert "cloud" not in sections(report_runs([str(trained / name) for name in names], out=tmp_path / "page.html"))
 
 

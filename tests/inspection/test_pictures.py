@@ -16,6 +16,7 @@ from patchloom.inspection.overlays import SIDE, attention_tile
 from patchloom.inspection.pictures import Note, pictures_of
 from patchloom.inspection.sheets import GAP, LABEL, MARGIN, PAGE, POSITIVE
 from patchloom.pages.charts import Point, Series, line_chart, scatter_chart, svg_file
+from patchloom.runs.branch_norms import read_branch_norms
 from patchloom.runs.config import Preprocessing
 from tests.inspection.test_attention import pointing
 from tests.networks import small
@@ -251,11 +252,12 @@ def test_another_size_half_precision_and_training_mode_are_looked_at_too():
 def test_pictures_of_epochs_are_named_by_them_and_change_with_the_weights(tmp_path):
     network = small("resmlp_s12")
     shown = Preprocessing(network.pixel_mean, network.pixel_std, (32, 32), 1.0)
-    draw = EpochPictures(tmp_path / "pictures", photographs(), NAMES, preprocessing=shown, every=2, last=5)
+    draw = EpochPictures(tmp_path, photographs(), NAMES, preprocessing=shown, every=2, last=5)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     for epoch in range(1, 6):
         draw(network, epoch)
     assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == [
+        "branch_norms.json",
         "epoch_0002.png",
         "epoch_0004.png",
         "epoch_0005.png",
@@ -264,9 +266,15 @@ def test_pictures_of_epochs_are_named_by_them_and_change_with_the_weights(tmp_pa
     with Image.open(tmp_path / "pictures" / "epoch_0004.png") as picture:
         earlier = np.asarray(picture).copy()
     assert earlier.shape[1] <= PAGE + 20
+    norms = read_branch_norms(tmp_path)
+    assert list(norms) == [2, 4, 5]
+    assert {kind: len(ratios) for kind, ratios in norms[4].items()} == {"tokens": 2, "channels": 2}
     with torch.no_grad():
-        network.blocks[0].tokens.mix.weight.mul_(-1)
+        network.blocks[0].tokens.mix.weight.mul_(-2)
     draw(network, 4)
+    again = read_branch_norms(tmp_path)  # as a run that goes on from before epoch 4 leaves it
+    assert list(again) == [2, 4]
+    assert again[4]["tokens"][0] > 1.2 * norms[4]["tokens"][0]
     with Image.open(tmp_path / "pictures" / "epoch_0004.png") as picture:
         assert not np.array_equal(np.asarray(picture), earlier)
     EpochPictures(tmp_path / "other", [], NAMES, preprocessing=shown, every=1, last=1, is_main=False)(network, 1)
@@ -279,7 +287,7 @@ def test_a_note_stands_in_the_picture_of_an_epoch(tmp_path):
         network.blocks[0].tokens.mix.weight[0, 0] = torch.inf
     shown = Preprocessing(network.pixel_mean, network.pixel_std, (32, 32), 1.0)
     EpochPictures(tmp_path, [], NAMES, preprocessing=shown, every=1, last=1)(network, 1)
-    with Image.open(tmp_path / "epoch_0001.png") as picture:
+    with Image.open(tmp_path / "pictures" / "epoch_0001.png") as picture:
         assert picture.width > 400  # the reason is longer than the filters are wide
 
 

@@ -1,0 +1,241 @@
+"""The papers' figures of several runs: two test sets with a fitted line, seeds, levels, branches by epoch."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from patchloom.inspection.branches import branch_epoch_charts
+from patchloom.judging.comparison_figures import level_charts
+from patchloom.judging.comparison_page import report_runs
+from patchloom.judging.levels import LevelEvaluation, LevelEvaluations
+from patchloom.judging.seeds import Cloud, early_and_last
+from patchloom.judging.several_runs import evaluate
+from patchloom.pages.charts import Point, Series, line_chart, scatter_chart
+from patchloom.pages.seed_charts import Range, histogram_chart, range_chart
+from patchloom.runs.branch_norms import add_branch_norms
+from patchloom.runs.checksums import write_checked
+from patchloom.tasks.pages import report_run
+from tests.reliability.commands import command
+
+
+@pytest.fixture(scope="module")
+def numbered(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pictures of `trained` in folders of class numbers, as ImageNet-V2 has them; blue is 0, red is 1."""
+    root = tmp_path_factory.mktemp("matched") / "v2"
+    for number, name in enumerate(("blue", "red")):
+        shutil.copytree(trained / "data" / name, root / str(number))
+    return root
+
+
+def section(page: Path, name: str) -> str:
+    return page.read_text("utf-8").partition(f'id="{name}"')[2].partition("</section>")[0]
+
+
+# ImageNet-V2 ----------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_drawn_on_val_and_v2(trained, numbered, tmp_path, monkeypatch, capsys) -> None:
+    runs = [trained / name for name in ("a", "b", "vit")]
+    page = tmp_path / "page.html"
+    done = command(("report", *runs, "--data", numbered, "--v2", "--out", page), monkeypatch, capsys)
+    assert done.code == 0, done.errors
+    cloud = section(page, "cloud")
+    for name, of in evaluate([str(run) for run in runs], str(numbered), v2=True).values().items():
+        assert re.search(rf"<title>{name} · \w+ \([\d.]+, {of['top1']:.4g}\)", cloud)
+    assert "top-1 on v2, %" in cloud
+    assert 'id="notes"' not in page.read_text("utf-8")
+
+
+def test_val_may_be_given_where_runs_kept_no_decisions(run, trained, numbered, tmp_path) -> None:
+    runs = [str(run(name)) for name in ("a", "b")]
+    for folder in runs:
+        (Path(folder) / "predictions.safetensors").unlink()
+    shown: dict[str, Any] = {"data": str(numbered), "v2": True, "out": tmp_path / "page.html"}
+    assert section(report_runs(runs, **shown), "cloud") == ""
+    drawn = section(report_runs(runs, val=str(trained / "data"), **shown), "cloud")
+    assert "top-1 on data, %" in drawn
+    assert drawn.count("<title>") >= 2
+
+
+def test_one_run_is_reported_on_v2(run, numbered, monkeypatch, capsys) -> None:
+    folder = run("a")
+    done = command(("report", folder, "--data", numbered, "--v2"), monkeypatch, capsys)
+    assert done.output.strip() == str(folder / "report-v2.html")
+    top1 = evaluate(str(folder), str(numbered), v2=True).values()["a"]["top1"]
+    assert f"{top1:.2f} %" in section(folder / "report-v2.html", "numbers")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--v2",), "--v2 needs images to evaluate on now: give --data DATA"),
+        (("--val", "x"), "--val needs images to evaluate on now: give --data DATA"),
+        (("--data", "x", "--v2", "--split", "val"), "--v2 reads all of --data by its folders' numbers"),
+        (("--data", "x", "--val", "y"), "--val is drawn against --data for several runs"),
+    ],
+)
+def test_options_that_nobody_would_read_are_refused(trained, monkeypatch, capsys, options, said) -> None:
+    done = command(("report", trained / "a", *options), monkeypatch, capsys)
+    assert done.code == 2
+    assert said in done.errors
+
+
+# Fitted lines ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_line_fits_by_least_squares_and_stays_in_the_frame() -> None:
+    cloud = Cloud(("a", "b", "c", "d"), (70.0, 72.0, 74.0, 80.0), (60.0, 61.0, 65.0, 68.0))
+    assert cloud.line == pytest.approx(np.polyfit(cloud.first, cloud.second, 1))
+    assert Cloud(("a", "b"), (1.0, 2.0), (1.0, 2.0)).line is None  # any two points are on a line
+    assert Cloud(("a", "b", "c"), (1.0, 1.0, 1.0), (1.0, 2.0, 3.0)).line is None
+    points = [Point(x, y) for x, y in zip(cloud.first, cloud.second, strict=True)]
+    chart = scatter_chart(points, x_label="x", y_label="y", line=(2.0, -80.0))  # at 60 where x is 70, 80 where x is 80
+    frame = [float(n) for n in re.findall(r'd="M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)', chart)[0]]
+    x1, y1, x2, y2 = (float(n) for n in re.findall(r'd="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)" style', chart)[0])
+    assert (x1, y1, y2) == pytest.approx((frame[0], frame[3], frame[1]))
+    assert frame[0] < x2 < frame[2]
+
+
+# Seeds ----------------------------------------------------------------------------------------------------------------
+
+
+def seeds(run, tmp_path: Path, tops: list[list[float]]) -> list[str]:
+    """Copies of one run with other seeds, whose records say they had these top-1 after each epoch."""
+    folder = run("a")
+    recipe = (folder / "recipe.yaml").read_text()
+    found = []
+    for seed, top1 in enumerate(tops):
+        other = Path(shutil.copytree(folder, tmp_path / f"seed{seed}"))
+        write_checked(other, {"recipe.yaml": re.sub(r"(?m)^seed:.*$", f"seed: {seed}", recipe).encode()})
+        lines = [
+            {"kind": "evaluation", "weights": "model", "epoch": epoch, "step": epoch, "values": {"top1": value}}
+            for epoch, value in enumerate(top1, start=1)
+        ]
+        (other / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found.append(str(other))
+    return found
+
+
+def test_seeds_have_their_figures(run, tmp_path) -> None:
+    tops = [[10, 20, 29, 40], [12, 18, 31, 42], [11, 22, 30, 41], [9, 19, 28, 39]]
+    runs = seeds(run, tmp_path, tops)
+    page = report_runs(runs, out=tmp_path / "page.html")
+    drawn = section(page, "seeds")
+    assert re.search(r"<td>top1</td>\s*<td[^>]*>40.50</td>\s*<td[^>]*>1.29</td>\s*<td[^>]*>39.00</td>", drawn)
+    assert "mean 40.50, deviation 1.29, 4 runs" in drawn
+    r = np.corrcoef([top[2] for top in tops], [top[3] for top in tops])[0, 1]
+    assert f"<h3>Epoch 3 and the end: r = {r:.2f}</h3>" in drawn
+    assert [at.epoch for at in early_and_last([Path(folder) for folder in runs])] == [2, 3]
+    # Two seeds, or runs that differ in more, have no spread to draw.
+    assert section(report_runs(runs[:2], out=page), "seeds") == ""
+    recipe = (Path(runs[0]) / "recipe.yaml").read_text()
+    changed = re.sub(r"(?m)^(\s+)weight_decay:.*$", r"\1weight_decay: 0.123", recipe)
+    assert changed != recipe
+    write_checked(Path(runs[0]), {"recipe.yaml": changed.encode()})
+    assert section(report_runs(runs, out=page), "seeds") == ""
+
+
+def test_a_histogram_counts_every_run_and_its_gaussian_is_highest_at_the_mean() -> None:
+    values = np.random.default_rng(0).normal(79.7, 0.1, 100).tolist()
+    chart = histogram_chart(values, x_label="top-1")
+    counts = [int(n) for n in re.findall(r": (\d+) runs</title>", chart)]
+    assert sum(counts) == 100
+    assert len(counts) >= 10
+    xs, ys = zip(
+        *(map(float, p.split()) for p in re.findall(r'd="M([^"]+)" class="c1"', chart)[0].split("L")), strict=True
+    )
+    tick = dict(re.findall(r'<text x="([\d.]+)" y="211.0" text-anchor="middle">([\d.]+)</text>', chart))
+    (x1, v1), *_, (x2, v2) = sorted((float(x), float(v)) for x, v in tick.items())
+    peak = v1 + (xs[int(np.argmin(ys))] - x1) / (x2 - x1) * (v2 - v1)
+    assert peak == pytest.approx(np.mean(values), abs=0.02)
+    assert "mean 5.00, deviation 0.00, 3 runs" in histogram_chart([5.0, 5.0, 5.0], x_label="top-1")
+
+
+def test_a_range_has_its_mean_deviation_and_extremes() -> None:
+    chart = range_chart([Range(1, 50.0, 5.0, 40.0, 60.0), Range(2, 70.0, 1.0, 68.0, 72.0)])
+    for told in ("mean 50, epoch 1", "min, max 40, epoch 1", "min, max 72, epoch 2", "± one deviation 55, epoch 1"):
+        assert f"<title>{told}</title>" in chart
+    assert chart.count(">min, max</text>") == 1
+
+
+# Levels ---------------------------------------------------------------------------------------------------------------
+
+
+def test_accuracy_by_granularity_has_a_line_per_recipe() -> None:
+    def at(level: str | None, coarse: float, fine: float) -> LevelEvaluation:
+        values = {"knn10_top1": fine, "map": fine / 2, "knn10_top1_coarse": coarse, "map_coarse": coarse / 2}
+        return LevelEvaluation(level, 10, values)
+
+    def run(recipe: str) -> Any:
+        return SimpleNamespace(files=SimpleNamespace(recipe=SimpleNamespace(name=recipe), network="resmlp_s12"))
+
+    levels = {"coarse": 20, "fine": 100}
+    runs = {"d": at(None, 30, 20), "c": at("coarse", 80, 60), "f": at("fine", 90, 70), "g": at("coarse", 85, 65)}
+    recipes = {"d": run("dino"), "c": run("resmlp"), "f": run("resmlp"), "g": run("grafit")}
+    charts = dict(level_charts(LevelEvaluations(levels, runs, ()), recipes))
+    assert len(charts) == 4
+    same, finest = (charts[f"kNN top-1, %: judged at the {where}"] for where in ("level trained at", "finest level"))
+    for told in ("resmlp 80", "resmlp 70", "grafit 85"):
+        assert f"<title>{told}, " in same
+    for told in ("dino 20, ", "resmlp 60", "resmlp 70", "grafit 65"):
+        assert f"<title>{told}" in finest
+    assert "dino" not in same
+    assert ">no labels</text>" in finest
+    assert ">coarse (20)</text>" in same
+
+
+def test_long_names_along_an_axis_are_tilted_and_have_room() -> None:
+    def drawn(names: tuple[str, ...]) -> str:
+        return line_chart([Series("a", [(0.0, 1.0), (1.0, 2.0)])], x_label="level", x_names=names)
+
+    assert "rotate(-35)" not in drawn(("coarse", "fine"))
+    ranks = (
+        "kingdom (6)",
+        "phylum (25)",
+        "class (57)",
+        "order (272)",
+        "family (1118)",
+        "genus (4401)",
+        "species (8142)",
+    )
+    tilted = drawn(ranks)
+    assert tilted.count("rotate(-35)") == 7
+    height = float(re.findall(r'viewBox="0 0 360 (\d+)"', tilted)[0])
+    assert height > float(re.findall(r'viewBox="0 0 360 (\d+)"', drawn(("coarse", "fine")))[0])
+    assert "<title>a 2, level phylum (25)</title>" in tilted
+
+
+# Branches -------------------------------------------------------------------------------------------------------------
+
+
+def test_branches_by_epoch_are_darker_as_training_goes_on(run, tmp_path) -> None:
+    folders = [run("a"), run("b")]
+    for folder in folders:
+        for epoch in (1, 2, 3):
+            add_branch_norms(folder, epoch, {"tokens": [0.1 * epoch, 0.2], "channels": [0.3, None]})
+    (kind, chart), (other, _) = branch_epoch_charts({"a": {1: {"tokens": [0.1], "channels": [0.2]}}})
+    assert (kind, other) == ("tokens", "channels")
+    assert "<title>epoch 1 10, layer 1</title>" in chart
+    alone = section(report_run(folders[0]), "pictures")
+    assert "Residual branches by epoch: tokens" in alone
+    tokens = alone.partition("by epoch: tokens")[2].partition("</figure>")[0]
+    assert [float(n) for n in re.findall(r'class="c0" opacity="([\d.]+)"', tokens)[:2]] == [0.43, 0.72]
+    assert tokens.count("epoch 3</text>") == 1
+    both = section(report_runs([str(folder) for folder in folders], out=tmp_path / "page.html"), "branches")
+    assert "a, epoch 3</text>" in both
+    assert "b, epoch 3</text>" in both
+    assert "epoch 1</text>" not in both
+
+
+def test_damaged_norms_are_a_note(run) -> None:
+    folder = run("a")
+    add_branch_norms(folder, 1, {"tokens": [0.1]})
+    (folder / "pictures" / "branch_norms.json").write_text("{")
+    page = report_run(folder)
+    assert "branch_norms.json is damaged" in section(page, "notes")
