@@ -11,13 +11,13 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from patchloom.engine.devices import kind_of
 from patchloom.engine.optimisation import clip_each_
 from patchloom.engine.rendezvous import ANSWER_WITHIN_S, lost_ranks, meet, place_from
 from patchloom.errors import ResourceError, UsageError
+from patchloom.models.sharding import is_sharded
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 
@@ -186,7 +186,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor with all its parts; one that is split over ranks is gathered by all of them together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _chosen(precision: Precision, device: torch.device) -> Precision:

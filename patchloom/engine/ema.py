@@ -4,12 +4,12 @@ import copy
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.state import weights_of
 from patchloom.errors import UsageError
 from patchloom.models.from_config import load_weights
+from patchloom.models.sharding import is_sharded
 
 
 class Ema:
@@ -24,7 +24,7 @@ class Ema:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         source = unwrap(model)
-        if any(isinstance(p, DTensor) for p in source.parameters()):
+        if any(is_sharded(p) for p in source.parameters()):
             raise UsageError("An average of weights split over ranks is not kept. Set optim.ema_decay to none.")
         self.model = copy.deepcopy(source).eval().requires_grad_(False)
         pairs = [(mine, theirs) for (_, mine), (_, theirs) in zip(_tensors(self.model), _tensors(source), strict=True)]

@@ -28,15 +28,22 @@ class Resampled(nn.Module):
         raise UsageError(f"{type(self).__name__} does not say how {type(other).__name__} is resampled")
 
 
-# Kept, because a training that shows a network small views resamples at every step. Where that is compiled they are
-# constants; the cache is a function of its own, since torch.compile does not look past one.
-@torch.compiler.assume_constant_result
+def _constant(function: Any) -> Any:
+    """Its results are constants where it is compiled: torch.compiler.assume_constant_result, which would import the
+    compiler, 1.4 s, for whoever compiles nothing."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+# Kept, because a training that shows a network small views resamples at every step. The cache is a function of its own,
+# since torch.compile does not look past one.
+@_constant
 def upsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Tensor:
     """R: (positions of `new`, positions of `old`), positions row-major; float64."""
     return _upsampler(old, new, device)
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def downsampler(old: Grid, new: Grid, device: torch.device | None = None) -> Tensor:
     """D: (positions of `old`, positions of `new`), the transpose of R with rows that sum to 1."""
     return _downsampler(old, new, device)

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from patchloom.errors import CheckpointError, PatchloomError
+from patchloom.models.sharding import is_sharded
 
 # Beyond it a whole number among the options must be a dimension of some weight, or less than their number.
 ANY_OPTION = 4096
@@ -123,7 +123,10 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: str) 
 
 def like(own: Tensor, value: Tensor) -> Tensor:
     """The value split over ranks as `own` is, or in its memory order, as an optimiser itself would make it."""
-    if isinstance(own, DTensor):
+    if is_sharded(own):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(own, DTensor)
         # Every rank has read the whole value: no rank needs to send it.
         return distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
     return torch.empty_like(own, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from patchloom.engine.batches import len_of, split
@@ -22,6 +21,7 @@ from patchloom.engine.distribution import unwrap
 from patchloom.engine.run import Run, SampledBatches
 from patchloom.errors import ResourceError, UsageError
 from patchloom.inspection.memory import LiveBytes
+from patchloom.models.sharding import is_sharded
 
 GIB = 2**30
 USED_SHARE = 0.85  # of what there is: allocators keep some, and other programs want some
@@ -54,7 +54,7 @@ def micro_batches(run: Run, asked: int | None = None) -> int:
     if run.processes.device.type == "cuda":
         return _tried(run, images)
     there = available_bytes()
-    sharded = any(isinstance(weight, DTensor) for weight in run.model.parameters())
+    sharded = any(is_sharded(weight) for weight in run.model.parameters())
     if there is None or sharded or not isinstance(run.loader, SampledBatches):
         return 1
     parts = parts_that_fit(need_of(run), images, int(there * USED_SHARE / run.processes.world))

@@ -303,3 +303,12 @@ def test_drop_path_keeps_the_mean_and_drops_whole_samples() -> None:
     assert x.mean().item() == pytest.approx(1.0, abs=0.02)
     assert drop_path_rates(0.3, 4, "uniform") == [0.3] * 4
     assert drop_path_rates(0.3, 4, "linear") == pytest.approx([0.0, 0.1, 0.2, 0.3])
+
+
+def test_resampling_is_marked_as_constant_as_the_compiler_marks_it() -> None:
+    def function() -> None: ...
+
+    marked = torch.compiler.assume_constant_result(function)
+    assert vars(marked).items() <= vars(upsampler).items()
+    assert vars(marked).items() <= vars(downsampler).items()
+    assert vars(marked)
