@@ -242,22 +242,21 @@ class Network(nn.Module):
         """Attributes that `pyramid` does not read: pooling, the last norm, what stands on them."""
         return [name for name in (*_AFTER_BLOCKS, *self.classifiers()) if getattr(self, name, None) is not None]
 
-    def layers_in_order(self) -> list[Sequence[nn.Module]]:
-        """The modules of each block, first to last: what comes before them is the stem, what comes after the head."""
+    def layers_in_order(self) -> list[list[nn.Parameter]]:
+        """The parameters of each block, first to last; all others are of the stem, or in `after_blocks`."""
         blocks: Any = getattr(self, "blocks", ())
-        return [(block,) for block in blocks]
+        return [list(block.parameters()) for block in blocks]
 
     def rate_scales(self, decay: float) -> dict[nn.Parameter, float]:
         """Parameter → what its learning rate is multiplied by, less the nearer it is to the image (BEiT).
 
         Block i of n has decay^(n − i), counted from 0; stem, tokens and positions have decay^(n + 1), the head 1.
         """
-        layers, head = self.layers_in_order(), self.after_blocks()
+        layers = self.layers_in_order()
         scales = dict.fromkeys(self.parameters(), decay ** (len(layers) + 1))
-        for number, modules in enumerate(layers):
-            for module in modules:
-                scales |= dict.fromkeys(module.parameters(), decay ** (len(layers) - number))
-        for name in head:
+        for number, parameters in enumerate(layers):
+            scales |= dict.fromkeys(parameters, decay ** (len(layers) - number))
+        for name in self.after_blocks():
             scales |= dict.fromkeys(getattr(self, name).parameters(), 1.0)
         return scales
 

@@ -5,7 +5,6 @@ pooling in its place (thesis 5.3.4: ResNet-50, 4.1 → 4.6 G). What a trunk give
 import copy
 import functools
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from patchloom.layers.norms import make_norm
 from patchloom.models.network import Network
 from patchloom.models.patchconvnet import AttentionPool, AttentionPoolConfig, AttentionPooled
 from patchloom.models.pyramid import Kept, Level, Taps
-from patchloom.models.timm_trunk import PYRAMID_SIDE, Trunk, levels_of, make_trunk, trunk_of
+from patchloom.models.timm_trunk import PYRAMID_SIDE, Trunk, layers_of, levels_of, make_trunk, trunk_of
 from patchloom.models.torchvision_trunk import (
     PREFIX,
     TorchvisionTrunk,
@@ -84,9 +83,9 @@ class PooledConvNet(AttentionPooled):
             self._levels = _levels(self.config)
         return self._levels
 
-    def layers_in_order(self) -> list[Sequence[nn.Module]]:
-        """The parts of the trunk, as timm lists them."""
-        return [(part,) for part in self.trunk.children()]
+    def layers_in_order(self) -> list[list[nn.Parameter]]:
+        """Stages of a convnet, blocks of a column."""
+        return self.trunk.layers_in_order() if isinstance(self.trunk, TorchvisionTrunk) else layers_of(self.trunk)
 
     def run_blocks(self, images: Tensor, kept: Kept | None = None) -> Any:
         """What timm's network gives before its head, in timm's layout; with `kept` its intermediate features alone."""

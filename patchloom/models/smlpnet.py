@@ -7,7 +7,6 @@ here, has BN → GELU → depth-wise 3×3 → BN → GELU → sMLP in one residu
 the row and column layers and none in the fusing layer, and a final BatchNorm.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -107,12 +106,13 @@ class SMLPNet(Network):
         """The first at the stride of the patches, each further one at twice the stride."""
         return list(self.stages)
 
-    def layers_in_order(self) -> list[Sequence[nn.Module]]:
+    def layers_in_order(self) -> list[list[nn.Parameter]]:
         """The blocks of all stages; a merging goes with the block it stands before."""
-        layers: list[Sequence[nn.Module]] = []
+        layers: list[list[nn.Parameter]] = []
         for number, stage in enumerate(self.stages):
-            first, *others = stage.children()
-            layers += [(self.merges[number - 1], first) if number else (first,), *((block,) for block in others)]
+            merge = list(self.merges[number - 1].parameters()) if number else []
+            first, *others = ([*block.parameters()] for block in stage.children())
+            layers += [merge + first, *others]
         return layers
 
     def taps(self) -> Taps:

@@ -63,6 +63,18 @@ def levels_of(trunk: Any, image_size: tuple[int, int], channels: int) -> dict[in
     return {i: Level(round(image_size[0] / each.shape[2]), each.shape[1]) for i, each in enumerate(maps)}
 
 
+def layers_of(trunk: Any) -> list[list[nn.Parameter]]:
+    """The parameters of each stage of a convnet, of each block of a column, as timm groups them; without the stem."""
+    from timm.models import group_parameters
+
+    matcher = getattr(trunk, "group_matcher", None)
+    if matcher is None:
+        return [list(part.parameters()) for part in trunk.children()]
+    named = dict(trunk.named_parameters())
+    groups = group_parameters(trunk, matcher(coarse=True))
+    return [[named[name] for name in groups[number]] for number in sorted(groups) if number]
+
+
 @functools.cache
 def trunk_of(backbone: str, image_size: tuple[int, int], channels: int, averaged: bool = True) -> Trunk:
     """What timm's network gives for images of a size; a UsageError names one that gives nothing.

@@ -5,6 +5,7 @@ reads (`vector`). torchvision's names of weights are kept, after `net.`; the cla
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -75,6 +76,15 @@ class TorchvisionTrunk(nn.Module):
             maps.append(after)
             images = after
         return maps if indices is None else [maps[i] for i in indices]
+
+    def layers_in_order(self) -> list[list[nn.Parameter]]:
+        """The parameters of each stage, which begins where maps shrink, or of each block of a ViT."""
+        layers: list[list[nn.Parameter]] = []
+        for part in _one_after_another(self.net):
+            if not layers or _begins_a_layer(part):
+                layers.append([])
+            layers[-1] += part.parameters()
+        return [layer for layer in layers if layer]
 
     def _parts(self) -> list[nn.Module]:
         parts = [self.net.get_submodule(name) for name in _WITH_MAPS[type(self.net).__name__]]
@@ -148,6 +158,22 @@ def torchvision_levels_of(name: str, image_size: tuple[int, int]) -> dict[int, L
             return {}
         maps = trunk.forward_intermediates(torch.zeros(2, 3, *image_size))
     return {i: Level(round(image_size[0] / each.shape[2]), each.shape[1]) for i, each in enumerate(maps)}
+
+
+def _one_after_another(network: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a network, those of plain sequences one by one."""
+    for part in network.children():
+        if type(part) in (nn.Sequential, nn.ModuleList) or type(part).__name__ == "Encoder":  # a ViT's
+            yield from _one_after_another(part)
+        else:
+            yield part
+
+
+def _begins_a_layer(part: nn.Module) -> bool:
+    if type(part).__name__ in ("EncoderBlock", "PatchMerging", "PatchMergingV2"):
+        return True
+    strides = [m.stride for m in part.modules() if isinstance(m, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d)]
+    return any(max(stride) > 1 if isinstance(stride, tuple) else stride > 1 for stride in strides)
 
 
 def _stochastic_depths(network: nn.Module) -> list[Any]:

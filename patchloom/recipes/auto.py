@@ -53,9 +53,11 @@ SCRATCH = {
 }
 FINE_TUNE = {"cpu": Budget(20_000, (3, 20), 32, 224), "cuda": Budget(100_000, (5, 30), 256, 224)}
 FINE_TUNE_LR = 3e-4
-# What the rate is multiplied by from one layer to the one before it. A network of another package counts the parts its
-# package lists as layers (all blocks of an EfficientNet are one of seven, so 0.17), a column of blocks its blocks.
+# What the rate is multiplied by from one layer to the one before it: layers of a convnet of another package are its
+# few stages, those of a column its many blocks.
 STAGES_DECAY, BLOCKS_DECAY = 0.7, 0.85
+# How names of columns of other packages begin.
+COLUMNS = ("vit", "deit", "beit", "eva", "flexivit", "cait", "xcit", "mixer", "gmixer", "gmlp", "resmlp")
 
 
 class Strength(NamedTuple):
@@ -242,7 +244,8 @@ def _run(
 
 def _trained_network(model: str) -> list[Reason]:
     """How a trained network is changed as little as it takes; measured in docs/results.md, "Fine-tuning"."""
-    decay = STAGES_DECAY if ":" in model else BLOCKS_DECAY
+    _, other, name = model.rpartition(":")
+    decay = STAGES_DECAY if other and not name.startswith(COLUMNS) else BLOCKS_DECAY
     return [
         Reason("model.fit_head", True, "the new classifier is fitted before the trained weights move"),
         Reason("model.eval_mode", True, "batch statistics stay those it was trained with"),

@@ -9,6 +9,7 @@ from patchloom.errors import UsageError
 from patchloom.models.dense import DenseNetwork
 from patchloom.models.pyramid import Level
 from patchloom.models.pyramid_neck import PyramidNeck
+from patchloom.models.registry import build_model
 from patchloom.recipes.parts import OptimPart, SchedulePart
 from tests.networks import ONE_OF_EACH
 from tests.networks import small as network_called
@@ -103,6 +104,31 @@ def test_rates_fall_towards_the_image_as_in_beit() -> None:
     assert {decays[p] for p in network.parameters() if p.requires_grad and p.ndim == 1} == {0.0}
     learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
     assert len(rates) == len(learning)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last", "layers"),
+    [
+        ("mobilenetv2_100", "conv_stem.weight", "blocks.6.0.conv_pw.weight", 7),
+        ("resnet18", "conv1.weight", "layer4.1.conv2.weight", 4),
+        ("vit_tiny_patch16_224", "patch_embed.proj.weight", "blocks.11.mlp.fc1.weight", 12),
+        ("torchvision:resnet18", "net.conv1.weight", "net.layer4.1.conv2.weight", 5),
+        ("torchvision:mobilenet_v2", "net.features.0.0.weight", "net.features.17.conv.0.0.weight", 5),
+        ("torchvision:vit_b_16", "net.class_token", "net.encoder.layers.encoder_layer_11.mlp.0.weight", 13),
+        ("torchvision:swin_t", "net.features.0.0.weight", "net.features.7.1.mlp.0.weight", 4),
+    ],
+)
+def test_rates_of_other_packages_fall_by_stages_and_blocks(name: str, first: str, last: str, layers: int) -> None:
+    with torch.device("meta"):
+        network = build_model("resnet50_attention_pool", backbone=name, pool="average", num_classes=3)
+    scales, named = network.rate_scales(0.5), dict(network.trunk.named_parameters())
+    assert len(network.layers_in_order()) == layers
+    assert set(scales) == set(network.parameters())
+    assert scales[named[last]] == 0.5
+    assert scales[named[first]] in (0.5**layers, 0.5 ** (layers + 1))
+    assert scales[named[first]] == min(scales.values())
+    assert scales[network.classifier.weight] == 1
+    assert set(scales.values()) >= {0.5**i for i in range(layers + 1)}
 
 
 def test_rates_by_depth_of_a_network_without_layers_are_refused() -> None:
