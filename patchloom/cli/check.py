@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from patchloom.data.reading import Reading
 
 SHOWN = 5  # files, groups or classes named in the terminal; the page, --json and --verbose have all
-OF_ITS_OWN = ("strip", "tiny", "uneven sides")  # kinds of odd whose detail differs from one to the next
+OF_ITS_OWN = ("strip", "tiny", "uneven sides", "no objects")  # kinds of odd whose detail differs from one to the next
 UNEVEN = 10  # times as many pictures in the largest class as in the smallest
 
 

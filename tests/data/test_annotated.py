@@ -9,9 +9,12 @@ import pytest
 from PIL import Image
 
 from patchloom.data.checking.check import check
+from patchloom.data.sources.beside import changed_with
+from patchloom.data.sources.source import find_source
 from patchloom.errors import DataError
 from tests.conftest import SHARED
 from tests.data.dirty import jpeg, picture
+from tests.reliability.commands import command
 
 
 def mask(value=1, size=(48, 48), mode="L"):
@@ -72,6 +75,29 @@ def test_faults_of_masks(tmp_path):
     assert "mask cannot be read, 2 times" in check(root).problems()
 
 
+def test_masks_of_16_bits_and_of_palettes(tmp_path):
+    """A palette's numbers are read as they are; 16 bits are refused by name, and so are single bits."""
+    root = make_masks(tmp_path / "data")
+    palette = mask().copy()
+    palette.putpalette([value for i in range(256) for value in (i, 255 - i, 7)])
+    palette.save(root / "masks/train/0.png")
+    with Image.open(root / "masks/train/0.png") as kept:
+        assert kept.mode == "P"
+    assert found(root) == set()
+    assert np.unique(find_source(root).train.pictures.mask(0).classes).tolist() == [0, 1]
+    wrong = mask(value=9).copy()
+    wrong.putpalette(palette.getpalette())
+    wrong.save(root / "masks/train/0.png")
+    wide, single = root / "masks/train/1.png", root / "masks/train/2.png"
+    Image.fromarray(np.asarray(mask()).astype(np.uint16)).save(wide)
+    mask().convert("1").save(single)
+    assert found(root) == {
+        ("images/train/0.jpg", "mask values unknown", "9 (256 pixels), expected 0…1 or 255"),
+        ("images/train/1.jpg", "mask cannot be read", f"{wide}: a mask of mode I;16, expected one channel of 8 bits"),
+        ("images/train/2.jpg", "mask cannot be read", f"{single}: a mask of mode 1, expected one channel of 8 bits"),
+    }
+
+
 def test_a_repaired_mask_is_noticed_although_its_picture_is_the_same(tmp_path):
     root = make_masks(tmp_path / "data")
     mask(value=9).save(root / "masks/train/0.png")
@@ -79,6 +105,13 @@ def test_a_repaired_mask_is_noticed_although_its_picture_is_the_same(tmp_path):
     mask().save(root / "masks/train/0.png")
     again = check(root)
     assert (again.faults, again.decoded) == ((), 1)
+
+
+def test_a_stamp_differs_when_either_file_does() -> None:
+    picture, before, after = (b"x", 10, 900), (b"y", 5, 100), (b"y", 5, 200)
+    assert len({str(changed_with([one], [other])) for one, other in ((picture, before), (picture, after))}) == 2
+    assert len({str(changed_with([one], [other])) for one, other in ((before, picture), (after, picture))}) == 2
+    assert changed_with([None], [before]) == [None]
 
 
 def test_masks_without_names_may_hold_any_number(tmp_path):
@@ -153,6 +186,19 @@ def test_faults_of_boxes(tmp_path):
         (f"{file}, annotation 108", "boxes cannot be read", "bbox [1, 1, nan, 4], expected x, y, width, height"),
         ("train2017/gone.jpg", "picture missing", "instances_train2017.json names it"),
     }
+
+
+def test_pictures_without_objects_are_named_and_no_fault(tmp_path, capsys, monkeypatch):
+    root = make_coco(tmp_path / "data", images=[{"id": 8, "file_name": "8.jpg", "width": 48, "height": 48}])
+    (root / "train2017" / "8.jpg").write_bytes(jpeg(picture(8)))
+    report = check(root)
+    assert (report.faults, report.problems(strict=True)) == ((), [])
+    assert [(os.path.basename(odd.place.where), odd.kind) for odd in report.odd] == [("8.jpg", "no objects")]
+    said = command(("check", root), monkeypatch, capsys)
+    assert said.code == 0
+    assert "1 no objects; the first: train2017/8.jpg, nothing to find in it; it teaches what is no object" in " ".join(
+        said.output.split()
+    )
 
 
 @pytest.mark.parametrize(

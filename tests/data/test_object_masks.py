@@ -68,6 +68,7 @@ def test_a_square_of_whole_pixels_is_filled_exactly():
         ([[1, 2, 3]], "a polygon that is no list of x and y"),
         ([[1, 2, 3, 4]], "a polygon of 2 points, expected at least 3"),
         ([[1, 2, 3, 4, float("nan"), 1]], "of finite numbers"),
+        ([[1, 2] * 20_000], "a polygon of 20,000 points, expected at most 10,000"),
         ([], "expected polygons, each a list of x and y, or run lengths"),
         (None, "expected polygons"),
         ([1, 2, 3, 4, 5, 6], "expected polygons"),

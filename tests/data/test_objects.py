@@ -194,13 +194,16 @@ def test_faults_of_yolo(tmp_path):
     (root / "labels/train/a.txt").write_text("0 0.5 0.5\n")
     (root / "labels/train/b.txt").write_text("7 0.5 0.5 0.1 0.1\n0 0.9 0.5 0.4 0.2\n0 0.5 0.5 0 0.1\n")
     (root / "labels/val/d.txt").write_text("cat 0.5 0.5 0.1 0.1\n")
+    (root / "labels/train/c.txt").write_text("0" + " 0.5" * 30_000 + "\n")
     assert {(where, kind) for where, kind, _ in found(root)} == {
         ("images/train/a.jpg", "boxes cannot be read"),
         ("images/train/b.jpg", "unknown category"),
         ("images/train/b.jpg", "box outside the picture"),
         ("images/train/b.jpg", "box without area"),
+        ("images/train/c.jpg", "boxes cannot be read"),
         ("images/val/d.jpg", "boxes cannot be read"),
     }
+    assert any("a polygon of 15,000 points, expected at most 10,000" in detail for *_, detail in found(root))
 
 
 # Masks of objects' numbers

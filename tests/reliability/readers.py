@@ -26,9 +26,11 @@ from PIL import Image
 from patchloom import cli
 from patchloom.data.checking.check import check
 from patchloom.data.labels.taxonomy import read_taxonomy
+from patchloom.data.pictures.object_masks import ObjectMask
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import Listing
-from patchloom.data.sources.source import open_data
+from patchloom.data.sources.masked import of_masks
+from patchloom.data.sources.source import find_source, open_data
 from patchloom.data.text.pairs import open_parallel
 from patchloom.deployment.classifier import load
 from patchloom.deployment.index import index, open_index
@@ -37,12 +39,15 @@ from patchloom.errors import CheckpointError, DataError, PatchloomError
 from patchloom.evaluation.labels import read_real_labels
 from patchloom.judging.several_runs import evaluate
 from patchloom.models.registry import create_model
-from patchloom.runs import checksums, metrics
+from patchloom.models.weights_table import weights_named
+from patchloom.runs import checksums, metrics, named
 from patchloom.runs.checkpoints import find_checkpoint
+from patchloom.runs.config import read_run_files
 from patchloom.runs.weights import refuse_bad, weights_digest
 from patchloom.tasks.image_networks import initialise
 from patchloom.tasks.pages import report_run
 from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.table import task_of_run
 from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training, silent
 from tests import translation_runs
@@ -94,6 +99,39 @@ def make_seeds(seeds: Path) -> None:
         run_training(settings(seeds / "data", seeds / "run"), say=silent)
         run_training(translation_runs.settings(seeds / "translator"), say=silent)
     index(str(seeds / "run"), [seeds / "data"], out=seeds / "index", device="cpu")
+
+
+DETECTOR = {"model.options.dim": 16, "detect.channels": 8, "detect.hidden": 8, "detect.proposals": 8}
+DETECTOR |= {"detect.regions": 4, "detect.min_score": 0.0, "detect.most": 3, "model.options.depth": 1}
+SEGMENTER = TINY | {"segment.channels": 8, "segment.auxiliary_channels": 8}
+
+
+def _dense_run(seeds: Path, name: str) -> Path:
+    """A run that answers at every place, trained when it is first asked for: not every test needs one."""
+    folder = seeds / name
+    if not folder.exists():
+        task, model, changes = {
+            "detector": ("detect", "patchconvnet_s20", DETECTOR),
+            "segmenter": ("segment", "resmlp_s12", SEGMENTER),
+        }[name]
+        given = TrainingSettings(
+            data="shapes:count=16,size=32", task=task, level="coarse", model=model, out=str(seeds / f"{name}-begun"),
+            device="cpu", workers=0, epochs=1, batch=8, size=32, changes=changes,
+        )  # fmt: skip
+        with redirect_stdout(io.StringIO()):
+            run_training(given, say=silent)
+        (seeds / f"{name}-begun").rename(folder)
+    return folder
+
+
+def make_dense(seeds: Path, folder: Path, *, name: str) -> None:
+    """A run of one of the tasks at every place, without its checkpoints, under the name of all runs."""
+    shutil.copytree(
+        _dense_run(seeds, name),
+        folder / "run",
+        copy_function=shutil.copyfile,
+        ignore=shutil.ignore_patterns("checkpoints", "*.html"),
+    )
 
 
 def make_outside(outside: Path) -> None:
@@ -196,6 +234,28 @@ def read_decisions(seeds: Path, folder: Path) -> Any:
     found = evaluate(folder / "run")
     report = found.evaluations["run"].report
     return found.values(), report.classes, report.predictions.tolist(), report.losses.tolist()
+
+
+def read_scores(seeds: Path, folder: Path) -> Any:
+    """What `evaluate RUN` says of a detector or a segmenter, from what it kept of val."""
+    return task_of_run(folder / "run").evaluate({"run": folder / "run"}, None, split=None, device="cpu").values
+
+
+def make_named(seeds: Path, folder: Path) -> None:
+    """A run whose classes have other names, and the row of the table that its weights came from."""
+    _copy("run", seeds, folder)
+    names = json.dumps([["azure", "navy"], ["scarlet"]]).encode()
+    checksums.write_checked(folder / "run", {"names.json": names})
+    (folder / "run" / named.ORIGIN).write_text(json.dumps(named._row(_PUBLISHED), indent=1))
+
+
+_PUBLISHED = weights_named("resmlp_s12:in1k")
+
+
+def read_named(seeds: Path, folder: Path) -> Any:
+    """Its classes by all their names, and whether it is the folder of the published weights."""
+    files = read_run_files(folder / "run")
+    return files.table, files.labels_as(["navy", "scarlet"]), named._is_made(folder / "run", _PUBLISHED)
 
 
 def read_report(seeds: Path, folder: Path) -> Any:
@@ -367,6 +427,110 @@ def make_masks(seeds: Path, folder: Path) -> None:
         Image.fromarray(pixels(number)).save(folder / "data" / "images" / f"{number}.png")
         Image.fromarray(pixels(number)[..., 0] % 3).save(folder / "data" / "masks" / f"{number}.png")
     (folder / "data" / "classes.txt").write_text("sky\ngrass\nroad\n")
+
+
+def make_voc(seeds: Path, folder: Path) -> None:
+    """Boxes in XML, and lists of pictures."""
+    for place in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (folder / "data" / place).mkdir(parents=True)
+    for number in range(4):
+        Image.fromarray(pixels(number)).save(folder / "data" / "JPEGImages" / f"{number}.jpg")
+        objects = "".join(
+            f"<object><name>{name}</name><difficult>{i}</difficult><bndbox><xmin>{2 + i}</xmin><ymin>3</ymin>"
+            "<xmax>9</xmax><ymax>12</ymax></bndbox></object>"
+            for i, name in enumerate(("cat", "dog"))
+        )
+        text = f"<annotation><size><width>16</width><height>16</height></size>{objects}</annotation>"
+        (folder / "data" / "Annotations" / f"{number}.xml").write_text(text)
+    for split, names in (("train", "0\n1\n2\n"), ("val", "3\n")):
+        (folder / "data" / "ImageSets" / "Main" / f"{split}.txt").write_text(names)
+
+
+def make_yolo(seeds: Path, folder: Path) -> None:
+    """Polygons in shares of the pictures, and names."""
+    for place in ("images", "labels"):
+        (folder / "data" / place).mkdir(parents=True)
+    for number in range(4):
+        Image.fromarray(pixels(number)).save(folder / "data" / "images" / f"{number}.png")
+        line = f"{number % 2} 0.1 0.2 0.8 0.25 0.5 0.75\n"
+        (folder / "data" / "labels" / f"{number}.txt").write_text(line + "0 0.1 0.1 0.4 0.1 0.4 0.4 0.1 0.4\n")
+    (folder / "data" / "data.yaml").write_text("train: images\nnc: 2\nnames: [cat, dog]\n")
+
+
+def make_instances(seeds: Path, folder: Path) -> None:
+    """Masks of objects' numbers."""
+    for place in ("PNGImages", "PedMasks"):
+        (folder / "data" / place).mkdir(parents=True)
+    for number in range(4):
+        Image.fromarray(pixels(number)).save(folder / "data" / "PNGImages" / f"{number}.png")
+        ids = np.zeros((16, 16), np.uint8)
+        ids[2:8, 3:9], ids[10:14, 1:5] = 1, 2
+        Image.fromarray(ids).save(folder / "data" / "PedMasks" / f"{number}_mask.png")
+    (folder / "data" / "classes.txt").write_text("person\n")
+
+
+PALETTES = {
+    "class_dict.csv": "name,r,g,b\nroad,0,0,0\nfast car,128,0,0\nsky,0,128,0\n",
+    "labelmap.txt": "# label:color_rgb:parts:actions\nroad:0,0,0::\nfast car:128,0,0::\nsky:0,128,0::\n",
+    "label_colors.txt": "0 0 0\troad\n128 0 0\tfast car\n0 128 0\tsky\n",
+}
+
+
+def make_palettes(seeds: Path, folder: Path) -> None:
+    """Masks in colours, named by each kind of file."""
+    colours = np.array([(0, 0, 0), (128, 0, 0), (0, 128, 0)], np.uint8)
+    for file, text in PALETTES.items():
+        root = folder / file.partition(".")[0]
+        for place in ("images", "masks"):
+            (root / place).mkdir(parents=True)
+        for number in range(2):
+            Image.fromarray(pixels(number)).save(root / "images" / f"{number}.png")
+            Image.fromarray(colours[pixels(number)[..., 0] % 3]).save(root / "masks" / f"{number}.png")
+        (root / file).write_text(text)
+
+
+def make_coco_masks(seeds: Path, folder: Path) -> None:
+    """COCO's boxes with polygons, run lengths and packed run lengths."""
+    make_coco(seeds, folder)
+    place = folder / "data" / "annotations" / "instances_train2017.json"
+    told = json.loads(place.read_text())
+    inside = np.zeros((16, 16), bool)
+    inside[2:8, 1:6] = True
+    forms = ([[1, 2, 6, 2, 6, 8, 1, 8]], {"size": [16, 16], "counts": [18, 6, 10, 6, 216]},
+             ObjectMask.of(inside).to_coco((16, 16)))  # fmt: skip
+    for i, one in enumerate(told["annotations"]):
+        one["segmentation"], one["iscrowd"] = forms[i % 3], int(i == 5)
+    place.write_text(json.dumps(told))
+
+
+def read_objects(seeds: Path, folder: Path) -> Any:
+    """What `check` and training make of pictures with objects; what `check` calls a problem is as good as refused."""
+    told = look_through_annotated(seeds, folder)
+    splits = open_data(str(folder / "data"), labelled=False)
+    parts = [part for part in ("instances", "boxes") if part == "boxes" or splits.train.pictures.tells_objects_apart]
+    found = []
+    for images in (splits.train, splits.val):
+        shown = images.showing(*parts)
+        for i in range(len(shown)):
+            sample, objects = shown.sample(i), images.objects(i)
+            masks = [mask.area for mask in objects.masks or ()]
+            layers = {name: layer.numbers.tolist() for name, layer in sample.layers.items()}
+            found.append((sample.boxes.tolist(), layers, objects.crowd.tolist(), objects.areas.tolist(), masks))
+    return told, found
+
+
+def read_palettes(seeds: Path, folder: Path) -> Any:
+    """Names and numbers of masks in colours, as segmentation reads them."""
+    found = []
+    for file in PALETTES:
+        root = folder / file.partition(".")[0]
+        report = check(str(root), workers=1, cache=False)
+        source = of_masks(find_source(str(root)), reduce_zero_label=False, level=None)
+        pictures = source.train.pictures
+        found.append((source.train.names, [pictures.mask(int(row)).classes.tolist() for row in source.train.rows]))
+        if told := report.problems():
+            raise DataError("; ".join(told))
+    return found
 
 
 def look_through_annotated(seeds: Path, folder: Path) -> Any:
@@ -684,6 +848,69 @@ READERS: dict[str, Reader] = {
     "zip": Reader(make_zip, partial(look_through, name="data.zip"), {"data.zip": "zip"}, command=_check("data.zip")),
     "coco": Reader(
         make_coco, look_through_annotated, {"data/annotations/*.json": "json"}, share=2, command=_check("data")
+    ),
+    "coco masks": Reader(make_coco_masks, read_objects, {"data/annotations/*.json": "json"}, command=_check("data")),
+    "voc": Reader(
+        make_voc,
+        read_objects,
+        {"data/Annotations/*.xml": "text", "data/ImageSets/Main/*.txt": "text"},
+        command=_check("data"),
+    ),
+    "yolo": Reader(
+        make_yolo, read_objects, {"data/labels/*.txt": "text", "data/data.yaml": "yaml"}, command=_check("data")
+    ),
+    "instances": Reader(
+        make_instances,
+        read_objects,
+        {"data/PedMasks/*.png": "png", "data/classes.txt": "text"},
+        command=_check("data"),
+    ),
+    "mask names": Reader(
+        make_palettes,
+        read_palettes,
+        {"*/class_dict.csv": "csv", "*/labelmap.txt": "text", "*/label_colors.txt": "text", "*/masks/*.png": "png"},
+        command=_check("class_dict"),
+    ),
+    "detector": Reader(
+        partial(make_dense, name="detector"),
+        read_scores,
+        {"run/val.json": "json", "run/labels.json": "json", "run/config.json": "json"},
+        repair_run,
+        ours=True,
+        command=lambda _, folder: ("evaluate", folder / "run"),
+    ),
+    "detector report": Reader(
+        partial(make_dense, name="detector"),
+        read_report,
+        {**RUN_FILES, "run/val.json": "json", "run/run.json": "json"},
+        repair_run,
+        ours=True,
+        writes=True,
+        share=0.25,
+    ),
+    "segmenter": Reader(
+        partial(make_dense, name="segmenter"),
+        read_scores,
+        {"run/segmented.safetensors": "safetensors", "run/labels.json": "json", "run/config.json": "json"},
+        repair_run,
+        ours=True,
+        command=lambda _, folder: ("evaluate", folder / "run"),
+    ),
+    "segmenter report": Reader(
+        partial(make_dense, name="segmenter"),
+        read_report,
+        {**RUN_FILES, "run/segmented.safetensors": "safetensors", "run/run.json": "json"},
+        repair_run,
+        ours=True,
+        writes=True,
+        share=0.25,
+    ),
+    "names": Reader(
+        make_named,
+        read_named,
+        {"run/names.json": "json", "run/published.json": "json", "run/labels.json": "json"},
+        repair_run,
+        ours=False,
     ),
     "masks": Reader(
         make_masks,

@@ -18,6 +18,7 @@ from tests.reliability.mutations import KINDS, edit, of_json, to_json
 from tests.reliability.readers import READERS, make_seeds
 
 COUNT = 120
+SLOW = ("detector report", "segmenter report")  # whole pages with intervals
 NEEDS = {"parquet": "pyarrow", "translator": "sentencepiece", "translator report": "sentencepiece"}
 
 
@@ -39,7 +40,7 @@ def feeder(seeds: Path, tmp_path_factory: pytest.TempPathFactory):
     feeder.close()
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in READERS])
 def test_changed_files_are_answered_or_refused(name: str, feeder: Feeder) -> None:
     if name in NEEDS and not importlib.util.find_spec(NEEDS[name]):
         pytest.skip(f"needs {NEEDS[name]}")

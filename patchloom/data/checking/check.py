@@ -19,6 +19,7 @@ from patchloom.data.checking.against import against as compare_with
 from patchloom.data.checking.kept_looks import Sight
 from patchloom.data.checking.odd import oddities
 from patchloom.data.checking.survey import Place, Unreadable, find_copies, survey
+from patchloom.data.pictures.boxes import NO_OBJECTS
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import Fault, Listing, Progress
@@ -244,7 +245,8 @@ def _faults(places: Sequence[Place], sights: Sequence[Sight]) -> Iterator[Fault]
     for place, sight in zip(places, sights, strict=True):
         for line in sight.faults.splitlines():
             kind, _, detail = line.partition("\t")
-            yield Fault(place.where, kind, detail)
+            if kind != NO_OBJECTS:
+                yield Fault(place.where, kind, detail)
 
 
 def _classes(listings: dict[str, Listing], readable: Sequence[Place]) -> dict[str, dict[str, int]]:
@@ -260,6 +262,8 @@ def _odd(places: Sequence[Place], sights: Sequence[Sight]) -> Iterator[Odd]:
     usual_side = median(min(sight.width, sight.height) for sight in sights) if sights else 0
     for place, sight in zip(places, sights, strict=True):
         yield from (Odd(place, kind, read_as) for kind, read_as in oddities(sight, usual_side))
+        told = [line.partition("\t") for line in sight.faults.splitlines()]
+        yield from (Odd(place, kind, detail) for kind, _, detail in told if kind == NO_OBJECTS)
 
 
 def _spread(values: Sequence[int]) -> tuple[int, int, int] | None:

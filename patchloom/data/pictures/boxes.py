@@ -7,14 +7,18 @@ import numpy as np
 from patchloom.data.sets import Pictures
 from patchloom.errors import DataError
 
+NO_OBJECTS = "no objects"  # no fault: such pictures teach what is none
+
 
 def box_faults(pictures: Pictures, row: int, size: tuple[int, int]) -> Iterator[tuple[str, str]]:
-    """Boxes without area, outside the picture of `size` (width, height), of a class without a name."""
+    """Boxes without area, outside the picture of `size` (width, height), of a class without a name; or none at all."""
     try:
         boxes = pictures.boxes(row)
     except (DataError, ValueError, TypeError, IndexError) as error:  # whatever a foreign column holds
         yield "boxes cannot be read", str(error)
         return
+    if boxes is not None and not len(boxes):
+        yield NO_OBJECTS, "nothing to find in it; it teaches what is no object"
     # Whole pixels: annotations end a fraction beyond the border, and nothing is seen of a fraction of a pixel.
     for x0, y0, x1, y1, number in [] if boxes is None else boxes.round().astype(np.int64).tolist():
         if fault := corners_fault(x0, y0, x1, y1, size):

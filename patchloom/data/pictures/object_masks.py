@@ -12,6 +12,7 @@ import numpy as np
 from patchloom.errors import DataError
 
 Size = tuple[int, int]  # height, width
+MOST_POINTS = 10_000  # of a polygon: each takes time, and no outline needs more
 _FINER = 5  # polygons are followed at this many points per pixel
 _MOST_RUNS = 1 << 24
 _MOST_LETTERS = 7  # of one count: 5 bits each
@@ -83,6 +84,8 @@ def _filled(polygon: Sequence[float], size: Size) -> np.ndarray:
         points = np.asarray(polygon, np.float64).reshape(-1, 2)
     except (TypeError, ValueError) as error:
         raise DataError("a polygon that is no list of x and y") from error
+    if len(points) > MOST_POINTS:
+        raise DataError(f"a polygon of {len(points):,} points, expected at most {MOST_POINTS:,}")
     if len(points) < 3 or not np.isfinite(points).all() or np.abs(points).max() > 1 << 20:
         raise DataError(f"a polygon of {len(points)} points, expected at least 3, of finite numbers")
     height, width = size

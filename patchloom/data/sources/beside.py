@@ -17,7 +17,7 @@ from patchloom.printable import printable
 def changed_with(stamps: Sequence[Stamp | None], others: Sequence[Stamp | None]) -> list[Stamp | None]:
     """Stamps that also differ when a second file of the same row does."""
     return [
-        (one[0], one[1] + other[1], max(one[2], other[2])) if one and other else None
+        (one[0], one[1] + other[1], one[2] ^ other[2]) if one and other else None
         for one, other in zip(stamps, others, strict=True)
     ]
 

@@ -8,6 +8,7 @@ on (seed, its number) alone.
 import colorsys
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -22,6 +23,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "line": ("cross", "arrow", "zigzag", "spiral"),
 }
 SHAPES = tuple(shape for family in FAMILIES.values() for shape in family)
+_KEPT_PIXELS = 1 << 24  # of drawings that are kept, at 5 bytes each: 4,096 of 64×64
 _FINE = 4  # drawn this many times larger, then averaged: smooth edges
 _INNER_RADIUS = {4: 0.36, 5: 0.42, 6: 0.55, 8: 0.68}  # of a star, by its points
 
@@ -77,7 +79,10 @@ class _Scene:
 
 
 class ShapePictures(Pictures):
-    """Pictures drawn when read; number i shows shape i modulo 16."""
+    """Pictures drawn when first read; number i shows shape i modulo 16.
+
+    Picture, mask and boxes are one drawing, and it takes longer than to augment it: so as many as fit are kept.
+    """
 
     always_readable = True
     object_names = SHAPES
@@ -88,13 +93,19 @@ class ShapePictures(Pictures):
         self._count = count
         self._size = size
         self._seed = seed
+        self._kept: dict[int, _Scene] = {}
+        self._last: tuple[int, _Scene] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the drawings, which another process makes itself."""
+        return vars(self) | {"_kept": {}, "_last": None}
 
     def __len__(self) -> int:
         return self._count
 
     def read(self, index: int) -> Image.Image:
         """The picture, mode RGB."""
-        return self._scene(index).image
+        return self._scene(index).image.copy()
 
     def where(self, index: int) -> str:
         """Seed and number."""
@@ -102,14 +113,23 @@ class ShapePictures(Pictures):
 
     def mask(self, index: int) -> Mask:
         """Classes and instances, of what is seen: an object's covered pixels belong to what covers it."""
-        return self._scene(index).mask
+        mask = self._scene(index).mask
+        return Mask(mask.classes.copy(), mask.instances.copy())  # type: ignore[union-attr]
 
     def boxes(self, index: int) -> np.ndarray:
         """Boxes around what is seen of each object, the labelled one first."""
-        return self._scene(index).boxes
+        return self._scene(index).boxes.copy()
 
     def _scene(self, index: int) -> _Scene:
-        return _draw_scene(np.random.default_rng((self._seed, index)), index % len(SHAPES), self._size)
+        last, scene = self._last, self._kept.get(index)
+        if scene is None and last is not None and last[0] == index:  # where not all fit: the parts of one sample
+            scene = last[1]
+        if scene is None:
+            scene = _draw_scene(np.random.default_rng((self._seed, index)), index % len(SHAPES), self._size)
+            self._last = index, scene
+            if len(self._kept) < _KEPT_PIXELS // self._size**2:
+                self._kept[index] = scene
+        return scene
 
 
 def _draw_scene(rng: np.random.Generator, label: int, size: int) -> _Scene:

@@ -17,7 +17,7 @@ import numpy as np
 
 from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.pictures.decode import upright_size
-from patchloom.data.pictures.object_masks import ObjectMask, mask_from_coco
+from patchloom.data.pictures.object_masks import MOST_POINTS, ObjectMask, mask_from_coco
 from patchloom.data.sets import Mask, Objects, Source, Stamp, file_state
 from patchloom.data.sources.beside import by_stem, changed_with, images_by_stem, source_of_splits
 from patchloom.data.splits import group_by_split
@@ -203,8 +203,11 @@ def _names(root: Path) -> tuple[str, ...] | None:
 
 
 def _parsed(line: str, where: str) -> YoloObject:
+    words = line.split()
+    if len(words) > 1 + 2 * MOST_POINTS:
+        raise DataError(f"{where}: a polygon of {len(words) // 2:,} points, expected at most {MOST_POINTS:,}")
     try:
-        number, *values = map(float, line.split())
+        number, *values = map(float, words)
     except ValueError as error:
         raise DataError(f"{where}: expected a class and numbers ({error})") from error
     count = len(values) + 1
