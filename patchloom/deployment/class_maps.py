@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # of a test at several scales (BEiT, Swin)
 MULTIPLE = 32  # of the sides of pictures seen whole: the coarsest map then has no half places
 # A picture of more pixels is seen through windows of so many a side, even where it could be seen whole.
-MOST_WHOLE, LARGE_WINDOW = 1 << 20, 1024
+MOST_WHOLE, LARGE_WINDOW = 1 << 20, 768
 # Numbers that a picture's averages over scales, or its logits at another size, may take: 512 MiB of them.
 MOST_AVERAGED = 1 << 27
+# Pixels that the network sees together: of a CPU one large window, which more would not make faster.
+MOST_SEEN = {"cpu": 1 << 20, "cuda": 1 << 22}
 SIZES_KEPT = 4  # networks resampled to sizes of pictures
 
 
@@ -84,7 +86,13 @@ class ClassMaps:
 
     def pictures_at_once(self, size: Size) -> int:
         """Pictures of (height, width) that may be given together."""
-        return max(1, min(self.how.at_once, MOST_AVERAGED // (self.network.config.num_classes * size[0] * size[1])))
+        pixels = size[0] * size[1]
+        return max(1, min(self._at_once(pixels), MOST_AVERAGED // (self.network.config.num_classes * pixels)))
+
+    def _at_once(self, pixels: int) -> int:
+        """Windows, or pictures, of so many pixels that the network sees together."""
+        device = next(self.network.parameters(), torch.empty(0)).device.type
+        return max(1, min(self.how.at_once, MOST_SEEN.get(device, MOST_SEEN["cpu"]) // pixels))
 
     @property
     def _averages_scales(self) -> bool:
@@ -170,7 +178,8 @@ class ClassMaps:
 
     def _windows(self, size: Size) -> Windows:
         stride = tuple(max(1, round(side * self.how.stride)) for side in size)
-        return Windows(size, (stride[0], stride[1]), self.network.config.num_classes, self.how.at_once)
+        at_once = self._at_once(size[0] * size[1])
+        return Windows(size, (stride[0], stride[1]), self.network.config.num_classes, at_once)
 
     def _at(self, size: Size) -> SegmentationNetwork:
         """The network for images of a size; of those that were resampled for it the last ones are kept."""

@@ -49,7 +49,8 @@ class Windows:
         kept: dict[int, list[Tensor]] = {}  # row of windows → the logits of each, while tiles need them
         for rows in _stretches(tops, self.size[0], self._rows_at_once(images)):
             over = [i for i, top in enumerate(tops) if top <= rows.start and rows.stop <= top + self.size[0]]
-            kept = {i: kept[i] if i in kept else self._row(forward, images, tops[i], lefts) for i in over}
+            kept = {i: kept[i] for i in over if i in kept}  # what is above is let go before more is made
+            kept |= {i: self._row(forward, images, tops[i], lefts) for i in over if i not in kept}
             shape = (len(images), kept[over[0]][0].shape[1], rows.stop - rows.start, width)
             total = torch.zeros(shape, device=images.device)
             for i in over:
@@ -65,8 +66,10 @@ class Windows:
         """The logits of the windows of one row, each (B, K, h/4, w/4)."""
         height, width = self.size
         cut = torch.cat([images[:, :, top : top + height, left : left + width] for left in lefts])
-        found = torch.cat([forward(some).float() for some in cut.split(self.at_once)])
-        return list(found.split(len(images)))
+        found = [forward(some).float() for some in cut.split(self.at_once)]
+        if len(images) > 1:  # windows of one picture are not copied: those of a large one take hundreds of MiB
+            found = [torch.cat(found)]
+        return [each for some in found for each in some.split(len(images))]
 
 
 def whole_logits(forward: Forward, images: Tensor, multiple: int = 32) -> Iterator[Tile]:
