@@ -24,6 +24,8 @@ from patchloom.runs.detection import VAL, read_val
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan, run_training
+from tests.engine.test_processes import free_port
+from tests.reliability.commands import started
 
 DATA = "shapes:count=16,size=32"
 TINY = {
@@ -102,13 +104,48 @@ def test_evaluate_report_and_verify(run, tmp_path, capsys, monkeypatch):
     assert "run − copy: mask_ap50 +0.0, 95 % +0.0 … +0.0" in said
     command("report", run, **told)
     page = (run / "report.html").read_text()
-    for words in ("Classes, worst first", "Precision over recall at IoU 0.50, mask", "Worst", "Losses of the regions"):
-        assert words in page
+    headings = ("Classes, worst first", "Precision over recall at IoU 0.50", "Worst pictures", "Best pictures")
+    for words in (*headings, "By masks", "Losses of the regions", "Dashed red"):
+        assert page.count(f"<h2>{words}</h2>") == 1 if words in headings else words in page, words
+    assert "Inside the network" not in page
     assert "all as they were written" in command("verify", run, **told)
     (run / VAL).rename(run / "hidden")
     command("report", run, **told)
     assert "what was found in val is not shown" in (run / "report.html").read_text()
     (run / "hidden").rename(run / VAL)
+
+
+def test_look_shows_the_worst_of_val_and_what_is_found_in_pictures(run, tmp_path, capsys, monkeypatch):
+    told = {"capsys": capsys, "monkeypatch": monkeypatch}
+    worst = json.loads(command("look", run, "--out", tmp_path / "worst.html", "--json", **told))
+    report = read_val(run).report
+    assert len(worst["pictures"]) == 12
+    page = (tmp_path / "worst.html").read_text()
+    assert page.count("<figure") == 12
+    for words in ("What run got most wrong", "What is taken for what, by sure detections", "not found", "Dashed red"):
+        assert words in page
+    assert page.index("0% right") == page.index("% right") - 1  # the worst first
+    val = open_data(DATA).val
+    assert worst["pictures"][0]["name"] in {val.key(i) for i in range(len(val))}
+    (tmp_path / "in").mkdir()
+    val.read(0).save(tmp_path / "in" / "0.png")
+    (tmp_path / "in" / "broken.png").write_bytes(b"no picture")
+    said = command("look", run, tmp_path / "in", "--out", tmp_path / "one.html", **told)
+    assert "note: " in said
+    assert "0.png  " in said
+    given = json.loads(
+        command("look", run, tmp_path / "in" / "0.png", "--out", tmp_path / "one.html", "--json", **told)
+    )
+    assert all(set(answer) == {"name", "score", "box"} for answer in given["pictures"][0]["answers"])
+    assert "What run found" in (tmp_path / "one.html").read_text()
+    assert len(report.truths) == 16
+    shutil.copytree(run, tmp_path / "copy")
+    (tmp_path / "copy" / VAL).unlink()
+    monkeypatch.setattr(sys, "argv", ["patchloom", "look", str(tmp_path / "copy")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "which says what was found in val; give pictures to look at" in capsys.readouterr().err
 
 
 def test_predict_writes_annotations_and_overlays(run, tmp_path, capsys, monkeypatch):
@@ -242,6 +279,12 @@ def test_mistakes_are_said_before_any_work(tmp_path):
     plan = make_plan(replace(settings(tmp_path / "run"), changes=TINY | {"augment.policy": "randaugment"}), "cpu")
     with pytest.raises(UsageError, match=r"augment\.policy randaugment turns and shifts pictures"):
         plan.task.loader(plan, Processes("fp32", device="cpu"), {})
+    for given, words in (
+        ({"recipe": "mask_rcnn", "fit": True}, "auto is the form of mask_rcnn that is fitted"),
+        ({"teacher": "x"}, "--teacher is about classes of whole images; leave it out where objects are found"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            make_plan(replace(settings(tmp_path / "run"), **given), "cpu")
     with pytest.raises(UsageError, match="no label level 'finest'"):
         make_plan(replace(settings(tmp_path / "run"), level="finest"), "cpu")
 
@@ -275,9 +318,43 @@ def test_small_sets_get_a_recipe_with_reasons():
     assert (asked.model.name, asked.optim.lr) == ("resmlp_s24", 2e-4)
 
 
+# All regions count, so that none is drawn at random; plain steps, which add up as losses do.
+WITHOUT_CHANCE = {"detect.regions": 512, "optim.name": "sgd", "optim.lr": 0.02, "optim.ema_decay": None}
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    """Losses are means over what each process sees of a batch, so they agree but for the share of each object."""
+    changes = TINY | WITHOUT_CHANCE | {"model.options.patch_size": 4}
+    line = ["train", DATA, "--task", "detect", "--level", "coarse", "--model", "resmlp_s12", "--epochs", "1"]
+    line += ["--size", "32", "--batch", "8", "--workers", "0", "--device", "cpu"]
+    line += [
+        part for key, value in changes.items() for part in ("--set", f"{key}={'none' if value is None else value}")
+    ]
+    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} | port for rank in range(2)]
+    running = [started(*line, "--out", tmp_path / "two", env=rank) for rank in ranks]
+    running.append(started(*line, "--out", tmp_path / "one"))
+    said = [process.communicate(timeout=240) for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], said
+    given = settings(tmp_path / "x", batch=8, epochs=1, model="resmlp_s12")
+    plan = make_plan(replace(given, changes=changes), "cpu")
+    torch.manual_seed(plan.recipe.seed)
+    begun = dict(plan.task.network(plan).named_parameters())
+    one, two = (read_weights(tmp_path / name / "weights.safetensors") for name in ("one", "two"))
+    moved = sum(((one[name] - tensor) ** 2).sum().item() for name, tensor in begun.items())
+    apart = sum(((one[name] - two[name]) ** 2).sum().item() for name in begun)
+    assert moved > 1e-4
+    assert apart < 0.05 * moved
+    rows = [json.loads(text) for text in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
+    (judged,) = [row["values"] for row in rows if row["kind"] == "evaluation"]
+    assert dict(read_val(tmp_path / "two"))["ap50"] == pytest.approx(judged["ap50"], abs=1e-6)
+    assert len(read_val(tmp_path / "two").names) == 16
+
+
 @pytest.mark.slow
 def test_objects_are_found_after_two_minutes_on_a_cpu(tmp_path):
-    given = TrainingSettings(data="shapes:count=400,size=64", task="detect", level="coarse", out=str(tmp_path / "run"))
+    given = TrainingSettings(data="shapes:count=300,size=64", task="detect", level="coarse", out=str(tmp_path / "run"))
     found = run_training(given, say=str).metrics
     assert found["ap50"] > 30
     assert found["mask_ap50"] > 25

@@ -296,6 +296,10 @@ def test_a_backbone_comes_from_a_classifier_and_its_size_is_resampled(data: Path
     [
         ({"data": "classes"}, "has no masks to learn from; expected a folder with images/ and masks/"),
         ({"teacher": "x"}, "--teacher is about whole images; leave it out where pixels are classified"),
+        (
+            {"recipe": "upernet_160k", "fit": True},
+            "--fit: auto is the form of upernet_160k that is fitted to data and ",
+        ),
         ({"changes": {"augment.mixup": 1}}, "objective.method segmentation does not read it"),
         ({"batch": 1}, "optim.batch_size is 1, and a batch of one image has no statistics; set segment.norm=group"),
         ({"changes": {"augment.policy": "randaugment"}}, "turns and shifts pictures, which mask cannot follow"),

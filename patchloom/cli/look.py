@@ -64,8 +64,7 @@ def look(
     for note in found.notes:
         print(f"note: {note}")
     for name, detail, one in found.looks:
-        told = "  ".join(f"{label} {share:.1%}" for label, share in one.answers[:3])
-        print_result(printable(f"{name}  {told}" + (f"   ({detail})" if detail else "")))
+        print_result(printable(f"{name}  {one.in_words()}" + (f"   ({detail})" if detail else "")))
     print_result(found.path)
 
 

@@ -22,7 +22,7 @@ from patchloom.disk import atomic_write
 from patchloom.errors import UsageError, with_near_options
 from patchloom.evaluation.detection import Found
 from patchloom.evaluation.finding import find_objects
-from patchloom.inspection.object_overlays import drawn_objects
+from patchloom.inspection.object_overlays import Shown, drawn_objects, named
 from patchloom.models.detector import Detector
 from patchloom.printable import printable
 from patchloom.runs.config import RunFiles
@@ -46,6 +46,10 @@ class DetectedObject:
     def mask(self, size: tuple[int, int]) -> np.ndarray | None:
         """(H, W) bool of a picture of `size` (height, width); None where masks were not learned."""
         return None if self.outline is None else self.outline.whole(size)
+
+    def shown(self, labels: Sequence[str]) -> Shown:
+        """As it is drawn."""
+        return Shown(named(self.name, self.score), self.box, labels.index(self.name), self.outline)
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ class ObjectDetector:
                     yield Detected(name, error=one)
                     continue
                 size, objects = next(found)
-                yield Detected(name, self._told(objects, min_score), size, picture=one)
+                yield Detected(name, detected_objects(objects, self.labels, min_score), size, picture=one)
 
     def _found(self, pictures: Sequence[Image.Image]) -> list[tuple[tuple[int, int], Found]]:
         if not pictures:
@@ -141,17 +145,19 @@ class ObjectDetector:
         batch.parts[EXTENT] = torch.from_numpy(np.stack([one[EXTENT] for one in shown]))
         return [(size, found) for _, size, found in find_objects(self.network, [batch])]
 
-    def _told(self, found: Found, min_score: float) -> list[DetectedObject]:
-        sure = [i for i in np.argsort(-found.scores, kind="stable") if found.scores[i] >= min_score]
-        return [
-            DetectedObject(
-                self.labels[found.categories[i]],
-                float(found.scores[i]),
-                tuple(map(float, found.boxes[i])),  # type: ignore[arg-type]
-                None if found.masks is None else found.masks[i],
-            )
-            for i in sure
-        ]
+
+def detected_objects(found: Found, labels: Sequence[str], min_score: float = SURE) -> list[DetectedObject]:
+    """What was found in a picture with a score of at least so much, surest first."""
+    sure = [i for i in np.argsort(-found.scores, kind="stable") if found.scores[i] >= min_score]
+    return [
+        DetectedObject(
+            labels[found.categories[i]],
+            float(found.scores[i]),
+            tuple(map(float, found.boxes[i])),  # type: ignore[arg-type]
+            None if found.masks is None else found.masks[i],
+        )
+        for i in sure
+    ]
 
 
 class Written:
@@ -183,8 +189,7 @@ class Written:
             if one.outline is not None:
                 told |= {"segmentation": one.outline.to_coco(answer.size), "area": one.outline.area}
             self._annotations.append(told)
-        shown = [(one.name, one.score, one.box, one.outline) for one in answer.objects]
-        drawn = drawn_objects(answer.picture, shown, [self._labels.index(one.name) for one in answer.objects])
+        drawn = drawn_objects(answer.picture, [one.shown(self._labels) for one in answer.objects])
         stem = printable(Path(answer.path).name).replace("/", "_")
         overlay = self._folder / f"{number:05d}-{stem}.jpg"
         encoded = io.BytesIO()

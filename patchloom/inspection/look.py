@@ -62,6 +62,10 @@ class Look:
     answers: list[tuple[str, float]]  # class, probability; likeliest first
     maps: list[Cell]  # where it looked, laid over the picture; what each is stands under it
 
+    def in_words(self) -> str:
+        """The three likeliest classes."""
+        return "  ".join(f"{label} {share:.1%}" for label, share in self.answers[:3])
+
     def line(self) -> Line:
         """For a sheet: the picture and its maps under the classes above 10 %."""
         likely = [told(name, share) for name, share in self.answers if share > LIKELY]

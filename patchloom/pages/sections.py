@@ -35,16 +35,27 @@ def mistake_section(mistakes: Sequence[tuple[Image.Image, Mistake]], names: Sequ
     return _section("mistakes", mistakes=shown)
 
 
-def picture_section(pictures: Sequence[tuple[str, Image.Image | Markup, str]]) -> Markup:
-    """Inside the network: (title, picture or chart, caption)."""
+def picture_section(
+    pictures: Sequence[tuple[str, Image.Image | Markup, str]],
+    title: str = "Inside the network",
+    place: str = "pictures",
+) -> Markup:
+    """(title, picture or chart, caption) of each; `place` is the section's name in the page."""
     shown = [(name, p if isinstance(p, Markup) else data_uri(p), text) for name, p, text in pictures]
-    return _section("pictures", pictures=shown)
+    return _section("pictures", place=place, title=title, pictures=shown)
 
 
-def gallery_section(place: str, title: str, told: str, pictures: Sequence[tuple[Image.Image, str]]) -> Markup:
-    """Pictures below each other, each with its caption; `place` is the section's name in the page."""
-    shown = [(data_uri(picture), caption) for picture, caption in pictures]
-    return _section("gallery", place=place, title=title, told=told, pictures=shown)
+def gallery_section(
+    place: str,
+    title: str,
+    told: str,
+    pictures: Sequence[tuple[Sequence[Image.Image], str]],
+    legend: Sequence[tuple[str, tuple[int, int, int]]] = (),
+) -> Markup:
+    """Rows of pictures, each with its caption, that break where there is no room; `legend` names their colours."""
+    shown = [([data_uri(picture) for picture in row], caption) for row, caption in pictures]
+    swatches = [(name, f"#{red:02x}{green:02x}{blue:02x}") for name, (red, green, blue) in legend]
+    return _section("gallery", place=place, title=title, told=told, pictures=shown, legend=swatches)
 
 
 def sample_section(samples: Sequence[tuple[str, str, str]]) -> Markup:

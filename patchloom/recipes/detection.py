@@ -75,9 +75,10 @@ WHY = {"cpu": "small, and with maps of every stride of its own", "cuda": "small,
 NARROW = {
     "detect.channels": 64,
     "detect.hidden": 256,
-    "detect.proposals": 100,
-    "detect.regions": 32,
+    "detect.proposals": 50,
+    "detect.regions": 16,
     "detect.anchor_scale": 4.0,
+    "detect.most": 30,
 }
 # What a run of few steps has no time to gain from.
 MILD = {

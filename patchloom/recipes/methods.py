@@ -13,7 +13,11 @@ from patchloom.errors import UsageError, nearest
 EVERYTHING = ("*",)
 # Groups of a recipe that every method reads whole, unless its row says which fields.
 _COMMON: Mapping[str, Collection[str]] = dict.fromkeys(("model", "objective", "optim", "schedule"), EVERYTHING)
-_IMAGES = {**_COMMON, "augment": EVERYTHING, "test": EVERYTHING}
+# One way to say what learns: `trainable` where images have one answer, `freeze` where every place has.
+_MODEL = ("name", "image_size", "drop_path", "drop_path_rule", "dropout", "gradient_checkpointing", "options")
+_OF_IMAGES = (*_MODEL, "eval_mode", "fit_head", "trainable", "size_from", "scales_from")
+_OF_PLACES = (*_MODEL, "eval_mode", "freeze")
+_IMAGES = {**_COMMON, "model": _OF_IMAGES, "augment": EVERYTHING, "test": EVERYTHING}
 # What turns masks and boxes with their pictures; mixing and policies that move pixels have no place there.
 PLACED = (
     *("crop", "crop_min_scale", "crop_max_scale", "crop_padding", "short_side", "scale_min", "scale_max"),
@@ -97,7 +101,7 @@ METHODS: dict[str, Method] = {
     "segmentation": Method(
         task="segmentation",
         objective="patchloom.objectives.segmentation",
-        reads={**_COMMON, "objective": ("method",), "augment": PLACED, "segment": EVERYTHING},
+        reads={**_COMMON, "model": _OF_PLACES, "objective": ("method",), "augment": PLACED, "segment": EVERYTHING},
         learns_from="masks",
         head="places",
     ),
@@ -124,10 +128,7 @@ METHODS: dict[str, Method] = {
         task="detection",
         objective="patchloom.objectives.detection",
         reads={
-            "model": (
-                *("name", "image_size", "drop_path", "drop_path_rule", "dropout", "trainable", "freeze"),
-                *("gradient_checkpointing", "options"),
-            ),
+            "model": (*_MODEL, "freeze"),
             "augment": (
                 *("scale_min", "scale_max", "flip", "policy", "color_jitter", "saturation", "hue"),
                 *("jitter_probability", "grey", "blur", "solarise", "erasing"),

@@ -58,22 +58,15 @@ class ModelPart(Checked):
     drop_path: Probability = 0.0  # stochastic depth
     drop_path_rule: Literal["uniform", "linear"] = "uniform"  # the same in every layer, or growing from 0
     dropout: Probability = 0.0
-    trainable: Literal["all", "attention", "head", "head_and_norm"] = "all"  # and_norm: with the last norm (FixRes)
+    # Of a network with one answer per image, the head always; head_and_norm: with the last norm (FixRes).
+    trainable: Literal["all", "attention", "head", "head_and_norm"] = "all"
     fit_head: bool = False  # before the first step: a new classifier begins as the best linear one of its features
-    freeze: Literal["none", "backbone"] = "none"  # backbone: what stands on the trained features learns alone
+    freeze: Literal["none", "backbone"] = "none"  # of one that answers at every place: what stands on it learns alone
     eval_mode: bool = False  # fine-tune without stochastic depth and dropout, batch statistics fixed
     gradient_checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
     size_from: Literal["start", "recipe"] = "start"  # with --init: image sizes and crop are those of the run, or these
     scales_from: str | None = None  # a run whose learned LayerScale this one has from the first step on, fixed
     options: Mapping[str, OptionValue] = field(default_factory=Options)
-
-    def check_clashes(self) -> None:
-        """One way to say what learns."""
-        if self.freeze != "none" and self.trainable == "attention":
-            raise UsageError(
-                f"model.freeze is {self.freeze} and model.trainable attention, which is in the backbone. "
-                "Set one of them."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

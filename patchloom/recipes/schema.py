@@ -73,9 +73,13 @@ class Recipe(Checked):
                 if not method.reads_field(group, f.name) and getattr(part, f.name) != f.default
             ]
             if changed:
+                hint = "Choose a recipe that does, or leave it out."
+                other, value = _LIKE.get(f"{group}.{changed[0]}", ("", ""))
+                if other and method.reads_field("model", other):
+                    hint = f"Set model.{other}={value} instead, or leave it out."
                 raise UsageError(
                     f"{group}.{changed[0]} is {getattr(part, changed[0])}, but objective.method "
-                    f"{self.objective.method} does not read it. Choose a recipe that does, or leave it out."
+                    f"{self.objective.method} does not read it. {hint}"
                 )
         if self.train_share < 1 and method.learns_from == "text":
             raise UsageError(
@@ -141,6 +145,8 @@ class Recipe(Checked):
         return cls.from_dict(values)
 
 
+# The two fields that say what learns, and what of the other comes nearest.
+_LIKE = {"model.trainable": ("freeze", "backbone"), "model.freeze": ("trainable", "head")}
 _OPTION = "model.options."
 
 

@@ -71,7 +71,7 @@ def upernet_beit(model: str = "deit3_b") -> Recipe:
 # Rules of thumb -------------------------------------------------------------------------------------------------------
 
 # Windows of all images that a run sees; least and most epochs; the largest window; channels of the head.
-BUDGETS = {"cpu": (10_000, (5, 60), 64, 64), "cuda": (240_000, (40, 600), 512, 256)}
+BUDGETS = {"cpu": (8_000, (5, 60), 64, 64), "cuda": (240_000, (40, 600), 512, 256)}
 LEAST_PLACES = 16  # patches along a window
 FEW_WINDOWS = 20_000  # below: nothing is altered, as for images that are seen a few times
 PRETRAINED_SHARE = 0.4  # of the windows, where the weights know pictures already

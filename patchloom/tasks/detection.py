@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from patchloom.tasks.images import ImageTask
 
 if TYPE_CHECKING:
-    from patchloom.data.sets import PictureSet, Splits
+    from patchloom.data.sets import PictureSet, Source, Splits
     from patchloom.deployment.detector import ObjectDetector
     from patchloom.engine.distribution import Processes
     from patchloom.models.detector import Detector
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from patchloom.tasks.image_plan import ImagePlan, Resolved
     from patchloom.tasks.plan import TrainingSettings
     from patchloom.tasks.task import Scores, TaskPage
+
+
+# Settings that are about whole images.
+_OF_IMAGES = ("teacher", "pictures", "labels", "label_column", "label_pattern", "classes")
 
 
 class Detection(ImageTask):
@@ -30,9 +34,18 @@ class Detection(ImageTask):
     not_read = "is about classes of whole images; leave it out where objects are found"
     fits_recipes = False
     writes_predictions = True
+    draws_looks = True
     compiles_by_default = False  # the number of proposals and regions differs from step to step
 
     # Before ---------------------------------------------------------------------------------------------------------
+
+    def source(self, source: "Source", settings: "TrainingSettings") -> "Source":
+        """As it was found; options about whole images are refused."""
+        from patchloom.tasks.plan import refuse_fit, refuse_unread
+
+        refuse_unread(settings, _OF_IMAGES, self.not_read)
+        refuse_fit(settings)
+        return source
 
     def learns_from_labels(self, settings: "TrainingSettings") -> bool:
         """Boxes are what it learns from."""
@@ -176,6 +189,12 @@ class Detection(ImageTask):
         from patchloom.tasks.detection_report import detection_page
 
         return detection_page(folder, asked)
+
+    def look(self, folder: Path, images: Sequence[str], *, data: str | None, out: Path, top: int) -> Any:
+        """What is found in pictures; without pictures the worst of val beside the truth."""
+        from patchloom.tasks.detection_look import look_at_detected
+
+        return look_at_detected(folder, images, data=data, out=out, top=top)
 
     def evaluate(
         self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, **options: Any

@@ -3,7 +3,6 @@
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,17 @@ from patchloom.data.batches.loader import Loader, cores
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import PictureSet
 from patchloom.data.sources.source import open_data
-from patchloom.deployment.detector import SURE, load_object_detector
+from patchloom.deployment.detector import load_object_detector
 from patchloom.errors import DataError, UsageError, attempted
 from patchloom.evaluation.detection import DetectionReport, Found, Kind, Truth, difference
 from patchloom.evaluation.finding import find_objects, truth_of
-from patchloom.inspection.object_overlays import drawn_objects
 from patchloom.objectives.detection import CHARTS
 from patchloom.pages.charts import Series, line_chart
 from patchloom.pages.report import training, validation
 from patchloom.pages.sections import picture_section, table_section
 from patchloom.runs.detection import VAL, KeptVal, read_val
 from patchloom.runs.record import read_run_record
+from patchloom.tasks.detection_pictures import confused_section, gallery, worst_first
 from patchloom.tasks.detection_plan import telling
 from patchloom.tasks.task import Scores, TaskPage
 
@@ -42,7 +41,6 @@ _TOLD = {
     "ap_medium": "of objects up to 96×96 pixels",
     "ap_large": "of larger objects",
     "recall": "share of objects found by 100 detections, mean over IoU",
-    "images": "of the val split",
     "objects": "in them",
 }
 
@@ -67,10 +65,10 @@ def evaluate_detectors(runs: Mapping[str, Path], data: str | None, *, split: str
             kept = read_val(folder)
             if kept is None:
                 raise UsageError(f"{folder} has no {VAL}; give data: patchloom evaluate {folder} DATA")
-            judged[name], pictures[name] = kept.report, kept.names
         else:
-            judged[name], said = judge_on(folder, data, split=split, device=device)
+            kept, said = judge_on(folder, data, split=split, device=device)
             notes += [f"{name}: {note}" for note in said]
+        judged[name], pictures[name] = kept.report, kept.names
     rows = [
         (name, kind, f"{len(report.truths):,}", *_cells(report.summary(kind)), _interval(report, kind))
         for name, report in judged.items()
@@ -90,7 +88,7 @@ def evaluate_detectors(runs: Mapping[str, Path], data: str | None, *, split: str
 
 def judge_on(
     folder: Path, data: str, *, split: str | None, device: str, reading: Reading = AS_IT_IS
-) -> tuple[DetectionReport, list[str]]:
+) -> tuple[KeptVal, list[str]]:
     """What a run finds in a split of data, by default val; and notes."""
     detector = load_object_detector(folder, device=device)
     images, notes = pictures_of(folder, data, split, detector.labels, reading)
@@ -103,13 +101,15 @@ def judge_on(
         workers=min(8, cores()) if len(images) > 4 * BATCH else 0,
         skip_broken=True,
     )
-    judged: dict[int, tuple[Truth, Found]] = {}
+    judged: dict[int, tuple[Truth, Found, tuple[int, int]]] = {}
     for index, size, found in find_objects(detector.network, loader.epoch(0)):
-        judged[index] = truth_of(images.objects(index), size), found
+        judged[index] = truth_of(images.objects(index), size), found, size
     loader.close()
     notes += [f"not counted: {why}" for why in loader.broken.values()]
-    pairs = [judged[index] for index in sorted(judged)]
-    return DetectionReport(detector.labels, [truth for truth, _ in pairs], [found for _, found in pairs]), notes
+    order = sorted(judged)
+    truths, all_found, sizes = zip(*(judged[index] for index in order), strict=True) if order else ((), (), ())
+    report = DetectionReport(detector.labels, truths, all_found)
+    return KeptVal(report, tuple(images.key(index) for index in order), sizes), notes
 
 
 def pictures_of(
@@ -201,17 +201,16 @@ def detection_page(folder: Path, asked: Any) -> TaskPage:
         place = asked.data or (record.data if record else None)
         if place is None:
             raise UsageError("where the data lie was not recorded; say it with --data")
-        judged, notes = judge_on(folder, place, split=asked.split, device="auto", reading=asked.reading)
-        kept = KeptVal(judged, (), ())
+        kept, notes = judge_on(folder, place, split=asked.split, device="auto", reading=asked.reading)
     elif kept is None and not notes:
         notes.append(f"{folder} has no {VAL}: what was found in val is not shown")
     report = kept.report if kept else None
-    images = attempted(lambda: _images(folder, asked, report), notes) if report else None
+    images = attempted(lambda: images_of(folder, asked, report), notes) if report else None
     return TaskPage(
         best=f"{report.summary()['ap']:.1f}" if report else "",
         measure=f"box AP on {asked.split or 'val'}",
         interval=report.interval("ap") if report else None,
-        numbers=_numbers(report) if report else [],
+        numbers=_numbers(report, asked.split or "val") if report else [],
         charts={
             "Validation box AP50": validation("ap50"),
             "Validation box AP": validation("ap"),
@@ -225,11 +224,11 @@ def detection_page(folder: Path, asked: Any) -> TaskPage:
     )
 
 
-def _numbers(report: DetectionReport) -> list[tuple[str, str, str]]:
-    rows = []
+def _numbers(report: DetectionReport, split: str) -> list[tuple[str, str, str]]:
+    rows, told = [], _TOLD | {"images": f"of the {split} split"}
     for name, value in report:
         plain = name.removeprefix("mask_")
-        what = _TOLD[plain] + (", by masks" if name != plain else "")
+        what = told[plain] + (", by masks" if name != plain else "")
         if name in INTERVALS:
             low, high = report.interval(name)
             what += "" if math.isnan(low) else f"; {low:.1f} … {high:.1f}, the 95 % interval (bootstrap over pictures)"
@@ -241,14 +240,14 @@ def _numbers(report: DetectionReport) -> list[tuple[str, str, str]]:
 
 def _sections(kept: KeptVal, images: PictureSet | None) -> list[Markup]:
     report = kept.report
-    sections = [_class_table(report)]
-    pictures: list[tuple[str, Image.Image | Markup, str]] = []
-    for kind in report.kinds:
-        caption = "Each class by itself; further right more objects are found, further up fewer detections are wrong."
-        pictures.append((f"Precision over recall at IoU 0.50, {kind}", _curves(report, kind), caption))
-    if images is not None:
-        pictures += _worst_and_best(kept, images)
-    return [*sections, picture_section(pictures)]
+    caption = "Each class by itself; further right more objects are found, further up fewer detections are wrong."
+    curves = [(f"By {'boxes' if kind == 'box' else 'masks'}", _curves(report, kind), caption) for kind in report.kinds]
+    return [
+        _class_table(report),
+        *confused_section(report),
+        picture_section(curves, "Precision over recall at IoU 0.50", "precision"),
+        *(_worst_and_best(kept, images) if images is not None else []),
+    ]
 
 
 def _class_table(report: DetectionReport) -> Markup:
@@ -283,48 +282,27 @@ def _curves(report: DetectionReport, kind: Kind) -> Markup:
     return line_chart(series, x_label="recall")
 
 
-def _worst_and_best(kept: KeptVal, images: PictureSet) -> list[tuple[str, Image.Image | Markup, str]]:
-    """Truth on the left, what was found on the right."""
-    scores = kept.report.image_scores("mask" if kept.report.has_masks else "box")
-    order = np.argsort(scores, kind="stable").tolist()
-    places = {images.key(i): i for i in range(len(images))}
+def _worst_and_best(kept: KeptVal, images: PictureSet) -> list[Markup]:
+    """Pictures beside the truth."""
+    report, places = kept.report, {images.key(i): i for i in range(len(images))}
+    _, order = worst_first(report)
     worst = order[:PICTURES_SHOWN]
-    best = [i for i in reversed(order) if i not in worst and len(kept.report.truths[i].boxes)][:PICTURES_SHOWN]
-    shown: list[tuple[str, Image.Image | Markup, str]] = []
-    for title, chosen in (("Worst", worst), ("Best", best)):
-        for i in chosen:
-            with suppress(DataError, KeyError):
-                picture = images.read(places[kept.names[i]])
-                said = f"{kept.names[i]}: {scores[i]:.0%} right. Left what is there, right what was found."
-                shown.append((title, _beside(picture, kept.report, i), said))
-    return shown
+    best = [i for i in reversed(order) if i not in worst and len(report.truths[i].boxes)][:PICTURES_SHOWN]
 
+    def read(number: int) -> Image.Image:
+        return images.read(places[kept.names[number]])
 
-def _beside(picture: Image.Image, report: DetectionReport, number: int) -> Image.Image:
-    truth, found, names = report.truths[number], report.found[number], report.classes
-    sure = np.flatnonzero(found.scores >= SURE)
-    there = [(names[c], None, b, truth.masks[i] if truth.masks else None)
-             for i, (c, b) in enumerate(zip(truth.categories, truth.boxes, strict=True))]  # fmt: skip
-    seen = [
-        (names[found.categories[i]], float(found.scores[i]), found.boxes[i], found.masks[i] if found.masks else None)
-        for i in sure[np.argsort(-found.scores[sure], kind="stable")]
+    return [
+        *gallery("Worst pictures", worst, report, kept.names, read),
+        *gallery("Best pictures", best, report, kept.names, read),
     ]
-    numbers = found.categories[sure[np.argsort(-found.scores[sure], kind="stable")]].tolist()
-    left = drawn_objects(picture, there, truth.categories.tolist())
-    right = drawn_objects(picture, seen, numbers)
-    both = Image.new("RGB", (2 * left.width + 8, left.height), "white")
-    both.paste(left, (0, 0))
-    both.paste(right, (left.width + 8, 0))
-    return both
 
 
-def _images(folder: Path, asked: Any, report: DetectionReport) -> PictureSet | None:
-    """The pictures of val, from the training that ends or from where the data lie."""
+def images_of(folder: Path, asked: Any, report: DetectionReport) -> PictureSet | None:
+    """The pictures that a report is on, from the training that ends or from where the data lie."""
     if asked.plan is not None:
         val: PictureSet = asked.plan.splits.val
         return val
     record = read_run_record(folder)
     place = asked.data or (record.data if record else None)
-    if place is None or asked.split is not None:
-        return None
-    return pictures_of(folder, place, None, report.classes, asked.reading)[0]
+    return None if place is None else pictures_of(folder, place, asked.split, report.classes, asked.reading)[0]

@@ -151,6 +151,15 @@ def refuse_unread(settings: TrainingSettings, unread: Sequence[str], why: str) -
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
+def refuse_fit(settings: TrainingSettings) -> None:
+    """Say what stands for --fit in tasks whose `auto` is the papers' recipe for other data."""
+    if settings.fit:
+        raise UsageError(
+            f"--fit: auto is the form of {settings.recipe} that is fitted to data and machine; leave out --recipe and "
+            "--fit, and say what of it is to stay with --model and --set"
+        )
+
+
 def check_numbers(settings: TrainingSettings) -> None:
     """Refuse counts that are too small."""
     given = (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from patchloom.tasks.segmentation_judge import SegmentationJudge
 
 # Settings that are about whole images.
-_OF_IMAGES = ("teacher", "pictures", "labels", "label_column", "label_pattern", "classes", "fit")
+_OF_IMAGES = ("teacher", "pictures", "labels", "label_column", "label_pattern", "classes")
 PART = "mask"
 
 
@@ -48,9 +48,10 @@ class Segmentation(ImageTask):
         from patchloom.data.sources.masked import of_masks
         from patchloom.recipes.choices import base_recipe
         from patchloom.recipes.schema import override
-        from patchloom.tasks.plan import refuse_unread
+        from patchloom.tasks.plan import refuse_fit, refuse_unread
 
         refuse_unread(settings, _OF_IMAGES, self.not_read)
+        refuse_fit(settings)
         base, key = base_recipe(settings.recipe, settings.model), "segment.reduce_zero_label"
         if base is None:
             from patchloom.recipes.segmentation import upernet_160k

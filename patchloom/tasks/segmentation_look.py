@@ -11,14 +11,14 @@ from PIL import Image
 from patchloom.data.pictures.given import pictures_in
 from patchloom.deployment.segmenter import Segmented, Segmenter, load_segmenter
 from patchloom.errors import DataError, UsageError
-from patchloom.inspection.mask_overlays import overlaid
+from patchloom.inspection.mask_overlays import coloured, overlaid
 from patchloom.judging.look_page import LookPage
 from patchloom.pages.page import write_page
 from patchloom.pages.sections import gallery_section
 from patchloom.runs.record import read_run_record
 from patchloom.runs.segmentation import read_segmented
 from patchloom.tasks.pages import Asked
-from patchloom.tasks.segmentation_report import beside, confused_section, images_of
+from patchloom.tasks.segmentation_report import confused_section, images_of, legend, of_one_height
 
 OF_VAL, PICTURES = 8, 100  # shown at most of val, and of pictures that were given
 LARGEST_SIDE = 1024  # of a picture whose maps of all classes are drawn
@@ -42,12 +42,13 @@ def look_at_segmented(
     looks: list[tuple[str, str, Any]] = []
     for number, (name, detail, read) in enumerate(wanted):
         try:
-            answer, strips = _drawn(segmenter, name, read(), top)
+            answer, strips, seen = _drawn(segmenter, name, read(), top)
         except DataError as error:
             notes.append(str(error))
             continue
         looks.append((name, detail, answer))
-        sections.append(gallery_section(f"picture-{number}", name, detail or answer.in_words(), strips))
+        colours = legend(segmenter.labels, seen)
+        sections.append(gallery_section(f"picture-{number}", name, detail or answer.in_words(), strips, colours))
     if not looks:
         raise DataError(
             f"none of {len(wanted)} pictures can be read; the first: {notes[0] if notes else 'there is none'}"
@@ -78,8 +79,8 @@ def _worst(folder: Path, data: str | None) -> tuple[list[tuple[str, str, Any]], 
 
 def _drawn(
     segmenter: Segmenter, name: str, picture: Image.Image, top: int
-) -> tuple[Segmented, list[tuple[Image.Image, str]]]:
-    """The picture under its answer, and how likely each of its commonest classes is at every pixel."""
+) -> tuple[Segmented, list[tuple[list[Image.Image], str]], set[int]]:
+    """The picture under its answer, how likely each of its commonest classes is at every pixel, and all its classes."""
     shown = picture.copy()
     shown.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
     pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1).to(segmenter.device)
@@ -91,7 +92,10 @@ def _drawn(
     maps = [Image.fromarray(np.round(255 * likely[k]).astype(np.uint8)) for k in common]
     told = "how likely at every pixel, white is certain: " + ", ".join(labels[k] for k in common)
     strips = [
-        (beside([shown, overlaid(shown, numbers, len(labels))]), "the picture and the answer"),
-        (beside(maps), told),
+        (
+            of_one_height([shown, coloured(numbers, len(labels)), overlaid(shown, numbers, len(labels))]),
+            "the picture, the answer, and one over the other",
+        ),
+        (of_one_height(maps), told),
     ]
-    return Segmented(name, answers), strips
+    return Segmented(name, answers), strips, set(np.flatnonzero(shares).tolist())

@@ -1,7 +1,7 @@
 """What the report of a segmentation run shows: its classes, what is taken for what, images beside truth and answer."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from patchloom.deployment.segmenter import Segmenter, load_segmentation
 from patchloom.errors import DataError, UsageError, attempted
 from patchloom.evaluation.intervals import LEVEL
 from patchloom.evaluation.segmentation import SegmentationReport
-from patchloom.inspection.mask_overlays import coloured, overlaid, palette
+from patchloom.inspection.mask_overlays import NO_CLASS, coloured, palette
 from patchloom.objectives.segmentation import CHARTS
 from patchloom.pages.report import training, validation
 from patchloom.pages.sections import gallery_section, table_section
@@ -27,7 +27,7 @@ from patchloom.tasks.task import TaskPage
 
 SHOWN = 4  # worst images, and as many best ones
 CONFUSED = 12  # pairs of classes
-HEIGHT = 180  # pixels of a picture in the gallery
+HEIGHT = 168  # pixels of a picture in the gallery: two beside each other on a phone
 
 
 def segmentation_page(folder: Path, asked: Asked) -> TaskPage:
@@ -128,18 +128,21 @@ def _galleries(segmenter: Segmenter, images: ImageSet, report: SegmentationRepor
     """The worst and the best images: as they are, as they should be told, as they are told."""
     order = np.argsort(report.image_miou, kind="stable")
     chosen = {"worst": order[:SHOWN], "best": order[::-1][:SHOWN]}
-    told = "The image, its mask, and the answer, with the mean IoU of the classes in it. " + _legend(report.classes)
+    told = "The image, its mask, and the answer, with the mean IoU of the classes in it."
     made = []
     for name, places in chosen.items():
-        strips = [strip for place in places if (strip := _strip(segmenter, images, report, int(place)))]
-        if strips:
-            made.append(gallery_section(name, f"{name.capitalize()} images", told, strips))
+        drawn = [one for place in places if (one := _strip(segmenter, images, report, int(place)))]
+        if drawn:
+            strips, seen = [one[:2] for one in drawn], {number for *_, numbers in drawn for number in numbers}
+            title = f"{name.capitalize()} images"
+            made.append(gallery_section(name, title, told, strips, legend(segmenter.labels, seen)))
     return made
 
 
 def _strip(
     segmenter: Segmenter, images: ImageSet, report: SegmentationReport, place: int
-) -> tuple[Image.Image, str] | None:
+) -> tuple[list[Image.Image], str, set[int]] | None:
+    """Picture, mask and answer, what is said of them, and the classes in them, −1 for none."""
     row = int(report.index[place])
     try:
         sample = images.sample(row)
@@ -152,23 +155,24 @@ def _strip(
     numbers = np.array([*(names.index(name) if name in names else -1 for name in own), -1])
     known = numbers[np.where((known >= 0) & (known < len(own)), known, len(own))]
     answer = segmenter.numbers(sample.picture)
-    pictures = [sample.picture, coloured(known, len(names)), overlaid(sample.picture, answer, len(names))]
-    return beside(pictures), f"#{row}: {report.image_miou[place]:.1f} %"
+    pictures = [sample.picture, coloured(known, len(names)), coloured(answer, len(names))]
+    shown = {int(number) for numbers in (known, answer) for number in np.unique(numbers)}
+    return of_one_height(pictures), f"#{row}: {report.image_miou[place]:.1f} %", shown
 
 
-def beside(pictures: Sequence[Image.Image], height: int = HEIGHT) -> Image.Image:
-    """Pictures of one size in a row."""
+def of_one_height(pictures: Sequence[Image.Image], height: int = HEIGHT) -> list[Image.Image]:
+    """Pictures of one size as large as they are shown, pixels kept crisp where they are enlarged."""
     width = max(1, round(pictures[0].width * height / pictures[0].height))
-    strip = Image.new("RGB", (width * len(pictures) + 4 * (len(pictures) - 1), height), "white")
-    for i, picture in enumerate(pictures):
-        strip.paste(picture.convert("RGB").resize((width, height), Image.Resampling.BILINEAR), (i * (width + 4), 0))
-    return strip
+    way = Image.Resampling.NEAREST if height >= pictures[0].height else Image.Resampling.BILINEAR
+    return [picture.convert("RGB").resize((width, height), way) for picture in pictures]
 
 
-def _legend(classes: Sequence[str]) -> str:
-    colours = palette(len(classes))
-    shown = (f"{name} #{r:02x}{g:02x}{b:02x}" for name, (r, g, b) in zip(classes[:24], colours, strict=False))
-    return "Colours: " + ", ".join(shown) + (" …" if len(classes) > 24 else "") + "; white is not labelled."
+def legend(classes: Sequence[str], numbers: Collection[int]) -> list[tuple[str, tuple[int, int, int]]]:
+    """Name and colour of the classes that are shown; −1 is what has none."""
+    colours = [*map(tuple, palette(len(classes)).tolist()), NO_CLASS]
+    return [
+        ((*classes, "not labelled")[number], colours[number]) for number in sorted(numbers, key=lambda n: (n < 0, n))
+    ]
 
 
 def _told(value: float) -> str:

@@ -91,7 +91,7 @@ class Task(ABC, Generic[P]):
     not_read: ClassVar[str] = "is not read by this task"  # what is said of an option of other tasks
     compiles_by_default: ClassVar[bool] = True  # on a GPU, where the run is long
     compile_options: ClassVar[dict[str, Any]] = {}
-    fits_recipes: ClassVar[bool] = True  # whether --fit fits a named recipe to the data
+    fits_recipes: ClassVar[bool] = True  # whether --fit fits a named recipe to the data; else `auto` is its fitted form
     writes_predictions: ClassVar[bool] = False  # whether `predict --out` has files to write
     draws_looks: ClassVar[bool] = False  # whether `look` is the task's own
     evaluation_options: ClassVar[tuple[str, ...]] = ()  # of `patchloom evaluate`, that `evaluate` takes too

@@ -2,10 +2,12 @@
 
 import pytest
 
-from patchloom.recipes import get_recipe
+from patchloom.errors import UsageError
+from patchloom.recipes import get_recipe, override
 from patchloom.recipes.choices import resolve_recipe
 from patchloom.recipes.fit import Facts
-from patchloom.recipes.segmentation import auto_segmentation
+from patchloom.recipes.schema import Recipe
+from patchloom.recipes.segmentation import auto_segmentation, upernet_160k
 
 CAMVID = Facts(367, 180, "cuda")
 
@@ -59,3 +61,16 @@ def test_the_automatic_recipe_is_taken_where_none_is_named() -> None:
     )
     assert (recipe.name, recipe.optim.lr) == ("auto", 0.5)
     assert {choice.why for choice in choices if choice.key == "optim.lr"} == {"given"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "instead"),
+    [
+        (upernet_160k(), {"model.trainable": "head"}, "Set model.freeze=backbone instead, or leave it out."),
+        (get_recipe("mask_rcnn"), {"model.trainable": "head"}, "Set model.freeze=backbone instead, or leave it out."),
+        (get_recipe("deit3"), {"model.freeze": "backbone"}, "Set model.trainable=head instead, or leave it out."),
+    ],
+)
+def test_what_learns_is_said_in_one_way(recipe: Recipe, change: dict, instead: str) -> None:
+    with pytest.raises(UsageError, match=f"does not read it. {instead}"):
+        override(recipe, change)

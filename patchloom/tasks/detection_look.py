@@ -1,0 +1,97 @@
+"""`patchloom look` at a run that finds objects: what it finds in pictures, or where it was most wrong in val."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from patchloom.data.pictures.given import pictures_in
+from patchloom.deployment.detector import SURE, Detected, ObjectDetector, detected_objects, load_object_detector
+from patchloom.errors import DataError, UsageError
+from patchloom.inspection.object_overlays import drawn_objects
+from patchloom.judging.look_page import LookPage
+from patchloom.pages.page import write_page
+from patchloom.pages.sections import gallery_section
+from patchloom.runs.detection import VAL, read_val
+from patchloom.tasks.detection_pictures import TOLD, beside_truth, confused_section, told, worst_first
+from patchloom.tasks.detection_report import images_of
+from patchloom.tasks.pages import Asked
+
+OF_VAL, PICTURES = 12, 100  # shown at most of val, and of pictures that were given
+FEW = 0.1  # the score from which the surest are drawn where none is sure
+UNSURE = f"Nothing has a score of {SURE:.0%} or more; drawn is what is likeliest."
+
+
+def look_at_detected(
+    folder: Path, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5
+) -> LookPage:
+    """Draw what is found in the pictures at `paths`; without any, those of val that were answered worst."""
+    notes: list[str] = []
+    looks, sections = _given(folder, paths, top, notes) if paths else _worst(folder, data)
+    title = f"What {folder.name} {'found' if paths else 'got most wrong'}"
+    write_page(out, "gallery.html.j2", title=title, notes=notes, sections=sections)
+    return LookPage(out, looks, notes)
+
+
+def _given(
+    folder: Path, paths: Sequence[str], top: int, notes: list[str]
+) -> tuple[list[tuple[str, str, Any]], list[Any]]:
+    """Pictures beside what is found in them."""
+    detector, files = load_object_detector(folder), [*pictures_in(paths)]
+    if len(files) > PICTURES:
+        notes.append(f"the first {PICTURES} of {len(files)} pictures are shown")
+    looks: list[tuple[str, str, Any]] = []
+    sections = []
+    for number, one in enumerate(files[:PICTURES]):
+        try:
+            picture = one.read()
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        answer, detail = _answer(detector, one.name, picture, top)
+        looks.append((one.name, detail, answer))
+        shown = drawn_objects(picture, [thing.shown(detector.labels) for thing in answer.objects])
+        row = [drawn_objects(picture, []), shown]  # of one size
+        sections.append(gallery_section(f"picture-{number}", one.name, detail, [(row, answer.in_words())]))
+    if not looks:
+        raise DataError(
+            f"none of {len(files)} pictures can be read; the first: {notes[0] if notes else 'there is none'}"
+        )
+    return looks, sections
+
+
+def _answer(detector: ObjectDetector, name: str, picture: Image.Image, top: int) -> tuple[Detected, str]:
+    """The sure objects of a picture; where there are none, the likeliest `top` of the others, and that it is so."""
+    size = picture.height, picture.width
+    found = detector.predict(picture, min_score=FEW)
+    sure = [one for one in found if one.score >= SURE]
+    if sure or not found:
+        return Detected(name, sure, size), ""
+    return Detected(name, found[:top], size), UNSURE
+
+
+def _worst(folder: Path, data: str | None) -> tuple[list[tuple[str, str, Any]], list[Any]]:
+    """Pictures of val of which the least is right, and a table of the classes that are confused most."""
+    kept = read_val(folder)
+    if kept is None:
+        raise UsageError(f"{folder} has no {VAL}, which says what was found in val; give pictures to look at")
+    report = kept.report
+    images = images_of(folder, Asked(data=data), report)
+    if images is None:
+        raise UsageError(f"{folder} did not record where its data lie; say it with --data")
+    places = {images.key(i): i for i in range(len(images))}
+    if missing := [name for name in kept.names if name not in places]:
+        raise DataError(
+            f"{len(missing):,} of the {len(kept.names):,} pictures that the run was validated on, first {missing[0]}, "
+            "are not in these data; say where they lie with --data"
+        )
+    scores, order = worst_first(report)
+    looks: list[tuple[str, str, Any]] = []
+    sections = [*confused_section(report)]
+    for number, i in enumerate(order[:OF_VAL]):
+        name, detail = kept.names[i], f"{scores[i]:.0%} right; {told(report, i)}"
+        row = beside_truth(images.read(places[name]), report, i)
+        looks.append((name, detail, Detected(name, detected_objects(report.found[i], report.classes))))
+        sections.append(gallery_section(f"picture-{number}", name, TOLD if not number else "", [(row, detail)]))
+    return looks, sections
