@@ -67,11 +67,14 @@ class L2Norm(nn.Module):
 
     def split(self) -> tuple[nn.Module, Tensor, Tensor]:
         """The division by the length stays."""
-        return _Length(), self.affine.weight, self.affine.bias
+        return Length(), self.affine.weight, self.affine.bias
 
 
-class _Length(nn.Module):
+class Length(nn.Module):
+    """Each token brought to length √C: what stays of `L2Norm` when a neighbour absorbed its Aff."""
+
     def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
         return _to_sqrt_length(x)
 
 

@@ -1,0 +1,322 @@
+// The page: pictures in, answers and maps out. `patchloom.classify(blob)` does the same for other scripts.
+const patchloom = (() => {
+  const by = id => document.getElementById(id)
+  const { program, modules, preprocessing, classes, grid, signed, drawing } = JSON.parse(by("described").textContent)
+  const SHOWN = 5, SIDE = 360, STRONGEST = 0.75
+  const SMALLEST_SMOOTH = 2 // pixels of a patch: the maps of larger ones are interpolated
+  const FOR = [178, 24, 43], AGAINST = [33, 102, 172]
+
+  // The model, in a worker where the browser allows one ---------------------------------------------------------
+
+  const waiting = new Map()
+  let send, ready, last = 0
+  const loaded = new Promise((resolve, reject) => {
+    ready = message => message.kind === "ready" ? resolve(message.kernels) : reject(new Error(message.why))
+  })
+
+  function receive(message) {
+    if (!waiting.has(message.id)) return ready(message)
+    const { resolve, reject } = waiting.get(message.id)
+    waiting.delete(message.id)
+    message.kind === "answer" ? resolve(message) : reject(new Error(message.why))
+  }
+
+  function start() {
+    const weights = by("weights").textContent
+    by("weights").remove()
+    const load = { kind: "load", program, weights, modules, preprocessing }
+    try {
+      const source = by("model").textContent + "\nconst answer = serve(m => postMessage(m)); onmessage = e => answer(e.data)"
+      const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })))
+      worker.onmessage = event => receive(event.data)
+      worker.onerror = event => ready({ why: event.message })
+      send = (message, moved) => worker.postMessage(message, moved)
+      send(load)
+    } catch {
+      const answer = serve(receive)
+      send = message => setTimeout(() => answer(message))
+      send(load)
+    }
+  }
+
+  async function asked(rgba, width, height) {
+    await loaded
+    const id = ++last
+    return new Promise((resolve, reject) => {
+      waiting.set(id, { resolve, reject })
+      send({ kind: "picture", id, rgba, width, height }, [rgba.buffer])
+    })
+  }
+
+  // Pictures ----------------------------------------------------------------------------------------------------
+
+  function canvasOf(width, height) {
+    const canvas = document.createElement("canvas")
+    canvas.width = width
+    canvas.height = height
+    return [canvas, canvas.getContext("2d", { willReadFrequently: true })]
+  }
+
+  // The pixels of a file, upright, without colour management, over white, as patchloom reads them.
+  async function pixelsOf(blob) {
+    const bitmap = await createImageBitmap(blob, { colorSpaceConversion: "none" })
+    const [, context] = canvasOf(bitmap.width, bitmap.height)
+    context.fillStyle = "#fff"
+    context.fillRect(0, 0, bitmap.width, bitmap.height)
+    context.drawImage(bitmap, 0, 0)
+    return context.getImageData(0, 0, bitmap.width, bitmap.height)
+  }
+
+  async function classify(blob) {
+    const { data, width, height } = await pixelsOf(blob)
+    return asked(data, width, height)
+  }
+
+  // Maps --------------------------------------------------------------------------------------------------------
+
+  // What speaks for a class at each patch: signed maps beside the mean of all classes, for a logit means something
+  // beside the others alone.
+  function mapOf(answer, chosen) {
+    const many = classes.length
+    return Float32Array.from({ length: grid[0] * grid[1] }, (_, place) => {
+      const row = answer.map.subarray(place * many, (place + 1) * many)
+      return signed ? row[chosen] - row.reduce((a, b) => a + b, 0) / many : row[chosen]
+    })
+  }
+
+  // The strengths from −1 to 1; signed maps on the scale of the likeliest class, so that classes can be compared.
+  function strengths(answer, chosen) {
+    const map = mapOf(answer, chosen)
+    if (signed) {
+      const largest = Math.max(...mapOf(answer, ordered(answer)[0]).map(Math.abs)) || 1
+      return map.map(x => Math.max(-1, Math.min(1, x / largest)))
+    }
+    const low = Math.min(...map), high = Math.max(...map)
+    return map.map(x => (x - low) / (high - low || 1))
+  }
+
+  function between(map, y, x) {
+    const [rows, columns] = grid
+    const clip = (value, most) => Math.max(0, Math.min(most, value))
+    const top = clip(Math.floor(y), rows - 1), left = clip(Math.floor(x), columns - 1)
+    const low = clip(top + 1, rows - 1), right = clip(left + 1, columns - 1)
+    const down = clip(y - top, 1), across = clip(x - left, 1)
+    const mixed = (a, b, share) => a + (b - a) * share
+    return mixed(mixed(map[top * columns + left], map[top * columns + right], across),
+      mixed(map[low * columns + left], map[low * columns + right], across), down)
+  }
+
+  // What the network saw, large, with the map of a class over it or without one.
+  function draw(canvas, answer, chosen) {
+    const [height, width] = preprocessing.size, scale = Math.max(1, Math.ceil(SIDE / Math.max(height, width)))
+    canvas.width = width * scale
+    canvas.height = height * scale
+    const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height)
+    const map = chosen === null ? null : strengths(answer, chosen)
+    const blocks = height / grid[0] <= SMALLEST_SMOOTH
+    for (let y = 0, at = 0; y < canvas.height; y++)
+      for (let x = 0; x < canvas.width; x++, at += 4) {
+        const from = 3 * (Math.floor(y / scale) * width + Math.floor(x / scale))
+        let color = answer.seen.subarray(from, from + 3)
+        if (map) {
+          const down = (y + 0.5) / canvas.height * grid[0], across = (x + 0.5) / canvas.width * grid[1]
+          const strength = blocks ? map[Math.floor(down) * grid[1] + Math.floor(across)] : between(map, down - 0.5, across - 0.5)
+          const pale = 128 + (0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]) / 2
+          const opacity = STRONGEST * Math.abs(strength), ink = strength < 0 ? AGAINST : FOR
+          color = ink.map(value => pale * (1 - opacity) + value * opacity)
+        }
+        image.data.set([color[0], color[1], color[2], 255], at)
+      }
+    context.putImageData(image, 0, 0)
+  }
+
+  // What is shown -----------------------------------------------------------------------------------------------
+
+  const pictures = []
+  let current = null, chosen = 0
+
+  const percent = share => (100 * share).toFixed(share > 0.9995 || share < 0.0005 ? 0 : 1) + " %"
+  const ordered = answer => answer.order ??= [...classes.keys()].sort((a, b) => answer.probabilities[b] - answer.probabilities[a])
+
+  function made(tag, attributes = {}, ...inside) {
+    const element = Object.assign(document.createElement(tag), attributes)
+    element.append(...inside)
+    return element
+  }
+
+  function row(answer, number) {
+    const share = answer.probabilities[number]
+    const input = made("input", { type: "radio", name: "class", value: number, checked: number === chosen })
+    input.addEventListener("change", () => choose(number))
+    const bar = made("i")
+    bar.style.width = `${100 * share}%`
+    return made("label", {}, input, made("span", { className: "name", textContent: classes[number] }),
+      made("span", { className: "share", textContent: percent(share) }), made("span", { className: "rail" }, bar))
+  }
+
+  function showMap() {
+    if (!by("map")) return
+    draw(by("map"), current.answer, chosen)
+    by("for").textContent = `what speaks for ${classes[chosen]}`
+    by("map").setAttribute("aria-label", by("for").textContent)
+  }
+
+  function choose(number) {
+    chosen = number
+    for (const input of document.querySelectorAll("#rows input")) input.checked = Number(input.value) === number
+    by("all").value = String(number)
+    showMap()
+  }
+
+  function show(picture) {
+    current = picture
+    const { answer, name } = picture, order = ordered(answer)
+    chosen = order[0]
+    by("best").replaceChildren(classes[order[0]], " ", made("small", { textContent: percent(answer.probabilities[order[0]]) }))
+    by("rows").replaceChildren(...order.slice(0, SHOWN).map(number => row(answer, number)))
+    draw(by("seen"), answer, null)
+    by("name").textContent = `${name} as the network sees it`
+    by("seen").setAttribute("aria-label", by("name").textContent)
+    by("time").textContent = `Answered in ${answer.seconds < 0.1 ? (1000 * answer.seconds).toFixed(0) + " ms" : answer.seconds.toFixed(2) + " s"}.`
+    by("all").value = String(chosen)
+    by("answer").hidden = false
+    by("status").hidden = true
+    showMap()
+    for (const other of pictures) other.button.setAttribute("aria-current", other === picture)
+  }
+
+  // One more picture below, to come back to.
+  function keep(picture) {
+    const [canvas] = canvasOf(1, 1)
+    draw(canvas, picture.answer, null)
+    const best = ordered(picture.answer)[0]
+    const words = [made("span", { textContent: classes[best] }), made("span", { className: "muted", textContent: picture.name })]
+    picture.button = made("button", { type: "button", title: picture.name }, canvas, ...words)
+    picture.button.addEventListener("click", () => show(picture))
+    pictures.push(picture)
+    by("strip").append(made("li", {}, picture.button))
+    by("many").hidden = pictures.length < 2
+  }
+
+  function complain(text) {
+    by("fault").textContent = text
+    by("fault").hidden = !text
+  }
+
+  // One after the other: no more than one is held decoded.
+  async function take(files) {
+    complain("")
+    const faults = []
+    for (const [number, file] of [...files].entries()) {
+      by("status").replaceChildren(made("p", { className: "muted", textContent: `Looking at ${number + 1} of ${files.length} …` }))
+      by("status").hidden = false
+      try {
+        const picture = { name: file.name || "pasted picture", answer: await classify(file) }
+        keep(picture)
+        show(picture)
+      } catch (error) {
+        faults.push(error.name === "InvalidStateError" || error.name === "EncodingError"
+          ? `${file.name || "What was pasted"} is no picture that this browser can read.` : `${file.name}: ${error.message}`)
+      }
+    }
+    by("status").hidden = current !== null
+    if (current === null) by("status").replaceChildren(made("p", { className: "muted", textContent: "No picture yet." }))
+    complain(faults.join(" "))
+  }
+
+  // Drawing -----------------------------------------------------------------------------------------------------
+
+  function paper(canvas) {
+    const context = canvas.getContext("2d", { willReadFrequently: true })
+    const ground = drawing.ink === "white" ? "#000" : "#fff"
+    let busy = false, again = false, before = null
+
+    function clear() {
+      context.fillStyle = ground
+      context.fillRect(0, 0, canvas.width, canvas.height)
+    }
+
+    // Left, top, right, bottom of what is drawn, or null.
+    function drawnBox() {
+      const { data } = context.getImageData(0, 0, canvas.width, canvas.height)
+      let box = null
+      for (let y = 0, at = 0; y < canvas.height; y++)
+        for (let x = 0; x < canvas.width; x++, at += 4)
+          if ((data[at] > 127) === (drawing.ink === "white"))
+            box = box ? [Math.min(box[0], x), box[1], Math.max(box[2], x + 1), y + 1] : [x, y, x + 1, y + 1]
+      return box
+    }
+
+    // The frame the network is shown: the paper, or as much around the drawing as its training pictures have.
+    function frame(box) {
+      if (!by("fit").checked) return [0, 0, canvas.width]
+      const side = Math.max(box[2] - box[0], box[3] - box[1]) / drawing.fills
+      return [(box[0] + box[2] - side) / 2, (box[1] + box[3] - side) / 2, side]
+    }
+
+    async function look() {
+      const box = drawnBox()
+      if (!box) return
+      if (busy) return void (again = true)
+      busy = true
+      const [left, top, side] = frame(box), size = Math.round(side)
+      const [, cut] = canvasOf(size, size)
+      cut.fillStyle = ground
+      cut.fillRect(0, 0, size, size)
+      cut.drawImage(canvas, -Math.round(left), -Math.round(top))
+      const answer = await asked(cut.getImageData(0, 0, size, size).data, size, size)
+      show({ name: "drawing", answer })
+      busy = false
+      if (again) {
+        again = false
+        look()
+      }
+    }
+
+    function stroke(event) {
+      const box = canvas.getBoundingClientRect(), scale = canvas.width / box.width
+      const place = [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale]
+      context.strokeStyle = drawing.ink
+      context.lineWidth = canvas.width / 10
+      context.lineCap = context.lineJoin = "round"
+      context.beginPath()
+      context.moveTo(...(before ?? place))
+      context.lineTo(...place)
+      context.stroke()
+      before = place
+    }
+
+    canvas.addEventListener("pointerdown", event => {
+      canvas.setPointerCapture(event.pointerId)
+      stroke(event)
+    })
+    canvas.addEventListener("pointermove", event => before && (stroke(event), look()))
+    for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { before = null; look() })
+    by("clear").addEventListener("click", clear)
+    by("fit").addEventListener("change", look)
+    clear()
+  }
+
+  // The whole ---------------------------------------------------------------------------------------------------
+
+  for (const input of [by("files"), by("camera")])
+    input.addEventListener("change", () => take([...input.files]).then(() => { input.value = "" }))
+  by("all").append(...classes.map((name, number) => made("option", { value: number, textContent: name })))
+  by("all").addEventListener("change", () => choose(Number(by("all").value)))
+  by("other").hidden = classes.length <= SHOWN || !program.map
+  addEventListener("dragover", event => { event.preventDefault(); document.body.classList.add("dropping") })
+  addEventListener("dragleave", event => event.relatedTarget || document.body.classList.remove("dropping"))
+  addEventListener("drop", event => {
+    event.preventDefault()
+    document.body.classList.remove("dropping")
+    take([...event.dataTransfer.files])
+  })
+  addEventListener("paste", event => event.clipboardData.files.length && take([...event.clipboardData.files]))
+  if (drawing) paper(by("paper"))
+  loaded.then(kernels => {
+    if (current === null) by("status").replaceChildren(made("p", { className: "muted", textContent: "Ready: no picture yet." }))
+    document.body.dataset.kernels = kernels
+  }, error => complain(`The model could not be prepared: ${error.message}`))
+  start()
+  return { classify, classes, loaded }
+})()

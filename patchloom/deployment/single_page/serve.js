@@ -1,0 +1,36 @@
+// What stands between the page and the model: messages in, answers out. The page runs it in a worker, or, where the
+// browser allows none, in the page itself.
+
+function bytesOf(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64)
+  const text = atob(base64), bytes = new Uint8Array(text.length)
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i)
+  return bytes
+}
+
+function serve(post) {
+  let model, preprocessing
+  return message => {
+    if (message.kind === "load") {
+      try {
+        const modules = message.modules.map(([name, code]) => [name, bytesOf(code)])
+        model = makeModel(message.program, bytesOf(message.weights), modules)
+        preprocessing = message.preprocessing
+        post({ kind: "ready", kernels: model.kernels })
+      } catch (error) {
+        post({ kind: "failed", why: String(error) })
+      }
+      return
+    }
+    const { id, rgba, width, height } = message
+    try {
+      const start = performance.now()
+      const seen = seenBy(rgba, width, height, preprocessing)
+      const { logits, map } = model.run(normalised(seen, preprocessing))
+      const seconds = (performance.now() - start) / 1000
+      post({ kind: "answer", id, seen, probabilities: shares(logits), map, seconds })
+    } catch (error) {
+      post({ kind: "error", id, why: String(error) })
+    }
+  }
+}

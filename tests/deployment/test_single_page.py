@@ -1,0 +1,274 @@
+"""The page's program and scripts: every family answers as its network does, pictures are seen as Pillow resizes them.
+
+The scripts run in Node here; `test_single_page_browser.py` opens the page.
+"""
+
+import base64
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import patchloom.deployment.single_page.page as single_page
+from patchloom.data.pictures.evaluation_transform import EvaluationTransform
+from patchloom.data.pictures.image_batch import ImageBatch, normalise
+from patchloom.deployment.classifier import Classifier
+from patchloom.deployment.single_page.drawing import how_drawn
+from patchloom.deployment.single_page.kernels import kernels
+from patchloom.deployment.single_page.networks import write_network
+from patchloom.deployment.single_page.page import described, export_page
+from patchloom.deployment.single_page.program import Program, Weights
+from patchloom.errors import UsageError
+from patchloom.inspection.attention import class_attention, class_evidence
+from patchloom.layers.attention import record_attention
+from patchloom.models.absorb import absorb
+from patchloom.models.network import Network
+from patchloom.runs.config import Preprocessing, RunFiles
+from tests.networks import images, small
+
+SCRIPTS = [Path(single_page.__file__).parent / name for name in ("interpreter.js", "pictures.js", "serve.js")]
+SERVE = """
+const fs = require("fs"), vm = require("vm")
+const { scripts, job } = JSON.parse(fs.readFileSync(0))
+for (const script of scripts) vm.runInThisContext(fs.readFileSync(script, "utf8"))
+const plain = typed => typed && [...typed]
+const jobs = {
+  programs: cases => cases.map(({ program, weights, modules, pixels }) =>
+    [modules.map(([name, code]) => [name, bytesOf(code)]), []].map(known => {
+      const model = makeModel(program, bytesOf(weights), known)
+      const { logits, map } = model.run(Float32Array.from(pixels))
+      return { logits: plain(logits), map: plain(map), kernels: model.kernels }
+    })),
+  views: cases => cases.map(one => {
+    const seen = seenBy(bytesOf(one.rgba), one.width, one.height, one)
+    return { seen: plain(seen), normalised: plain(normalised(seen, one)) }
+  }),
+}
+console.log(JSON.stringify(jobs[job.name](job.cases)))
+"""
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "resmlp": ("resmlp_s12", {}),
+    "resmlp, a class token": ("resmlp_s12", {"pool": "class_mlp"}),
+    "resmlp, convolutions and lengths": ("resmlp_s12", {"norm": "l2", "communication": "conv", "position": True}),
+    "resmlp, batch statistics": ("resmlp_s12", {"norm": "batch", "communication": "separable", "head": "mlp"}),
+    "mixer": ("mixer_b16", {}),
+    "mixer, fewer tokens": ("mixer_b16", {"pyramid": {0: 4}}),
+    "smlpnet": ("smlpnet_t", {"fusion": "weighted"}),
+    "smlpnet, concatenated": ("smlpnet_t", {"depths": (1, 1), "image_size": 32}),
+    "deit": ("deit_s", {}),
+    "deit, averaged": ("deit_s", {"pool": "average"}),
+    "deit, distilled": ("deit_s_distilled", {"fusion": "softmax"}),
+    "deit iii": ("deit3_h26x2", {}),
+    "cait": ("cait_xxs24", {}),
+    "cait, joined": ("cait_xxs24", {"insert_class_at": 0, "class_depth": 0}),
+    "cait, distilled and joined": ("cait_xxs24", {"insert_class_at": 1, "distilled": True}),
+    "cait, distilled, by position": (
+        "cait_xxs24",
+        {"communication": "mlp", "class_communication": "mlp", "distilled": True},
+    ),
+    "resmlp, norm after the sum": ("resmlp_s12", {"norm": "layer", "norm_place": "post"}),
+    "patchconvnet": ("patchconvnet_s60", {}),
+    "patchconvnet, a token per class": ("patchconvnet_s60", {"class_tokens": "per_class"}),
+}
+
+
+def in_node(name: str, cases: list[Any]) -> list[Any]:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no Node is installed: the scripts of the page are not run (Debian: apt install nodejs)")
+    sent = json.dumps({"scripts": [str(script) for script in SCRIPTS], "job": {"name": name, "cases": cases}})
+    done = subprocess.run([node, "-e", SERVE], input=sent, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    answered: list[Any] = json.loads(done.stdout)
+    return answered
+
+
+def classifier_of(network: Network) -> Classifier:
+    size = network.config.image_size
+    shown = Preprocessing((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), size, 0.9)
+    count = network.config.num_classes
+    labels = tuple(f"class {number}" for number in range(count))
+    return Classifier(network, RunFiles(network.config.name, {"num_classes": count}, shown, None, labels))
+
+
+def told(network: Network, x: Tensor, weights: Weights) -> dict[str, Any]:
+    program, image, answer = write_network(absorb(network), network.config.image_size, weights)
+    known = described(classifier_of(network), program, image, answer, None)
+    pixels = x[0].permute(1, 2, 0).flatten().tolist()
+    return {"program": known["program"], "modules": known["modules"], "weights": program.encoded(), "pixels": pixels}
+
+
+@pytest.fixture(scope="module")
+def networks() -> dict[str, Network]:
+    return {case: small(name, **options) for case, (name, options) in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def answers(networks: dict[str, Network]) -> dict[tuple[str, str], Any]:
+    """(case, form of the weights) → what the vectors' kernels and plain JavaScript answer."""
+    forms: list[Weights] = ["fp16", "int8"]
+    asked = [(case, form) for case in networks for form in forms]
+    cases = [told(networks[case], images(networks[case], 1), form) for case, form in asked]
+    return dict(zip(asked, in_node("programs", cases), strict=True))
+
+
+@pytest.mark.parametrize(("form", "tolerance"), [("fp16", 2e-3), ("int8", 5e-2)])
+@pytest.mark.parametrize("case", CASES)
+def test_the_page_answers_as_the_network(
+    case: str, form: str, tolerance: float, networks: dict[str, Network], answers: dict[tuple[str, str], Any]
+) -> None:
+    with torch.no_grad():
+        expected = networks[case](images(networks[case], 1))[0]
+    fast, plain = answers[case, form]
+    assert fast["kernels"].startswith("WebAssembly")
+    assert plain["kernels"] == "JavaScript"
+    for answer in (fast, plain):
+        worst = (torch.tensor(answer["logits"]) - expected).abs().max().item()
+        assert worst <= tolerance * max(1.0, expected.abs().max().item())
+
+
+def test_the_maps_of_averages_are_the_patches_logits(
+    networks: dict[str, Network], answers: dict[tuple[str, str], Any]
+) -> None:
+    for case in ("resmlp", "mixer", "smlpnet, concatenated", "deit, averaged"):
+        evidence = class_evidence(networks[case], images(networks[case], 1))[0]  # (classes, h, w)
+        found = torch.tensor(answers[case, "fp16"][0]["map"]).view(-1, 5).T.reshape(evidence.shape)
+        assert (found - evidence).abs().max() < 5e-3 * max(1.0, float(evidence.abs().max())), case
+
+
+def test_a_token_per_class_shows_what_it_reads(
+    networks: dict[str, Network], answers: dict[tuple[str, str], Any]
+) -> None:
+    case = "patchconvnet, a token per class"
+    read = class_attention(networks[case], images(networks[case], 1))[0].weights[0].mean(dim=0)  # (T, h, w)
+    found = torch.tensor(answers[case, "fp16"][0]["map"]).view(-1, 5).T.reshape(read.shape)
+    assert (found - read).abs().max() < 2e-3
+
+
+def test_a_class_token_shows_what_each_patch_gave_it(
+    networks: dict[str, Network], answers: dict[tuple[str, str], Any]
+) -> None:
+    network: Any = networks["deit"]
+    x, inputs = images(network, 1), []
+    branch = network.blocks[-1].tokens
+    hook = branch.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    with torch.no_grad(), record_attention(network) as maps:
+        token = network.run_blocks(x)[0, 0]
+        hook.remove()
+        layer = branch.mix
+        weights = maps["blocks.1.tokens.mix"][0][0, :, 0, 1:]  # (heads, N), from the class token to the patches
+        values = layer.qkv(branch.norm(inputs[0]))[0, 1:, 2 * 16 :].view(-1, 2, 8)  # (N, heads, d)
+        given = (weights.T[..., None] * values).flatten(1) @ layer.proj.weight.T
+        spread = (token.var(unbiased=False) + network.norm.eps).sqrt()
+        held = (given - given.mean(dim=1, keepdim=True)) / spread * network.norm.weight
+        expected = held @ network.classifier.weight.T  # (N, classes)
+    found = torch.tensor(answers["deit", "fp16"][0]["map"]).view(expected.shape)
+    assert (found - expected).abs().max() < 5e-3 * expected.abs().max()
+
+
+def test_networks_without_places_have_no_map(answers: dict[tuple[str, str], Any]) -> None:
+    for case in ("mixer, fewer tokens", "resmlp, batch statistics"):
+        assert answers[case, "fp16"][0]["map"] is None
+
+
+def test_values_that_live_together_lie_apart(networks: dict[str, Network]) -> None:
+    program, *_ = write_network(absorb(networks["deit"]), (32, 32), "int8")
+    total = program.described()["floats"]
+    rooms = program._rooms
+    for number, one in enumerate(rooms):
+        assert 0 <= one.at <= one.at + one.floats <= total
+        for other in rooms[:number]:
+            together = one.first <= other.last and other.first <= one.last
+            assert not together or one.at + one.floats <= other.at or other.at + other.floats <= one.at
+    assert total < sum(room.floats for room in rooms) / 2
+
+
+class RowsFirst(EvaluationTransform):
+    """Pillow's resize in the order of all versions before 13, which begins with the columns of some tall pictures."""
+
+    def resized(self, picture: Image.Image, size: tuple[int, int]) -> np.ndarray:
+        kind = Image.Resampling[self.interpolation.upper()]
+        return np.asarray(picture.resize((size[1], picture.height), kind).resize((size[1], size[0]), kind))
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos", "box"])
+def test_pictures_are_seen_as_pillow_resizes_them(interpolation: str) -> None:
+    rng = np.random.default_rng(0)
+    cases, expected = [], []
+    for (width, height), size, crop in (
+        ((53, 37), (16, 16), 0.875),
+        ((37, 80), (24, 16), 1.0),
+        ((9, 7), (16, 16), 1.0),
+        ((16, 16), (16, 16), 1.0),
+        ((8, 31), (8, 8), 0.9),
+    ):
+        picture = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        rgba = base64.b64encode(picture.convert("RGBA").tobytes()).decode()
+        shown = {"size": size, "crop": crop, "interpolation": interpolation}
+        normal = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+        cases.append({"rgba": rgba, "width": width, "height": height, **shown, **normal})
+        expected.append(RowsFirst(size, crop, interpolation)(picture))
+    for answer, seen in zip(in_node("views", cases), expected, strict=True):
+        assert answer["seen"] == seen.ravel().tolist()
+        batch = normalise(ImageBatch.of_pixels([seen]).images)[0].permute(1, 2, 0).flatten()
+        assert (torch.tensor(answer["normalised"]) - batch).abs().max() < 1e-6
+
+
+def test_tiny_weights_survive_fp16() -> None:
+    """LayerScale of 1e-6 is absorbed by weights that fp16 alone would make 0."""
+    program = Program("fp16")
+    program.matrix(torch.full((2, 8), 2e-8))
+    tensor = program.tensors[0]
+    scales = np.frombuffer(program.blob, np.float32, 2, tensor["scales"])
+    stored = np.frombuffer(program.blob, np.float16, 16, tensor["at"])
+    assert np.allclose(stored.astype(np.float64).reshape(2, 8) * scales[:, None], 2e-8)
+
+
+def test_modules_are_whole() -> None:
+    for fused in (False, True):
+        code = kernels(fused=fused)
+        assert code.startswith(b"\0asm\1\0\0\0")
+        assert len(code) < 4096  # what Chromium compiles at once outside a worker
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("mixer_b16", {"untied": True}, "the layer UntiedTokenMLP"),
+        ("mixer_b16", {"groups": 2}, "a TokenMLP of groups of channels"),
+        ("resnet50_attention_pool", {}, "is a PooledConvNet"),
+    ],
+)
+def test_what_a_page_cannot_run_is_refused_by_name(name: str, options: dict[str, Any], words: str) -> None:
+    network = small(name, **options)
+    with pytest.raises(UsageError, match=words):
+        write_network(absorb(network), network.config.image_size, "int8")
+
+
+def test_wrong_options_are_refused_before_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"weights are int8 or fp16, given 'int4'\. Did you mean int8\?"):
+        export_page("nowhere", tmp_path / "page.html", weights="int4")
+    with pytest.raises(UsageError, match=r"is a folder; give the file to write"):
+        export_page("nowhere", tmp_path)
+    with pytest.raises(UsageError, match="nowhere is not the folder of a run"):
+        export_page("nowhere", tmp_path / "page.html")
+
+
+def test_drawings_are_grey_and_say_their_ink() -> None:
+    stroke = np.zeros((8, 8), np.uint8)
+    stroke[1:7, 3:5] = 255
+    white = how_drawn([Image.fromarray(stroke)])
+    black = how_drawn([Image.fromarray(255 - stroke)])
+    assert white is not None
+    assert black is not None
+    assert (white.ink, white.fills) == ("white", 0.75)
+    assert (black.ink, black.fills) == ("black", 0.75)
+    assert how_drawn([Image.new("RGB", (8, 8), (10, 200, 30))]) is None
+    assert how_drawn([Image.new("L", (8, 8), 0)]) is None
