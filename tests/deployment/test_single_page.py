@@ -202,19 +202,21 @@ class RowsFirst(EvaluationTransform):
 def test_pictures_are_seen_as_pillow_resizes_them(interpolation: str) -> None:
     rng = np.random.default_rng(0)
     cases, expected = [], []
-    for (width, height), size, crop in (
-        ((53, 37), (16, 16), 0.875),
-        ((37, 80), (24, 16), 1.0),
-        ((9, 7), (16, 16), 1.0),
-        ((16, 16), (16, 16), 1.0),
-        ((8, 31), (8, 8), 0.9),
+    for (width, height), size, crop, resize in (
+        ((53, 37), (16, 16), 0.875, "short_side"),
+        ((53, 37), (16, 16), 0.875, "square"),
+        ((37, 53), (16, 24), 1.0, "square"),
+        ((37, 80), (24, 16), 1.0, "short_side"),
+        ((9, 7), (16, 16), 1.0, "short_side"),
+        ((16, 16), (16, 16), 1.0, "short_side"),
+        ((8, 31), (8, 8), 0.9, "short_side"),
     ):
         picture = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
         rgba = base64.b64encode(picture.convert("RGBA").tobytes()).decode()
-        shown = {"size": size, "crop": crop, "interpolation": interpolation}
+        shown = {"size": size, "crop": crop, "interpolation": interpolation, "resize": resize}
         normal = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
         cases.append({"rgba": rgba, "width": width, "height": height, **shown, **normal})
-        expected.append(RowsFirst(size, crop, interpolation)(picture))
+        expected.append(RowsFirst(size, crop, interpolation, resize=resize)(picture))
     for answer, seen in zip(in_node("views", cases), expected, strict=True):
         assert answer["seen"] == seen.ravel().tolist()
         batch = normalise(ImageBatch.of_pixels([seen]).images)[0].permute(1, 2, 0).flatten()

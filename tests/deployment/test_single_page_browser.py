@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from patchloom.cli import make_app
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.single_page.page import export_page
 from patchloom.runs.config import Preprocessing, RunFiles
@@ -125,3 +127,13 @@ def test_the_page_fits(width: int, pictures: list[Path], page: Any) -> None:
             .filter(e => e.textContent.trim() && parseFloat(getComputedStyle(e).fontSize) < 12).length"""
     )
     assert small_texts == 0
+
+
+def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    done = CliRunner().invoke(make_app(["export"]), ["export", str(run), "--out", str(path), "--weights", "int8"])
+    assert (done.exit_code, done.exception) == (0, None)
+    assert done.output == (
+        f"{path.stat().st_size / 1e6:.1f} MB, weights in int8; it shows classes and a map of what speaks for each, "
+        f"and paper to draw on\n{path}\n"
+    )

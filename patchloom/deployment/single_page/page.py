@@ -103,6 +103,7 @@ def described(
             "size": shown.image_size,
             "crop": shown.crop_ratio,
             "interpolation": shown.interpolation,
+            "resize": shown.resize,
             "mean": shown.mean,
             "std": shown.std,
         },

@@ -74,15 +74,15 @@ function roundHalfEven(x) {
 }
 
 // RGBA of a canvas → RGB (H, W) that the network sees.
-function seenBy(rgba, width, height, { size: [seenHeight, seenWidth], crop, interpolation }) {
+function seenBy(rgba, width, height, { size: [seenHeight, seenWidth], crop, interpolation, resize: to }) {
   const pixels = new Uint8ClampedArray(width * height * 3)
   for (let i = 0, j = 0; j < pixels.length; i += 4, j += 3) {
     pixels[j] = rgba[i]; pixels[j + 1] = rgba[i + 1]; pixels[j + 2] = rgba[i + 2]
   }
   const high = Math.trunc(seenHeight / crop), wide = Math.trunc(seenWidth / crop)
   const byHeight = high * width >= wide * height
-  const newHeight = byHeight ? high : Math.trunc(wide * height / width)
-  const newWidth = byHeight ? Math.trunc(high * width / height) : wide
+  const newHeight = byHeight || to === "square" ? high : Math.trunc(wide * height / width)
+  const newWidth = byHeight && to !== "square" ? Math.trunc(high * width / height) : wide
   const whole = resize(pixels, width, height, newWidth, newHeight, interpolation)
   const top = roundHalfEven((newHeight - seenHeight) / 2), left = roundHalfEven((newWidth - seenWidth) / 2)
   const seen = new Uint8ClampedArray(seenWidth * seenHeight * 3)
