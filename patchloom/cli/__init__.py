@@ -87,8 +87,9 @@ def patchloom(
 
 def main() -> None:
     """Run the command line; what goes wrong is one line on stderr and an exit code (errors.py)."""
-    # Read when torch is imported: threads that wait sleep instead of spinning, so that several runs share their cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Read when torch is imported: threads that wait spin shortly, then sleep, so that several runs share their cores.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     with watched() as stdout:
         code = _run(stdout)
         if code > STOPPED:

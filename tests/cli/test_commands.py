@@ -184,11 +184,14 @@ def test_knn_alone_asks_for_twenty_neighbours(given, expected) -> None:
     assert _with_number(given) == expected
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+)
 def test_threads_that_wait_sleep_before_torch_is_imported_unless_the_user_says_otherwise(given, expected):
-    code = "import sys, os; from patchloom import cli; cli._run = lambda out: print(os.environ['OMP_WAIT_POLICY'], "
+    code = "import sys, os; from patchloom import cli; cli._run = lambda out: print(os.environ.get('GOMP_SPINCOUNT'), "
     code += "'torch' in sys.modules) or 0; cli.main()"
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment |= {} if given is None else {"OMP_WAIT_POLICY": given}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP_"))}
+    environment |= given
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == [expected, "False"], done.stderr
