@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 import torch
+from timing import per_image_ms
 from torch import Tensor, nn
 from torchvision.models.detection import fasterrcnn_resnet50_fpn_v2, maskrcnn_resnet50_fpn_v2
 
@@ -176,20 +177,6 @@ def time_both(device: str, objects: int = 10) -> None:
         row = {"who": name, "train_ms": training, "find_ms": per_image_ms(find, count, device)}
         print(json.dumps(row | {"parameters": sum(p.numel() for p in network.parameters())}), flush=True)
         network.train()
-
-
-def per_image_ms(work: Any, count: int, device: str) -> list[float]:
-    """Median, least and most of 15, after five to warm up."""
-    took = []
-    for index in range(20):
-        begun = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        if index >= 5:
-            took.append(1000 * (time.perf_counter() - begun) / count)
-    took.sort()
-    return [round(took[index], 3) for index in (7, 0, -1)]
 
 
 if __name__ == "__main__":

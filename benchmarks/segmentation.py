@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import segmentation_models_pytorch as smp
 import torch
+from timing import per_image_ms
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -167,20 +168,6 @@ def time_both(device: str, classes: int = 150) -> None:
         network.eval()
         row = {"who": name, "train_ms": training, "tell_ms": per_image_ms(tell, batch, device)}
         print(json.dumps(row | {"parameters": sum(p.numel() for p in network.parameters())}), flush=True)
-
-
-def per_image_ms(work: Any, batch: int, device: str) -> list[float]:
-    """Median, least and most of 15, after five to warm up."""
-    took = []
-    for index in range(20):
-        begun = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        if index >= 5:
-            took.append(1000 * (time.perf_counter() - begun) / batch)
-    took.sort()
-    return [round(took[index], 3) for index in (7, 0, -1)]
 
 
 if __name__ == "__main__":

@@ -172,9 +172,9 @@ def prune(
     asked = [] if saved else _points(shares, bits)
     for share, depth in [saved] if saved else asked:
         _check_point(share, depth)
+    folder = run_folder(run)
     if data is None and not saved:
         raise UsageError("Give the data to measure accuracy on, or --out to save the network")
-    folder = run_folder(run)
     classifier = load(folder, device=device)
     classifier.check_decides()
     found = matrices_of(classifier.model, letters)

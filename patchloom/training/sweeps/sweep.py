@@ -90,7 +90,7 @@ def sweep(
     settings = settings_of(grid)
     folder = Path(out) if out else Path("runs") / f"sweep-{'-'.join(map(folder_name, sets))[:80]}"
     say = heard_or_not(say)
-    say(f"planning   {len(settings)} settings on {len(sets)} data set{'s' * (len(sets) > 1)}")
+    say(f"planning   {len(settings)} setting{'s' * (len(settings) > 1)} on {len(sets)} data set{'s' * (len(sets) > 1)}")
     asked = plan_runs(bases, settings, folder, device, test=test)
     done, note = read_results(folder)
     done = {run.name: done[run.name] for run in asked if run.name in done}
