@@ -6,6 +6,12 @@
         --out test.jsonl
     python benchmarks/grafit_gain.py table choose.jsonl test.jsonl
 
+    # A second round: further settings on what is held out, then the best of both rounds once by the test images.
+    python benchmarks/grafit_gain.py measure carry --set cifar100 --part choose --settings grafit,2,4,120 \
+        cross_entropy,1,0,120 --out choose-2.jsonl
+    python benchmarks/grafit_gain.py measure carry --set cifar100 --part test --chosen choose.jsonl choose-2.jsonl \
+        --methods cross_entropy grafit --base-only --out test-2.jsonl
+
 Three parts of the training images: most of them teach, a twentieth chooses the epoch whose weights are kept (by coarse
 labels), and a tenth is held out. `choose` changes one thing at a time and judges by what is held out. `test` takes each
 method as it was best there, trains it with what was held out too, and judges once by the test images, with three seeds.
@@ -140,10 +146,21 @@ def to_choose(name: str, seeds: Sequence[int]) -> Iterator[Setting]:
             yield from (setting for setting in some if setting)
 
 
-def to_test(name: str, seeds: Sequence[int], results: Sequence[Mapping[str, Any]]) -> Iterator[Setting]:
+def as_given(name: str, seeds: Sequence[int], settings: Sequence[str]) -> Iterator[Setting]:
+    """METHOD,VIEWS,λ,EPOCHS each, on the set's own groups and all its images."""
+    photos = SETS[name]
+    for seed in seeds:
+        for method, views, weight, epochs in (setting.split(",") for setting in settings):
+            kind = (photos.coarse[0], photos.per_class[0])
+            yield Setting(name, "choose", method, *kind, int(views), float(weight), int(epochs), seed)
+
+
+def to_test(
+    name: str, seeds: Sequence[int], results: Sequence[Mapping[str, Any]], methods: Sequence[str]
+) -> Iterator[Setting]:
     """Each method as it was best on what was held out; the base first, then other classes and numbers of images."""
     photos = SETS[name]
-    chosen = {method: best(name, method, results) for method in METHODS}
+    chosen = {method: best(name, method, results) for method in methods}
     kinds = [(photos.coarse[0], photos.per_class[0])]
     kinds += [(coarse, photos.per_class[0]) for coarse in photos.coarse[1:]]
     kinds += [(photos.coarse[0], images) for images in photos.per_class[1:]]
@@ -455,10 +472,12 @@ def measure(asked: argparse.Namespace) -> None:
     asked.work.mkdir(parents=True, exist_ok=True)
     whole = unpack(asked.carried, asked.set, asked.work)
     seeds = asked.seeds or (SEEDS if asked.part == "test" else SEEDS[:1])
-    if asked.part == "choose":
+    if asked.settings:
+        settings = list(as_given(asked.set, seeds, asked.settings))
+    elif asked.part == "choose":
         settings = list(to_choose(asked.set, seeds))
     else:
-        settings = list(to_test(asked.set, seeds, results_of(asked.chosen)))
+        settings = list(to_test(asked.set, seeds, results_of(asked.chosen), asked.methods))
     if asked.base_only:
         photos = SETS[asked.set]
         settings = [s for s in settings if (s.coarse, s.per_class) == (photos.coarse[0], photos.per_class[0])]
@@ -522,6 +541,8 @@ def main() -> None:
     measuring.add_argument("--part", choices=("choose", "test"), required=True)
     measuring.add_argument("--out", type=Path, required=True)
     measuring.add_argument("--chosen", type=Path, nargs="*", default=[], help="held-out results, for --part test")
+    measuring.add_argument("--settings", nargs="*", default=[], help="to choose among, in place of the whole list")
+    measuring.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS), help="to test")
     measuring.add_argument("--done", type=Path, nargs="*", default=[], help="further results that are not run again")
     measuring.add_argument("--minutes", type=float, default=9.0)
     measuring.add_argument("--at-once", type=int, default=12)

@@ -97,7 +97,7 @@ def test_sliding_is_mmsegmentations(size: tuple[int, int], stride: int) -> None:
 def test_tiles_of_a_few_rows_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     images, maps = pictures(70, 95, count=2), ClassMaps(Fixed(), Showing("slide"))
     whole = maps(images)
-    monkeypatch.setattr(windows, "MOST_IN_TILE", 2 * CLASSES * 95 * 3)
+    monkeypatch.setitem(windows.MOST_IN_TILE, "cpu", 2 * CLASSES * 95 * 3)
     assert torch.equal(maps(images), whole)
 
 
