@@ -10,20 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from patchloom.pages.charts import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Axis,
-    Series,
-    line_chart,
-    nice_ticks,
-    svg_line,
-    svg_text,
-)
+from patchloom.pages.charts import Series, line_chart
+from patchloom.pages.charts.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, nice_ticks
+from patchloom.pages.charts.svg import svg_line, svg_text
 
 CURVE_POINTS = 80
 MOST_BINS = 20

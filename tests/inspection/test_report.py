@@ -17,19 +17,8 @@ from patchloom.evaluation.classification import Mistake
 from patchloom.inspection.cost import Cost, cost_rows
 from patchloom.pages import report as module
 from patchloom.pages import sections as sections_module
-from patchloom.pages.charts import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Axis,
-    Series,
-    bars,
-    line_chart,
-    nice_ticks,
-)
+from patchloom.pages.charts import Series, bars, line_chart
+from patchloom.pages.charts.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, nice_ticks
 from patchloom.pages.report import Report, Summary, recipe_rows, validation, write_report
 from patchloom.pages.sections import class_section, confusion_section, mistake_section, picture_section
 from patchloom.recipes.auto import auto_recipe
