@@ -18,7 +18,8 @@ import torch
 sys.path.append(str(Path(__file__).parent.parent))
 
 from tests.reliability.feeding import Case, Feeder, Verdict, cases_of, tell
-from tests.reliability.readers import READERS, make_seeds
+from tests.reliability.readers.seeds import make_seeds
+from tests.reliability.readers.table import READERS
 
 
 def main() -> int:

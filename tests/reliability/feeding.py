@@ -23,7 +23,10 @@ import torch
 
 from patchloom.errors import PatchloomError
 from tests.reliability.mutations import KINDS, Mutation, obstruct
-from tests.reliability.readers import READERS, Reader, make_outside, run_command
+from tests.reliability.readers.reader import Reader
+from tests.reliability.readers.seeds import make_outside
+from tests.reliability.readers.table import READERS
+from tests.reliability.readers.typed import run_command
 
 LIMIT_S = 10.0
 LIMIT_BYTES = 2 << 30

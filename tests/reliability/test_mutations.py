@@ -15,7 +15,8 @@ from patchloom.errors import DataError
 from tests.reliability import feeding
 from tests.reliability.feeding import FAILED, OTHERWISE, REFUSED, SAME, Case, Feeder, cases_of
 from tests.reliability.mutations import KINDS, edit, of_json, to_json
-from tests.reliability.readers import READERS, make_seeds
+from tests.reliability.readers.seeds import make_seeds
+from tests.reliability.readers.table import READERS
 
 COUNT = 120
 SLOW = ("detector report", "segmenter report")  # whole pages with intervals

@@ -1,0 +1,81 @@
+"""Readers of an index, and of the cache in which `check` keeps what it has seen."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from patchloom.data.checking.check import check
+from patchloom.deployment.index import index, open_index
+from tests.reliability.readers.reader import Reader, copy, made, pixels, queries
+from tests.reliability.readers.repairs import repair_index
+from tests.reliability.readers.runs import verified
+
+INDEX_FILES = {"index/index.json": "json", "index/*.npy": "npy", "index/part-*.json": "json"}
+
+
+def search(seeds: Path, folder: Path) -> Any:
+    """What is found for two pictures."""
+    return open_index(folder / "index", device="cpu").search(queries(seeds), top=5)
+
+
+def grow(seeds: Path, folder: Path) -> Any:
+    """What is found once a picture was added."""
+    Image.fromarray(pixels(500)).save(folder / "new.png")
+    built = index(str(seeds / "run"), [seeds / "data", folder / "new.png"], out=folder / "index", device="cpu")
+    return built.embedded, built.unchanged, [found.hits for found in built.index.search(queries(seeds), top=5)]
+
+
+def make_cache(seeds: Path, folder: Path) -> None:
+    """Pictures, one of them damaged, and what a look at them left."""
+    copy("data", seeds, folder)
+    (folder / "data" / "red" / "7.png").write_bytes(b"damaged")
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    check(str(folder / "data"), workers=1)
+    cache = next((folder / "cache" / "patchloom" / "check").glob("*.sqlite"))
+    cache.rename(cache.with_suffix(".x"))  # a later look begins a new file, and this one is put back
+    cache.with_suffix(".x").rename(cache)
+
+
+def read_cached(seeds: Path, folder: Path) -> Any:
+    """What `check` says, twice: what it makes of the cache must not last."""
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    first, second = (
+        {name: value for name, value in check(str(folder / "data"), workers=1).to_dict().items() if name != "decoded"}
+        for _ in range(2)
+    )
+    return first, second
+
+
+INDEXES: dict[str, Reader] = {
+    "index": Reader(
+        made("index"),
+        search,
+        INDEX_FILES,
+        repair_index,
+        ours=True,
+        share=2,
+        command=lambda seeds, folder: ("search", folder / "index", *queries(seeds)),
+    ),
+    "index grown": Reader(
+        made("index"),
+        grow,
+        INDEX_FILES,
+        repair_index,
+        ours=True,
+        writes=True,
+        command=lambda seeds, folder: ("index", seeds / "run", seeds / "data", "--out", folder / "index"),
+    ),
+    "index verified": Reader(
+        made("index"),
+        verified,
+        INDEX_FILES,
+        repair_index,
+        ours=True,
+        notices=True,
+        share=0.5,
+        command=lambda _, folder: ("verify", folder / "index"),
+    ),
+    "cache": Reader(make_cache, read_cached, {"cache/patchloom/check/*.sqlite": "sqlite"}, ours=True, writes=True),
+}
