@@ -90,20 +90,58 @@ def cost(model: nn.Module, image_size: Size | None = None) -> Cost:
 
 
 class _Counter(TorchDispatchMode):
+    """Counts what a forward pass on the meta device does; of equal operations the first alone is carried out.
+
+    A network repeats its blocks, and torch works out in Python what an operation gives on the meta device.
+    """
+
     def __init__(self) -> None:
         super().__init__()
         self.multiply_adds = 0
         self.elementwise = 0
+        self._known: dict[Any, tuple[int, int, Any]] = {}  # operation, inputs → both counts, output
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
-        out = func(*args, **(kwargs or {}))
+        if func.is_view:
+            return func(*args, **(kwargs or {}))
+        if func._schema.is_mutable:
+            return self._carried_out(func, args, kwargs or {})[2]
+        asked = (func, _outline(args), _outline(tuple((kwargs or {}).items())))
+        if asked not in self._known:
+            self._known[asked] = found = self._carried_out(func, args, kwargs or {})
+            return found[2]
+        multiply_adds, elementwise, out = self._known[asked]
+        self.multiply_adds += multiply_adds
+        self.elementwise += elementwise
+        return _another(out)
+
+    def _carried_out(self, func: Any, args: Any, kwargs: Any) -> tuple[int, int, Any]:
+        out = func(*args, **kwargs)
         packet = func.overloadpacket
         if packet in flop_registry:
-            self.multiply_adds += flop_registry[packet](*args, **(kwargs or {}), out_val=out) // 2
-        elif not func.is_view:
-            self.elementwise += _elementwise(packet, args, out)
-        return out
+            counts = flop_registry[packet](*args, **kwargs, out_val=out) // 2, 0
+        else:
+            counts = 0, _elementwise(packet, args, out)
+        self.multiply_adds += counts[0]
+        self.elementwise += counts[1]
+        return *counts, out
+
+
+def _outline(value: Any) -> Any:
+    """What an operation on the meta device can know of a value, as a key."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    if isinstance(value, tuple | list):
+        return tuple(_outline(each) for each in value)
+    return type(value), value
+
+
+def _another(out: Any) -> Any:
+    """Tensors like these, in nobody else's hands."""
+    if isinstance(out, Tensor):
+        return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device)
+    return type(out)(_another(each) for each in out) if isinstance(out, tuple | list) else out
 
 
 def _elementwise(packet: Any, args: Any, out: Any) -> int:
