@@ -24,8 +24,8 @@ from patchloom.runs.detection import VAL, read_val
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan, run_training
-from tests.engine.test_processes import free_port
-from tests.reliability.commands import started
+from tests.forked import rank_places
+from tests.reliability.commands import forked
 
 DATA = "shapes:count=16,size=32"
 TINY = {
@@ -331,10 +331,8 @@ def test_two_processes_train_as_one(tmp_path):
     line += [
         part for key, value in changes.items() for part in ("--set", f"{key}={'none' if value is None else value}")
     ]
-    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} | port for rank in range(2)]
-    running = [started(*line, "--out", tmp_path / "two", env=rank) for rank in ranks]
-    running.append(started(*line, "--out", tmp_path / "one"))
+    running = [forked(*line, "--out", tmp_path / "two", env=place) for place in rank_places(2)]
+    running.append(forked(*line, "--out", tmp_path / "one"))
     said = [process.communicate(timeout=240) for process in running]
     assert [process.returncode for process in running] == [0, 0, 0], said
     given = settings(tmp_path / "x", batch=8, epochs=1, model="resmlp_s12")

@@ -19,9 +19,9 @@ from patchloom.runs.segmentation import read_segmented
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.table import task_of_run
 from patchloom.training.run import run_training
-from tests.engine.test_processes import free_port
+from tests.forked import rank_places
 from tests.golden import make
-from tests.reliability.commands import class_folders, command, started
+from tests.reliability.commands import class_folders, command, forked
 
 COLOURS = np.array([(120, 120, 120), (210, 60, 50), (60, 80, 220)], np.int16)
 TINY = (
@@ -256,10 +256,8 @@ def test_a_run_resumes_bit_for_bit_in_mid_epoch_with_any_workers(data: Path, tmp
 def test_two_processes_are_as_one(data: Path, tmp_path: Path) -> None:
     line = ("train", data, *TINY, "--epochs", "1", "--workers", "0", "--set", "segment.norm=group")
     line = (*line, "--set", "segment.dropout=0")
-    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} | port for rank in range(2)]
-    running = [started(*line, "--out", tmp_path / "two", env=rank) for rank in ranks]
-    running.append(started(*line, "--out", tmp_path / "one"))
+    running = [forked(*line, "--out", tmp_path / "two", env=place) for place in rank_places(2)]
+    running.append(forked(*line, "--out", tmp_path / "one"))
     for process in running:
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, output + errors

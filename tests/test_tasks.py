@@ -17,10 +17,10 @@ from patchloom.recipes.methods import METHODS, method_of
 from patchloom.tasks.table import TASKS, task_named
 from patchloom.training import run as training
 from tests import dots
-from tests.engine.test_processes import free_port
+from tests.forked import rank_places
 from tests.golden import make
 from tests.golden.make import SMALL
-from tests.reliability.commands import command, started
+from tests.reliability.commands import command, forked
 
 ROOT = Path(__file__).parent.parent / "patchloom"
 RECIPE = """
@@ -190,10 +190,8 @@ def test_processes_evaluate_a_part_each_and_agree_with_one(recipe: str, tmp_path
     )
     line = ("train", "shapes:count=60,size=32", "--recipe", recipe, "--model", "resmlp_s12", "--epochs", "1")
     line += (*SMALL, *(few if recipe.startswith("dino") else ()))
-    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} | port for rank in range(2)]
-    running = [started(*line, "--out", tmp_path / "two", env=rank) for rank in ranks]
-    running.append(started(*line, "--out", tmp_path / "one"))
+    running = [forked(*line, "--out", tmp_path / "two", env=place) for place in rank_places(2)]
+    running.append(forked(*line, "--out", tmp_path / "one"))
     for process in running:
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, output + errors

@@ -20,8 +20,8 @@ from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.assemble import make_run
 from patchloom.training.run import make_plan, run_training
-from tests.engine.test_processes import free_port
-from tests.reliability.commands import started
+from tests.forked import rank_places
+from tests.reliability.commands import forked
 from tests.test_training import TwoSteps
 from tests.translation_runs import DATA, command_line, settings
 
@@ -132,12 +132,10 @@ def test_a_run_stopped_in_mid_epoch_ends_with_the_same_weights(step, whole, tmp_
 
 
 def test_two_processes_learn_as_one(tmp_path) -> None:
-    one, two, port = tmp_path / "one", tmp_path / "two", free_port()
-    places = [{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    one, two = tmp_path / "one", tmp_path / "two"
     run_training(settings(one, epochs=2, changes={"model.dropout": 0}), say=str)
     line = [*command_line(two, epochs=2), "--set", "model.dropout=0"]
-    processes = [started(*line, env=place | meeting) for place in places]
+    processes = [forked(*line, env=place) for place in rank_places(2)]
     for process in processes:
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, output + errors

@@ -2,39 +2,34 @@
 
 import json
 import os
-import pty
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
 
+from tests.cli.test_terminal import seen
 from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
+from tests.reliability.commands import Done, command
 
 
 @pytest.fixture
-def patchloom(tmp_path):
-    """Runs a command in a folder of its own, with a cache of its own."""
+def patchloom(tmp_path, monkeypatch, capsys):
+    """Runs a command in a folder of its own."""
     work = tmp_path / "work"
     work.mkdir()
 
-    def run(*arguments: str, cwd=work, **options) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "patchloom.cli", *arguments]
-        home = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=cwd, env=home, **options)
+    def run(*arguments: str, cwd=work) -> Done:
+        monkeypatch.chdir(cwd)
+        return command(arguments, monkeypatch, capsys)
 
-    def quiet(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-        return run(*arguments, stderr=subprocess.PIPE, **options)
-
-    run.quiet, run.work = quiet, work
+    run.work = work
     return run
 
 
 def test_clean(tmp_path, patchloom) -> None:
     data = make_clean(tmp_path / "clean")
-    done = patchloom.quiet("check", str(data))
-    assert (done.returncode, done.stderr) == (0, "")
-    first, *rest = done.stdout.splitlines()
+    done = patchloom("check", str(data))
+    assert (done.code, done.errors) == (0, "")
+    first, *rest = done.output.splitlines()
     assert first.startswith(f"{data}  3 classes, 12 train + 6 val   ")
     assert rest[-2:] == ["Nothing is wrong.", f"Next: patchloom train {data}"]
     assert list(patchloom.work.iterdir()) == []
@@ -42,8 +37,8 @@ def test_clean(tmp_path, patchloom) -> None:
 
 def test_dirty_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
     data = make_dirty(tmp_path / "dirty")
-    done = patchloom.quiet("check", str(data))
-    assert (done.returncode, done.stderr) == (3, "")
+    done = patchloom("check", str(data))
+    assert (done.code, done.errors) == (3, "")
     for line in (
         "train/ant/empty.jpg: empty file",
         "train/dog/0.jpg = val/dog/copy.jpg",
@@ -54,7 +49,7 @@ def test_dirty_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
         "Problems: 4 files cannot be read; no pictures for 'unicorn'; only val has 'zebra'; the same picture",
         "Page: runs/check-dirty/check.html",
     ):
-        assert line in done.stdout
+        assert line in done.output
     html = (patchloom.work / "runs/check-dirty/check.html").read_text()
     for fault in ("train/ant/truncated.jpg", "empty file", "EXIF rotation", "unicorn", "zebra", "val/dog/copy.jpg"):
         assert fault in html
@@ -62,9 +57,9 @@ def test_dirty_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
 
 
 def test_shift_as_json(tmp_path, patchloom) -> None:
-    done = patchloom.quiet("check", str(make_shift(tmp_path / "shift")), "--json")
-    assert done.returncode == 3
-    found = json.loads(done.stdout)
+    done = patchloom("check", str(make_shift(tmp_path / "shift")), "--json")
+    assert done.code == 3
+    found = json.loads(done.output)
     assert (found["stray_classes"], found["problems"]) == ({"bee": 1}, ["only val has 'bee'"])
     assert list(patchloom.work.iterdir()) == []
 
@@ -72,10 +67,10 @@ def test_shift_as_json(tmp_path, patchloom) -> None:
 def test_strict_minds_near_copies(tmp_path, patchloom) -> None:
     data = make_clean(tmp_path / "data")
     (data / "val/ant/near.jpg").write_bytes(jpeg(picture(0), quality=60))
-    plain = patchloom.quiet("check", str(data))
-    assert plain.returncode == 0
-    assert "1 across train and val, 0 across labels" in plain.stdout
-    assert patchloom.quiet("check", str(data), "--strict").returncode == 3
+    plain = patchloom("check", str(data))
+    assert plain.code == 0
+    assert "1 across train and val, 0 across labels" in plain.output
+    assert patchloom("check", str(data), "--strict").code == 3
 
 
 def test_sentences_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
@@ -84,9 +79,9 @@ def test_sentences_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
     for language, lines in (("de", ["eins", "zwei", ""]), ("en", ["one", "two", "three"])):
         (data / f"train.{language}").write_text("\n".join(lines) + "\n")
         (data / f"val.{language}").write_text(lines[0] + "\n")
-    done = patchloom.quiet("check", str(data))
-    assert (done.returncode, done.stderr) == (3, "")
-    first, *rest = done.stdout.splitlines()
+    done = patchloom("check", str(data))
+    assert (done.code, done.errors) == (3, "")
+    first, *rest = done.output.splitlines()
     assert first.startswith(f"{data}  3 train + 1 val   ")
     assert rest == [
         "  duplicates            1  train.de, line 1 = val.de, line 1",
@@ -109,7 +104,7 @@ def test_names_are_escaped_on_the_page(tmp_path, patchloom) -> None:
     (data / "train" / evil / "whole.jpg").write_bytes(jpeg(picture(77)))
     (data / "train" / "ant" / os.fsdecode(b"caf\xe9.jpg")).write_bytes((data / "train/ant/0.jpg").read_bytes())
     page = tmp_path / "out" / "page.html"
-    assert patchloom.quiet("check", str(data), "--page", str(page)).returncode == 3
+    assert patchloom("check", str(data), "--page", str(page)).code == 3
     sources = []
 
     class Images(HTMLParser):
@@ -126,12 +121,12 @@ def test_names_are_escaped_on_the_page(tmp_path, patchloom) -> None:
 def test_no_page_is_written_into_the_data(tmp_path, patchloom) -> None:
     data = make_shift(tmp_path / "data")
     before = sorted(data.rglob("*"))
-    done = patchloom.quiet("check", ".", cwd=data)
-    assert done.returncode == 3
-    assert "Page" not in done.stdout
-    refused = patchloom.quiet("check", str(data), "--page", str(data / "check.html"))
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith(f"error: the page {data}/check.html would lie in the data")
+    done = patchloom("check", ".", cwd=data)
+    assert done.code == 3
+    assert "Page" not in done.output
+    refused = patchloom("check", str(data), "--page", str(data / "check.html"))
+    assert (refused.code, refused.output) == (2, "")
+    assert refused.errors.startswith(f"error: the page {data}/check.html would lie in the data")
     assert sorted(data.rglob("*")) == before
 
 
@@ -145,17 +140,11 @@ def test_no_page_is_written_into_the_data(tmp_path, patchloom) -> None:
     ],
 )
 def test_a_mistake_is_one_line(patchloom, arguments, code, message) -> None:
-    done = patchloom.quiet("check", *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith(message)
-    assert done.stderr.count("\n") == 1
+    done = patchloom("check", *arguments)
+    assert (done.code, done.output) == (code, "")
+    assert done.errors.startswith(message)
+    assert done.errors.count("\n") == 1
 
 
-def test_a_bar_is_shown_on_a_terminal(tmp_path, patchloom) -> None:
-    data = make_clean(tmp_path / "data")
-    reader, terminal = pty.openpty()
-    done = patchloom("check", str(data), stderr=terminal)
-    os.close(terminal)
-    with open(reader, "rb", buffering=0) as screen:
-        assert b"18/18" in screen.read(1 << 16)
-    assert done.returncode == 0
+def test_a_bar_is_shown_on_a_terminal(tmp_path) -> None:
+    assert "18/18" in seen("check", make_clean(tmp_path / "data"))

@@ -4,40 +4,44 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from patchloom.cli import _with_number
+from tests.reliability.commands import Done, command
 
 
-def patchloom(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "patchloom.cli", *arguments], capture_output=True, text=True)
+@pytest.fixture
+def patchloom(monkeypatch, capsys) -> Callable[..., Done]:
+    return lambda *arguments: command(arguments, monkeypatch, capsys)
 
 
 def test_models_as_json() -> None:
-    done = patchloom("models", "resmlp_s12", "--json")
+    line = [sys.executable, "-m", "patchloom.cli", "models", "resmlp_s12", "--json"]
+    done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 0
     (row,) = json.loads(done.stdout)
     assert (row["model"], row["parameters"]) == ("resmlp_s12", 15_350_872)
     assert row["options"]["depth"] == 12
 
 
-def test_models_as_a_table() -> None:
+def test_models_as_a_table(patchloom) -> None:
     done = patchloom("models", "mixer_b*")
-    assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines() if "Mixer" in line] == [
+    assert done.code == 0
+    assert [line.split()[0] for line in done.output.splitlines() if "Mixer" in line] == [
         "mixer_b32",
         "mixer_b16",
     ]
-    assert "12.6 G" in done.stdout
+    assert "12.6 G" in done.output
 
 
-def test_a_network_shows_what_was_published_for_it() -> None:
+def test_a_network_shows_what_was_published_for_it(patchloom) -> None:
     done = patchloom("models", "resmlp_s12")
-    assert "resmlp_s12:in1k_dist" in done.stdout
-    assert "https://dl.fbaipublicfiles.com/deit/resmlp_12_no_dist.pth" in done.stdout
-    assert "Nobody has published weights of deit3_t." in patchloom("models", "deit3_t").stdout
+    assert "resmlp_s12:in1k_dist" in done.output
+    assert "https://dl.fbaipublicfiles.com/deit/resmlp_12_no_dist.pth" in done.output
+    assert "Nobody has published weights of deit3_t." in patchloom("models", "deit3_t").output
 
 
 def test_published_weights_and_wrong_names_need_no_torch() -> None:
@@ -56,22 +60,22 @@ def test_published_weights_and_wrong_names_need_no_torch() -> None:
     assert wrong.stderr.count("\n") == 1
 
 
-def test_bench_as_json() -> None:
+def test_bench_as_json(patchloom) -> None:
     done = patchloom("bench", "deit_ti", "--absorb", "--size", "32", "--batch", "1,2", "--seconds", "0.1", "--json")
-    assert done.returncode == 0, done.stderr
-    plain, absorbed = json.loads(done.stdout)
+    assert done.code == 0, done.errors
+    plain, absorbed = json.loads(done.output)
     assert (plain["model"], absorbed["model"]) == ("deit_ti", "deit_ti absorbed")
     assert plain["images_per_second"] > 0
     assert plain["batch_size"] in (1, 2)
 
 
 @pytest.mark.slow
-def test_bench_gives_memory_by_size() -> None:
+def test_bench_gives_memory_by_size(patchloom) -> None:
     from patchloom.inspection.memory import peak_mem_mib
     from patchloom.models.registry import create_model
 
     arguments = ("bench", "deit_ti", "timm:resnet18", "--memory", "32,48", "--batch", "2", "--device", "cpu")
-    found = json.loads(patchloom(*arguments, "--json").stdout)
+    found = json.loads(patchloom(*arguments, "--json").output)
     assert found["batch"] == 2
     assert found["peak_mem_mib"]["timm:resnet18"]["48"] > found["peak_mem_mib"]["timm:resnet18"]["32"]
     expected = peak_mem_mib(create_model("deit_ti", image_size=48).eval(), torch.zeros(2, 3, 48, 48))
@@ -92,36 +96,36 @@ def test_bench_gives_memory_by_size() -> None:
         (("modles",), "error: No such command 'modles'"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(arguments, message) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(patchloom, arguments, message) -> None:
     done = patchloom(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith(message)
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    assert done.code == 2
+    assert done.errors.startswith(message)
+    assert done.errors.count("\n") == 1
+    assert done.output == ""
 
 
-def test_recipes_side_by_side() -> None:
+def test_recipes_side_by_side(patchloom) -> None:
     done = patchloom("recipes", "deit", "deit3")
-    assert done.returncode == 0
-    header = next(line for line in done.stdout.splitlines() if "deit3" in line)
+    assert done.code == 0
+    header = next(line for line in done.output.splitlines() if "deit3" in line)
     assert header.split() == ["deit", "deit3"]
-    assert json.loads(patchloom("recipes", "deit", "--json").stdout)[0]["optim"]["weight_decay"] == 0.05
+    assert json.loads(patchloom("recipes", "deit", "--json").output)[0]["optim"]["weight_decay"] == 0.05
 
 
-def test_a_recipe_as_the_file_that_train_reads(tmp_path) -> None:
+def test_a_recipe_as_the_file_that_train_reads(patchloom, tmp_path) -> None:
     from patchloom.recipes import Recipe, get_recipe
 
     done = patchloom("recipes", "deit3", "--model", "deit3_l", "--yaml")
-    assert Recipe.from_yaml(done.stdout) == get_recipe("deit3", "deit3_l")
+    assert Recipe.from_yaml(done.output) == get_recipe("deit3", "deit3_l")
 
 
-def test_train_evaluate_predict(tmp_path) -> None:
+def test_train_evaluate_predict(patchloom, tmp_path) -> None:
     data, run = "shapes:count=40,size=32", str(tmp_path / "run")
     tiny = ["--set", "model.options.depth=1", "--set", "model.options.dim=16", "--device", "cpu", "--workers", "0"]
     done = patchloom("train", data, "--recipe", "small_images", "--epochs", "1", "--batch", "8", "--out", run, *tiny)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("Next: patchloom predict")
-    numbers = json.loads(patchloom("evaluate", run, data, "--split", "val", "--device", "cpu", "--json").stdout)
+    assert done.code == 0, done.errors
+    assert done.output.splitlines()[-1].startswith("Next: patchloom predict")
+    numbers = json.loads(patchloom("evaluate", run, data, "--split", "val", "--device", "cpu", "--json").output)
     assert 0 <= numbers["top1"] <= 100
     assert len(numbers["per_class"]) == 16
     from PIL import Image
@@ -129,8 +133,8 @@ def test_train_evaluate_predict(tmp_path) -> None:
     Image.new("RGB", (40, 30), "red").save(tmp_path / "red.png")
     (tmp_path / "torn.jpg").write_bytes(b"\xff\xd8\xff")
     done = patchloom("predict", run, str(tmp_path / "red.png"), str(tmp_path / "torn.jpg"), "--device", "cpu", "--json")
-    good, bad = json.loads(done.stdout)
-    assert done.returncode == 3
+    good, bad = json.loads(done.output)
+    assert done.code == 3
     assert len(good["answers"]) == 3
     assert good["error"] is None
     assert "torn.jpg" in bad["error"]
@@ -147,12 +151,12 @@ def test_train_evaluate_predict(tmp_path) -> None:
         (("recipes", "dei"), "error: "),
     ],
 )
-def test_a_mistake_in_training_commands_is_one_line(arguments, message, tmp_path, monkeypatch) -> None:
+def test_a_mistake_in_training_commands_is_one_line(patchloom, arguments, message, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = patchloom(*arguments)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(message)
-    assert done.stderr.count("\n") == 1
+    assert done.code == 2, done.errors
+    assert done.errors.startswith(message)
+    assert done.errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,22 +4,19 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
 import sys
 import termios
 
 import pytest
 
-from tests.reliability.commands import OPTIONS, ROOT, class_folders
+from tests.reliability.commands import OPTIONS, class_folders, forked
 
 
 def seen(*arguments: object) -> str:
     """What a command writes to a pseudo-terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
-    line = [sys.executable, "-m", "patchloom.cli", *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    process = forked(*arguments, env={"TERM": "xterm"}, terminal=theirs)
     os.close(theirs)
     parts = []
     while True:
@@ -32,7 +29,7 @@ def seen(*arguments: object) -> str:
         parts.append(part)
     os.close(ours)
     text = b"".join(parts).decode()
-    assert process.wait() == 0, text
+    assert process.wait(60) == 0, text
     return text
 
 

@@ -3,10 +3,10 @@
 import json
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 import patchloom
+from patchloom import cli
 from patchloom.deployment import file_embeddings
 from patchloom.deployment import index as indexing
 from patchloom.deployment.evaluations import embed_batches
@@ -25,7 +26,8 @@ from patchloom.deployment.search_page import write_search_page
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.evaluation import exact_search
 from patchloom.runs.checksums import write_checked
-from tests.reliability.commands import ROOT, class_folders, command
+from tests.forked import Forked
+from tests.reliability.commands import class_folders, command
 
 
 @pytest.fixture
@@ -375,37 +377,32 @@ def test_a_path_that_is_not_there_is_refused_before_a_folder_is_made(trained: Pa
     assert not (tmp_path / "index").exists()
 
 
-KILLED = """
-import sys, time
-from pathlib import Path
-from patchloom.cli import main
-from patchloom.deployment import index as indexing
+def build_until_the_third_part(marker: Path, arguments: Sequence[str]) -> None:
+    """`patchloom …` with small parts, which touches the marker and stays at its third: index.json does not name it."""
+    write_part, calls = indexing.write_part, []
 
-marker, *sys.argv = sys.argv[1:]
-write_part, calls = indexing.write_part, []
+    def third_is_long(*given: Any) -> Any:
+        calls.append(given)
+        part = write_part(*given)
+        if len(calls) == 3:
+            marker.touch()
+            time.sleep(600)
+        return part
 
-def third_is_long(*given):
-    calls.append(given)
-    part = write_part(*given)
-    if len(calls) == 3:  # its files are there, index.json does not name them yet
-        Path(marker).touch()
-        time.sleep(600)
-    return part
-
-indexing.PART_FILES, indexing.write_part = 16, third_is_long
-main()
-"""
+    indexing.PART_FILES, indexing.write_part = 16, third_is_long
+    sys.argv = ["patchloom", *arguments]
+    cli.main()
 
 
 def test_a_build_that_gets_sigkill_goes_on_to_the_same_index(trained: Path, tmp_path: Path, monkeypatch) -> None:
     marker, given = tmp_path / "marker", ("index", trained / "a", trained / "data", "--out", tmp_path / "index")
-    line = [sys.executable, "-c", KILLED, marker, "patchloom", *given, "--batch", "8", "--device", "cpu"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([*map(str, line)], env=environment, cwd=ROOT, stderr=subprocess.PIPE) as process:
-        while not marker.exists():
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-        process.kill()
+    line = [*map(str, given), "--batch", "8", "--device", "cpu"]
+    process = Forked(partial(build_until_the_third_part, marker, line))
+    while not marker.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
     assert process.returncode == -9
     assert (tmp_path / "index" / "part-00002.npy").exists()
     monkeypatch.setattr(indexing, "PART_FILES", 16)

@@ -1,11 +1,9 @@
 """Several processes, and signals from outside."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,32 +14,27 @@ from patchloom.engine.loop import train
 from patchloom.engine.rendezvous import Place, first_host, meet, place_from
 from patchloom.errors import ResourceError, UsageError
 from patchloom.runs.checkpoints import find_checkpoint
+from tests.engine import worker
 from tests.engine.toys import make_run, network
+from tests.forked import Forked, forked_ranks, free_port
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def start(mode: str, folder: Path) -> Forked:
+    return Forked(lambda: sys.exit(worker.work(mode, folder)))
 
 
-def start(mode: str, folder: Path, *, rank: int = 0, world: int = 1, port: int = 0) -> subprocess.Popen[str]:
-    env = {key: value for key, value in os.environ.items() if key not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
-    if world > 1:
-        place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        env |= {key: str(value) for key, value in place.items()}
-    command = [sys.executable, "-W", "error", "-m", "tests.engine.worker", mode, str(folder)]
-    root = Path(__file__).parent.parent.parent
-    return subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def wait_for(said: str, process: Forked) -> None:
+    while said not in process.so_far():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
 
 
-def run_two(mode: str, folder: Path) -> list[tuple[int, str]]:
-    port = free_port()
-    processes = [start(mode, folder, rank=rank, world=2, port=port) for rank in range(2)]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+def run_two(mode: str, folder: Path) -> list[tuple[int | None, str]]:
+    processes = forked_ranks(lambda: sys.exit(worker.work(mode, folder)), 2)
+    outputs = [process.communicate(timeout=120) for process in processes]
+    return [(process.returncode, "".join(output)) for process, output in zip(processes, outputs, strict=True)]
 
 
 def values(folder: Path) -> list[tuple[int, str, str, dict[str, float]]]:
@@ -94,30 +87,25 @@ def test_weights_split_over_ranks_learn_as_whole_ones_and_resume(tmp_path: Path)
 
 
 def test_sigterm_saves_and_exits_143(tmp_path: Path) -> None:
-    with start("long", tmp_path) as process:
-        assert process.stdout
-        for _ in range(5):
-            assert process.stdout.readline() == "step\n"
-        process.send_signal(signal.SIGTERM)
-        rest = process.communicate(timeout=60)[0]
-    assert process.returncode == 143, rest
+    process = start("long", tmp_path)
+    wait_for("step\n" * 5, process)
+    process.send_signal(signal.SIGTERM)
+    said = "".join(process.communicate())
+    assert process.returncode == 143, said
     found = find_checkpoint(tmp_path)
     assert found is not None
-    assert f"after step {found.snapshot.step} of" in rest
+    assert f"after step {found.snapshot.step} of" in said
 
 
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
-    with start("hang", tmp_path) as process:
-        assert process.stdout
-        while process.stdout.readline() != "hanging\n":
-            assert process.poll() is None
-        for _ in range(100):
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(0.2)
-                break
-            except subprocess.TimeoutExpired:
-                continue
+    process = start("hang", tmp_path)
+    wait_for("hanging\n", process)
+    for _ in range(1000):
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    process.communicate()
     assert process.returncode == -signal.SIGINT
 
 

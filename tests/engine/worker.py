@@ -1,14 +1,12 @@
-"""One process of a test: `python -m tests.engine.worker MODE FOLDER`; its exit code is the command line's."""
+"""The work of one process of a test; what it returns is the command line's exit code."""
 
 import math
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from patchloom.data.pictures.image_batch import ImageBatch
@@ -39,9 +37,7 @@ def objective_of(mode: str, rank: int) -> Any:
     return objective
 
 
-def main() -> int:
-    mode, folder = sys.argv[1], Path(sys.argv[2])
-    torch.set_num_threads(1)
+def work(mode: str, folder: Path) -> int:
     try:
         processes = Processes("fp32", device="cpu")
         model = network(drop_path=0.0)
@@ -64,7 +60,3 @@ def main() -> int:
         print(error, flush=True)
         return error.exit_code
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

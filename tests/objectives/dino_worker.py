@@ -1,6 +1,4 @@
-"""One process of a DINO training: `python -m tests.objectives.dino_worker FILE`; writes the weights it ends with."""
-
-import sys
+"""One process of a DINO training, which writes the weights it ends with."""
 
 import torch
 
@@ -25,16 +23,12 @@ class Share(ViewBatches):
             yield Seen([view[rows] for view in batch.views])
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def train_and_write(beginning: str) -> None:
+    """Into the file whose name begins so and ends with the rank."""
     processes = Processes("fp32", device="cpu")
     student = network()
     dino = make(student, add_up=processes.sum_)
     parts = {"model": student, "objective": dino, "optimizer": make_optimizer(student, optim_part("sgd"), dino)}
     train(make_run(None, processes=processes, loader=Share(processes), evaluators=(), metric=None, **parts))
-    torch.save({"student": student.state_dict(), "dino": dino.state_dict()}, f"{sys.argv[1]}{processes.rank}")
+    torch.save({"student": student.state_dict(), "dino": dino.state_dict()}, f"{beginning}{processes.rank}")
     processes.close()
-
-
-if __name__ == "__main__":
-    main()

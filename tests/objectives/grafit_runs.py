@@ -1,6 +1,5 @@
-"""Short runs of Grafit in the engine; as `python -m tests.objectives.grafit_runs FOLDER` one process of several."""
+"""Short runs of Grafit in the engine, alone or as one process of several."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,15 +68,11 @@ def grafit_run(folder: Path | None, method: str, processes: Processes | None = N
     )  # fmt: skip
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def keep_states(folder: Path) -> None:
+    """What the objectives of this process end with, in files."""
     processes = Processes("fp32", device="cpu")
     for method in ("snca", "grafit"):
         run = grafit_run(None, method, processes)
         train(run)
-        torch.save(run.objective.state_dict(), Path(sys.argv[1]) / f"{method}-{processes.rank}.pt")
+        torch.save(run.objective.state_dict(), folder / f"{method}-{processes.rank}.pt")
     processes.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -3,10 +3,9 @@
 import math
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from patchloom.objectives.dino import Dino, collapse, dino_loss, mean_over_proce
 from patchloom.objectives.dino_head import DinoHead
 from patchloom.recipes.parts import DinoPart
 from patchloom.runs.checkpoints import find_checkpoint
-from tests.engine.test_processes import VARIABLES, free_port
 from tests.engine.toys import make_run, optim_part
+from tests.forked import forked_ranks
 from tests.networks import assert_same, small
 from tests.objectives.test_classification import MEAN, STD
 
@@ -410,17 +409,12 @@ def test_a_run_leaves_the_last_layer_alone_in_its_first_epoch(tmp_path: Path) ->
 
 
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
-    root = Path(__file__).parent.parent.parent
-    outside = {key: value for key, value in os.environ.items() if key not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
+    from tests.objectives.dino_worker import train_and_write  # which imports from here
+
     ended = {}
     for world in (1, 2):
-        port, running = str(free_port()), []
-        for rank in range(world):
-            place = (str(rank), str(world), str(rank), "127.0.0.1", port)
-            env = outside | (dict(zip(VARIABLES, place, strict=True)) if world > 1 else {})
-            command = [sys.executable, "-m", "tests.objectives.dino_worker", str(tmp_path / f"{world}-")]
-            running.append(subprocess.Popen(command, cwd=root, env=env, stderr=subprocess.PIPE, text=True))
-        said = [process.communicate(timeout=120)[1] for process in running]
+        running = forked_ranks(partial(train_and_write, str(tmp_path / f"{world}-")), world)
+        said = [process.communicate(timeout=120) for process in running]
         assert [process.returncode for process in running] == [0] * world, said
         ended[world] = [torch.load(tmp_path / f"{world}-{rank}") for rank in range(world)]
     (alone,), (first, second) = ended[1], ended[2]

@@ -2,8 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ import torch
 from patchloom.engine.loop import train
 from patchloom.engine.signals import Stopped
 from patchloom.runs.checkpoints import find_checkpoint
-from tests.engine.test_processes import VARIABLES, free_port
-from tests.objectives.grafit_runs import grafit_run
+from tests.forked import forked_ranks
+from tests.objectives.grafit_runs import grafit_run, keep_states
 
 
 def test_a_stopped_run_goes_on_exactly(tmp_path: Path) -> None:
@@ -40,24 +39,10 @@ def test_a_stopped_run_goes_on_exactly(tmp_path: Path) -> None:
 
 
 def test_two_processes_keep_one_memory(tmp_path: Path) -> None:
-    common = {key: value for key, value in os.environ.items() if key not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-W", "error", "-m", "tests.objectives.grafit_runs", str(tmp_path)]
-    root = Path(__file__).parent.parent.parent
-    workers = [
-        subprocess.Popen(
-            command,
-            cwd=root,
-            env=common | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    workers = forked_ranks(partial(keep_states, tmp_path), 2)
     for worker in workers:
-        output = worker.communicate(timeout=120)[0]
-        assert worker.returncode == 0, output
+        said = worker.communicate(timeout=120)
+        assert worker.returncode == 0, said
     for method in ("snca", "grafit"):
         states = [torch.load(tmp_path / f"{method}-{rank}.pt") for rank in range(2)]
         assert torch.equal(states[0]["memory.slots"], states[1]["memory.slots"])

@@ -1,8 +1,9 @@
-"""`patchloom …` as a user types it, inside this process or as one of its own."""
+"""`patchloom …` as a user types it: inside this process, in a copy of it, or as a process of its own."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 from patchloom import cli
+from tests.forked import Forked
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = ("--recipe", "small_images", "--epochs", "2", "--batch", "4", "--size", "16", "--workers", "0")
@@ -36,6 +38,16 @@ def command(arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch, capsys:
         cli.main()
     said = capsys.readouterr()
     return Done(ended.value.code, said.err, said.out)
+
+
+def forked(*arguments: Any, env: Mapping[str, str] | None = None, terminal: int = -1) -> Forked:
+    """The command in a copy of this process, in a session of its own: signals, ranks, terminals, for little."""
+
+    def work() -> None:
+        sys.argv = ["patchloom", *map(str, arguments)]
+        cli.main()
+
+    return Forked(work, env, terminal)
 
 
 def started(*arguments: Any, **options: Any) -> subprocess.Popen[str]:

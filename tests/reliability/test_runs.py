@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from patchloom.errors import ResourceError
 from patchloom.runs import checkpoints
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.runs.weights import load_network
-from tests.reliability.commands import OPTIONS, WORKERS, class_folders, command, started
+from tests.forked import Forked
+from tests.reliability.commands import OPTIONS, WORKERS, class_folders, command, forked, started
 
 
 @pytest.fixture
@@ -32,7 +34,10 @@ def data(tmp_path: Path) -> Path:
     return class_folders(tmp_path / "data")
 
 
-def wait_until(there: Any, process: subprocess.Popen[str], seconds: float = 60) -> None:
+Process = subprocess.Popen[str] | Forked
+
+
+def wait_until(there: Any, process: Process, seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while not there():
         assert process.poll() is None, process.communicate()
@@ -40,17 +45,18 @@ def wait_until(there: Any, process: subprocess.Popen[str], seconds: float = 60) 
         time.sleep(0.02)
 
 
-def long_run(data: Path, out: Path, *options: Any) -> subprocess.Popen[str]:
+def long_run(data: Path, out: Path, *options: Any, start: Callable[..., Any] = started) -> Any:
     """A run that has made steps and would go on for minutes."""
     metrics = out / "metrics.jsonl"
     before = metrics.stat().st_size if metrics.exists() else 0
-    process = started("train", data, "--out", out, *OPTIONS, "--epochs", 100_000, *options)
+    process = start("train", data, "--out", out, *OPTIONS, "--epochs", 100_000, *options)
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > before, process)
     return process
 
 
-def ended(process: subprocess.Popen[str], seconds: float = 30) -> tuple[int, str]:
+def ended(process: Process, seconds: float = 30) -> tuple[int, str]:
     errors = process.communicate(timeout=seconds)[1]
+    assert process.returncode is not None
     return process.returncode, errors
 
 
@@ -210,7 +216,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_killed_worker_is_named_and_the_run_saved(data: Path, tmp_path: Path) -> None:
-    process = long_run(data, tmp_path / "run", *WORKERS)
+    process = long_run(data, tmp_path / "run", *WORKERS, start=forked)
     worker = children(process.pid)[-1]
     os.kill(worker, signal.SIGKILL)
     code, errors = ended(process)
@@ -437,7 +443,7 @@ def test_names_that_are_not_utf8_and_terminals_that_are_not(data: Path, tmp_path
         ("predict", run, odd),
         ("check", odd, "--page", tmp_path / "check.html"),
     ):
-        code, errors = ended(started(*arguments, env=env))
+        code, errors = ended(forked(*arguments, env=env))
         assert (code, errors) == (0, ""), arguments
 
 
