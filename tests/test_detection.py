@@ -170,7 +170,7 @@ def test_predict_writes_annotations_and_overlays(run, tmp_path, capsys, monkeypa
     assert len(told["annotations"]) == 10
     assert {each["category_id"] for each in told["annotations"]} <= {1, 2, 3, 4}
     assert all({"bbox", "segmentation", "score", "area"} <= set(each) for each in told["annotations"])
-    with Image.open(tmp_path / "out" / "00001-0.png.jpg") as overlay:
+    with Image.open(tmp_path / "out" / "00001-0.jpg") as overlay:
         assert overlay.size == (512, 384)
     monkeypatch.setattr(
         sys, "argv", ["patchloom", "predict", str(run), str(tmp_path / "in"), "--out", str(tmp_path / "two")]

@@ -190,8 +190,7 @@ class Written:
                 told |= {"segmentation": one.outline.to_coco(answer.size), "area": one.outline.area}
             self._annotations.append(told)
         drawn = drawn_objects(answer.picture, [one.shown(self._labels) for one in answer.objects])
-        stem = printable(Path(answer.path).name).replace("/", "_")
-        overlay = self._folder / f"{number:05d}-{stem}.jpg"
+        overlay = self._folder / f"{number:05d}-{printable(Path(answer.path).stem)}.jpg"
         encoded = io.BytesIO()
         drawn.save(encoded, "JPEG", quality=JPEG_QUALITY)
         atomic_write(overlay, encoded.getvalue())
