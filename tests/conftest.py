@@ -1,9 +1,11 @@
-"""What all tests share: where the reference data is, one thread a worker, small networks of every name."""
+"""What all tests share: where the reference data is, one thread per worker, small networks of every name."""
 
 import importlib
+import itertools
 import pkgutil
 import signal
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +43,25 @@ def _signals_as_on_a_terminal() -> None:
             signal.signal(number, handler)
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each worker takes a half of the tests in one piece, so that what a file shares is made once, not by both."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
+
+
+@pytest.fixture(scope="session")
+def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder per test, made when it is written to."""
+    root = tmp_path_factory.mktemp("caches")
+    return (root / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cache_of_its_own(_caches: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test's scans see is not kept in the user's folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(next(_caches)))
 
 
 @pytest.fixture
