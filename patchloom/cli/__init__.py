@@ -1,4 +1,4 @@
-"""The command line: one verb a file, each importing what it needs only when it runs."""
+"""The command line: one verb per file, each importing what it needs only when it runs."""
 
 import errno
 import os

@@ -31,7 +31,7 @@ def show_levels(found: "LevelEvaluations", *, as_json: bool) -> None:
 
 
 def _print_run(found: "LevelEvaluations", run: "LevelEvaluation", name: str) -> None:
-    """Numbers by level: a row each, a column a level."""
+    """Numbers by level: a row each, a column per level."""
     from patchloom.cli.table import print_table
 
     ends = {level: "" if level == _finest(found) else f"_{level}" for level in found.levels}

@@ -48,7 +48,7 @@ class Processes:
             os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
             if not dist.is_initialized():
                 self._store = meet(place, "nccl" if kind == "cuda" else "gloo", answer_within_s)
-        # accelerate keeps one state a process; a second run of this process may want another precision.
+        # accelerate keeps one state per process; a second run of this process may want another precision.
         AcceleratorState._reset_state(reset_partial_state=True)
         mixed = "no" if self.precision == "fp32" else self.precision
         self._accelerator = Accelerator(cpu=kind == "cpu", mixed_precision=mixed)

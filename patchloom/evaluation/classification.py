@@ -1,4 +1,4 @@
-"""How well a network classifies: one pass over a set, one row of numbers an image, everything else from the rows.
+"""How well a network classifies: one pass over a set, one row of numbers per image, everything else from the rows.
 
 Letters: B images of a batch, N of the set, K classes. Shares are in percent, as papers print them.
 

@@ -4,7 +4,7 @@ name                     value
 ap                       mean over the classes and over IoU 0.50, 0.55 … 0.95 of the precision at 101 recalls
 ap50, ap75               at one IoU
 ap_small, _medium, _large  of objects up to 32², up to 96² and above, in pixels of the picture
-recall                   mean over IoU and classes of the share of objects found, by at most 100 detections a picture
+recall                   mean over IoU and classes of the share of objects found, by at most 100 detections per picture
                          and class
 mask_ap …                the same, by masks instead of boxes
 images, objects          counted; crowds are no objects

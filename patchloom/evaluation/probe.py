@@ -1,10 +1,10 @@
-"""What a linear classifier finds in frozen features: one trained on all of train, one on a few images a class.
+"""What a linear classifier finds in frozen features: one trained on all of train, one on a few images per class.
 
 name                          value
 linear_top1, linear_top5      linear probe on the test images, in percent; top-5 where there are more than 5 classes
 linear_held_out_top1          on the held-out part of train, with the strength it chose
 linear_l2                     that strength
-few_shot{s}_top1, …_std       few-shot probe with s images a class: mean and standard deviation over the draws, percent
+few_shot{s}_top1, …_std       few-shot probe with s images per class: mean and std over the draws, percent
 
 The linear probe is multinomial logistic regression: mean cross-entropy + l2/2 · ‖W‖², the bias free. SGD's answer to
 it (`sgd_probe`) depends on a learning rate, a schedule and an order of images; the problem is convex, so L-BFGS with
@@ -164,7 +164,7 @@ def few_shot_probe(
     l2: float = FEW_SHOT_L2,
     seed: int = 0,
 ) -> FewShotProbe:
-    """Fit on `shots` images a class, `draws` times with other images; judge each on all of `test`."""
+    """Fit on `shots` images per class, `draws` times with other images; judge each on all of `test`."""
     train, test = train.labelled("train"), test.labelled("val")
     if draws < 1:
         raise UsageError(f"A few-shot probe needs at least one draw, given {draws}")

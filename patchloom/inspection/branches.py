@@ -118,7 +118,7 @@ def _side_by_side(part: nn.Module | None) -> list[Branch]:
 
 @contextmanager
 def _ratios_recorded(branches: list[Branch], found: dict[int, Tensor]) -> Iterator[None]:
-    """While open, a forward pass leaves each branch's ratios, one an image, under its id."""
+    """While open, a forward pass leaves each branch's ratios, one per image, under its id."""
     hooks: list[Any] = []
     inputs: dict[int, Tensor] = {}
     for branch in branches:

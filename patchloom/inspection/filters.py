@@ -1,6 +1,6 @@
 """What the first layer looks for, as pictures: Mixer's figure 6, for any network that begins with patches or pixels.
 
-A unit of the patch projection has one weight a pixel and channel of a patch, so with three channels it is a small
+A unit of the patch projection has one weight per pixel and channel of a patch, so with three channels it is a small
 colour image: grey is zero, and a colour is what the unit answers to. Inputs are normalised, so grey is the mean colour.
 """
 

@@ -65,7 +65,7 @@ def token_unit_picture(network: nn.Module, *, units: int = 64, layers: Sequence[
     for number, mix in _chosen(mixers, list(mixers)[:3] if layers is None else layers).items():
         images = numbers(mix.weight1).reshape(-1, *mix.grid)
         order = opposite_pairs(images)[:units]
-        columns = min(8, len(order))  # four pairs a line
+        columns = min(8, len(order))  # four pairs per line
         lines = len(order) // columns
         blocks.append((f"layer {number}", images[order[: lines * columns]].reshape(lines, columns, *mix.grid)))
     return tiled(blocks, group=2)

@@ -154,7 +154,7 @@ def looks(shown: Shown, class_names: Sequence[str] = (), *, top: int = 5) -> Loo
 
 
 def head_sheet(shown: Shown, *, pictures: int | None = None) -> Image.Image:
-    """Class attention of each picture: a row a layer, a column a head (thesis, figure 3.9).
+    """Class attention of each picture: a row per layer, a column per head (thesis, figure 3.9).
 
     `pictures` are the first ones; None shows as many as make a sheet that fits a screen. Each map has its own scale.
     """

@@ -170,8 +170,8 @@ KINDS = (
         "Attention by head",
         lambda subject: subject.few is not None and subject.network.has_class_attention,
         lambda subject: head_sheet(subject.mapped),
-        "How much the class token takes from each patch: a row a layer, a column a head, each map from 0 (dark) to its "
-        "largest weight.",
+        "How much the class token takes from each patch: a row per layer, a column per head, each map from 0 (dark) to "
+        "its largest weight.",
     ),
     Kind(
         "Patch interactions",

@@ -101,7 +101,7 @@ def _levels(runs: Sequence[str], data: str, parts: dict[str, RunParts], notes: l
 
 
 def _level_tables(found: LevelEvaluations) -> list[tuple[str, list[str], list[tuple[str, list[tuple[str, bool]]]]]]:
-    """Of each measure: its title, a column a run, and rows of (text, is the level it was trained at)."""
+    """Of each measure: its title, a column per run, and rows of (text, is the level it was trained at)."""
     columns = [f"{name} ({run.trained_level or 'no level'})" for name, run in found.runs.items()]
     tables = []
     for measure, title in MEASURES.items():

@@ -1,1 +1,1 @@
-"""The parts every network is put together from, one idea a file."""
+"""The parts every network is put together from, one idea per file."""

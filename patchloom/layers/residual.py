@@ -1,6 +1,6 @@
 """A residual branch: x + scale · drop_path(mix(norm(x))), the one shape every block of every family has.
 
-`scale` is LayerScale (one weight a channel), a single learnable weight (ReZero, Fixup, T-Fixup as the thesis adapts
+`scale` is LayerScale (one weight per channel), a single learnable weight (ReZero, Fixup, T-Fixup as the thesis adapts
 them in figure 3.4c), or nothing.
 """
 

@@ -1,1 +1,1 @@
-"""One family a file: parts → network, with its table of published variants last."""
+"""One family per file: parts → network, with its table of published variants last."""

@@ -141,7 +141,7 @@ class Network(nn.Module):
         return {}
 
     def pool(self, features: Tensor) -> Tensor:
-        """Features → one vector an image, (B, C)."""
+        """Features → one vector per image, (B, C)."""
         return features.flatten(1, -2).mean(dim=1)
 
     def classifiers(self) -> dict[str, int]:
@@ -353,7 +353,7 @@ class Network(nn.Module):
         return True
 
     def vectors(self, features: Tensor) -> Tensor:
-        """Features → what is compared between images, (B, C); of one token a class, their mean."""
+        """Features → what is compared between images, (B, C); of one token per class, their mean."""
         pooled = self.pool(features)
         return pooled if pooled.ndim == 2 else pooled.mean(dim=1)
 

@@ -4,7 +4,7 @@ Letters: B images, H×W positions, N = H·W, T class tokens, C channels. A convn
 resolution, no positions, any image size; its pooling weights are the attention map. (Touvron et al. 2021; thesis
 chapter 5.)
 Paper and code: the stem has GELU between its convolutions only, the 3×3 of the trunk is depth-wise, the pooling's
-feed-forward layer is 3 wide, and the class token is among the keys unless there is one a class, all as the authors'
+feed-forward layer is 3 wide, and the class token is among the keys unless there is one per class, all as the authors'
 code. LayerScale starts at 1e-6 (S60: 1e-4). Drop path per table 5.8 is the recipe's.
 """
 
@@ -112,7 +112,7 @@ class AttentionPooled(Network):
         return self.config.class_tokens == "per_class"
 
     def make_classifier(self, inputs: int) -> nn.Module:
-        """A linear classifier, or one row a class token."""
+        """A linear classifier, or one row per class token."""
         if self.config.class_tokens == "per_class" and self.config.num_classes:
             if self.config.head == "mlp":
                 raise UsageError("head=mlp needs one vector per image; with class_tokens=per_class the head is linear")

@@ -126,7 +126,7 @@ class DecoderLayer(nn.Module):
 class Cache:
     """The state of a decoding: of each layer, the rows' past positions and the sentences' keys and values.
 
-    A sentence has `beams` rows, one after another. Keys and values exist once a sentence and are never reordered.
+    A sentence has `beams` rows, one after another. Keys and values exist once per sentence and are never reordered.
     """
 
     def __init__(self, past: list[StepCache], spare: Tensor, looked: list[Looked], steps: int) -> None:

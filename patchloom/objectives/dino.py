@@ -93,7 +93,7 @@ def collapse(teacher_entropy: float, teacher_spread: float, outputs: int) -> str
     """One line on how the outputs collapsed, judged by means over an epoch, or "" where they did not.
 
     Below a hundredth of a nat the teacher says the same of every image. Early in a training it always nearly does,
-    and with one image a step this cannot be told.
+    and with one image per step this cannot be told.
     """
     if teacher_spread > 0.01:
         return ""

@@ -44,7 +44,8 @@ class DinoHead(nn.Module):
     ) -> None:
         super().__init__()
         if min(inputs, outputs, hidden, bottleneck) < 1:
-            raise UsageError(f"A head has at least one unit a layer, given {inputs}, {hidden}, {bottleneck}, {outputs}")
+            given = f"{inputs}, {hidden}, {bottleneck}, {outputs}"
+            raise UsageError(f"A head has at least one unit per layer, given {given}")
         layers: list[nn.Module] = []
         for width in (inputs, hidden):
             layers += [nn.Linear(width, hidden), *([nn.BatchNorm1d(hidden)] if batch_norm else []), nn.GELU()]

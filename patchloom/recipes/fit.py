@@ -245,7 +245,7 @@ def _method(recipe: Recipe, facts: Facts, chosen: Mapping[str, Any]) -> list[Rea
         reasons.append(Reason("model.drop_path", 0.0, "the run is too short to need it"))
     if method_of(recipe.objective.method).learns_from == "clusters":
         clusters = min(recipe.grafit.clusters, max(2, facts.images // 20))
-        reasons.append(Reason("grafit.clusters", clusters, "20 images a cluster or more"))
+        reasons.append(Reason("grafit.clusters", clusters, "20 images per cluster or more"))
     if facts.images < FEW_IMAGES:
         reasons += _few_images(recipe, facts, max(1, facts.images // batch) * epochs)
     return reasons

@@ -1,6 +1,6 @@
 """What a run decided about each image of its val split, kept in its folder: `predictions.safetensors`.
 
-24 bytes an image: place in the set, label, prediction, rank of the label, confidence and loss. With them runs are
+24 bytes per image: place in the set, label, prediction, rank of the label, confidence and loss. With them runs are
 compared image by image without their data or a GPU. A fingerprint of the images tells whether two runs saw the same.
 """
 

@@ -146,7 +146,7 @@ def _trial_step(run: Run, parts: int) -> None:
     network = unwrap(run.model)
     with closing(run.loader.epoch(0)) as batches:  # type: ignore[type-var]
         batch = next(batches)
-    # The optimiser will keep two numbers a weight from its first step on.
+    # The optimiser will keep two numbers per weight from its first step on.
     reserved = [torch.empty_like(p) for p in network.parameters() if p.requires_grad for _ in range(2)]
     small = split(batch, parts)[0].to(run.processes.device)
     with left_as_it_was(run):

@@ -94,7 +94,7 @@ def test_a_head_starts_as_the_authors_and_gives_cosines() -> None:
     assert own(torch.randn(9, 64)).abs().max() <= 1 + 1e-6
     assert not own.last_layer.weight_g.requires_grad
     assert DinoHead(4, 5, fixed_norm=False).last_layer.weight_g.requires_grad
-    with pytest.raises(UsageError, match="at least one unit a layer, given 4, 2048, 256, 0"):
+    with pytest.raises(UsageError, match="at least one unit per layer, given 4, 2048, 256, 0"):
         DinoHead(4, 0)
 
 

@@ -186,7 +186,7 @@ def _slide(image: Image.Image, shifts: np.ndarray, vertical: bool, fill: tuple[i
     time.
 
     Within a row the distance to the next pixel is the same everywhere, so the 4×4 taps of the general case
-    become 4 with one weight a row. Pillow's cubic (a = −1) and its rounding are kept; float32 for its
+    become 4 with one weight per row. Pillow's cubic (a = −1) and its rounding are kept; float32 for its
     float64 changes about one value in 10,000 by 1.
     """
     if vertical:

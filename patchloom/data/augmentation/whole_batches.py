@@ -59,7 +59,7 @@ def draw(
 ) -> Draws:
     """The numbers of a batch of all processes, `rows` of which are this one's.
 
-    Of several seeds, one a view, each has its own numbers: all pictures with those of the first, then of the second.
+    Of several seeds, one per view, each has its own numbers: all pictures with those of the first, then of the second.
     """
     generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
@@ -271,7 +271,7 @@ def blur(pixels: Tensor, radius: Tensor) -> Tensor:
 
 
 def _blend(base: Tensor, pixels: Tensor, factor: Tensor) -> Tensor:
-    """base + factor·(pixels − base), cut to whole numbers as Pillow does; one factor a picture."""
+    """base + factor·(pixels − base), cut to whole numbers as Pillow does; one factor per picture."""
     factor = factor.view(-1, *[1] * (pixels.ndim - 1))
     return (pixels - base).mul_(factor).add_(base).clamp_(0, 255).floor_()
 

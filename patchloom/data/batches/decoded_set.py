@@ -192,7 +192,7 @@ class DeviceLoader:
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[ImageBatch]:
         """The batches of `epoch` from `start_step` on, on the store's device."""
         device = self._store.labels.device
-        # One transfer an epoch instead of one a step.
+        # One transfer per epoch instead of one per step.
         order = torch.from_numpy(self.plan.order(epoch).copy()).to(device, non_blocking=True)
         for step in range(start_step, self.steps_per_epoch):
             index = order[step * self.plan.batch_size : (step + 1) * self.plan.batch_size]

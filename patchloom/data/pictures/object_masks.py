@@ -79,7 +79,7 @@ def mask_from_coco(given: Any, size: Size) -> np.ndarray:
 
 
 def _filled(polygon: Sequence[float], size: Size) -> np.ndarray:
-    """The pixels inside a polygon, by COCO's own rule: its border at 5 points a pixel, cut by the columns' middles."""
+    """The pixels inside a polygon, by COCO's own rule: its border at 5 points per pixel, cut by columns' middles."""
     try:
         points = np.asarray(polygon, np.float64).reshape(-1, 2)
     except (TypeError, ValueError) as error:

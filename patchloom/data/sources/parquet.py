@@ -1,7 +1,7 @@
 """Parquet files of encoded images: columns `image` (bytes, or a struct with `bytes`) and `label`.
 
 Further columns, where present: `coarse_label`, `family_label` … (label levels), `split`, `mask` (an image of ids),
-`boxes` with `labels` (one a box). Class names come from the schema's metadata: the key `dataset_info` (JSON with
+`boxes` with `labels` (one per box). Class names come from the schema's metadata: the key `dataset_info` (JSON with
 `label_names`, `coarse_label_names` …, `ignore_index`) or Hugging Face's own. Splits come from the column, else
 from the file names (…train…, …val… or …test…).
 

@@ -1,4 +1,4 @@
-"""Pairs as numbers of subwords, kept in memory: 2 bytes a subword up to 65,536 pieces."""
+"""Pairs as numbers of subwords, kept in memory: 2 bytes per subword up to 65,536 pieces."""
 
 from array import array
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Parallel text opened for translation: what the user called it → `ParallelText`.
 
 corpus/                  train.en, train.de, val.en.gz, test_2016.de …, or parquet files
-pairs-en-de.tsv.gz       two fields a line; the name says their languages
+pairs-en-de.tsv.gz       two fields per line; the name says their languages
 train.parquet            `translation` {de: …, en: …}, or columns named by their languages
 numbers  numbers:fr-en   built in (`data/text/numbers.py`)
 

@@ -1,6 +1,6 @@
 """Sentence pairs, and what is wrong with them: parallel files, tab-separated files, parquet columns.
 
-    train.de, train.en, val.de.gz …   a line a sentence; more than two languages will do
+    train.de, train.en, val.de.gz …   a line per sentence; more than two languages will do
     pairs.tsv, pairs.tsv.gz           the first two fields of a line
     train-0.parquet                   `translation` {de: …, en: …}, or columns of strings
 
@@ -188,7 +188,7 @@ def _parallel_files(folder: Path) -> list[SentenceSplit]:
 
 
 def parallel_split(name: str, files: Sequence[tuple[str, Path]]) -> SentenceSplit:
-    """Files with a line a sentence, each with its language."""
+    """Files with a line per sentence, each with its language."""
     languages, paths = zip(*files, strict=True)
     return SentenceSplit(name, tuple(map(str, paths)), "line", languages, paths, partial(_side_by_side, paths))
 
