@@ -108,7 +108,7 @@ class Run:
     time_limit_s: float | None = None  # of this call
     save_every_s: float = 300.0
     unit: str = "img"  # of what the speed counts
-    log_every: int = 50  # steps per line of metrics.jsonl averages over
+    log_every: int = 50  # steps that a line of metrics.jsonl averages over
     averages: Averages = field(default_factory=Averages)
 
     @property
