@@ -2,7 +2,7 @@
 
 A source (a folder, a parquet file, torchvision's sets, shards …) lists its `Pictures` with class names;
 `splits` turns listings into `ImageSet`s: pictures that can be read one by one, with integer labels that index
-one `ClassTable`. Nothing here decodes, augments or batches.
+one `ClassTable`. Nothing here augments or batches.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
+from patchloom.data.pictures.decode import decode_shrunk
 from patchloom.data.pictures.samples import PARTS, UNLABELLED, LayerKind, Sample, checked_boxes, checked_layer
 from patchloom.errors import DataError, UsageError
 
@@ -95,8 +96,11 @@ class ImageSet(Protocol):
         """The picture: decoded, upright, mode RGB. An unreadable file is a `DataError` that names it."""
         ...
 
-    def sample(self, index: int) -> Sample:
-        """The picture with its `parts`. What cannot be read, or does not fit the picture, is a `DataError`."""
+    def sample(self, index: int, reduction: Callable[[tuple[int, int]], int] | None = None) -> Sample:
+        """The picture with its `parts`. What cannot be read, or does not fit the picture, is a `DataError`.
+
+        `reduction` says for (width, height) how many times smaller the picture may be decoded (`decode_shrunk`).
+        """
         ...
 
     def where(self, index: int) -> str:
@@ -320,8 +324,11 @@ class PictureSet:
         kinds = {"mask": LayerKind(source.mask_dtype, ignored), "instances": LayerKind(np.int16, 0)}
         return {name: kinds[name] for name in self.parts if name in kinds}
 
-    def sample(self, index: int) -> Sample:
-        """The picture with its `parts`."""
+    def sample(self, index: int, reduction: Callable[[tuple[int, int]], int] | None = None) -> Sample:
+        """The picture with its `parts`, to which pixels belong: one with parts comes whole."""
+        if reduction and not self.parts and (data := self.encoded(index)) is not None:
+            picture, whole = decode_shrunk(data, self.where(index), reduction)
+            return Sample(picture, whole=whole if whole != picture.size else None)
         picture = self.read(index)
         if not self.parts:
             return Sample(picture)

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+
+from patchloom.engine.eager_optimisers import Eager
 
 
-class Lamb(Optimizer):
+class Lamb(Eager):
     """Layer-wise adaptive moments, for large batches."""
 
     def __init__(

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
+from patchloom.engine.eager_optimisers import SGD, Adagrad, Adam, AdamW
 from patchloom.engine.lamb import Lamb
 from patchloom.errors import UsageError
 from patchloom.layers.attention import Attend

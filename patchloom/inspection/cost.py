@@ -1,7 +1,8 @@
 """What a network costs (CO-1): parameters and operations by counting, throughput and memory by measuring.
 
-"Multiply-adds" are those of matrix products and convolutions, what the papers call FLOPs. They are counted on the meta
-device, so the largest networks take no memory and no time.
+"Multiply-adds" are those of matrix products and convolutions, what the papers call FLOPs. They are counted on one image
+of zeros, for which products are not computed: only their shapes are. (The meta device would do it too, but its first
+operation imports torch's compiler, two to three seconds of a run's start.)
 """
 
 import time
@@ -9,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -29,6 +32,13 @@ _NORMS = {
     aten._native_batch_norm_legit_no_training: (2, 1),
 }
 _TWO = {aten.addcmul}
+# Products of matrices: which arguments are multiplied.
+_PRODUCTS = {
+    aten.mm.default: (0, 1),
+    aten.bmm.default: (0, 1),
+    aten.addmm.default: (1, 2),
+    aten.baddbmm.default: (1, 2),
+}
 
 
 @dataclass(frozen=True)
@@ -74,32 +84,39 @@ def cost(model: nn.Module, image_size: Size | None = None) -> Cost:
     """Parameters and operations of a network for one image, of its own size or another."""
     size = _size_of(model, image_size)
     channels = model.config.channels if isinstance(model, Network) else 3
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    on_meta = {name: torch.empty_like(tensor, device="meta", requires_grad=False) for name, tensor in state.items()}
-    dtype = next(model.parameters()).dtype
-    images = torch.empty(1, channels, *size, device="meta", dtype=dtype)
+    zeros = {name: _zeros_like(tensor) for name, tensor in state.items()}
+    images = torch.zeros(1, channels, *size, device="cpu", dtype=next(model.parameters()).dtype)
     was_training = model.training
     nn.Module.train(model, False)
     try:
-        with torch.no_grad(), _Counter() as counter:
-            functional_call(model, on_meta, (images,))
+        # Fused attention would be one operation, whose parts are not counted.
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Counter() as counter:
+            functional_call(model, zeros, (images,))
     finally:
         nn.Module.train(model, was_training)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     return Cost(parameters, counter.multiply_adds, counter.elementwise)
 
 
-class _Counter(TorchDispatchMode):
-    """Counts what a forward pass on the meta device does; of equal operations the first alone is carried out.
+def _zeros_like(tensor: Tensor) -> Tensor:
+    """Zeros on the CPU that take no memory before they are written to: NumPy asks the system for such, torch not."""
+    pages = np.zeros(tensor.numel() * tensor.element_size(), dtype=np.uint8)
+    return torch.from_numpy(pages).view(tensor.dtype).view(tensor.shape)
 
-    A network repeats its blocks, and torch works out in Python what an operation gives on the meta device.
-    """
+
+class _Counter(TorchDispatchMode):
+    """Counts what a forward pass does; of equal operations the first alone is carried out: a network repeats its blocks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.multiply_adds = 0
         self.elementwise = 0
         self._known: dict[Any, tuple[int, int, Any]] = {}  # operation, inputs → both counts, output
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled inside, and saying so to the compiler would import it: two seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
@@ -117,7 +134,9 @@ class _Counter(TorchDispatchMode):
         return _another(out)
 
     def _carried_out(self, func: Any, args: Any, kwargs: Any) -> tuple[int, int, Any]:
-        out = func(*args, **kwargs)
+        out = _product(func, args)
+        if out is None:
+            out = func(*args, **kwargs)
         packet = func.overloadpacket
         if packet in flop_registry:
             counts = flop_registry[packet](*args, **kwargs, out_val=out) // 2, 0
@@ -129,7 +148,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _outline(value: Any) -> Any:
-    """What an operation on the meta device can know of a value, as a key."""
+    """What the shape of an operation's output depends on, as a key."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype, value.device
     if isinstance(value, tuple | list):
@@ -138,10 +157,28 @@ def _outline(value: Any) -> Any:
 
 
 def _another(out: Any) -> Any:
-    """Tensors like these, in nobody else's hands."""
+    """Zeros like these, in nobody else's hands."""
     if isinstance(out, Tensor):
-        return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device)
+        return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device).zero_()
     return type(out)(_another(each) for each in out) if isinstance(out, tuple | list) else out
+
+
+def _product(func: Any, args: Any) -> Tensor | None:
+    """Zeros in the shape of a matrix product or a convolution; None for other operations, which are cheap to do."""
+    if func in _PRODUCTS:
+        left, right = (args[position] for position in _PRODUCTS[func])
+        return left.new_zeros(*left.shape[:-1], right.shape[-1])
+    if func is aten.convolution.default:
+        images, weight, _, stride, padding, dilation, is_transposed, *_ = args
+        if is_transposed or images.ndim != 4:
+            return None
+        taps = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        sides = zip(images.shape[2:], taps, stride, padding, strict=True)
+        shape = (len(images), len(weight), *((side + 2 * pad - tap) // step + 1 for side, tap, step, pad in sides))
+        is_last = images.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if is_last else torch.contiguous_format
+        return torch.zeros(shape, dtype=images.dtype, device=images.device).contiguous(memory_format=layout)
+    return None
 
 
 def _elementwise(packet: Any, args: Any, out: Any) -> int:

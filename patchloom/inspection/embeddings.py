@@ -13,23 +13,13 @@ from markupsafe import Markup
 from torch import Tensor
 
 from patchloom.errors import UsageError
-from patchloom.evaluation.classification import in_eval_mode
 from patchloom.inspection.sheets import numbers
-from patchloom.models.network import Network
 from patchloom.pages.charts import LINE_COLORS, Point, Series, line_chart, scatter_chart
 
 LEAST = 10  # images; fewer have no neighbourhood worth a picture
-AT_ONCE = 64  # images
 EXAGGERATED = 0.25  # of the iterations, in which near images are pulled together first
 EXAGGERATION = 12.0
 MOMENTA = (0.5, 0.8)  # before and after
-
-
-@torch.no_grad()
-def embed(network: Network, images: Tensor) -> Tensor:
-    """Normalised images (N, channels, H, W) → the vector each is classified by, (N, C) float32 on the CPU."""
-    with in_eval_mode(network):
-        return torch.cat([network.vectors(network.features(part)).float().cpu() for part in images.split(AT_ONCE)])
 
 
 def pca_energy(vectors: Tensor) -> np.ndarray:
@@ -64,36 +54,44 @@ def tsne(vectors: Tensor, *, perplexity: float = 30.0, iterations: int = 500, se
     count = len(vectors)
     if count < LEAST:
         raise UsageError(f"t-SNE needs at least {LEAST} images to place, given {count}")
-    values = torch.from_numpy(numbers(vectors, "the embeddings"))
-    near = neighbour_shares(values, min(perplexity, (count - 1) / 3))
+    near = neighbour_shares(numbers(vectors, "the embeddings"), min(perplexity, (count - 1) / 3))
     generator = torch.Generator().manual_seed(seed)
-    places = 1e-4 * torch.randn(count, 2, generator=generator, dtype=torch.float64)
-    step, gains, rate = torch.zeros_like(places), torch.ones_like(places), max(count / EXAGGERATION / 4, 50.0)
+    places = (1e-4 * torch.randn(count, 2, generator=generator, dtype=torch.float64)).numpy()
+    step, gains, rate = np.zeros_like(places), np.ones_like(places), max(count / EXAGGERATION / 4, 50.0)
+    early = round(EXAGGERATED * iterations)
+    exaggerated = EXAGGERATION * near
     for iteration in range(iterations):
-        early = iteration < EXAGGERATED * iterations
-        gradient = _gradient(places, near * (EXAGGERATION if early else 1.0))
+        gradient = _gradient(places, exaggerated if iteration < early else near)
         # As in the authors' code: a coordinate that keeps its direction speeds up.
-        gains = torch.where(gradient * step < 0, gains + 0.2, gains * 0.8).clamp(min=0.01)
-        step = MOMENTA[not early] * step - rate * gains * gradient
+        gains = np.maximum(np.where(gradient * step < 0, gains + 0.2, gains * 0.8), 0.01)
+        step = MOMENTA[iteration >= early] * step - rate * gains * gradient
         places = places + step
-        places = places - places.mean(dim=0)
-    return places.numpy()
+        places -= places.mean(axis=0)
+    return places
 
 
-def neighbour_shares(vectors: Tensor, perplexity: float) -> Tensor:
+def neighbour_shares(vectors: np.ndarray, perplexity: float) -> np.ndarray:
     """(N, C) → (N, N) joint probabilities: each row a Gaussian as wide as the perplexity asks, then made symmetric."""
-    squared = torch.cdist(vectors, vectors).square()
-    # A common factor changes only the widths that are searched for, so they can start at one.
-    squared = squared / squared.mean().clamp(min=1e-300)
-    squared.fill_diagonal_(math.inf)
-    precision = squared.new_ones(len(vectors), 1)
-    low, high = torch.zeros_like(precision), torch.full_like(precision, math.inf)
+    norms = np.square(vectors).sum(axis=1)
+    squared = np.maximum(norms[:, None] + norms - 2 * vectors @ vectors.T, 0)
+    np.fill_diagonal(squared, 0)
+    # Neither a common factor nor a term per row changes the shares, only the widths, which can so start at one.
+    squared /= max(squared.mean(), 1e-300)
+    squared += np.diag(np.full(len(vectors), np.inf))
+    squared -= squared.min(axis=1, keepdims=True)
+    distances = np.where(np.isinf(squared), 0, squared)
+    precision = np.ones((len(vectors), 1))
+    low, high = np.zeros_like(precision), np.full_like(precision, np.inf)
     for _ in range(100):
-        shares = (-squared * precision).softmax(dim=1)
-        entropy = -torch.xlogy(shares, shares).sum(dim=1, keepdim=True)
+        shares = np.exp(-precision * squared)
+        total = shares.sum(axis=1, keepdims=True)
+        shares /= total
+        entropy = np.log(total) + precision * (shares * distances).sum(axis=1, keepdims=True)
         wide = entropy > math.log(perplexity)
-        low, high = torch.where(wide, precision, low), torch.where(wide, high, precision)
-        precision = torch.where(high.isinf(), precision * 2, (low + high) / 2)
+        low, high = np.where(wide, precision, low), np.where(wide, high, precision)
+        precision, before = np.where(np.isinf(high), precision * 2, (low + high) / 2), precision
+        if np.array_equal(precision, before):
+            break
     joint = shares + shares.T
     return joint / joint.sum()
 
@@ -105,9 +103,21 @@ def embedding_chart(places: np.ndarray, labels: Sequence[int], class_names: Sequ
     return scatter_chart(points, groups=[class_names[label] for label in present])
 
 
-def _gradient(places: Tensor, near: Tensor) -> Tensor:
-    """Of the divergence between `near` and the Student shares of the places."""
-    weights = 1 / (1 + torch.cdist(places, places).square())
-    weights.fill_diagonal_(0)
-    pull = (near - weights / weights.sum()) * weights  # (N, N)
-    return 4 * (pull.sum(dim=1, keepdim=True) * places - pull @ places)
+def _gradient(places: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """Of the divergence between `near` and the Student shares of the places, in float64.
+
+    NumPy and few passes: torch shares each of these small operations out among threads, and every one then waits.
+    """
+    x, y = places.T
+    weights = np.subtract.outer(x, x)  # (N, N), and written over from here on
+    weights *= weights
+    apart = np.subtract.outer(y, y)
+    apart *= apart
+    weights += apart
+    weights += 1
+    np.reciprocal(weights, out=weights)
+    np.fill_diagonal(weights, 0)
+    pull = np.multiply(weights, -1 / weights.sum(), out=apart)
+    pull += near
+    pull *= weights
+    return 4 * (pull.sum(axis=1, keepdims=True) * places - pull @ places)

@@ -48,10 +48,12 @@ class Shown:
     seen: list[Image.Image]  # resized and cropped
     images: Tensor  # (N, channels, H, W) normalised
     probabilities: np.ndarray  # (N, classes); no columns where the network has no classifier
+    vectors: Tensor  # (N, C), what each is classified by, float32 on the CPU
 
     def first(self, count: int) -> "Shown":
         """The first of them."""
-        return Shown(self.network, self.seen[:count], self.images[:count], self.probabilities[:count])
+        few = (self.seen[:count], self.images[:count], self.probabilities[:count], self.vectors[:count])
+        return Shown(self.network, *few)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +137,16 @@ def show(network: Network, preprocessing: Preprocessing | None, images: Given) -
     pixels = np.stack(cropped)  # (N, H, W, 3)
     batch = normalise(torch.from_numpy(pixels).permute(0, 3, 1, 2), preprocessing.mean, preprocessing.std)
     batch = batch.to(next(network.parameters()))
+    answers, vectors = [], []
     with in_eval_mode(network):
-        logits = torch.cat([network(part) for part in batch.split(32)])
+        for part in batch.split(32):
+            features = network.features(part)
+            answers.append(network.head(features))
+            vectors.append(network.vectors(features).float().cpu())
+    logits = torch.cat(answers)
     known = network.config.num_classes
     shares = numbers(logits.float().softmax(dim=-1), "the probabilities") if known else np.zeros((len(pixels), 0))
-    return Shown(network, [Image.fromarray(picture) for picture in pixels], batch, shares)
+    return Shown(network, [Image.fromarray(picture) for picture in pixels], batch, shares, torch.cat(vectors))
 
 
 def looks(shown: Shown, class_names: Sequence[str] = (), *, top: int = 5) -> Looks:

@@ -5,18 +5,16 @@ What a picture shows is in its caption; docs/pictures.md lists them with the fig
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from markupsafe import Markup
 from PIL import Image
-from torch import Tensor
 
 from patchloom.errors import PatchloomError, UsageError
 from patchloom.evaluation.agreement import token_cosines
 from patchloom.inspection.attention import has_evidence, has_share
 from patchloom.inspection.branches import branch_norm_chart, has_branches
-from patchloom.inspection.embeddings import LEAST, embed, embedding_chart, pca_energy_chart, tsne
+from patchloom.inspection.embeddings import LEAST, embedding_chart, pca_energy_chart, tsne
 from patchloom.inspection.filters import filter_picture, has_filters
 from patchloom.inspection.interactions import (
     has_patch_matrices,
@@ -63,11 +61,6 @@ class Subject:
         """The images, where there are some."""
         assert self.shown is not None
         return self.shown
-
-    @cached_property
-    def vectors(self) -> Tensor:
-        """The images' embeddings."""
-        return embed(self.seen.network, self.seen.images)
 
     @property
     def mapped(self) -> Shown:
@@ -124,11 +117,11 @@ def _cosine_chart(subject: Subject) -> Markup:
 
 def _placed(subject: Subject) -> Markup:
     given = subject.seen.probabilities.argmax(axis=1).tolist() if subject.labels is None else subject.labels
-    return embedding_chart(tsne(subject.vectors), given, subject.class_names)
+    return embedding_chart(tsne(subject.seen.vectors), given, subject.class_names)
 
 
 def _energy(subject: Subject) -> Markup:
-    return pca_energy_chart({subject.network.config.name or type(subject.network).__name__: subject.vectors})
+    return pca_energy_chart({subject.network.config.name or type(subject.network).__name__: subject.seen.vectors})
 
 
 def _has_maps(subject: Subject) -> bool:

@@ -69,9 +69,16 @@ class TrainTransform(PictureTransform):
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
         """Crop and flip."""
-        augment, seen, size = self.augment, self.image_size, sample.picture.size
-        if augment.crop == "scaled":
-            return scaled_window(sample, augment, seen, rng)
+        if self.augment.crop == "scaled":
+            return scaled_window(sample, self.augment, self.image_size, rng)
+        return self._crop(sample.size, rng)
+
+    def reduction(self, size: tuple[int, int], rng: random.Random) -> int:
+        """As the crop allows that `rng` draws."""
+        return 1 if self.augment.crop == "scaled" else self._crop(size, rng).reduction
+
+    def _crop(self, size: tuple[int, int], rng: random.Random) -> Geometry:
+        augment, seen = self.augment, self.image_size
         box, start = (0, 0, *size), (0, 0)
         if augment.crop == "random_resized":
             box = random_crop_box(size, (augment.crop_min_scale, augment.crop_max_scale), rng)

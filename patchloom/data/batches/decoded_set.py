@@ -129,19 +129,26 @@ class BeforeCrop(PictureTransform):
     def like(cls, first: Image.Image, augment: AugmentPart, crop_size: Size) -> "BeforeCrop":
         """For a set of pictures like its first."""
         chosen = augment.crop, augment.crop_ratio, crop_size
-        return cls(*chosen, cls._size(first, *chosen))
+        return cls(*chosen, cls._size(first.size, *chosen))
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
         """The whole picture."""
-        if self._size(sample.picture, self.crop, self.crop_ratio, self.crop_size) != self.image_size:
+        if self._size(sample.size, self.crop, self.crop_ratio, self.crop_size) != self.image_size:
             raise UnevenSizesError("the pictures differ in size")
-        return Geometry((0, 0, *sample.picture.size), self.image_size, self.image_size)
+        return self._whole(sample.size)
+
+    def reduction(self, size: tuple[int, int], rng: random.Random) -> int:  # noqa: ARG002
+        """As the size allows that comes out."""
+        return self._whole(size).reduction
+
+    def _whole(self, size: tuple[int, int]) -> Geometry:
+        return Geometry((0, 0, *size), self.image_size, self.image_size)
 
     @staticmethod
-    def _size(image: Image.Image, crop: str, crop_ratio: float, crop_size: Size) -> Size:
+    def _size(picture: tuple[int, int], crop: str, crop_ratio: float, crop_size: Size) -> Size:
         if crop == "random_resized":
-            return image.height, image.width
-        return size_before_window(image.size, crop, crop_size, crop_ratio)
+            return picture[1], picture[0]
+        return size_before_window(picture, crop, crop_size, crop_ratio)
 
 
 class DeviceLoader:

@@ -7,9 +7,10 @@ what is ragged: boxes.
 
 import os
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from patchloom.data.batches.ragged import Boxes, Parts
 from patchloom.data.batches.sampler import Plan
 from patchloom.data.batches.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
+from patchloom.data.pictures.evaluation_transform import PictureTransform
 from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.data.pictures.samples import EXTENT, Sample
 from patchloom.data.sets import ImageSet
@@ -233,7 +235,8 @@ class _Pictures(Dataset):
         filled = _Filled(task.slot, {}, {})
         try:
             for row, (index, seed) in enumerate(zip(views.index[rows], views.seed[rows], strict=True)):
-                sample, used, message = read_or_next(self.dataset, int(index), self.skip_broken)
+                smaller = partial(_reduction, self.transform, int(seed))
+                sample, used, message = read_or_next(self.dataset, int(index), self.skip_broken, smaller)
                 for name, values in self.transform.arrays(sample, random.Random(int(seed))).items():
                     if name in out:
                         out[name][row] = values
@@ -246,13 +249,20 @@ class _Pictures(Dataset):
         return filled
 
 
-def read_or_next(dataset: ImageSet, index: int, skip_broken: bool) -> tuple[Sample, int, str]:
+def _reduction(transform: Transform, seed: int, size: tuple[int, int]) -> int:
+    """How many times smaller a picture may be decoded, by the crop that its seed will draw once more."""
+    return transform.reduction(size, random.Random(seed)) if isinstance(transform, PictureTransform) else 1
+
+
+def read_or_next(
+    dataset: ImageSet, index: int, skip_broken: bool, reduction: Callable[[tuple[int, int]], int] | None = None
+) -> tuple[Sample, int, str]:
     """The sample, the place it was read from, and what was wrong with the one asked for ('' if nothing)."""
     message = ""
     for attempt in range(REPLACEMENTS_TRIED):
         used = (index + attempt) % len(dataset)
         try:
-            return dataset.sample(used), used, message
+            return dataset.sample(used, reduction), used, message
         except DataError as error:
             if not skip_broken:
                 raise

@@ -23,7 +23,7 @@ import os
 import stat
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -116,6 +116,24 @@ def decode(data: bytes | Path, where: str) -> Image.Image:
     if isinstance(data, Path):
         data = read_file(data, where)
     return _decoded(*_open(data, where), data, where)
+
+
+def decode_shrunk(
+    data: bytes, where: str, reduction: Callable[[tuple[int, int]], int]
+) -> tuple[Image.Image, tuple[int, int]]:
+    """The picture as `decode` gives it, and its whole (width, height).
+
+    `reduction` says for these how many times smaller it may come: 1, 2, 4 or 8. A JPEG's blocks of 8×8 pixels can be
+    decoded as 4×4, 2×2 or 1; other formats come whole.
+    """
+    name, image = _open(data, where)
+    with _reading(name, data, where):
+        width, height = image.size
+        whole = (height, width) if _orientation(image) in _ON_ITS_SIDE else (width, height)
+        factor = reduction(whole) if name == "JPEG" else 1
+        if factor > 1:
+            image.draft(image.mode, (width // factor, height // factor))
+    return _decoded(name, image, data, where), whole
 
 
 def decode_with_facts(data: bytes, where: str) -> tuple[Image.Image, ImageFacts]:

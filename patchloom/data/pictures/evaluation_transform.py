@@ -29,6 +29,10 @@ class PictureTransform(ABC):
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
         """Where the view comes from."""
 
+    def reduction(self, size: tuple[int, int], rng: random.Random) -> int:  # noqa: ARG002
+        """How many times smaller a picture of (width, height) may be decoded; such an `rng` draws its geometry too."""
+        return 1
+
     def resized(self, picture: Image.Image, size: Size) -> np.ndarray:
         """A picture at another size, (H, W, 3)."""
         return resize(picture, size)
@@ -47,7 +51,7 @@ class PictureTransform(ABC):
 
     def applied(self, geometry: Geometry, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
         """What a geometry shows of a sample, and what colours make of that."""
-        made = {"image": self.coloured(geometry.apply_picture(sample.picture, self.resized), rng)}
+        made = {"image": self.coloured(geometry.apply_picture(sample.picture, self.resized, sample.whole), rng)}
         for name, layer in sample.layers.items():
             made[name] = geometry.apply_mask(layer.numbers, layer.outside)
         if sample.boxes is not None:
@@ -70,7 +74,7 @@ class EvaluationTransform(PictureTransform):
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
         """The whole picture, made smaller or larger, and the middle of it."""
-        size = sample.picture.size
+        size = sample.size
         target = enlarged(self.image_size, self.crop_ratio)
         scaled = target if self.resize == "square" else covering_size(size, target)
         return Geometry((0, 0, *size), scaled, self.image_size, middle_start(scaled, self.image_size))

@@ -18,6 +18,10 @@ Size = tuple[int, int]  # height, width
 
 # Of a box, after the crop: with less to see it is dropped.
 SMALLEST_BOX_SIDE = 1.0
+# A picture may be decoded smaller where so many times the pixels that are seen are left: the resizing then hides most
+# of what the decoder did (benchmarks/LOG.md).
+PIXELS_LEFT = 2
+REDUCTIONS = (8, 4, 2)
 
 
 def resize(image: Image.Image, size: Size) -> np.ndarray:
@@ -40,12 +44,26 @@ class Geometry:
     flip: bool = False  # left to right
     reflect: bool = False  # over the border the window shows the reflection of the box; else nothing
 
+    @property
+    def reduction(self) -> int:
+        """How many times smaller the picture may be decoded: 1, 2, 4 or 8."""
+        left, top, right, bottom = self.box
+        height, width = (PIXELS_LEFT * side for side in self.scaled)
+        return next((by for by in REDUCTIONS if right - left >= by * width and bottom - top >= by * height), 1)
+
     def apply_picture(
-        self, picture: Image.Image, resized: Callable[[Image.Image, Size], np.ndarray] = resize
+        self,
+        picture: Image.Image,
+        resized: Callable[[Image.Image, Size], np.ndarray] = resize,
+        whole: tuple[int, int] | None = None,
     ) -> np.ndarray:
-        """RGB → (H, W, 3) uint8, black where there is nothing; flipped before resizing, where it has fewer pixels."""
-        if self.box != (0, 0, *picture.size):
-            picture = picture.crop(self.box)
+        """RGB → (H, W, 3) uint8, black where there is nothing; flipped before resizing, where it has fewer pixels.
+
+        Of a picture that was decoded smaller `whole` is (width, height).
+        """
+        box = self.box if whole is None else _shrunk_box(self.box, whole, picture.size)
+        if box != (0, 0, *picture.size):
+            picture = picture.crop(box)
         if self.flip:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = resized(picture, self.scaled)
@@ -99,6 +117,18 @@ class Geometry:
             seen[~rows] = value
             seen[:, ~columns] = value
         return seen
+
+
+def _shrunk_box(
+    box: tuple[int, int, int, int], whole: tuple[int, int], size: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    """A box of a picture of (width, height) `whole` in the pixels of the same decoded to `size`.
+
+    It moves by half a pixel of these at most, a quarter of one that is seen.
+    """
+    factor = round(max(whole) / max(size))  # sides are rounded up
+    left, top, right, bottom = (round(side / factor) for side in box)
+    return left, top, min(right, size[0]), min(bottom, size[1])
 
 
 def _nearest(places: np.ndarray, length: int, scaled: int) -> np.ndarray:

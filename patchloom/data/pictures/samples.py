@@ -48,6 +48,12 @@ class Sample:
     picture: Image.Image
     layers: dict[str, Layer] = field(default_factory=dict)
     boxes: np.ndarray | None = None  # (n, 6) float32
+    whole: tuple[int, int] | None = None  # (width, height) of a picture that was decoded smaller
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) of the picture, in whose pixels a geometry is drawn."""
+        return self.whole or self.picture.size
 
 
 def checked_layer(numbers: np.ndarray, kind: LayerKind, size: tuple[int, int], where: str) -> Layer:
