@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from patchloom.data.checking.check import check as check
     from patchloom.data.reading import Reading as Reading
     from patchloom.data.sources.source import open_data as open_data
+    from patchloom.deployment.artefact import Artefact as Artefact
     from patchloom.deployment.classifier import Classifier as Classifier
+    from patchloom.deployment.export.export import export as export
     from patchloom.deployment.index import index as index
     from patchloom.deployment.index import open_index as open_index
     from patchloom.deployment.segmenter import Segmenter as Segmenter
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from patchloom.training.train import train as train
 
 _WHERE = {
+    "Artefact": "patchloom.deployment.artefact",
     "Classifier": "patchloom.deployment.classifier",
     "Reading": "patchloom.data.reading",
     "Segmenter": "patchloom.deployment.segmenter",
@@ -48,6 +51,7 @@ _WHERE = {
     "evaluate": "patchloom.judging.several_runs",
     "evaluate_levels": "patchloom.judging.levels",
     "evaluate_runs": "patchloom.judging.several_runs",
+    "export": "patchloom.deployment.export.export",
     "index": "patchloom.deployment.index",
     "list_models": "patchloom.models.registry",
     "list_recipes": "patchloom.recipes",

@@ -1,6 +1,7 @@
 """Files that anybody may have written: only plain ones are read, of a bounded size, and values of a known shape."""
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -69,6 +70,12 @@ def parse_json(data: bytes | str, most: int = MOST_BYTES, **options: Any) -> Any
     if _depth_exceeds(value, _MOST_DEPTH):
         raise ValueError(f"it is nested more than {_MOST_DEPTH} deep")
     return value
+
+
+def own_sha256(values: Mapping[str, Any]) -> str:
+    """The checksum of a JSON object that keeps its own, as `own_sha256`: of everything else in it."""
+    others = {name: value for name, value in values.items() if name != "own_sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def check_shape(value: Any, shape: Any, where: str = "") -> None:

@@ -1,32 +1,104 @@
-"""`patchloom export RUN --out page.html`: a trained model as something that answers without patchloom."""
+"""`patchloom export RUN --out PATH`: a run as something that answers without patchloom, compared with the run."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from patchloom.cli.verb import completed
 
+if TYPE_CHECKING:
+    from patchloom.deployment.export.export import Exported
+    from patchloom.deployment.single_page.page import Page
+
+COMPARED = "How it is compared"
+
 
 def export(
-    run: Annotated[str, typer.Argument(help="A run that names classes.", autocompletion=completed("run"))],
-    out: Annotated[str, typer.Option(help="The file to write, such as page.html.")],
-    weights: Annotated[str, typer.Option(help="fp16, or int8 for half the size and nearly the same answers.")] = "fp16",
+    run: Annotated[
+        str, typer.Argument(help="A run that names classes or gives vectors.", autocompletion=completed("run"))
+    ],
+    out: Annotated[str, typer.Option(help="The artefact's folder; or the page, such as page.html.")],
+    to: Annotated[
+        str | None, typer.Option(help="onnx (by default), torch, openvino; or html, one page that runs by itself.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Images to compare on; by default those of the run.")] = None,
+    size: Annotated[int | None, typer.Option(help="Of its images in pixels, where not the run's own.")] = None,
+    half: Annotated[bool, typer.Option("--half", help="float16 weights and sums.")] = False,
+    int8: Annotated[
+        bool,
+        typer.Option("--int8", help="Calibrate on images; keep it if it is faster here and loses little."),
+    ] = False,
+    allowed_loss: Annotated[float | None, typer.Option(help="Points of accuracy that int8 may lose; 1.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="train, val, test or all; by default val, or what the run held out.", rich_help_panel=COMPARED
+        ),
+    ] = None,
+    images: Annotated[int | None, typer.Option(help="Most that are compared; 1000.", rich_help_panel=COMPARED)] = None,
+    calibration: Annotated[
+        int | None, typer.Option(help="Images of train that --int8 is calibrated on; 128.", rich_help_panel=COMPARED)
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest difference from the run, as a share of its largest output; 1e-4, with --half 3e-2.",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """Write a classifier as one HTML page that answers by itself: opened from disk, without a server or a network.
+    """Write a run as a folder that answers without patchloom, and compare both on real images; or as one HTML page.
+
+    patchloom export runs/photos --out photos.onnx
+
+    patchloom export runs/photos --int8 --out photos.int8 --data photos/
 
     patchloom export runs/photos --out page.html
     """
-    from dataclasses import asdict
+    from patchloom.cli.output import print_json
+    from patchloom.deployment.export.export import Exported
+    from patchloom.deployment.export.export import export as write
 
-    from patchloom.cli.output import print_json, print_result
-    from patchloom.deployment.single_page.page import export_page
+    done = write(
+        run,
+        out,
+        to=to,
+        data=data,
+        split=split,
+        size=size,
+        half=half,
+        int8=int8,
+        allowed_loss=allowed_loss,
+        tolerance=tolerance,
+        images=images,
+        calibration=calibration,
+    )
+    if as_json:
+        print_json(done.to_dict())
+    elif isinstance(done, Exported):
+        _show(done)
+    else:
+        _show_page(done)
+
+
+def _show(done: "Exported") -> None:
+    from patchloom.cli.output import print_result
+    from patchloom.cli.table import print_table
+    from patchloom.deployment.export.parity import COLUMNS
     from patchloom.printable import printable
 
-    page = export_page(run, out, weights=weights)
-    if as_json:
-        print_json(asdict(page) | {"path": str(page.path)})
-        return
+    for note in done.notes:
+        print(printable(f"note: {note}"))
+    print_table(COLUMNS, [row.cells() for row in done.rows], title=f"on {done.images:,} images, on this machine")
+    print_result(printable(str(done.folder)))
+    print(f"Next, in Python: patchloom.load({printable(repr(str(done.folder)))})   |   pip install patchloom-runtime")
+
+
+def _show_page(page: "Page") -> None:
+    from patchloom.cli.output import print_result
+    from patchloom.printable import printable
+
     shows = "classes and a map of what speaks for each" if page.map else "classes"
     draws = ", and paper to draw on" if page.draws else ""
     print(f"{page.size / 1e6:.1f} MB, weights in {page.weights}; it shows {shows}{draws}")

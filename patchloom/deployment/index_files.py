@@ -31,8 +31,7 @@ from torch import Tensor
 from patchloom.disk import atomic_file, atomic_write, plain_name
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.exact_search import write_faiss
-from patchloom.foreign import MOST_BYTES, check_shape, open_plain, parse_json, read_plain
-from patchloom.runs.checksums import own_sha256
+from patchloom.foreign import MOST_BYTES, check_shape, open_plain, own_sha256, parse_json, read_plain
 
 FORMAT = 2  # 1 had the labels of one level alone
 FILE, FAISS = "index.json", "faiss.index"

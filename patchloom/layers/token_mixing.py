@@ -19,6 +19,8 @@ from patchloom.layers.resample import Grid, Resampled, resample_columns, resampl
 def mix_tokens(weight: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
     """weight (M, N) · tokens (B, N, C) + bias, (M) or (M, C) → (B, M, C)."""
     bias = bias if bias.ndim == 2 else bias.unsqueeze(-1)
+    if torch.compiler.is_exporting():  # an exported graph would hold the expanded weight as an operator
+        return torch.matmul(weight, tokens) + bias
     return torch.baddbmm(bias, weight.expand(tokens.shape[0], -1, -1), tokens)
 
 

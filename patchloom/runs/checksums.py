@@ -15,7 +15,7 @@ from typing import Any
 
 from patchloom.disk import atomic_write, plain_name
 from patchloom.errors import CheckpointError
-from patchloom.foreign import MOST_BYTES, check_shape, parse_json, read_plain
+from patchloom.foreign import MOST_BYTES, check_shape, own_sha256, parse_json, read_plain
 
 FILE = "checksums.json"
 FORMAT = 1
@@ -90,12 +90,6 @@ def accept(folder: Path, names: Iterable[str]) -> None:
     known = _for_writing(folder)
     found = {name: _digest_of(folder / name) for name in names}
     _write(folder, known | {name: [digest] for name, digest in found.items() if digest})
-
-
-def own_sha256(values: Mapping[str, Any]) -> str:
-    """The checksum of a JSON object that keeps its own, as `own_sha256`: of everything else in it."""
-    others = {name: value for name, value in values.items() if name != "own_sha256"}
-    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def _for_writing(folder: Path) -> Checksums:

@@ -1,19 +1,27 @@
-"""`patchloom.load`: the trained model of a run, whatever its task."""
+"""`patchloom.load`: the trained model of a run, whatever its task, or of an artefact."""
 
 import os
 from typing import Any
 
-from patchloom.errors import with_near_options
+from patchloom.deployment.artefact import is_artefact
+from patchloom.errors import UsageError, with_near_options
 from patchloom.runs.named import run_folder
 from patchloom.tasks.table import task_of_run
 
 
 @with_near_options
 def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = False) -> Any:
-    """The model of a run folder, of published weights ('resmlp_s12:in1k'), or of the hub ('hub:user/name').
+    """The model of a run folder, of an exported artefact, of published weights
+    ('resmlp_s12:in1k'), or of the hub ('hub:user/name').
 
     `trunk` leaves a projector out, so that images are compared by the vectors it was given.
     """
+    if is_artefact(source):
+        from patchloom.deployment.artefact import load as load_artefact
+
+        if trunk or device not in ("auto", "cpu"):
+            raise UsageError(f"{os.fspath(source)} is an artefact: it is for the CPU, and trunk is no choice of it")
+        return load_artefact(source)
     if trunk:
         from patchloom.deployment.classifier import load as load_classifier
 

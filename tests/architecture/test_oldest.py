@@ -5,7 +5,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-UNTESTED = {"av", "faiss-cpu", "tensorboard", "wandb"}  # optional, and used in a line or two
+# Optional: used in a line or two, or skipped by their tests where they are absent.
+UNTESTED = {"av", "faiss-cpu", "tensorboard", "wandb", "onnx", "onnxscript", "onnxruntime", "openvino"}
 TOOLS = {"pytest", "pytest-xdist", "hypothesis"}  # of dev, what runs the tests
 
 

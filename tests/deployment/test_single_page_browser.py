@@ -131,7 +131,7 @@ def test_the_page_fits(width: int, pictures: list[Path], page: Any) -> None:
 
 def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    done = CliRunner().invoke(make_app(["export"]), ["export", str(run), "--out", str(path), "--weights", "int8"])
+    done = CliRunner().invoke(make_app(["export"]), ["export", str(run), "--out", str(path), "--int8"])
     assert (done.exit_code, done.exception) == (0, None)
     assert done.output == (
         f"{path.stat().st_size / 1e6:.1f} MB, weights in int8; it shows classes and a map of what speaks for each, "

@@ -15,9 +15,10 @@ from patchloom import disk
 from patchloom.deployment.classifier import load
 from patchloom.deployment.index import index, open_index
 from patchloom.errors import CheckpointError, PatchloomError
+from patchloom.foreign import own_sha256
 from patchloom.judging.seeds import evaluations
 from patchloom.judging.several_runs import evaluate_runs
-from patchloom.runs.checksums import own_sha256, read_checked, write_checked
+from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import damaged_lines, read_metrics
 from patchloom.tasks.plan import TrainingSettings

@@ -30,12 +30,12 @@ from patchloom.deployment.held_out import held_out_of
 from patchloom.deployment.index import index, open_index
 from patchloom.deployment.translator import load_translator
 from patchloom.errors import CheckpointError, DataError, PatchloomError, UsageError
+from patchloom.foreign import own_sha256
 from patchloom.judging.seeds import epoch_values, final_values
 from patchloom.judging.several_runs import evaluate_runs
 from patchloom.pages.page import render
 from patchloom.runs import checkpoints, weights
 from patchloom.runs.checkpoints import _manifest, find_checkpoint, read_checkpoint
-from patchloom.runs.checksums import own_sha256
 from patchloom.runs.metrics import MOST_OF_LINE, damaged_lines, read_metrics
 from patchloom.runs.predictions import load_predictions
 from patchloom.runs.record import read_run_record

@@ -18,8 +18,8 @@ import patchloom
 from patchloom.deployment.index import index, open_index
 from patchloom.disk import atomic_write, locked, write_new
 from patchloom.errors import UsageError
+from patchloom.foreign import own_sha256
 from patchloom.printable import printable, table_cell
-from patchloom.runs.checksums import own_sha256
 from tests.reliability.commands import OPTIONS, command
 
 NAMES = ("x[/z]", "\x1b[31mred", "=cmd()", "a\nb")

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from PIL import Image
 
 Size = tuple[int, int]  # height, width
@@ -28,6 +26,9 @@ def resize(image: Image.Image, size: Size) -> np.ndarray:
     """Bicubic with antialiasing → (H, W, 3). torch takes a fifth of Pillow's time and stays within 1."""
     if image.size == (size[1], size[0]):
         return np.asarray(image)
+    import torch  # which the light runtime has not, and does not resize by
+    import torch.nn.functional as F
+
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     pixels = pixels.view(1, image.height, image.width, 3).permute(0, 3, 1, 2)  # (1, 3, h, w), channels last
     return F.interpolate(pixels, size, mode="bicubic", antialias=True)[0].permute(1, 2, 0).numpy()

@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from patchloom.data.pictures.decode import (
     EXTENSIONS,
@@ -33,6 +31,7 @@ from patchloom.data.pictures.decode import (
     to_8_bit,
     upright_rgb,
 )
+from patchloom.data.pictures.image_batch import Tensor, array_of
 from patchloom.data.sets import ImageSet
 from patchloom.errors import DataError, UsageError
 from patchloom.printable import printable
@@ -175,15 +174,12 @@ def _from_numbers(values: np.ndarray | Tensor, where: str) -> Image.Image:
     kind = str(values.dtype).removeprefix("torch.") if isinstance(values, Tensor) else values.dtype.name
     if kind not in _TYPES:
         raise UsageError(f"{where}: {_kind(values)} of {kind}, whose range is not known; give {_NUMBERS}")
-    if isinstance(values, Tensor) and (values.layout is not torch.strided or values.is_meta):
-        raise UsageError(f"{where}: a sparse or meta tensor; give a dense one")
-    channels = _channels_of(values, where)
     if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-        pixels = (values if channels is None else values.permute(1, 2, 0)).numpy()
+        numbers = array_of(values, where)
+        pixels = numbers if _channels_of(values, where) is None else numbers.transpose(1, 2, 0)
     else:
         pixels = np.asarray(values)
+    channels = _channels_of(values, where)
     check_size(pixels.shape[1], pixels.shape[0], where)
     if pixels.ndim == 3 and channels == 1:
         pixels = pixels[..., 0]

@@ -7,7 +7,7 @@ it to fetch anything, and no picture leaves it.
 import base64
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -47,6 +47,10 @@ class Page:
     weights: Weights
     map: str  # "evidence", "contribution", "attention", or "" where there is none
     draws: bool  # whether one can draw on it
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self) | {"path": str(self.path)}
 
 
 @with_near_options

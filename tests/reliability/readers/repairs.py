@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from patchloom.foreign import own_sha256
 from patchloom.runs import checksums, metrics
 from patchloom.runs.weights import weights_digest
 
@@ -76,5 +77,5 @@ def repair_index(folder: Path, file: Path) -> None:
     if file != path:
         field = "vectors_sha256" if file.suffix == ".npy" else "rows_sha256"
         values["parts"][0][field] = hashlib.sha256(file.read_bytes()).hexdigest()
-    values["own_sha256"] = checksums.own_sha256(values)
+    values["own_sha256"] = own_sha256(values)
     path.write_text(json.dumps(values, indent=1) + "\n")

@@ -1,0 +1,341 @@
+"""`patchloom export`: one artefact of a run, compared with it on real images before it is kept."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from patchloom import __version__
+from patchloom.data.pictures.image_batch import normalise
+from patchloom.data.sets import ImageSet
+from patchloom.data.sources.source import open_data
+from patchloom.deployment.artefact import CARD, FILE, FORMAT, LABELS, PARITY
+from patchloom.deployment.classifier import Classifier, load
+from patchloom.deployment.evaluations import Shown
+from patchloom.deployment.export.card import artefact_card
+from patchloom.deployment.export.formats import Graph, GraphFormat, PageFormat, format_for, format_named
+from patchloom.deployment.export.graph import EMBEDDING, LOGITS, FromPixels
+from patchloom.deployment.export.parity import BATCH, TOLERANCE, Answers, Row, answers_of, differences, speeds
+from patchloom.disk import atomic_write
+from patchloom.errors import DataError, NumericalError, UsageError, at_least, with_near_options
+from patchloom.foreign import own_sha256
+from patchloom.printable import printable
+from patchloom.runs.config import Preprocessing, read_config
+from patchloom.runs.files import json_bytes
+from patchloom.runs.named import run_folder
+from patchloom.runs.published import new_folder, refuse_taken
+from patchloom.runs.record import read_run_record
+
+if TYPE_CHECKING:
+    from patchloom.deployment.single_page.page import Page
+
+IMAGES, CALIBRATION, ALLOWED_LOSS = 1000, 128, 1.0
+# Tasks whose runs are not exported yet: what their answers need beside the graph of a network.
+NOT_EXPORTED = {
+    "segmentation": "windows over pictures of any size",
+    "detection": "the choice of boxes",
+    "translation": "a search word by word",
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how it compares with the run."""
+
+    folder: Path
+    to: str
+    precision: str
+    rows: Sequence[Row]  # the run first
+    images: int  # that were compared
+    notes: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        rows = [row.to_dict() for row in self.rows]
+        told = {"folder": str(self.folder), "to": self.to, "precision": self.precision, "images": self.images}
+        return told | {"rows": rows, "notes": list(self.notes)}
+
+    def __repr__(self) -> str:
+        kept = next(row for row in self.rows[1:] if row.kept)
+        told = f"{kept.what}, {kept.agreement:.2f} % the same answers, {kept.per_second:,.1f} images/s"
+        return f"Exported({printable(str(self.folder))}: {told})"
+
+
+@with_near_options
+def export(
+    run: str,
+    out: str,
+    *,
+    to: str | None = None,
+    data: str | None = None,
+    split: str | None = None,
+    size: int | None = None,
+    half: bool = False,
+    int8: bool = False,
+    allowed_loss: float | None = None,
+    tolerance: float | None = None,
+    images: int | None = None,
+    calibration: int | None = None,
+) -> "Exported | Page":
+    """Write a run as something that answers without patchloom: an artefact, or one HTML page.
+
+    run           folder of a run, or published weights
+    out           the artefact's folder, or the page's file; it is there whole or not at all
+    to            onnx, torch, openvino or html; by default onnx, or html where `out` ends in .html
+    data          images it is compared with the run on; by default those of the run
+    split         train, val, test or all; by default val, or what the run held out
+    size          of its images in pixels, where not the run's own
+    half          float16 weights and sums; a page has float16 weights always
+    int8          calibrated on images of train; kept if it is faster here and loses at most `allowed_loss`. Of a page
+                  the weights alone
+    allowed_loss  points of accuracy (without labels: of same answers) that int8 may lose; 1
+    tolerance     the largest difference from the run that is accepted, as a share of its largest output
+    images        most that are compared, spread over the split; 1,000
+    calibration   images that int8 is calibrated on; 128
+    """
+    given = {"data": data, "split": split, "size": size, "tolerance": tolerance, "images": images}
+    given |= {"allowed_loss": allowed_loss, "calibration": calibration, "half": half or None}
+    form = format_named(to or format_for(out))
+    form.refuse_missing(form.to_write)
+    if isinstance(form, PageFormat):
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(f"--{name.replace('_', '-')} is about artefacts; --to {form.name} does not read it")
+        page: Page = form.write_page(run, out, int8=int8)
+        return page
+    assert isinstance(form, GraphFormat)
+    images, calibration = IMAGES if images is None else images, CALIBRATION if calibration is None else calibration
+    allowed_loss = ALLOWED_LOSS if allowed_loss is None else allowed_loss
+    _check(form, half=half, int8=int8, images=images, calibration=calibration, allowed_loss=allowed_loss, size=size)
+    refuse_taken(Path(out))
+    source = run_folder(run)
+    refuse_task(source)
+    classifier = _at_size(load(source, device="cpu"), size)
+    decides = classifier._files.decides
+    place = data or _data_of(classifier)
+    pictures, notes = _pictures(classifier, place, split, decides=decides)
+    pixels, labels = _shown(classifier, pictures, images)
+    with TemporaryDirectory() as temporary, new_folder(Path(out)) as folder:
+        made = _Exporter(form, classifier, pixels, labels, half=half, tolerance=tolerance)
+        made.plain(folder)
+        if int8:
+            shown, _ = _shown(classifier, _training_images(classifier, place) or pictures, calibration)
+            made.quantised(folder, Path(temporary), shown, allowed_loss)
+        exported = Exported(Path(out), form.name, made.precision, tuple(made.rows), len(pixels), (*notes, *made.notes))
+        _write(folder, form, classifier, exported)
+    return exported
+
+
+class _Exporter:
+    """The graphs of one run, each measured beside it on the same pixels."""
+
+    def __init__(
+        self,
+        form: GraphFormat,
+        classifier: Classifier,
+        pixels: np.ndarray,
+        labels: np.ndarray,
+        *,
+        half: bool,
+        tolerance: float | None,
+    ) -> None:
+        self.form, self.classifier, self.pixels, self.labels = form, classifier, pixels, labels
+        self.precision = "float16" if half else "float32"
+        self.tolerance = TOLERANCE[self.precision] if tolerance is None else tolerance
+        self.notes: list[str] = []
+        self.rows: list[Row] = []
+        self.run = graph_of_run(classifier)
+        self.expected = answers_of(self.run, pixels)
+
+    def plain(self, folder: Path) -> None:
+        """Write the graph and compare it; a NumericalError above the tolerance."""
+        shown = self.classifier.preprocessing
+        decides = self.classifier._files.decides
+        half = self.precision == "float16"
+        module = FromPixels(self.classifier.model, shown.mean, shown.std, decides=decides, half=half).eval()
+        self.form.write(module, torch.from_numpy(self.pixels[:2].repeat(2, 0)[:2]), folder, module.outputs)
+        graph = self.form.open(folder, torch.get_num_threads())
+        row = self._compared(f"{self.form.name} {self.precision}", folder, answers_of(graph, self.pixels))
+        if row.relative > self.tolerance:
+            raise NumericalError(
+                f"{row.what} differs from the run by {row.difference:.2g}, {row.relative:.2g} of its largest output, "
+                f"more than the tolerance of {self.tolerance:g} ({row.agreement:.2f} % the same answers); nothing was "
+                "written. Accept it with --tolerance, or use another format."
+            )
+        of_run, of_file = speeds([self.run, graph], self.pixels)
+        weights = sum(value.numel() * value.element_size() for value in self.classifier.model.state_dict().values())
+        right = self.expected.accuracy(self.labels)
+        self.rows = [
+            Row("the run, torch float32", 100.0, 0.0, 0.0, right, *of_run, mib=weights / 2**20),
+            replace(row, one_ms=of_file[0], per_second=of_file[1]),
+        ]
+
+    def quantised(self, folder: Path, temporary: Path, calibration: np.ndarray, allowed_loss: float) -> None:
+        """Put an int8 graph into the place of the plain one, if there is one that is faster and loses little."""
+        plain = self.form.open(folder, torch.get_num_threads())
+        for number, way in enumerate(self.form.int8_ways):
+            place = temporary / str(number)
+            place.mkdir()
+            self.form.quantise(folder, place, way, _batches(calibration))
+            graph = self.form.open(place, torch.get_num_threads())
+            row = self._compared(f"{self.form.name} {way}", place, answers_of(graph, self.pixels))
+            before, now = speeds([plain, graph], self.pixels)
+            row = replace(row, one_ms=now[0], per_second=now[1])
+            row = replace(row, why=why_not(row, self.rows[0], before, allowed_loss))
+            row = replace(row, kept=not row.why)
+            self.rows.append(row)
+            if row.kept:
+                self.rows = [replace(r, kept=False) if r is self.rows[1] else r for r in self.rows]
+                for name in self.form.files:
+                    shutil.copyfile(place / name, folder / name)
+                self.precision = "int8"
+                return
+            self.notes.append(f"{row.what} is not kept: {row.why}")
+        self.notes.append(f"the artefact is {self.precision}")
+
+    def _compared(self, what: str, folder: Path, found: Answers) -> Row:
+        gap, share = differences(found, self.expected)
+        same = 100 * float((found.decisions == self.expected.decisions).mean())
+        counts = self.form.operators(folder)
+        integer = sum(count for kind, count in counts.items() if is_integer(kind))
+        size = sum((folder / name).stat().st_size for name in self.form.files) / 2**20
+        right = found.accuracy(self.labels)
+        return Row(what, same, gap, share, right, 0.0, 0.0, size, integer, sum(counts.values()))
+
+
+def why_not(row: Row, run: Row, plain: tuple[float, float], allowed_loss: float) -> str:
+    """Why an int8 graph is not worth keeping; '' where it is. `plain` are the speeds of the graph it was made of."""
+    if not row.integer:
+        return "the quantiser left no operator that computes with integers"
+    labelled = row.accuracy is not None and run.accuracy is not None
+    lost = (run.accuracy or 0.0) - (row.accuracy or 0.0) if labelled else 100 - row.agreement
+    if lost > allowed_loss:
+        what = "accuracy" if labelled else "same answers"
+        return f"it loses {lost:.2f} points of {what}, allowed are {allowed_loss:g} (--allowed-loss)"
+    if row.per_second <= plain[1]:
+        return f"it is not faster here: {row.per_second:,.1f} images/s against {plain[1]:,.1f}"
+    return ""
+
+
+def is_integer(kind: str) -> bool:
+    """Whether an operator of onnxruntime multiplies or adds integers; converting to and from them does not count."""
+    return kind.startswith(("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger"))
+
+
+def graph_of_run(classifier: Classifier) -> Graph:
+    """The run itself as a graph, by the code that answers `patchloom predict`."""
+    shown, network, decides = classifier.preprocessing, classifier.model, classifier._files.decides
+
+    @torch.inference_mode()
+    def answer(pixels: np.ndarray) -> dict[str, np.ndarray]:
+        images = normalise(torch.from_numpy(pixels).permute(0, 3, 1, 2), shown.mean, shown.std)
+        features = network.features(images)
+        found = {LOGITS: network.head(features).numpy()} if decides else {}
+        return found | {EMBEDDING: network.projector(network.vectors(features)).numpy()}
+
+    return answer
+
+
+def refuse_task(folder: Path) -> None:
+    """A UsageError for runs of a task that cannot be exported."""
+    if why := NOT_EXPORTED.get(task := str(read_config(folder).get("task", ""))):
+        raise UsageError(f"{folder} is a run of {task}, which is not exported yet: it needs {why} beside its network")
+
+
+def _check(form: GraphFormat, *, half: bool, int8: bool, allowed_loss: float, size: int | None, **counts: int) -> None:
+    for name, value in counts.items():
+        at_least(name, value, 2)
+    if size is not None:
+        at_least("size", size, 1)
+    if half and int8:
+        raise UsageError("--half and --int8 do not go together; leave one out")
+    if int8 and not form.int8_ways:
+        raise UsageError(f"--int8 is for --to onnx; {form.name} has no quantiser here")
+    if not 0 <= allowed_loss <= 100:
+        raise UsageError(f"--allowed-loss is {allowed_loss:g}, expected points from 0 to 100")
+
+
+def _at_size(classifier: Classifier, size: int | None) -> Classifier:
+    if size is None:
+        return classifier
+    shown: Preprocessing = replace(classifier.preprocessing, image_size=(size, size))
+    files = replace(classifier._files, preprocessing=shown)
+    return Classifier(classifier.model.for_images_of(size), files, classifier.folder)
+
+
+def _data_of(classifier: Classifier) -> str:
+    record = read_run_record(classifier.folder) if classifier.folder else None
+    if record is None:
+        raise UsageError("the run does not say what it was trained on; give images to compare on with --data DATA")
+    return record.data
+
+
+def _pictures(
+    classifier: Classifier, data: str, split: str | None, *, decides: bool
+) -> tuple[ImageSet, tuple[str, ...]]:
+    """Those both are shown, and what is to be said of them."""
+    if decides:
+        found = Shown(split=split).open(data, classifier)
+        return found, tuple(found.notes)
+    splits = open_data(data, reading=classifier.reading_of(data), labelled=False)
+    named = {"train": splits.train, "val": splits.val, None: splits.val}
+    if split not in named:
+        raise UsageError(f"--split is {split!r}, expected train or val for a run that names no classes")
+    return named[split], tuple(splits.notes)
+
+
+def _training_images(classifier: Classifier, data: str) -> ImageSet | None:
+    """Of the same data, which nothing is measured on; None where they have no train split."""
+    try:
+        return open_data(data, reading=classifier.reading_of(data), labelled=False).train
+    except (DataError, UsageError):
+        return None
+
+
+def _shown(classifier: Classifier, pictures: ImageSet, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels (N, H, W, 3) and labels of at most `most` images, spread over the set; unreadable ones are left out."""
+    transform = classifier.transform()
+    rows = np.unique(np.linspace(0, len(pictures) - 1, min(most, len(pictures))).round().astype(int))
+    pixels, labels = [], []
+    for row in rows.tolist():
+        try:
+            pixels.append(transform(pictures.read(row)))
+        except DataError:
+            continue
+        labels.append(int(pictures.labels[row]))
+    if not pixels:
+        raise DataError("none of the images to compare on can be read; give others with --data")
+    return np.stack(pixels), np.array(labels)
+
+
+def _batches(pixels: np.ndarray) -> Iterator[np.ndarray]:
+    return (pixels[start : start + BATCH] for start in range(0, len(pixels), BATCH))
+
+
+def _write(folder: Path, form: GraphFormat, classifier: Classifier, exported: Exported) -> None:
+    """What stands beside the graph; artefact.json last, with the checksums of all."""
+    shown, files = classifier.preprocessing, classifier._files
+    labels = list(files.labels) if files.decides else []
+    atomic_write(folder / LABELS, json_bytes(labels))
+    atomic_write(folder / PARITY, json_bytes(exported.to_dict()))
+    atomic_write(folder / CARD, artefact_card(classifier, exported).encode())
+    names = (*form.files, LABELS, PARITY, CARD)
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "patchloom": __version__,
+        "to": form.name,
+        "precision": exported.precision,
+        "task": "classification" if files.decides else "embedding",
+        "network": files.network,
+        "outputs": [LOGITS, EMBEDDING] if files.decides else [EMBEDDING],
+        "input": "pixels, uint8 (batch, height, width, 3), RGB; mean and std are inside the graph",
+        "preprocessing": asdict(shown),
+        "files": {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names},
+    }
+    atomic_write(folder / FILE, json_bytes(about | {"own_sha256": own_sha256(about)}))

@@ -1,0 +1,95 @@
+"""The formats a run is exported to. A new one is a row here and a file beside it.
+
+Most are graphs, which an artefact holds and `patchloom.load` opens; a page opens by itself. A graph takes pixels,
+(B, H, W, 3) uint8 of any batch B, and gives named float32 arrays; normalisation is inside. A file of a format imports
+its own package, and torch, in the methods that need them: the light runtime has those of graphs too, and opens what
+they wrote without torch.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from patchloom.errors import UsageError, nearest
+
+GRAPHS = {
+    "onnx": "patchloom.deployment.export.to_onnx:Onnx",
+    "torch": "patchloom.deployment.export.to_torch:TorchProgram",
+    "openvino": "patchloom.deployment.export.to_openvino:OpenVino",
+}
+PAGES = {"html": "patchloom.deployment.export.to_html:Html"}
+Graph = Callable[[np.ndarray], dict[str, np.ndarray]]  # pixels (B, H, W, 3) uint8 → outputs by name
+
+
+class Format(ABC):
+    """One form of file."""
+
+    name: ClassVar[str]
+    to_write: ClassVar[tuple[str, ...]] = ()  # packages that are imported to write it
+    install: ClassVar[str] = ""  # what brings them
+
+    def refuse_missing(self, packages: Sequence[str]) -> None:
+        """A UsageError where a package is not installed, with the command that brings it."""
+        missing = [package for package in packages if find_spec(package) is None]
+        if missing:
+            raise UsageError(f"{self.name} needs {' and '.join(missing)}, not installed here: {self.install}")
+
+
+class PageFormat(Format):
+    """A file that runs the model by itself and is not opened from here."""
+
+    @abstractmethod
+    def write_page(self, run: str, out: str, *, int8: bool) -> Any:
+        """Write the page of a run; what is known of it."""
+
+
+class GraphFormat(Format):
+    """A graph: written from a torch module, opened without its code."""
+
+    files: ClassVar[tuple[str, ...]]  # that make up the graph; the first is the one to open
+    to_open: ClassVar[tuple[str, ...]]  # packages that are imported to open it
+    int8_ways: ClassVar[tuple[str, ...]] = ()  # in which it can be quantised, the fastest first
+
+    @abstractmethod
+    def write(self, module: Any, pixels: Any, folder: Path, outputs: Sequence[str]) -> None:
+        """Write the graph of a torch module, traced with some pixels, with a dynamic batch."""
+
+    @abstractmethod
+    def open(self, folder: Path, threads: int | None = None) -> Graph:
+        """The graph of a folder, ready to answer."""
+
+    @abstractmethod
+    def operators(self, folder: Path) -> Counter[str]:
+        """What the graph is made of: kind of operator → how many."""
+
+    def quantise(self, folder: Path, out: Path, way: str, batches: Iterable[np.ndarray]) -> None:
+        """Write the graph of `folder` in int8 into `out`, calibrated on batches of pixels."""
+        raise NotImplementedError
+
+
+def format_named(name: str) -> Format:
+    """The row of that name; a UsageError where there is none."""
+    known = GRAPHS | PAGES
+    if name not in known:
+        raise UsageError(f"There is no format {name!r}, expected one of {', '.join(known)}.{nearest(name, [*known])}")
+    module, _, attribute = known[name].partition(":")
+    found: Format = getattr(import_module(module), attribute)()
+    return found
+
+
+def graph_format(name: str) -> GraphFormat:
+    """The row of a graph."""
+    found = format_named(name)
+    assert isinstance(found, GraphFormat), name
+    return found
+
+
+def format_for(out: str) -> str:
+    """The name of the format that a file or folder of that name is written in, where none was asked for."""
+    return "html" if out.lower().endswith((".html", ".htm")) else "onnx"

@@ -1,0 +1,123 @@
+"""The run and an exported file on the same images: what each answers, how often it is right, how fast it is here."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from patchloom.deployment.export.formats import Graph
+from patchloom.deployment.export.graph import EMBEDDING, LOGITS
+
+BATCH = 32
+ROUNDS = 5
+# Of the largest output of the run: float32 sums in another order, and 11 bits of a float16.
+TOLERANCE = {"float32": 1e-4, "float16": 3e-2}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one of them says of all images."""
+
+    outputs: Mapping[str, np.ndarray]  # name → (N, …) float32
+
+    @property
+    def compared(self) -> np.ndarray:
+        """Logits, or vectors where there is no classifier."""
+        return self.outputs[LOGITS] if LOGITS in self.outputs else self.outputs[EMBEDDING]
+
+    @property
+    def decisions(self) -> np.ndarray:
+        """Per image the likeliest class, or the nearest other image by cosine where there is no classifier."""
+        if LOGITS in self.outputs:
+            return self.outputs[LOGITS].argmax(1)
+        vectors = self.outputs[EMBEDDING].astype(np.float64)
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        alike = vectors @ vectors.T
+        np.fill_diagonal(alike, -np.inf)
+        return alike.argmax(1)
+
+    def accuracy(self, labels: np.ndarray) -> float | None:
+        """Top-1, or how often the nearest other image has the same class, in percent; None without labels."""
+        known = labels >= 0
+        if not known.any() or len(labels) < 2:
+            return None
+        decided = self.decisions
+        chosen = decided if LOGITS in self.outputs else labels[decided]
+        return 100 * float((chosen == labels)[known].mean())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: the run, or a file made of it."""
+
+    what: str
+    agreement: float  # of decisions with the run's, in percent
+    difference: float  # the largest of any output
+    relative: float  # the same as a share of the largest output of the run
+    accuracy: float | None  # in percent
+    one_ms: float  # milliseconds for one image
+    per_second: float  # images, in batches of 32
+    mib: float  # of the file; of the run its weights
+    integer: int = 0  # operators that compute with integers
+    operators: int = 0
+    kept: bool = True
+    why: str = ""  # it is not kept
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    def cells(self) -> list[str]:
+        """Of the columns in `COLUMNS`."""
+        right = "–" if self.accuracy is None else f"{self.accuracy:.2f}"
+        counted = f"{self.integer} of {self.operators}" if self.operators else "–"
+        return [
+            self.what,
+            f"{self.agreement:.2f}",
+            f"{self.difference:.1e}",
+            right,
+            f"{self.one_ms:.1f}",
+            f"{self.per_second:,.1f}",
+            f"{self.mib:.1f}",
+            counted,
+            ("yes" if self.kept else "no") if self.operators else "–",
+        ]
+
+
+COLUMNS = ("", "#same answer, %", "#largest difference", "#accuracy, %", "#1 image, ms", "#images/s", "#MiB",
+           "#integer operators", "kept")  # fmt: skip
+
+
+def answers_of(graph: Graph, pixels: np.ndarray) -> Answers:
+    """What a graph says of all pixels, a batch at a time."""
+    parts = [graph(pixels[start : start + BATCH]) for start in range(0, len(pixels), BATCH)]
+    return Answers({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def differences(found: Answers, run: Answers) -> tuple[float, float]:
+    """The largest difference of any output, and the largest share it is of that output's largest number."""
+    worst, share = 0.0, 0.0
+    for name, expected in run.outputs.items():
+        gap = float(np.abs(found.outputs[name] - expected).max())
+        gap = gap if np.isfinite(gap) else float("inf")
+        worst, share = max(worst, gap), max(share, gap / max(1.0, float(np.abs(expected).max())))
+    return worst, share
+
+
+def speeds(graphs: Sequence[Graph], pixels: np.ndarray) -> list[tuple[float, float]]:
+    """Of each: milliseconds for one image, images per second in batches; the best of rounds in which they take turns.
+
+    In turns, so that whatever else the machine does slows all of them alike.
+    """
+    one, many = pixels[:1], pixels[np.arange(BATCH) % len(pixels)]
+    best = [[float("inf"), float("inf")] for _ in graphs]
+    for number in range(ROUNDS + 1):
+        for graph, times in zip(graphs, best, strict=True):
+            for place, given in enumerate((one, many)):
+                began = time.perf_counter()
+                graph(given)
+                if number:  # the first call of a graph prepares it
+                    times[place] = min(times[place], time.perf_counter() - began)
+    return [(1000 * single, len(many) / batch) for single, batch in best]

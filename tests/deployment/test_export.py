@@ -1,0 +1,344 @@
+"""An artefact answers as its run does, with and without torch; what does not is refused, and leaves nothing behind."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import patchloom
+from patchloom.data.pictures.image_batch import normalise
+from patchloom.deployment.artefact import Artefact, load
+from patchloom.deployment.export import export as exporting
+from patchloom.deployment.export.export import Exported, export, is_integer
+from patchloom.deployment.export.formats import GRAPHS, GraphFormat, format_named, graph_format
+from patchloom.deployment.export.graph import FromPixels
+from patchloom.deployment.export.parity import TOLERANCE
+from patchloom.errors import CheckpointError, NumericalError, UsageError
+from patchloom.foreign import own_sha256
+from tests.networks import ONE_OF_EACH, small
+from tests.reliability.commands import command
+
+ROOT = Path(__file__).parent.parent.parent
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def needs_onnx() -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install 'patchloom[export]'")
+
+
+class Pretended(GraphFormat):
+    """A file that says what was written, so that nothing is traced; its graph is the module itself."""
+
+    name = "pretended"
+    files = ("model.txt",)
+    to_write = to_open = ("torch",)
+    install = "nothing"
+    int8_ways = ("int8",)
+    shift = 0.0
+    integer = 5
+    quantised_shift = 0.0
+
+    def write(self, module: Any, pixels: Any, folder: Path, outputs: Any) -> None:
+        type(self).module = module
+        (folder / "model.txt").write_text("plain")
+
+    def open(self, folder: Path, threads: int | None = None) -> Any:
+        kind = (folder / "model.txt").read_text()
+
+        def answer(pixels: np.ndarray) -> dict[str, np.ndarray]:
+            with torch.inference_mode():
+                found = {name: value.numpy() for name, value in self.module(torch.from_numpy(pixels)).items()}
+            if "logits" in found:
+                found["logits"] = found["logits"] + (self.shift if kind == "plain" else self.quantised_shift)
+            return found
+
+        return answer
+
+    def operators(self, folder: Path) -> Counter[str]:
+        is_plain = (folder / "model.txt").read_text() == "plain"
+        return Counter({"MatMul": 10} if is_plain else {"QLinearMatMul": self.integer, "MatMul": 10 - self.integer})
+
+    def quantise(self, folder: Path, out: Path, way: str, batches: Any) -> None:
+        assert all(batch.dtype == np.uint8 for batch in batches)
+        (out / "model.txt").write_text(way)
+
+
+@pytest.fixture(autouse=True)
+def pretended(monkeypatch: pytest.MonkeyPatch) -> type[Pretended]:
+    class Fresh(Pretended):
+        """With numbers of its own."""
+
+    monkeypatch.setitem(GRAPHS, "pretended", f"{__name__}:Fresh")
+    monkeypatch.setattr(sys.modules[__name__], "Fresh", Fresh, raising=False)
+    return Fresh
+
+
+def clock(monkeypatch: pytest.MonkeyPatch, *per_second: float) -> None:
+    """Speeds that are told instead of measured: of both graphs of each call."""
+    told = iter([per_second[i : i + 2] for i in range(0, len(per_second), 2)])
+    monkeypatch.setattr(exporting, "speeds", lambda *_: [(1.0, number) for number in next(told)])
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Run a, as ONNX."""
+    needs_onnx()
+    return export(str(trained / "a"), str(tmp_path_factory.mktemp("exported") / "a.onnx"))
+
+
+# ONNX ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_answers_as_the_run_does(exported: Exported, trained: Path) -> None:
+    run, file = exported.rows
+    assert exported.images == 12  # a fifth of 60 was held out
+    assert file.agreement == 100.0
+    assert file.relative <= TOLERANCE["float32"]
+    assert file.accuracy == run.accuracy
+    assert file.operators > 10
+    assert file.integer == 0
+    classifier, model = patchloom.load(trained / "a", device="cpu"), patchloom.load(exported.folder)
+    assert isinstance(model, Artefact)
+    said, wanted = model.predict(trained / "data", top=2), classifier.predict(trained / "data", top=2)
+    assert [[name for name, _ in row] for row in said] == [[name for name, _ in row] for row in wanted]
+    assert np.allclose(
+        [[share for _, share in row] for row in said], [[s for _, s in row] for row in wanted], atol=1e-5
+    )
+    one = sorted((trained / "data").rglob("*.png"))[0]
+    assert np.allclose(model.embed(one), classifier.embed(one), atol=1e-4)
+    assert "resmlp_s12, onnx float32, 16×16 pixels, 2 classes" in repr(model)
+
+
+def test_the_runtime_answers_without_torch_and_patchloom(exported: Exported, trained: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "runtime" / "build.py", tmp_path], check=True)
+    one = sorted((trained / "data").rglob("*.png"))[0]
+    code = (
+        f"import sys, hashlib; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import patchloom_runtime\n"
+        f"model = patchloom_runtime.load({str(exported.folder)!r})\n"
+        f"print(model.predict({str(one)!r}))\n"
+        f"print(hashlib.sha256(model.preprocess({str(one)!r}).tobytes()).hexdigest())\n"
+        "print({'torch', 'patchloom', 'timm', 'torchvision'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    answers, digest, loaded = done.stdout.splitlines()
+    model, run = load(exported.folder), patchloom.load(trained / "a", device="cpu")
+    assert answers == str(model.predict(one))
+    assert loaded == "set()"
+    # Bit for bit the pixels that the run is shown.
+    assert digest == hashlib.sha256(run._transform(patchloom.data.pictures.given.picture_of(one)).tobytes()).hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["onnx", "torch"])
+@pytest.mark.parametrize("name", ONE_OF_EACH.values(), ids=list(ONE_OF_EACH))
+def test_every_family_answers_alike(name: str, to: str, tmp_path: Path) -> None:
+    if to == "onnx":
+        needs_onnx()
+    network = small(name)
+    module = FromPixels(network, MEAN, STD, decides=True).eval()
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (7, *network.config.image_size, 3), dtype=np.uint8)
+    form = graph_format(to)
+    form.write(module, torch.from_numpy(pixels[:2]), tmp_path, module.outputs)
+    found = form.open(tmp_path, 1)(pixels)
+    with torch.inference_mode():
+        images = normalise(torch.from_numpy(pixels).permute(0, 3, 1, 2), MEAN, STD)
+        features = network.features(images)
+        wanted = {"logits": network.head(features).numpy(), "embedding": network.vectors(features).numpy()}
+    assert (found["logits"].argmax(1) == wanted["logits"].argmax(1)).all()
+    for output, expected in wanted.items():
+        assert np.abs(found[output] - expected).max() <= TOLERANCE["float32"] * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.slow
+def test_int8_and_half_of_a_trained_run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_onnx()
+    clock(monkeypatch, 1, 1, 1, 2)
+    done = export(str(trained / "a"), str(tmp_path / "q"), int8=True, allowed_loss=100)
+    assert done.precision == "int8"
+    assert done.rows[-1].integer > 0
+    assert load(tmp_path / "q").predict(trained / "data" / "red" / "0.png")
+    clock(monkeypatch, 1, 1)
+    done = export(str(trained / "a"), str(tmp_path / "h"), half=True)
+    assert done.precision == "float16"
+    assert done.rows[1].agreement == 100.0
+
+
+# Whatever the format -------------------------------------------------------------------------------------------------
+
+
+def test_normalisation_inside_the_graph_is_that_of_training_to_the_bit() -> None:
+    network = small("resmlp_s12")
+    graph = FromPixels(network, MEAN, STD, decides=True)
+    seen: list[torch.Tensor] = []
+    graph.network.features = lambda images: seen.append(images) or torch.zeros(1, 16, 16)  # type: ignore[method-assign]
+    pixels = torch.arange(32 * 32 * 3).remainder(256).to(torch.uint8).view(1, 32, 32, 3)
+    graph(pixels)
+    assert torch.equal(seen[0], normalise(pixels.permute(0, 3, 1, 2), MEAN, STD))
+
+
+def test_a_graph_that_differs_is_refused_and_leaves_nothing(trained: Path, tmp_path: Path, pretended: Any) -> None:
+    pretended.shift = 0.5
+    with pytest.raises(NumericalError, match=r"pretended float32 differs from the run by 0\.5.*tolerance of 0\.0001"):
+        export(str(trained / "a"), str(tmp_path / "x"), to="pretended")
+    assert list(tmp_path.iterdir()) == []
+    assert export(str(trained / "a"), str(tmp_path / "x"), to="pretended", tolerance=1).rows[1].difference >= 0.5
+
+
+@pytest.mark.parametrize(
+    ("speed", "integer", "shift", "why"),
+    [
+        (50, 5, 0.0, r"it is not faster here: 50\.0 images/s against 100\.0"),
+        (200, 0, 0.0, "the quantiser left no operator that computes with integers"),
+        (200, 5, np.array([[1e6, 0]]), r"it loses .* points of accuracy, allowed are 1 \(--allowed-loss\)"),
+        (200, 5, 0.0, ""),
+    ],
+)
+def test_int8_is_kept_where_it_is_worth_it(
+    trained: Path, tmp_path: Path, pretended: Any, monkeypatch: Any, speed: float, integer: int, shift: Any, why: str
+) -> None:
+    pretended.integer, pretended.quantised_shift = integer, shift
+    clock(monkeypatch, 80, 100, 100, speed)
+    monkeypatch.setattr(exporting.Answers, "accuracy", lambda self, _: 90.0 - 50 * (np.ptp(self.compared) > 1e5))
+    done = export(str(trained / "a"), str(tmp_path / "x"), to="pretended", int8=True)
+    kept = (tmp_path / "x" / "model.txt").read_text()
+    if why:
+        assert (done.precision, kept) == ("float32", "plain")
+        assert [row.kept for row in done.rows[1:]] == [True, False]
+        assert_matches(why, done.rows[-1].why)
+        assert done.notes[-1] == "the artefact is float32"
+    else:
+        assert (done.precision, kept) == ("int8", "int8")
+        assert [row.kept for row in done.rows[1:]] == [False, True]
+
+
+def assert_matches(pattern: str, text: str) -> None:
+    import re
+
+    assert re.fullmatch(pattern, text), text
+
+
+def test_converting_to_integers_is_not_computing_with_them() -> None:
+    assert [kind for kind in ("QLinearMatMul", "QuantizeLinear", "DequantizeLinear", "QGemm", "MatMul")
+            if is_integer(kind)] == ["QLinearMatMul", "QGemm"]  # fmt: skip
+
+
+@pytest.mark.parametrize("resize", ["short_side", "square"])
+def test_pixels_are_those_of_the_run_to_the_bit(trained: Path, tmp_path: Path, resize: str) -> None:
+    run = altered(trained, tmp_path, lambda config: config["preprocessing"].update(resize=resize, crop_ratio=0.8))
+    export(str(run), str(tmp_path / "x"), to="pretended")
+    model, of_run = load(tmp_path / "x"), patchloom.load(run, device="cpu")
+    wide = np.random.default_rng(0).integers(0, 256, (30, 51, 3), dtype=np.uint8)
+    assert (model.preprocess(wide) == of_run._transform(Image.fromarray(wide))).all()
+    assert dict(model.predict(wide)) == pytest.approx(dict(of_run.predict(wide)))
+
+
+def test_pixels_an_artefact_could_not_show_are_refused(trained: Path, tmp_path: Path) -> None:
+    export(str(trained / "a"), str(tmp_path / "x"), to="pretended")
+    path = tmp_path / "x" / "artefact.json"
+    about = json.loads(path.read_text())
+    for name, value in (("resize", "stretch"), ("interpolation", "magic"), ("crop_ratio", 1e-3), ("image_size", [9])):
+        changed = about | {"preprocessing": about["preprocessing"] | {name: value}}
+        path.write_text(json.dumps(changed | {"own_sha256": own_sha256(changed)}))
+        with pytest.raises(CheckpointError, match=r"artefact.json is damaged: .* Export it again"):
+            load(tmp_path / "x")
+
+
+def altered(trained: Path, tmp_path: Path, change: Any) -> Path:
+    """Run a with another config."""
+    run = shutil.copytree(trained / "a", tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    change(config)
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "checksums.json").unlink()
+    return Path(run)
+
+
+def test_another_size(trained: Path, tmp_path: Path) -> None:
+    export(str(trained / "a"), str(tmp_path / "x"), to="pretended", size=32)
+    model = load(tmp_path / "x")
+    assert model.about.transform.image_size == (32, 32)
+    assert len(model.predict(trained / "data" / "red" / "0.png", top=1)) == 1
+
+
+@pytest.mark.parametrize("name", ["artefact.json", "labels.json", "model.txt", "parity.json", "README.md"])
+def test_a_damaged_artefact_is_one_line(trained: Path, tmp_path: Path, name: str) -> None:
+    export(str(trained / "a"), str(tmp_path / "x"), to="pretended")
+    path = tmp_path / "x" / name
+    whole = path.read_bytes()
+    at = whole.index(b"float32") if name == "artefact.json" else len(whole) // 2
+    for data in (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], whole[:-3]):
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match=f"{name} is damaged: .* Export it again") as found:
+            load(tmp_path / "x")
+        assert "\n" not in str(found.value)
+    path.unlink()
+    with pytest.raises((CheckpointError, UsageError), match=r"cannot be read: No such file|is no artefact"):
+        load(tmp_path / "x")
+
+
+def test_an_artefact_of_a_newer_version_says_so(trained: Path, tmp_path: Path) -> None:
+    export(str(trained / "a"), str(tmp_path / "x"), to="pretended")
+    about = json.loads((tmp_path / "x" / "artefact.json").read_text())
+    (tmp_path / "x" / "artefact.json").write_text(json.dumps(about | {"format": 2}))
+    with pytest.raises(CheckpointError, match="has format 2, written by a newer patchloom"):
+        load(tmp_path / "x")
+
+
+def test_the_command_line(trained: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    out = tmp_path / "x"
+    done = command(("export", trained / "a", "--to", "pretended", "--out", out, "--json"), monkeypatch, capsys)
+    told = json.loads(done.output)
+    assert (done.code, told["precision"], [row["kept"] for row in told["rows"]]) == (0, "float32", [True, True])
+    again = command(("export", trained / "a", "--to", "pretended", "--out", out), monkeypatch, capsys)
+    assert (again.code, "exists already" in again.errors) == (2, True)
+    shutil.rmtree(out)
+    shown = command(("export", trained / "a", "--to", "pretended", "--out", out), monkeypatch, capsys)
+    assert "pretended float32" in shown.output
+    assert "same answer, %" in shown.output
+    unread = command(("export", trained / "a", "--out", tmp_path / "p.html", "--size", 8), monkeypatch, capsys)
+    assert (unread.code, "--size is about artefacts; --to html does not read it" in unread.errors) == (2, True)
+    folder = command(("export", trained / "a", "--to", "html", "--out", tmp_path / "p"), monkeypatch, capsys)
+    assert (folder.code, "--to html writes one file" in folder.errors) == (2, True)
+    wrong = command(("export", trained / "a", "--to", "onxx", "--out", tmp_path / "y"), monkeypatch, capsys)
+    assert (wrong.code, "Did you mean onnx?" in wrong.errors) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"half": True, "int8": True}, "do not go together"),
+        ({"to": "torch", "int8": True}, "--int8 is for --to onnx"),
+        ({"allowed_loss": -1}, "expected points from 0 to 100"),
+        ({"images": 0}, "images is 0"),
+    ],
+)
+def test_what_cannot_be_is_said_first(trained: Path, tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        export(str(trained / "a"), str(tmp_path / "x"), **({"to": "pretended"} | given))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = format_named("openvino")
+    with pytest.raises(UsageError, match="openvino needs nowhere_at_all, not installed here: pip install openvino"):
+        form.refuse_missing(("torch", "nowhere_at_all"))
+
+
+def test_a_task_that_is_not_exported_says_so(trained: Path, tmp_path: Path) -> None:
+    run = altered(trained, tmp_path, lambda config: config.update(task="detection"))
+    with pytest.raises(
+        UsageError, match="is a run of detection, which is not exported yet: it needs the choice of boxes"
+    ):
+        export(str(run), str(tmp_path / "x"), to="pretended")
