@@ -28,6 +28,8 @@ FILES = (
     "data/pictures/samples.py",
     "deployment/__init__.py",
     "deployment/artefact.py",
+    "deployment/artefact_segmenter.py",
+    "deployment/window_places.py",
     "deployment/export/__init__.py",
     "deployment/export/formats.py",
     "deployment/export/to_onnx.py",

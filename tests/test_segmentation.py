@@ -310,3 +310,19 @@ def test_what_cannot_be_is_one_line_before_any_work(given: dict, message: str, d
                                    "workers": 0, "epochs": 1} | given)  # fmt: skip
     with pytest.raises(UsageError, match=re.escape(message)):
         run_training(settings, say=lambda _: None)
+
+
+def test_an_artefact_answers_as_the_run_does(run: Path, data: Path, tmp_path: Path) -> None:
+    done = patchloom.export(str(run), str(tmp_path / "x"), to="torch")
+    of_run, of_file = done.rows
+    assert (done.measure, done.images, of_file.agreement) == ("mIoU", 5, 100.0)
+    assert of_file.accuracy == of_run.accuracy
+    assert of_run.accuracy > 50
+    model, segmenter = patchloom.load(tmp_path / "x"), patchloom.load(run, device="cpu")
+    assert model.labels == ("ground", "red", "blue")
+    pictures = sorted((data / "images" / "val").iterdir())
+    for found, wanted in zip(model.predict(pictures), segmenter.predict(pictures), strict=True):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        assert (found == wanted).mean() > 0.999
+    small = np.asarray(Image.open(pictures[0]).crop((0, 0, 20, 12)))  # enlarged to a window, by torch and by Pillow
+    assert (model.predict(small) == segmenter.predict(small)).mean() > 0.97

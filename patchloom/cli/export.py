@@ -15,7 +15,8 @@ COMPARED = "How it is compared"
 
 def export(
     run: Annotated[
-        str, typer.Argument(help="A run that names classes or gives vectors.", autocompletion=completed("run"))
+        str,
+        typer.Argument(help="A run on pictures: classes, vectors, masks.", autocompletion=completed("run")),
     ],
     out: Annotated[str, typer.Option(help="The artefact's folder; or the page, such as page.html.")],
     to: Annotated[
@@ -85,12 +86,13 @@ def export(
 def _show(done: "Exported") -> None:
     from patchloom.cli.output import print_result
     from patchloom.cli.table import print_table
-    from patchloom.deployment.export.parity import COLUMNS
+    from patchloom.deployment.export.parity import columns
     from patchloom.printable import printable
 
     for note in done.notes:
         print(printable(f"note: {note}"))
-    print_table(COLUMNS, [row.cells() for row in done.rows], title=f"on {done.images:,} images, on this machine")
+    rows = [row.cells() for row in done.rows]
+    print_table(columns(done.measure), rows, title=f"on {done.images:,} images, on this machine")
     print_result(printable(str(done.folder)))
     print(f"Next, in Python: patchloom.load({printable(repr(str(done.folder)))})   |   pip install patchloom-runtime")
 

@@ -13,6 +13,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,27 @@ _SHAPE = {
     "network": str,
     "outputs": list[str],
     "preprocessing": {"image_size": list[int], "crop_ratio": float, "interpolation": str, "resize": str},
+    "windows?": {"stride": list[int], "short_side": int},
     "files": dict[str, str],
     "own_sha256": str,
+}
+# Task → what answers.
+TASKS = {
+    "classification": "patchloom.deployment.artefact:ArtefactClassifier",
+    "embedding": "patchloom.deployment.artefact:ArtefactClassifier",
+    "segmentation": "patchloom.deployment.artefact_segmenter:ArtefactSegmenter",
 }
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 RESIZES = ("short_side", "square")
 MOST_PIXELS = 4096  # of a side
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How pictures of any size are seen by a graph for images of one size."""
+
+    stride: tuple[int, int] = (1, 1)  # pixels from one to the next, down and right
+    short_side: int = 0  # that pictures are resized to; 0: they stay as they are
 
 
 @dataclass(frozen=True)
@@ -57,6 +73,7 @@ class About:
     outputs: tuple[str, ...]
     transform: EvaluationTransform
     files: Mapping[str, str]  # name → SHA-256
+    windows: Windows = Windows()
 
 
 def is_artefact(path: str | os.PathLike[str]) -> bool:
@@ -65,7 +82,7 @@ def is_artefact(path: str | os.PathLike[str]) -> bool:
 
 
 class Artefact:
-    """An exported model as it is used: pictures in, names or vectors out."""
+    """An exported model: its graph, and how pictures are shown to it."""
 
     def __init__(self, folder: Path, about: About, labels: tuple[str, ...], graph: Graph) -> None:
         self.folder, self.about, self.labels = folder, about, labels
@@ -75,12 +92,7 @@ class Artefact:
         height, width = self.about.transform.image_size
         what = f"{len(self.labels)} classes" if self.labels else "vectors"
         told = f"{self.about.network}, {self.about.to} {self.about.precision}, {height}×{width} pixels, {what}"
-        return f"Artefact({printable(str(self.folder))}: {told})"
-
-    def preprocess(self, picture: Any) -> np.ndarray:
-        """One picture → the pixels that the graph takes, (H, W, 3) uint8: bit for bit those of the run."""
-        (named,) = pictures_in(picture)
-        return self.about.transform(named.read())
+        return f"{type(self).__name__}({printable(str(self.folder))}: {told})"
 
     def outputs(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
         """What the graph says of pixels (B, H, W, 3) uint8: arrays by name."""
@@ -90,6 +102,15 @@ class Artefact:
                 f"the graph takes uint8 pixels (B, {wanted[0]}, {wanted[1]}, 3), given {pixels.dtype} {pixels.shape}"
             )
         return self._graph(pixels)
+
+
+class ArtefactClassifier(Artefact):
+    """Pictures in, names or vectors out."""
+
+    def preprocess(self, picture: Any) -> np.ndarray:
+        """One picture → the pixels that the graph takes, (H, W, 3) uint8: bit for bit those of the run."""
+        (named,) = pictures_in(picture)
+        return self.about.transform(named.read())
 
     @with_near_options
     def predict(self, pictures: Given, *, top: int = 3) -> Any:
@@ -108,8 +129,9 @@ class Artefact:
     @with_near_options
     def embed(self, pictures: Given) -> np.ndarray:
         """What images are compared by: (C,) float32 of one picture, (N, C) of many."""
-        found = np.concatenate([found["embedding"] for found in self._answers(pictures)])
-        return found[0] if is_one(pictures) else found
+        found = [found["embedding"] for found in self._answers(pictures)]
+        rows = np.concatenate(found) if found else np.empty((0, 0), np.float32)
+        return rows[0] if is_one(pictures) else rows
 
     def _answers(self, pictures: Given) -> Iterator[dict[str, np.ndarray]]:
         read = (self.about.transform(each.read()) for each in pictures_in(pictures))
@@ -123,7 +145,7 @@ class Artefact:
         return [(self.labels[number], float(shares[number])) for number in best]
 
 
-def load(source: str | os.PathLike[str], *, threads: int | None = None) -> Artefact:
+def load(source: str | os.PathLike[str], *, threads: int | None = None) -> Any:
     """The model of an artefact's folder; a CheckpointError where a byte of it is not as it was written.
 
     `threads` it answers with; those of all cores where None.
@@ -140,7 +162,9 @@ def load(source: str | os.PathLike[str], *, threads: int | None = None) -> Artef
         check_shape(labels, list[str])
     except ValueError as error:
         raise CheckpointError(f"{folder / LABELS} is damaged: {error}. Export it again.") from error
-    return Artefact(folder, about, tuple(labels), graph_format(about.to).open(folder, threads))
+    module, _, attribute = TASKS[about.task].partition(":")
+    made: type[Artefact] = getattr(import_module(module), attribute)
+    return made(folder, about, tuple(labels), graph_format(about.to).open(folder, threads))
 
 
 def read_about(folder: Path) -> About:
@@ -164,11 +188,12 @@ def read_about(folder: Path) -> About:
         return About(
             _one_of("to", values["to"], GRAPHS),
             values["precision"],
-            values["task"],
+            _one_of("task", values["task"], TASKS),
             values["network"],
             tuple(values["outputs"]),
             _transform(values["preprocessing"]),
             {_plain(name): digest for name, digest in values["files"].items()},
+            _windows(values["windows"]) if "windows" in values else Windows(),
         )
     except ValueError as error:
         if isinstance(error, UsageError):
@@ -187,6 +212,13 @@ def _transform(values: Mapping[str, Any]) -> EvaluationTransform:
         _one_of("interpolation", values["interpolation"], INTERPOLATIONS),
         _one_of("resize", values["resize"], RESIZES),
     )
+
+
+def _windows(values: Mapping[str, Any]) -> Windows:
+    stride, side = values["stride"], values["short_side"]
+    if len(stride) != 2 or not all(0 < step <= MOST_PIXELS for step in stride) or not 0 <= side <= MOST_PIXELS:
+        raise ValueError(f"windows {stride} pixels apart on pictures resized to {side} cannot be shown")
+    return Windows((stride[0], stride[1]), side)
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> str:

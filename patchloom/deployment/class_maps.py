@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom.data.augmentation.augment import short_side_factor
+from patchloom.data.pictures.geometry import short_side_factor
 from patchloom.data.pictures.image_batch import normalise
 from patchloom.deployment.windows import Size, Tile, Windows, padded_size, tiles_of, whole_logits
 from patchloom.models.upernet import SegmentationNetwork
@@ -137,7 +137,7 @@ class ClassMaps:
     def _tiles(self, images: Tensor, scale: float) -> Iterator[Tile]:
         """Logits at the pictures' own size, of pictures shown at `scale` times the size they are tested at."""
         own: Size = (images.shape[2], images.shape[3])
-        size = self._shown_size(own, scale)
+        size = self.shown_size(own, scale)
         if size == own:
             yield from self._shown(images)
             return
@@ -147,7 +147,7 @@ class ClassMaps:
             logits[:, :, tile.rows] = tile.logits
         yield from tiles_of(logits, own, own)
 
-    def _shown_size(self, own: Size, scale: float) -> Size:
+    def shown_size(self, own: Size, scale: float = 1.0) -> Size:
         """Height and width at which pictures are shown: no side is less than that of a window, where there are any."""
         factor = scale * short_side_factor((own[1], own[0]), self.how.short_side)
         if self._slides:

@@ -10,11 +10,12 @@ size, every pixel is in one or more, and its logits are the mean of theirs.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from patchloom.deployment.window_places import starts, stretches
 
 Size = tuple[int, int]  # height, width
 Forward = Callable[[Tensor], Tensor]  # images (B, 3, h, w) → logits (B, K, h/4, w/4)
@@ -47,7 +48,7 @@ class Windows:
         for left in lefts:
             columns[left : left + self.size[1]] += 1
         kept: dict[int, list[Tensor]] = {}  # row of windows → the logits of each, while tiles need them
-        for rows in _stretches(tops, self.size[0], self._rows_at_once(images)):
+        for rows in stretches(tops, self.size[0], self._rows_at_once(images)):
             over = [i for i, top in enumerate(tops) if top <= rows.start and rows.stop <= top + self.size[0]]
             kept = {i: kept[i] for i in over if i in kept}  # what is above is let go before more is made
             kept |= {i: self._row(forward, images, tops[i], lefts) for i in over if i not in kept}
@@ -97,20 +98,6 @@ def rows_at_once(device: torch.device, numbers_per_row: int) -> int:
 def padded_size(size: Size, multiple: int) -> Size:
     """The least multiples that hold it."""
     return -(-size[0] // multiple) * multiple, -(-size[1] // multiple) * multiple
-
-
-def starts(length: int, window: int, stride: int) -> list[int]:
-    """Where windows begin on a side of `length`: a stride apart, the last shifted back to end where the side does."""
-    count = max(0, -(-(length - window) // stride)) + 1
-    return sorted({max(0, min(i * stride, length - window)) for i in range(count)})
-
-
-def _stretches(begins: list[int], window: int, at_once: int) -> Iterator[slice]:
-    """Stretches of a side in which the same windows lie, each of `at_once` places at most."""
-    edges = sorted({edge for begin in begins for edge in (begin, begin + window)})
-    for start, stop in pairwise(edges):
-        for first in range(start, stop, at_once):
-            yield slice(first, min(stop, first + at_once))
 
 
 def resized_rows(logits: Tensor, size: Size, rows: slice) -> Tensor:

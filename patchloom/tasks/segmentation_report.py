@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.sets import ImageSet
+from patchloom.deployment.masked_data import open_masks
 from patchloom.deployment.segmenter import Segmenter, load_segmentation
 from patchloom.errors import DataError, UsageError, attempted
 from patchloom.evaluation.intervals import LEVEL
@@ -22,7 +23,7 @@ from patchloom.runs.predictions import fingerprint
 from patchloom.runs.record import read_run_record
 from patchloom.runs.segmentation import Kept, read_segmented
 from patchloom.tasks.pages import Asked
-from patchloom.tasks.segmentation_scores import evaluate_on, open_masks
+from patchloom.tasks.segmentation_scores import evaluate_on
 from patchloom.tasks.task import TaskPage
 
 SHOWN = 4  # worst images, and as many best ones

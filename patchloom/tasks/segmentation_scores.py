@@ -4,17 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from patchloom.data.sets import PictureSet
-from patchloom.data.sources.masked import of_masks
-from patchloom.data.sources.source import find_source, split_source
+from patchloom.deployment.masked_data import open_masks
 from patchloom.deployment.segmenter import Segmenter, load_segmenter
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.segmentation import SegmentationReport
-from patchloom.runs.config import read_recipe, read_run_files
 from patchloom.runs.predictions import fingerprint
 from patchloom.runs.segmentation import Kept, read_segmented
 from patchloom.tasks.segmentation_judge import PixelSet, judged
@@ -102,25 +98,6 @@ def evaluate_on(segmenter: Segmenter, folder: Path, data: str, split: str | None
             f"{len(pixels.broken)} pictures cannot be read and do not count: {next(iter(pixels.broken.values()))}"
         )
     return Kept(found, fingerprint(pictures)), notes
-
-
-def open_masks(data: str, split: str | None, folder: Path | None = None) -> tuple[PictureSet, list[str]]:
-    """The pictures of a split, val by default or what a run on these data held out, with their masks."""
-    if split not in (None, "train", "val", "test", "all"):
-        raise UsageError(f"split is {split!r}, expected train, val, test or all")
-    recipe = read_recipe(folder) if folder else None
-    level = read_run_files(folder).level if folder else None
-    reduced = bool(recipe and recipe.segment.reduce_zero_label)
-    source = of_masks(find_source(data), reduce_zero_label=reduced, level=level)
-    if split == "test" and source.test is None:
-        raise UsageError(f"{source.name} has no test split; it has {' and '.join(source.listings)}")
-    if split == "all":
-        if len(source.listings) > 1:
-            raise UsageError(f"{source.name} has {' and '.join(source.listings)}; choose one of them")
-        source = replace(source, val=source.train)
-    splits = split_source(source, labelled=False)
-    chosen: Any = {"train": splits.train, "test": splits.test}.get(str(split)) or splits.val
-    return chosen.showing("mask"), list(splits.notes)
 
 
 def compare(first: str, a: SegmentationReport, second: str, b: SegmentationReport) -> Comparison:

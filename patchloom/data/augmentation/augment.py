@@ -26,7 +26,7 @@ from patchloom.data.pictures.evaluation_transform import (
     enlarged,
     middle_start,
 )
-from patchloom.data.pictures.geometry import Geometry, Size
+from patchloom.data.pictures.geometry import Geometry, Size, short_side_factor
 from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD
 from patchloom.data.pictures.samples import Sample
 from patchloom.errors import UsageError
@@ -36,7 +36,6 @@ from patchloom.recipes.parts import AugmentPart
 COLOUR_POLICIES = ("none", "three_augment", "photometric")
 CROP_ASPECTS = (3 / 4, 4 / 3)
 WINDOWS_TRIED = 10
-LONGEST = 4  # times the short side: mmsegmentation's (2048, 512)
 ERASED_AREAS = (0.02, 1 / 3)  # of the picture
 ERASED_ASPECTS = (0.3, 1 / 0.3)
 _MEAN, _STD = np.array(IMAGENET_MEAN, np.float32), np.array(IMAGENET_STD, np.float32)
@@ -124,11 +123,6 @@ def scaled_window(sample: Sample, augment: AugmentPart, seen: Size, rng: random.
         if mask is None or _mixes_classes(window.apply_mask(*mask), mask.outside, augment.largest_class):
             break
     return window
-
-
-def short_side_factor(size: tuple[int, int], short_side: int) -> float:
-    """By what the sides of a picture are multiplied to be of `short_side`, or less where it is long; 1 for 0."""
-    return min(short_side / min(size), LONGEST * short_side / max(size)) if short_side else 1.0
 
 
 def _mixes_classes(seen: np.ndarray, ignored: int, largest: float) -> bool:

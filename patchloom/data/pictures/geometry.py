@@ -20,6 +20,7 @@ SMALLEST_BOX_SIDE = 1.0
 # of what the decoder did (benchmarks/LOG.md).
 PIXELS_LEFT = 2
 REDUCTIONS = (8, 4, 2)
+LONGEST = 4  # times the short side: mmsegmentation's (2048, 512)
 
 
 def resize(image: Image.Image, size: Size) -> np.ndarray:
@@ -32,6 +33,11 @@ def resize(image: Image.Image, size: Size) -> np.ndarray:
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     pixels = pixels.view(1, image.height, image.width, 3).permute(0, 3, 1, 2)  # (1, 3, h, w), channels last
     return F.interpolate(pixels, size, mode="bicubic", antialias=True)[0].permute(1, 2, 0).numpy()
+
+
+def short_side_factor(size: tuple[int, int], short_side: int) -> float:
+    """By what the sides of a picture are multiplied to be of `short_side`, or less where it is long; 1 for 0."""
+    return min(short_side / min(size), LONGEST * short_side / max(size)) if short_side else 1.0
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -12,36 +13,32 @@ import numpy as np
 import torch
 
 from patchloom import __version__
-from patchloom.data.pictures.image_batch import normalise
-from patchloom.data.sets import ImageSet
-from patchloom.data.sources.source import open_data
 from patchloom.deployment.artefact import CARD, FILE, FORMAT, LABELS, PARITY
-from patchloom.deployment.classifier import Classifier, load
-from patchloom.deployment.evaluations import Shown
 from patchloom.deployment.export.card import artefact_card
-from patchloom.deployment.export.formats import Graph, GraphFormat, PageFormat, format_for, format_named
-from patchloom.deployment.export.graph import EMBEDDING, LOGITS, FromPixels
-from patchloom.deployment.export.parity import BATCH, TOLERANCE, Answers, Row, answers_of, differences, speeds
+from patchloom.deployment.export.formats import GraphFormat, PageFormat, format_for, format_named
+from patchloom.deployment.export.parity import BATCH, TOLERANCE, Row, answers_of, differences, speeds
+from patchloom.deployment.export.subject import Asked, Outputs, Subject
 from patchloom.disk import atomic_write
-from patchloom.errors import DataError, NumericalError, UsageError, at_least, with_near_options
+from patchloom.errors import NumericalError, UsageError, at_least, with_near_options
 from patchloom.foreign import own_sha256
 from patchloom.printable import printable
-from patchloom.runs.config import Preprocessing, read_config
+from patchloom.runs.config import read_config
 from patchloom.runs.files import json_bytes
 from patchloom.runs.named import run_folder
 from patchloom.runs.published import new_folder, refuse_taken
-from patchloom.runs.record import read_run_record
 
 if TYPE_CHECKING:
     from patchloom.deployment.single_page.page import Page
 
 IMAGES, CALIBRATION, ALLOWED_LOSS = 1000, 128, 1.0
-# Tasks whose runs are not exported yet: what their answers need beside the graph of a network.
-NOT_EXPORTED = {
-    "segmentation": "windows over pictures of any size",
-    "detection": "the choice of boxes",
-    "translation": "a search word by word",
+# Task → what makes a subject of a run of it.
+SUBJECTS = {
+    "classification": "patchloom.deployment.export.of_classifier:ClassifierSubject",
+    "embedding": "patchloom.deployment.export.of_classifier:ClassifierSubject",
+    "segmentation": "patchloom.deployment.export.of_segmenter:SegmenterSubject",
 }
+# Tasks whose runs are not exported yet: what their answers need beside the graph of a network.
+NOT_EXPORTED = {"detection": "the choice of boxes", "translation": "a search word by word"}
 
 
 @dataclass(frozen=True)
@@ -53,13 +50,13 @@ class Exported:
     precision: str
     rows: Sequence[Row]  # the run first
     images: int  # that were compared
+    measure: str = "accuracy"  # what the rows' `right` is
     notes: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        rows = [row.to_dict() for row in self.rows]
         told = {"folder": str(self.folder), "to": self.to, "precision": self.precision, "images": self.images}
-        return told | {"rows": rows, "notes": list(self.notes)}
+        return told | {"measure": self.measure, "rows": [asdict(row) for row in self.rows], "notes": list(self.notes)}
 
     def __repr__(self) -> str:
         kept = next(row for row in self.rows[1:] if row.kept)
@@ -114,51 +111,44 @@ def export(
     allowed_loss = ALLOWED_LOSS if allowed_loss is None else allowed_loss
     _check(form, half=half, int8=int8, images=images, calibration=calibration, allowed_loss=allowed_loss, size=size)
     refuse_taken(Path(out))
-    source = run_folder(run)
-    refuse_task(source)
-    classifier = _at_size(load(source, device="cpu"), size)
-    decides = classifier._files.decides
-    place = data or _data_of(classifier)
-    pictures, notes = _pictures(classifier, place, split, decides=decides)
-    pixels, labels = _shown(classifier, pictures, images)
+    subject = subject_of(run_folder(run), Asked(data, split, size, images))
     with TemporaryDirectory() as temporary, new_folder(Path(out)) as folder:
-        made = _Exporter(form, classifier, pixels, labels, half=half, tolerance=tolerance)
+        made = _Exporter(form, subject, half=half, tolerance=tolerance)
         made.plain(folder)
         if int8:
-            shown, _ = _shown(classifier, _training_images(classifier, place) or pictures, calibration)
-            made.quantised(folder, Path(temporary), shown, allowed_loss)
-        exported = Exported(Path(out), form.name, made.precision, tuple(made.rows), len(pixels), (*notes, *made.notes))
-        _write(folder, form, classifier, exported)
+            made.quantised(folder, Path(temporary), subject.calibration(calibration), allowed_loss)
+        notes = (*subject.notes, *made.notes)
+        rows, count = tuple(made.rows), len(subject.pixels)
+        exported = Exported(Path(out), form.name, made.precision, rows, count, subject.measure, notes)
+        _write(folder, form, subject, made.outputs, exported)
     return exported
+
+
+def subject_of(folder: Path, asked: Asked) -> Subject:
+    """A run of any task that can be exported, with the images it is compared on."""
+    task = str(read_config(folder).get("task") or "classification")
+    if why := NOT_EXPORTED.get(task):
+        raise UsageError(f"{folder} is a run of {task}, which is not exported yet: it needs {why} beside its network")
+    module, _, attribute = SUBJECTS[task].partition(":")
+    made: Subject = getattr(import_module(module), attribute)(folder, asked)
+    return made
 
 
 class _Exporter:
     """The graphs of one run, each measured beside it on the same pixels."""
 
-    def __init__(
-        self,
-        form: GraphFormat,
-        classifier: Classifier,
-        pixels: np.ndarray,
-        labels: np.ndarray,
-        *,
-        half: bool,
-        tolerance: float | None,
-    ) -> None:
-        self.form, self.classifier, self.pixels, self.labels = form, classifier, pixels, labels
+    def __init__(self, form: GraphFormat, subject: Subject, *, half: bool, tolerance: float | None) -> None:
+        self.form, self.subject, self.pixels = form, subject, subject.pixels
         self.precision = "float16" if half else "float32"
         self.tolerance = TOLERANCE[self.precision] if tolerance is None else tolerance
         self.notes: list[str] = []
         self.rows: list[Row] = []
-        self.run = graph_of_run(classifier)
-        self.expected = answers_of(self.run, pixels)
+        self.expected = answers_of(subject.run, self.pixels)
+        self.outputs = tuple(self.expected)
 
     def plain(self, folder: Path) -> None:
         """Write the graph and compare it; a NumericalError above the tolerance."""
-        shown = self.classifier.preprocessing
-        decides = self.classifier._files.decides
-        half = self.precision == "float16"
-        module = FromPixels(self.classifier.model, shown.mean, shown.std, decides=decides, half=half).eval()
+        module = self.subject.module(half=self.precision == "float16").eval()
         self.form.write(module, torch.from_numpy(self.pixels[:2].repeat(2, 0)[:2]), folder, module.outputs)
         graph = self.form.open(folder, torch.get_num_threads())
         row = self._compared(f"{self.form.name} {self.precision}", folder, answers_of(graph, self.pixels))
@@ -168,11 +158,10 @@ class _Exporter:
                 f"more than the tolerance of {self.tolerance:g} ({row.agreement:.2f} % the same answers); nothing was "
                 "written. Accept it with --tolerance, or use another format."
             )
-        of_run, of_file = speeds([self.run, graph], self.pixels)
-        weights = sum(value.numel() * value.element_size() for value in self.classifier.model.state_dict().values())
-        right = self.expected.accuracy(self.labels)
+        of_run, of_file = speeds([self.subject.run, graph], self.pixels)
+        right = self.subject.right(self.expected)
         self.rows = [
-            Row("the run, torch float32", 100.0, 0.0, 0.0, right, *of_run, mib=weights / 2**20),
+            Row("the run, torch float32", 100.0, 0.0, 0.0, right, *of_run, mib=self.subject.weights / 2**20),
             replace(row, one_ms=of_file[0], per_second=of_file[1]),
         ]
 
@@ -199,13 +188,12 @@ class _Exporter:
             self.notes.append(f"{row.what} is not kept: {row.why}")
         self.notes.append(f"the artefact is {self.precision}")
 
-    def _compared(self, what: str, folder: Path, found: Answers) -> Row:
+    def _compared(self, what: str, folder: Path, found: Outputs) -> Row:
         gap, share = differences(found, self.expected)
-        same = 100 * float((found.decisions == self.expected.decisions).mean())
         counts = self.form.operators(folder)
         integer = sum(count for kind, count in counts.items() if is_integer(kind))
         size = sum((folder / name).stat().st_size for name in self.form.files) / 2**20
-        right = found.accuracy(self.labels)
+        same, right = self.subject.same(found, self.expected), self.subject.right(found)
         return Row(what, same, gap, share, right, 0.0, 0.0, size, integer, sum(counts.values()))
 
 
@@ -228,26 +216,6 @@ def is_integer(kind: str) -> bool:
     return kind.startswith(("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger"))
 
 
-def graph_of_run(classifier: Classifier) -> Graph:
-    """The run itself as a graph, by the code that answers `patchloom predict`."""
-    shown, network, decides = classifier.preprocessing, classifier.model, classifier._files.decides
-
-    @torch.inference_mode()
-    def answer(pixels: np.ndarray) -> dict[str, np.ndarray]:
-        images = normalise(torch.from_numpy(pixels).permute(0, 3, 1, 2), shown.mean, shown.std)
-        features = network.features(images)
-        found = {LOGITS: network.head(features).numpy()} if decides else {}
-        return found | {EMBEDDING: network.projector(network.vectors(features)).numpy()}
-
-    return answer
-
-
-def refuse_task(folder: Path) -> None:
-    """A UsageError for runs of a task that cannot be exported."""
-    if why := NOT_EXPORTED.get(task := str(read_config(folder).get("task", ""))):
-        raise UsageError(f"{folder} is a run of {task}, which is not exported yet: it needs {why} beside its network")
-
-
 def _check(form: GraphFormat, *, half: bool, int8: bool, allowed_loss: float, size: int | None, **counts: int) -> None:
     for name, value in counts.items():
         at_least(name, value, 2)
@@ -261,81 +229,27 @@ def _check(form: GraphFormat, *, half: bool, int8: bool, allowed_loss: float, si
         raise UsageError(f"--allowed-loss is {allowed_loss:g}, expected points from 0 to 100")
 
 
-def _at_size(classifier: Classifier, size: int | None) -> Classifier:
-    if size is None:
-        return classifier
-    shown: Preprocessing = replace(classifier.preprocessing, image_size=(size, size))
-    files = replace(classifier._files, preprocessing=shown)
-    return Classifier(classifier.model.for_images_of(size), files, classifier.folder)
-
-
-def _data_of(classifier: Classifier) -> str:
-    record = read_run_record(classifier.folder) if classifier.folder else None
-    if record is None:
-        raise UsageError("the run does not say what it was trained on; give images to compare on with --data DATA")
-    return record.data
-
-
-def _pictures(
-    classifier: Classifier, data: str, split: str | None, *, decides: bool
-) -> tuple[ImageSet, tuple[str, ...]]:
-    """Those both are shown, and what is to be said of them."""
-    if decides:
-        found = Shown(split=split).open(data, classifier)
-        return found, tuple(found.notes)
-    splits = open_data(data, reading=classifier.reading_of(data), labelled=False)
-    named = {"train": splits.train, "val": splits.val, None: splits.val}
-    if split not in named:
-        raise UsageError(f"--split is {split!r}, expected train or val for a run that names no classes")
-    return named[split], tuple(splits.notes)
-
-
-def _training_images(classifier: Classifier, data: str) -> ImageSet | None:
-    """Of the same data, which nothing is measured on; None where they have no train split."""
-    try:
-        return open_data(data, reading=classifier.reading_of(data), labelled=False).train
-    except (DataError, UsageError):
-        return None
-
-
-def _shown(classifier: Classifier, pictures: ImageSet, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (N, H, W, 3) and labels of at most `most` images, spread over the set; unreadable ones are left out."""
-    transform = classifier.transform()
-    rows = np.unique(np.linspace(0, len(pictures) - 1, min(most, len(pictures))).round().astype(int))
-    pixels, labels = [], []
-    for row in rows.tolist():
-        try:
-            pixels.append(transform(pictures.read(row)))
-        except DataError:
-            continue
-        labels.append(int(pictures.labels[row]))
-    if not pixels:
-        raise DataError("none of the images to compare on can be read; give others with --data")
-    return np.stack(pixels), np.array(labels)
-
-
 def _batches(pixels: np.ndarray) -> Iterator[np.ndarray]:
     return (pixels[start : start + BATCH] for start in range(0, len(pixels), BATCH))
 
 
-def _write(folder: Path, form: GraphFormat, classifier: Classifier, exported: Exported) -> None:
+def _write(folder: Path, form: GraphFormat, subject: Subject, outputs: Sequence[str], exported: Exported) -> None:
     """What stands beside the graph; artefact.json last, with the checksums of all."""
-    shown, files = classifier.preprocessing, classifier._files
-    labels = list(files.labels) if files.decides else []
-    atomic_write(folder / LABELS, json_bytes(labels))
+    atomic_write(folder / LABELS, json_bytes(list(subject.labels)))
     atomic_write(folder / PARITY, json_bytes(exported.to_dict()))
-    atomic_write(folder / CARD, artefact_card(classifier, exported).encode())
+    atomic_write(folder / CARD, artefact_card(subject, tuple(outputs), exported).encode())
     names = (*form.files, LABELS, PARITY, CARD)
     about: dict[str, Any] = {
         "format": FORMAT,
         "patchloom": __version__,
         "to": form.name,
         "precision": exported.precision,
-        "task": "classification" if files.decides else "embedding",
-        "network": files.network,
-        "outputs": [LOGITS, EMBEDDING] if files.decides else [EMBEDDING],
+        "task": subject.task,
+        "network": subject.network,
+        "outputs": list(outputs),
         "input": "pixels, uint8 (batch, height, width, 3), RGB; mean and std are inside the graph",
-        "preprocessing": asdict(shown),
+        "preprocessing": asdict(subject.shown),
+        **subject.told,
         "files": {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names},
     }
     atomic_write(folder / FILE, json_bytes(about | {"own_sha256": own_sha256(about)}))

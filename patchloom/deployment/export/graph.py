@@ -3,42 +3,85 @@
 Letters: B images of H×W pixels, K classes, C channels of the vector that images are compared by.
 """
 
+import copy
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from patchloom.models.absorb import absorb
 from patchloom.models.network import Network
+from patchloom.models.upernet import SegmentationNetwork
 
-LOGITS, EMBEDDING = "logits", "embedding"
+LOGITS, EMBEDDING, MAPS = "logits", "embedding", "maps"
 
 
 class FromPixels(nn.Module):
-    """(B, H, W, 3) uint8 → {"logits": (B, K), "embedding": (B, C)}; without a classifier the embedding alone."""
+    """(B, H, W, 3) uint8 → arrays by name."""
 
-    def __init__(
-        self, network: Network, mean: tuple[float, ...], std: tuple[float, ...], *, decides: bool, half: bool = False
-    ) -> None:
-        super().__init__()
-        self.network = absorb(network)
-        self.decides, self.half_precision = decides, half
-        # The numbers of `normalise`, in the same order of operations, so that images are equal to the bit.
-        self.register_buffer("scale", torch.tensor([1 / (255 * s) for s in std]))
-        self.register_buffer("shift", torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]))
-        if half:
-            self.network.half()
-
+    outputs: ClassVar[tuple[str, ...]]  # their names, in order
     scale: Tensor
     shift: Tensor
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Their names, in order."""
-        return (LOGITS, EMBEDDING) if self.decides else (EMBEDDING,)
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], *, half: bool = False) -> None:
+        super().__init__()
+        self.half_precision = half
+        # The numbers of `normalise`, in the same order of operations, so that images are equal to the bit.
+        self.register_buffer("scale", torch.tensor([1 / (255 * s) for s in std]))
+        self.register_buffer("shift", torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]))
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """(B, H, W, 3) uint8 → outputs by name."""
+        """(B, H, W, 3) uint8 → float32 outputs by name."""
         images = (pixels.to(torch.float32) * self.scale + self.shift).permute(0, 3, 1, 2)  # (B, 3, H, W)
-        features = self.network.features(images.half() if self.half_precision else images)
-        found = {LOGITS: self.network.head(features).float()} if self.decides else {}
-        vectors = self.network.vectors(features)
-        return found | {EMBEDDING: self.network.projector(vectors).float()}
+        found = self.answers(images.half() if self.half_precision else images)
+        return {name: found[name].float() for name in self.outputs}
+
+    def answers(self, images: Tensor) -> dict[str, Tensor]:
+        """What the network says of (B, 3, H, W), normalised."""
+        raise NotImplementedError
+
+
+class Vectors(FromPixels):
+    """→ {"embedding": (B, C)}."""
+
+    outputs: ClassVar[tuple[str, ...]] = (EMBEDDING,)
+
+    def __init__(
+        self, network: Network, mean: tuple[float, ...], std: tuple[float, ...], *, half: bool = False
+    ) -> None:
+        super().__init__(mean, std, half=half)
+        self.network = absorb(network)
+        if half:
+            self.network.half()
+
+    def answers(self, images: Tensor) -> dict[str, Tensor]:
+        """By the network's own parts."""
+        features = self.network.features(images)
+        found = {EMBEDDING: self.network.projector(self.network.vectors(features))}
+        return found | ({LOGITS: self.network.head(features)} if LOGITS in self.outputs else {})
+
+
+class Classes(Vectors):
+    """→ {"logits": (B, K), "embedding": (B, C)}."""
+
+    outputs = (LOGITS, EMBEDDING)
+
+
+class Maps(FromPixels):
+    """→ {"maps": (B, K, H/4, W/4)}, the logits of places of an image."""
+
+    outputs = (MAPS,)
+
+    def __init__(
+        self, network: SegmentationNetwork, mean: tuple[float, ...], std: tuple[float, ...], *, half: bool = False
+    ) -> None:
+        super().__init__(mean, std, half=half)
+        self.backbone, self.strides = absorb(network.backbone), network.strides
+        self.neck, self.head = copy.deepcopy((network.neck, network.head))
+        if half:
+            for part in (self.backbone, self.neck, self.head):
+                part.half()
+
+    def answers(self, images: Tensor) -> dict[str, Tensor]:
+        """As the network's `forward`."""
+        return {MAPS: self.head(self.neck(self.backbone.pyramid(images, self.strides)))}

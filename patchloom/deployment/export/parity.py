@@ -1,51 +1,18 @@
 """The run and an exported file on the same images: what each answers, how often it is right, how fast it is here."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from patchloom.deployment.export.formats import Graph
-from patchloom.deployment.export.graph import EMBEDDING, LOGITS
+from patchloom.deployment.export.subject import Outputs
 
 BATCH = 32
 ROUNDS = 5
 # Of the largest output of the run: float32 sums in another order, and 11 bits of a float16.
 TOLERANCE = {"float32": 1e-4, "float16": 3e-2}
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What one of them says of all images."""
-
-    outputs: Mapping[str, np.ndarray]  # name → (N, …) float32
-
-    @property
-    def compared(self) -> np.ndarray:
-        """Logits, or vectors where there is no classifier."""
-        return self.outputs[LOGITS] if LOGITS in self.outputs else self.outputs[EMBEDDING]
-
-    @property
-    def decisions(self) -> np.ndarray:
-        """Per image the likeliest class, or the nearest other image by cosine where there is no classifier."""
-        if LOGITS in self.outputs:
-            return self.outputs[LOGITS].argmax(1)
-        vectors = self.outputs[EMBEDDING].astype(np.float64)
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        alike = vectors @ vectors.T
-        np.fill_diagonal(alike, -np.inf)
-        return alike.argmax(1)
-
-    def accuracy(self, labels: np.ndarray) -> float | None:
-        """Top-1, or how often the nearest other image has the same class, in percent; None without labels."""
-        known = labels >= 0
-        if not known.any() or len(labels) < 2:
-            return None
-        decided = self.decisions
-        chosen = decided if LOGITS in self.outputs else labels[decided]
-        return 100 * float((chosen == labels)[known].mean())
 
 
 @dataclass(frozen=True)
@@ -56,7 +23,7 @@ class Row:
     agreement: float  # of decisions with the run's, in percent
     difference: float  # the largest of any output
     relative: float  # the same as a share of the largest output of the run
-    accuracy: float | None  # in percent
+    accuracy: float | None  # in percent; what it is, the export's `measure` says
     one_ms: float  # milliseconds for one image
     per_second: float  # images, in batches of 32
     mib: float  # of the file; of the run its weights
@@ -65,12 +32,8 @@ class Row:
     kept: bool = True
     why: str = ""  # it is not kept
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
     def cells(self) -> list[str]:
-        """Of the columns in `COLUMNS`."""
+        """Of the table's columns."""
         right = "–" if self.accuracy is None else f"{self.accuracy:.2f}"
         counted = f"{self.integer} of {self.operators}" if self.operators else "–"
         return [
@@ -86,21 +49,23 @@ class Row:
         ]
 
 
-COLUMNS = ("", "#same answer, %", "#largest difference", "#accuracy, %", "#1 image, ms", "#images/s", "#MiB",
-           "#integer operators", "kept")  # fmt: skip
+def columns(measure: str) -> tuple[str, ...]:
+    """Heads of the table; `measure` is what tells how good answers are."""
+    numbers = ("same answer, %", "largest difference", f"{measure}, %", "1 image, ms", "images/s", "MiB")
+    return "", *(f"#{name}" for name in (*numbers, "integer operators")), "kept"
 
 
-def answers_of(graph: Graph, pixels: np.ndarray) -> Answers:
+def answers_of(graph: Graph, pixels: np.ndarray) -> Outputs:
     """What a graph says of all pixels, a batch at a time."""
     parts = [graph(pixels[start : start + BATCH]) for start in range(0, len(pixels), BATCH)]
-    return Answers({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def differences(found: Answers, run: Answers) -> tuple[float, float]:
+def differences(found: Outputs, run: Outputs) -> tuple[float, float]:
     """The largest difference of any output, and the largest share it is of that output's largest number."""
     worst, share = 0.0, 0.0
-    for name, expected in run.outputs.items():
-        gap = float(np.abs(found.outputs[name] - expected).max())
+    for name, expected in run.items():
+        gap = float(np.abs(found[name] - expected).max())
         gap = gap if np.isfinite(gap) else float("inf")
         worst, share = max(worst, gap), max(share, gap / max(1.0, float(np.abs(expected).max())))
     return worst, share

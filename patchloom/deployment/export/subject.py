@@ -1,0 +1,89 @@
+"""A run as it is exported: what is traced, the images it is compared on, and what counts as an answer about them.
+
+One file per kind of run: `of_classifier.py`, `of_segmenter.py`. The table of tasks is in `export.py`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from patchloom.data.sets import ImageSet
+from patchloom.deployment.export.graph import FromPixels
+from patchloom.errors import DataError, UsageError
+from patchloom.runs.config import Preprocessing
+from patchloom.runs.record import read_run_record
+
+Outputs = Mapping[str, np.ndarray]  # of all images: name → (N, …) float32
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which images are compared, and at which size."""
+
+    data: str | None
+    split: str | None
+    size: int | None
+    images: int
+
+
+class Subject(ABC):
+    """One run."""
+
+    measure: ClassVar[str]  # what `right` tells, in percent
+
+    task: str
+    network: str  # its name
+    labels: tuple[str, ...]
+    shown: Preprocessing
+    weights: int  # bytes
+    notes: tuple[str, ...]
+    pixels: np.ndarray  # (N, H, W, 3) uint8, of the images that are compared
+    told: Mapping[str, Any]  # what `artefact.json` says beside what all artefacts do
+    answers: str  # a sentence of the card
+    use: str  # a line of Python
+
+    @abstractmethod
+    def module(self, *, half: bool) -> FromPixels:
+        """What is traced."""
+
+    @abstractmethod
+    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
+        """What the run itself says, by the code that answers `patchloom predict`."""
+
+    @abstractmethod
+    def calibration(self, count: int) -> np.ndarray:
+        """Pixels of so many images of train, or of those compared where there are no others."""
+
+    @abstractmethod
+    def same(self, found: Outputs, expected: Outputs) -> float:
+        """How many of the answers are the same, in percent."""
+
+    @abstractmethod
+    def right(self, found: Outputs) -> float | None:
+        """How good the answers are, in percent; None without labels."""
+
+
+def data_of(folder: Path | None) -> str:
+    """What a run was trained on."""
+    record = read_run_record(folder) if folder else None
+    if record is None:
+        raise UsageError("the run does not say what it was trained on; give images to compare on with --data DATA")
+    return record.data
+
+
+def spread(pictures: ImageSet, most: int, shown: Callable[[int], Any]) -> list[tuple[int, Any]]:
+    """At most `most` rows, spread over a set, each with what `shown` makes of it; unreadable ones are left out."""
+    rows = np.unique(np.linspace(0, len(pictures) - 1, min(most, len(pictures))).round().astype(int))
+    found = []
+    for row in rows.tolist():
+        try:
+            found.append((row, shown(row)))
+        except DataError:
+            continue
+    if not found:
+        raise DataError("none of the images to compare on can be read; give others with --data")
+    return found
