@@ -30,6 +30,9 @@ def export(
         typer.Option("--int8", help="Calibrate on images; keep it if it is faster here and loses little."),
     ] = False,
     allowed_loss: Annotated[float | None, typer.Option(help="Points of accuracy that int8 may lose; 1.")] = None,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="Compressed without loss: zeros that prune left take no room.")
+    ] = False,
     split: Annotated[
         str | None,
         typer.Option(
@@ -74,6 +77,7 @@ def export(
         tolerance=tolerance,
         images=images,
         calibration=calibration,
+        packed=packed,
     )
     if as_json:
         print_json(done.to_dict())

@@ -1,7 +1,7 @@
 """An artefact: the folder that `patchloom export` leaves, and what answers from it, without torch.
 
     artefact.json        what it is, how pictures are shown to it, checksums of the other files
-    model.onnx …         the graph (`export/formats.py`): pixels in, named outputs out
+    model.onnx …         the graph (`export/formats.py`): pixels in, named outputs out; model.onnx.z: compressed by zlib
     labels.json          names of the classes
     parity.json          the table of the export: the run and this file on the same images
     README.md            the card
@@ -11,11 +11,14 @@ This file and those it imports need numpy, Pillow and the format's own package a
 
 import hashlib
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,7 @@ from patchloom.foreign import check_shape, own_sha256, parse_json, read_plain
 from patchloom.printable import printable
 
 FILE, LABELS, PARITY, CARD = "artefact.json", "labels.json", "parity.json", "README.md"
+PACKED = ".z"
 FORMAT = 1
 AT_ONCE = 32
 _MOST_GRAPH = 1 << 34  # bytes
@@ -40,6 +44,7 @@ _SHAPE = {
     "outputs": list[str],
     "preprocessing": {"image_size": list[int], "crop_ratio": float, "interpolation": str, "resize": str},
     "windows?": {"stride": list[int], "short_side": int},
+    "packed?": dict[str, int],
     "files": dict[str, str],
     "own_sha256": str,
 }
@@ -74,6 +79,7 @@ class About:
     transform: EvaluationTransform
     files: Mapping[str, str]  # name → SHA-256
     windows: Windows = Windows()
+    packed: Mapping[str, int] = field(default_factory=dict)  # file of the graph → its bytes where it is unpacked
 
 
 def is_artefact(path: str | os.PathLike[str]) -> bool:
@@ -164,7 +170,29 @@ def load(source: str | os.PathLike[str], *, threads: int | None = None) -> Any:
         raise CheckpointError(f"{folder / LABELS} is damaged: {error}. Export it again.") from error
     module, _, attribute = TASKS[about.task].partition(":")
     made: type[Artefact] = getattr(import_module(module), attribute)
-    return made(folder, about, tuple(labels), graph_format(about.to).open(folder, threads))
+    with _unpacked(folder, about) as place:
+        graph = graph_format(about.to).open(place, threads)
+    return made(folder, about, tuple(labels), graph)
+
+
+@contextmanager
+def _unpacked(folder: Path, about: About) -> Iterator[Path]:
+    """Where the files of the graph are as they are opened: the folder itself, or a temporary one."""
+    if not about.packed:
+        yield folder
+        return
+    with TemporaryDirectory() as temporary:
+        for name, size in about.packed.items():
+            packed = folder / f"{name}{PACKED}"
+            unpacking = zlib.decompressobj()
+            try:
+                data = unpacking.decompress(_bytes(packed), size + 1)
+            except zlib.error as error:
+                raise CheckpointError(f"{packed} is damaged: {error}. Export it again.") from error
+            if len(data) != size or not unpacking.eof:
+                raise CheckpointError(f"{packed} is damaged: {FILE} tells {size:,} bytes of it. Export it again.")
+            Path(temporary, name).write_bytes(data)
+        yield Path(temporary)
 
 
 def read_about(folder: Path) -> About:
@@ -194,6 +222,7 @@ def read_about(folder: Path) -> About:
             _transform(values["preprocessing"]),
             {_plain(name): digest for name, digest in values["files"].items()},
             _windows(values["windows"]) if "windows" in values else Windows(),
+            {_plain(name): _size(size) for name, size in values.get("packed", {}).items()},
         )
     except ValueError as error:
         if isinstance(error, UsageError):
@@ -212,6 +241,12 @@ def _transform(values: Mapping[str, Any]) -> EvaluationTransform:
         _one_of("interpolation", values["interpolation"], INTERPOLATIONS),
         _one_of("resize", values["resize"], RESIZES),
     )
+
+
+def _size(size: int) -> int:
+    if not 0 < size <= _MOST_GRAPH:
+        raise ValueError(f"a graph of {size:,} bytes is not opened, at most {_MOST_GRAPH:,} are")
+    return size
 
 
 def _windows(values: Mapping[str, Any]) -> Windows:

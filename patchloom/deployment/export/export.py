@@ -2,7 +2,8 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from patchloom import __version__
-from patchloom.deployment.artefact import CARD, FILE, FORMAT, LABELS, PARITY
+from patchloom.deployment.artefact import CARD, FILE, FORMAT, LABELS, PACKED, PARITY
 from patchloom.deployment.export.card import artefact_card
 from patchloom.deployment.export.formats import GraphFormat, PageFormat, format_for, format_named
 from patchloom.deployment.export.parity import BATCH, TOLERANCE, Row, answers_of, differences, speeds
@@ -31,14 +32,18 @@ if TYPE_CHECKING:
     from patchloom.deployment.single_page.page import Page
 
 IMAGES, CALIBRATION, ALLOWED_LOSS = 1000, 128, 1.0
+_LEVEL = 6  # of zlib
 # Task → what makes a subject of a run of it.
 SUBJECTS = {
     "classification": "patchloom.deployment.export.of_classifier:ClassifierSubject",
     "embedding": "patchloom.deployment.export.of_classifier:ClassifierSubject",
     "segmentation": "patchloom.deployment.export.of_segmenter:SegmenterSubject",
 }
-# Tasks whose runs are not exported yet: what their answers need beside the graph of a network.
-NOT_EXPORTED = {"detection": "the choice of boxes", "translation": "a search word by word"}
+# Tasks whose runs are not exported, and why.
+NOT_EXPORTED = {
+    "detection": "torch.export cannot trace torchvision's choice of boxes, whose sizes depend on what is found",
+    "translation": "its words are searched one after the other by code that is no graph",
+}
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ def export(
     tolerance: float | None = None,
     images: int | None = None,
     calibration: int | None = None,
+    packed: bool = False,
 ) -> "Exported | Page":
     """Write a run as something that answers without patchloom: an artefact, or one HTML page.
 
@@ -95,9 +101,10 @@ def export(
     tolerance     the largest difference from the run that is accepted, as a share of its largest output
     images        most that are compared, spread over the split; 1,000
     calibration   images that int8 is calibrated on; 128
+    packed        store the graph compressed, without loss: of a run that `patchloom prune` left, zeros take no room
     """
     given = {"data": data, "split": split, "size": size, "tolerance": tolerance, "images": images}
-    given |= {"allowed_loss": allowed_loss, "calibration": calibration, "half": half or None}
+    given |= {"allowed_loss": allowed_loss, "calibration": calibration, "half": half or None, "packed": packed or None}
     form = format_named(to or format_for(out))
     form.refuse_missing(form.to_write)
     if isinstance(form, PageFormat):
@@ -117,18 +124,20 @@ def export(
         made.plain(folder)
         if int8:
             made.quantised(folder, Path(temporary), subject.calibration(calibration), allowed_loss)
+        sizes = made.pack(folder) if packed else {}
         notes = (*subject.notes, *made.notes)
         rows, count = tuple(made.rows), len(subject.pixels)
         exported = Exported(Path(out), form.name, made.precision, rows, count, subject.measure, notes)
-        _write(folder, form, subject, made.outputs, exported)
+        _write(folder, form, subject, made.outputs, sizes, exported)
     return exported
 
 
 def subject_of(folder: Path, asked: Asked) -> Subject:
     """A run of any task that can be exported, with the images it is compared on."""
     task = str(read_config(folder).get("task") or "classification")
-    if why := NOT_EXPORTED.get(task):
-        raise UsageError(f"{folder} is a run of {task}, which is not exported yet: it needs {why} beside its network")
+    if task not in SUBJECTS:
+        why = NOT_EXPORTED.get(task, "patchloom does not know it")
+        raise UsageError(f"{printable(str(folder))} is a run of {printable(task)}, which is not exported: {why}")
     module, _, attribute = SUBJECTS[task].partition(":")
     made: Subject = getattr(import_module(module), attribute)(folder, asked)
     return made
@@ -188,6 +197,19 @@ class _Exporter:
             self.notes.append(f"{row.what} is not kept: {row.why}")
         self.notes.append(f"the artefact is {self.precision}")
 
+    def pack(self, folder: Path) -> dict[str, int]:
+        """Compress the graph where it lies; name of each file → its bytes before."""
+        sizes = {}
+        for name in self.form.files:
+            path = folder / name
+            data = path.read_bytes()
+            sizes[name] = len(data)
+            atomic_write(folder / f"{name}{PACKED}", zlib.compress(data, _LEVEL))
+            path.unlink()
+        mib = sum((folder / f"{name}{PACKED}").stat().st_size for name in sizes) / 2**20
+        self.rows[1:] = [replace(row, mib=mib) if row.kept else row for row in self.rows[1:]]
+        return sizes
+
     def _compared(self, what: str, folder: Path, found: Outputs) -> Row:
         gap, share = differences(found, self.expected)
         counts = self.form.operators(folder)
@@ -233,12 +255,19 @@ def _batches(pixels: np.ndarray) -> Iterator[np.ndarray]:
     return (pixels[start : start + BATCH] for start in range(0, len(pixels), BATCH))
 
 
-def _write(folder: Path, form: GraphFormat, subject: Subject, outputs: Sequence[str], exported: Exported) -> None:
+def _write(
+    folder: Path,
+    form: GraphFormat,
+    subject: Subject,
+    outputs: Sequence[str],
+    packed: Mapping[str, int],
+    exported: Exported,
+) -> None:
     """What stands beside the graph; artefact.json last, with the checksums of all."""
     atomic_write(folder / LABELS, json_bytes(list(subject.labels)))
     atomic_write(folder / PARITY, json_bytes(exported.to_dict()))
     atomic_write(folder / CARD, artefact_card(subject, tuple(outputs), exported).encode())
-    names = (*form.files, LABELS, PARITY, CARD)
+    names = (*(f"{name}{PACKED}" if name in packed else name for name in form.files), LABELS, PARITY, CARD)
     about: dict[str, Any] = {
         "format": FORMAT,
         "patchloom": __version__,
@@ -250,6 +279,7 @@ def _write(folder: Path, form: GraphFormat, subject: Subject, outputs: Sequence[
         "input": "pixels, uint8 (batch, height, width, 3), RGB; mean and std are inside the graph",
         "preprocessing": asdict(subject.shown),
         **subject.told,
+        **({"packed": dict(packed)} if packed else {}),
         "files": {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names},
     }
     atomic_write(folder / FILE, json_bytes(about | {"own_sha256": own_sha256(about)}))
