@@ -63,7 +63,7 @@ def segmentation(backbone: Network) -> SegmentationNetwork:
 
 
 KINDS = {"classify": classes, "embed": vectors, "segment": maps}
-QUICK = [("ResMLP", "embed", "torch"), ("ResMLP", "segment", "torch"), ("ResMLP", "segment", "onnx")]
+QUICK = [("ResMLP", "embed", "torch"), ("ResMLP", "segment", "onnx")]
 CASES = [
     pytest.param(family, kind, to, id=f"{family}-{kind}-{to}", marks=[] if case in QUICK else [pytest.mark.slow])
     for case in [(family, kind, to) for family in ONE_OF_EACH for kind in KINDS for to in GRAPHS]
