@@ -4,6 +4,8 @@ Maps have channels first, every operation is a module, and tensors have the auth
 load and the outputs can be compared.
 """
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -78,7 +80,7 @@ class PatchConvNet(nn.Module):
         super().__init__()
         widths = (3, dim // 8, dim // 4, dim // 2, dim)
         stem: list[nn.Module] = []
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in itertools.pairwise(widths):
             stem += [nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)), nn.GELU()]
         self.patch_embed = nn.ModuleDict({"proj": nn.Sequential(*stem[:-1])})
         self.blocks = nn.ModuleList(ConvBlock(dim) for _ in range(depth))
@@ -138,7 +140,7 @@ class SMLPNet(nn.Module):
         super().__init__()
         widths, side = [dim * 2**stage for stage in range(4)], 56
         patches = [nn.Conv2d(3, widths[0], 4, stride=4, bias=False)]
-        patches += [nn.Conv2d(i, o, 2, stride=2, bias=False) for i, o in zip(widths, widths[1:], strict=False)]
+        patches += [nn.Conv2d(i, o, 2, stride=2, bias=False) for i, o in itertools.pairwise(widths)]
         self.to_patch_embedding = nn.ModuleList(nn.Sequential(patch) for patch in patches)
         self.depths, self.token_mix, self.channel_mix = depths, nn.ModuleList(), nn.ModuleList()
         for stage, depth in enumerate(depths):
