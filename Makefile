@@ -26,12 +26,12 @@ OLDEST_TESTS := tests/cli/test_help.py tests/cli/test_table.py tests/cli/test_pr
 	tests/engine/test_loop.py tests/engine/test_resume.py tests/engine/test_optimisation.py tests/engine/test_records.py \
 	tests/data/test_decode.py tests/data/test_folder.py tests/data/test_parquet.py tests/data/test_sources.py \
 	tests/data/test_augment.py tests/data/test_vocabulary.py tests/objectives/test_classification.py \
-	tests/test_checkpoint.py tests/test_timm.py
+	tests/serving tests/test_checkpoint.py tests/test_timm.py
 
 .venv-oldest/.ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	$(OLDEST)/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt \
-		-e '.[parquet,stream,digits,translate]' pytest pytest-xdist hypothesis
+		-e '.[parquet,stream,digits,translate,serve]' pytest pytest-xdist hypothesis
 	touch .venv-oldest/.ready
 
 test-oldest: .venv-oldest/.ready

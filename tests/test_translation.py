@@ -265,8 +265,6 @@ def test_a_changed_vocabulary_is_refused(tmp_path) -> None:
     ):
         with pytest.raises(CheckpointError, match="is not the vocabulary the run was trained with"):
             attempt()
-    with pytest.raises(UsageError, match="translates and knows no images"):
-        patchloom.load(tmp_path)
 
 
 @pytest.mark.slow

@@ -87,9 +87,10 @@ class Segmenter:
                     continue
                 numbers = self.numbers(picture)
                 written = [] if out is None else self._write(Path(out), names.of(name), picture, numbers)
-                yield Segmented(name, self._shares(numbers)[:top], written=written)
+                yield Segmented(name, self.shares(numbers)[:top], written=written)
 
-    def _shares(self, numbers: np.ndarray) -> list[tuple[str, float]]:
+    def shares(self, numbers: np.ndarray) -> list[tuple[str, float]]:
+        """Of the pixels (H, W) of a picture: class name and share, largest first; classes without any are left out."""
         counts = np.bincount(numbers.ravel(), minlength=len(self.labels)) / numbers.size
         return [(self.labels[k], float(counts[k])) for k in np.argsort(-counts, kind="stable") if counts[k]]
 

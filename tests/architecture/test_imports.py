@@ -32,6 +32,7 @@ ORDER = [
     "tasks",
     "training",
     "timm",
+    "serving",
     "cli",
 ]
 

@@ -1,0 +1,110 @@
+"""Who is let in: a queue of bounded length, decided where clients are talked to, whatever the model is doing.
+
+A request is refused at once, with a time to come again that follows from the rate measured last, where as many wait as
+may, or where it could not be answered before its deadline.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from patchloom.serving.limits import Limits
+from patchloom.serving.refusal import Refused, overloaded
+
+_NEWEST = 0.2  # share of the newest batch in the measured seconds per input
+
+
+class Request:
+    """What is asked of the model, on its way; its times say why it waited."""
+
+    def __init__(self, verb: str, options: Mapping[str, Any], inputs: Sequence[bytes]) -> None:
+        self.verb, self.options, self.inputs = verb, dict(options), list(inputs)
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.tries = 0  # that ended with the model's process
+        self.seconds = {"queue": 0.0, "batch": 0.0, "model": 0.0}  # of waiting, by reason
+        self.began = 0.0
+
+
+class Admission:
+    """The requests that wait."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.processes = 0  # ready ones
+        self.in_process = 0  # inputs that the model's processes have
+        self.held_bytes = 0  # of bodies, from their first byte to their answer
+        self._waiting: deque[Request] = deque()
+        self._seconds_each: float | None = None  # of the model, per input
+        self._arrived = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Inputs in the queue."""
+        return sum(len(request.inputs) for request in self._waiting)
+
+    def expected_seconds(self) -> float:
+        """Until one that comes now would be begun; 0 while nothing was measured."""
+        return (self.waiting + self.in_process) * (self._seconds_each or 0.0) / max(1, self.processes)
+
+    def measured(self, inputs: int, seconds: float) -> None:
+        """Note how long a batch took the model."""
+        each = seconds / max(1, inputs)
+        known = self._seconds_each
+        self._seconds_each = each if known is None else known + _NEWEST * (each - known)
+
+    def check(self, inputs: int = 1) -> None:
+        """Refuse what there is no room or no time for."""
+        retry = max(1, math.ceil(self.expected_seconds()))
+        if not self.processes:
+            raise overloaded("the model is not ready", retry)
+        if self.waiting + inputs > self.limits.queue:
+            raise overloaded(f"{self.waiting} of at most {self.limits.queue} inputs are waiting already", retry)
+        if self.expected_seconds() > self.limits.deadline_seconds:
+            raise overloaded("it could not be answered before its deadline", retry)
+
+    async def answered(self, request: Request) -> bytes:
+        """Wait for the model's answer: its JSON."""
+        self.check(len(request.inputs))
+        request.began = time.monotonic()
+        self._waiting.append(request)
+        self._arrived.set()
+        try:
+            async with asyncio.timeout(self.limits.deadline_seconds):
+                return await request.answer
+        except TimeoutError:
+            seconds = f"{self.limits.deadline_seconds:g} s"
+            raise Refused(HTTPStatus.GATEWAY_TIMEOUT, f"there was no answer within {seconds}") from None
+        finally:
+            if request in self._waiting:
+                self._waiting.remove(request)
+
+    def again(self, requests: Sequence[Request]) -> None:
+        """Put back those whose process ended, before all others."""
+        self._waiting.extendleft(reversed(requests))
+        self._arrived.set()
+
+    async def arrived(self) -> None:
+        """Wait until somebody waits."""
+        while not self._waiting:
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def take(self) -> list[Request]:
+        """The next batch, of those that still want an answer; one that ended a process goes alone."""
+        taken: list[Request] = []
+        inputs = 0
+        while self._waiting:
+            first = self._waiting[0]
+            if first.answer.done():  # its deadline has passed
+                self._waiting.popleft()
+                continue
+            full = inputs + len(first.inputs) > self.limits.batch or first.tries or (taken and taken[-1].tries)
+            if taken and full:
+                break
+            taken.append(self._waiting.popleft())
+            inputs += len(first.inputs)
+        return taken

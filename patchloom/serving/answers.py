@@ -1,0 +1,173 @@
+"""What a loaded model can be asked, and its answers as JSON has them. This runs where the model is.
+
+A row of `_ASKED` says what a kind of model does: verb → a function of pictures (or lines) and options that gives one
+value per picture, in order.
+"""
+
+import base64
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from PIL import Image
+
+from patchloom.data.pictures.decode import check_size, decode, upright_size
+from patchloom.deployment.index_files import FILE as INDEX_FILE
+from patchloom.errors import DataError, UsageError
+from patchloom.serving.verbs import IMAGES, VERBS
+
+Answer: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], list[dict[str, Any]]]
+
+
+def load_served(source: str, *, device: str = "auto", model: str | None = None) -> Any:
+    """The model of a run or artefact, or an index, of which `model` says where its run lies now."""
+    if os.path.isfile(os.path.join(source, INDEX_FILE)):
+        from patchloom.deployment.index import open_index
+
+        return open_index(source, model=model, device=device)
+    if model is not None:
+        raise UsageError(f"--model says where the run of an index lies; {source} is none")
+    from patchloom.tasks.loading import load
+
+    return load(source, device=device)
+
+
+def asked_of(model: Any) -> dict[str, Answer]:
+    """The verbs that it answers."""
+    kind = type(model).__name__
+    if kind not in _ASKED:
+        raise UsageError(f"{kind} has nothing that can be served; give a run, an artefact or an index")
+    return _ASKED[kind](model)
+
+
+def described(model: Any) -> dict[str, Any]:
+    """What clients are told of it."""
+    judge = getattr(model, "classifier", model)
+    network = getattr(judge, "model", None) or getattr(judge, "network", None)
+    name = getattr(getattr(network, "config", None), "name", "") or getattr(judge, "about", None)
+    return {
+        "network": name if isinstance(name, str) else str(getattr(name, "network", "")),
+        "labels": list(getattr(judge, "labels", ())),
+        "languages": [model.source, model.target] if hasattr(model, "translate") else [],
+        "files": len(model) if hasattr(model, "search") and hasattr(model, "about") else None,
+    }
+
+
+def picture_within(data: bytes, name: str, pixels: int) -> Image.Image:
+    """The picture, refused by its header where it has more pixels than the server takes."""
+    height, width = upright_size(data, name)
+    if height * width > pixels:
+        raise DataError(f"{name}: {width}×{height} pixels, more than the limit of {pixels:,}; shrink the image")
+    check_size(width, height, name)
+    return decode(data, name)
+
+
+def read_inputs(verb: str, parts: Sequence[bytes], pixels: int) -> list[Any]:
+    """Pictures, or lines of text, of one request."""
+    if VERBS[verb].takes != IMAGES:
+        return [part.decode() for part in parts]
+    names = ["the image"] if len(parts) == 1 else [f"image {number}" for number in range(len(parts))]
+    return [picture_within(part, name, pixels) for part, name in zip(parts, names, strict=True)]
+
+
+def _predict(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = model.predict(list(pictures), top=options["top"])
+    return [{"answers": [{"label": name, "probability": share} for name, share in one]} for one in found]
+
+
+def _embed(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    del options
+    return [{"vector": vector.tolist()} for vector in model.embed(list(pictures))]
+
+
+def _search(index: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = index.search(list(pictures), top=options["top"], level=options["level"])
+    return [
+        {"hits": [{"path": hit.path, "score": hit.score, "label": hit.label} for hit in one.hits], "level": one.level}
+        for one in found
+    ]
+
+
+def _segment(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    from patchloom.inspection.mask_overlays import index_image
+
+    del options
+    found = []
+    for numbers in model.predict(list(pictures)):
+        mask = io.BytesIO()
+        index_image(numbers, len(model.labels)).save(mask, "PNG")
+        shares = model.shares(numbers)
+        found.append(
+            {
+                "height": numbers.shape[0],
+                "width": numbers.shape[1],
+                "classes": [
+                    {"number": model.labels.index(name), "label": name, "share": share} for name, share in shares
+                ],
+                "mask": base64.b64encode(mask.getvalue()).decode(),
+            }
+        )
+    return found
+
+
+def _detect(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    told = []
+    for picture, objects in zip(pictures, model.predict(list(pictures), min_score=options["min_score"]), strict=True):
+        size = (picture.height, picture.width)
+        told.append(
+            {
+                "height": size[0],
+                "width": size[1],
+                "objects": [
+                    {
+                        "label": one.name,
+                        "score": one.score,
+                        "box": list(one.box),
+                        "mask": None if one.outline is None else one.outline.to_coco(size),
+                    }
+                    for one in objects
+                ],
+            }
+        )
+    return told
+
+
+def _translate(model: Any, lines: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = model.translate(lines, n_best=options["n_best"], beams=options["beams"])
+    return [
+        {
+            "translations": [{"text": one.text, "score": one.score} for one in of_line],
+            "untrained": any(one.untrained for one in of_line),
+        }
+        for of_line in found
+    ]
+
+
+def _of_classifier(model: Any) -> dict[str, Answer]:
+    embeds: dict[str, Answer] = {"embed": partial(_embed, model)}
+    try:
+        model.check_decides()
+    except UsageError:
+        return embeds
+    return {"predict": partial(_predict, model), **embeds}
+
+
+def _of_artefact(model: Any) -> dict[str, Answer]:
+    known = {"logits": ("predict", _predict), "embedding": ("embed", _embed)}
+    return {known[name][0]: partial(known[name][1], model) for name in known if name in model.about.outputs}
+
+
+def _of_index(index: Any) -> dict[str, Answer]:
+    return {"search": partial(_search, index), **_of_classifier(index.classifier)}
+
+
+_ASKED: dict[str, Callable[[Any], dict[str, Answer]]] = {
+    "Classifier": _of_classifier,
+    "Artefact": _of_artefact,
+    "Index": _of_index,
+    "Segmenter": lambda model: {"segment": partial(_segment, model)},
+    "ObjectDetector": lambda model: {"detect": partial(_detect, model)},
+    "Translator": lambda model: {"translate": partial(_translate, model)},
+}

@@ -1,0 +1,112 @@
+"""A process that holds the model: batches in, answers out, until the other side closes.
+
+    python -m patchloom.serving.model_process DESCRIPTOR SETTINGS
+
+It is started by `processes.py`. Pictures are decoded here too, so that a bad one costs clients nothing but its own
+request. Signals that a whole group is told are left to the process that talks to clients: this one ends with it.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from patchloom.errors import PatchloomError, ResourceError
+from patchloom.serving.messages import Connection
+
+OK, UNPROCESSABLE, FAILED, SHORT_OF_MEMORY = 200, 422, 500, 503
+
+
+class Asked(NamedTuple):
+    """One request of a batch, its pictures read."""
+
+    place: int
+    verb: str
+    options: str  # JSON, so that equal ones are found
+    inputs: list[Any]
+
+
+def main(descriptor: int, settings: Mapping[str, Any]) -> None:
+    """Load the model, say so, and answer."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.dup2(2, 1)  # whatever is printed is no result
+    connection = Connection(descriptor)
+    try:
+        answers, about = _loaded(settings)
+    except PatchloomError as error:
+        connection.write({"error": str(error), "kind": type(error).__name__})
+        return
+    connection.write(about)
+    while (message := connection.read()) is not None:
+        began = time.perf_counter()
+        statuses, bodies = _answered(answers, *message, pixels=settings["pixels"])
+        connection.write({"statuses": statuses, "seconds": time.perf_counter() - began}, bodies)
+
+
+def _loaded(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What answers each verb, warm, and what clients are told of it."""
+    from patchloom.serving.answers import asked_of, described, load_served
+    from patchloom.serving.warming import warm
+
+    model = load_served(settings["source"], device=settings["device"], model=settings["model"])
+    answers = asked_of(model)
+    warm(answers)
+    return answers, {**described(model), "verbs": list(answers), "pid": os.getpid()}
+
+
+def _answered(
+    answers: Mapping[str, Any], header: Mapping[str, Any], parts: Sequence[bytes], *, pixels: int
+) -> tuple[list[int], list[bytes]]:
+    """Status and body of each request of a batch; those of the same verb and options are answered together."""
+    from patchloom.serving.answers import read_inputs
+
+    found: dict[int, tuple[int, bytes]] = {}
+    groups: dict[tuple[str, str], list[Asked]] = {}
+    rest = iter(parts)
+    for place, one in enumerate(header["requests"]):
+        own = [next(rest) for _ in range(one["inputs"])]
+        try:
+            asked = Asked(place, one["verb"], json.dumps(one["options"]), read_inputs(one["verb"], own, pixels))
+            groups.setdefault((asked.verb, asked.options), []).append(asked)
+        except Exception as error:
+            found[place] = _fault(error)
+    for group in groups.values():
+        found |= _of_group(answers, group)
+    ordered = [found[place] for place in range(len(header["requests"]))]
+    return [status for status, _ in ordered], [body for _, body in ordered]
+
+
+def _of_group(answers: Mapping[str, Any], group: Sequence[Asked]) -> dict[int, tuple[int, bytes]]:
+    try:
+        inputs = [one for asked in group for one in asked.inputs]
+        rest = iter(answers[group[0].verb](inputs, json.loads(group[0].options)))
+        # Not finite is no JSON: a ValueError.
+        return {
+            asked.place: (OK, json.dumps([next(rest) for _ in asked.inputs], allow_nan=False).encode())
+            for asked in group
+        }
+    except Exception as error:
+        if len(group) == 1:
+            return {group[0].place: _fault(error)}
+        # The fault is of one of them: the others are answered.
+        return {place: told for asked in group for place, told in _of_group(answers, [asked]).items()}
+
+
+def _fault(error: Exception) -> tuple[int, bytes]:
+    if isinstance(error, ResourceError | MemoryError):
+        return SHORT_OF_MEMORY, b"there is not enough memory for this request now"
+    if isinstance(error, PatchloomError):
+        return UNPROCESSABLE, str(error).encode()
+    if isinstance(error, ValueError) and "JSON compliant" in str(error):
+        return UNPROCESSABLE, b"the model's answer is not finite"
+    traceback.print_exception(error)  # for whoever runs the server; the client is told nothing of the inside
+    return FAILED, b"the model failed; the server's log says why"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,153 @@
+"""`patchloom serve`: the application on Granian, which parses HTTP outside of Python and cuts slow headers.
+
+The port is bound before the model is loaded, so that one in use is said at once, and listened on once the model
+answers. Told to stop, the server takes no further connection, answers what it took, ends the model's processes, and is
+gone.
+"""
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from patchloom.errors import UsageError
+from patchloom.serving.app import App
+from patchloom.serving.limits import CONNECTIONS, HEADER_BYTES, UNREAD_SECONDS
+from patchloom.serving.processes import ModelProcesses
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LAST_SECONDS = 10  # beside a request's own deadline, until a server that was told to stop is gone
+
+Say = Callable[[str], None]
+
+
+def serve(
+    processes: ModelProcesses,
+    name: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key: str | None = None,
+    say: Say = print,
+    began: Callable[[str, App], None] = lambda _url, _app: None,
+) -> None:
+    """Serve until a signal; `began` is told the address, once it answers."""
+    try:
+        import granian  # noqa: F401
+    except ModuleNotFoundError:
+        raise UsageError("serving needs Granian: pip install 'patchloom[serve]'") from None
+    with listening(host, port) as bound:
+        asyncio.run(_serve(bound, App(processes, name, api_key=api_key), say, began))
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A bound socket; connections inherit that an answer nobody reads is given up."""
+    bound = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_SECONDS)
+        bound.bind(address)
+    except (OSError, OverflowError, UnicodeError) as error:
+        if bound is not None:
+            bound.close()
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot listen on {host} port {port}: {reason}. Give another --host or --port.") from None
+    return bound
+
+
+async def _serve(bound: socket.socket, app: App, say: Say, began: Callable[[str, App], None]) -> None:
+    processes, limits = app.processes, app.admission.limits
+    stopping = asyncio.Event()
+    _on_signals(stopping, processes)
+    starting = asyncio.create_task(app.start())
+    stopped = asyncio.create_task(stopping.wait())
+    await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        starting.result()
+        _allow_open_files()
+        bound.listen(CONNECTIONS)
+        server, address = _granian(app, bound), address_of(bound)
+        serving = asyncio.create_task(server.serve())
+        began(address, app)
+        await asyncio.wait([serving, stopped, *processes.tasks], return_when=asyncio.FIRST_COMPLETED)
+        app.is_ending, broken = True, [task for task in processes.tasks if task.done()]
+        say("told to stop: no further requests are taken, those that were are answered")
+        server.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.deadline_seconds + LAST_SECONDS):
+                await serving
+    else:
+        broken = []
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+    await processes.stop()
+    for task in broken:
+        task.result()  # raises: a fault of ours
+    say(f"stopped; {sum(app.metrics.requests.values()):,} requests were answered")
+
+
+def address_of(bound: socket.socket) -> str:
+    """Where clients find it."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _on_signals(stopping: asyncio.Event, processes: ModelProcesses) -> None:
+    """The first asks to stop, the second ends all at once."""
+    loop = asyncio.get_running_loop()
+
+    def told(number: int) -> None:
+        if stopping.is_set():
+            for pid in processes.pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            os._exit(128 + number)
+        stopping.set()
+
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            loop.add_signal_handler(number, told, number)
+
+
+def _allow_open_files() -> None:
+    """As many as connections need, where the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS + 256
+    if soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+
+
+def _granian(app: App, bound: socket.socket) -> Any:
+    from granian.constants import HTTPModes, Interfaces
+    from granian.http import HTTP1Settings
+    from granian.net import SocketHolder
+    from granian.server.embed import Server
+
+    class OnSocket(Server):
+        """On a socket of ours: its own would share a port that is in use."""
+
+        def _init_shared_socket(self) -> None:
+            self._sfd = bound.detach()  # which the server closes when it stops
+            self._shd, self._ssp = SocketHolder(self._sfd, False, CONNECTIONS), None
+
+    settings = HTTP1Settings(
+        header_read_timeout=int(1000 * app.admission.limits.header_seconds), max_buffer_size=HEADER_BYTES
+    )
+    return OnSocket(
+        app,
+        interface=Interfaces.ASGINL,  # the application was started already
+        http=HTTPModes.http1,
+        websockets=False,
+        backlog=CONNECTIONS,
+        backpressure=CONNECTIONS,
+        http1_settings=settings,
+        log_enabled=False,
+    )

@@ -1,0 +1,109 @@
+"""What can be asked of a served model: the verbs, their options, and the form of their answers.
+
+One table for both sides: requests are read and the schema is written by it where clients are talked to, and
+`answers.py` has a function per verb where the model is.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+IMAGES, LINES = "images", "lines"
+TOP = 1_000
+
+
+@dataclass(frozen=True)
+class Option:
+    """Something that can be said beside the pictures or lines; whole numbers and numbers have bounds."""
+
+    name: str
+    kind: type[int] | type[float] | type[str]
+    default: int | float | str | None
+    help: str
+    least: float = 0
+    most: float = 0
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As JSON Schema has it."""
+        kind = {int: "integer", float: "number", str: "string"}[self.kind]
+        bounds = {"maxLength": int(self.most)} if self.kind is str else {"minimum": self.least, "maximum": self.most}
+        given = {} if self.default is None else {"default": self.default}
+        return {"type": kind, "description": self.help, **bounds, **given}
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One route."""
+
+    summary: str
+    takes: str  # IMAGES or LINES
+    options: tuple[Option, ...]
+    result: dict[str, Any]  # JSON Schema of what is said of one picture or line
+
+
+def _object(**fields: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+def _list(of: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": of}
+
+
+_TEXT, _NUMBER, _WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
+_SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+
+VERBS = {
+    "predict": Verb(
+        "The likeliest classes of pictures",
+        IMAGES,
+        (Option("top", int, 3, "How many classes.", 1, TOP),),
+        _object(answers=_list(_object(label=_TEXT, probability=_SHARE))),
+    ),
+    "embed": Verb("The vectors that pictures are compared by", IMAGES, (), _object(vector=_list(_NUMBER))),
+    "search": Verb(
+        "The files of the index that are most like pictures",
+        IMAGES,
+        (
+            Option("top", int, 10, "How many files.", 1, TOP),
+            Option("level", str, None, "Of the labels, where not the index's own.", most=200),
+        ),
+        _object(hits=_list(_object(path=_TEXT, score=_NUMBER, label=_TEXT)), level=_TEXT),
+    ),
+    "segment": Verb(
+        "The class of every pixel",
+        IMAGES,
+        (),
+        _object(
+            height=_WHOLE,
+            width=_WHOLE,
+            classes=_list(_object(number=_WHOLE, label=_TEXT, share=_SHARE)),
+            mask={"type": "string", "contentEncoding": "base64", "description": "A PNG of the classes' numbers."},
+        ),
+    ),
+    "detect": Verb(
+        "Objects with their boxes, and masks where those were learned",
+        IMAGES,
+        (Option("min_score", float, 0.5, "Objects with less are left out.", 0, 1),),
+        _object(
+            height=_WHOLE,
+            width=_WHOLE,
+            objects=_list(
+                _object(
+                    label=_TEXT,
+                    score=_SHARE,
+                    box={"type": "array", "items": _NUMBER, "description": "x0, y0, x1, y1 in pixels"},
+                    mask={"type": ["object", "null"], "description": "Run lengths as COCO has them: size, counts."},
+                )
+            ),
+        ),
+    ),
+    "translate": Verb(
+        "Lines of text in the other language",
+        LINES,
+        (
+            Option("n_best", int, 1, "Translations per line.", 1, 16),
+            Option("beams", int, None, "Hypotheses searched, where not the recipe's.", 1, 16),
+        ),
+        _object(translations=_list(_object(text=_TEXT, score=_NUMBER)), untrained={"type": "boolean"}),
+    ),
+}

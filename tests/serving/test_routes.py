@@ -1,0 +1,174 @@
+"""What is asked over HTTP is answered as the model does, and what cannot be is one plain line and a 4xx."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+
+from patchloom.data.pictures.decode import MAX_PIXELS
+from patchloom.errors import UsageError
+from patchloom.serving.answers import asked_of, described
+from patchloom.serving.app import App
+from patchloom.serving.limits import INPUTS, Limits
+from tests.data.bad_images import READ, REFUSED
+from tests.serving.clients import InThisProcess, asked, get, post
+from tests.serving.conftest import PICTURES
+
+PNG = PICTURES[0]
+
+
+def in_base64(*pictures: bytes) -> list[str]:
+    return [base64.b64encode(picture).decode() for picture in pictures]
+
+
+def test_classes_are_those_of_predict(app: App, classifier) -> None:
+    told = post(app, "/predict", PNG, query="top=2")
+    assert told.status == 200
+    expected = [{"label": name, "probability": share} for name, share in classifier.predict(PNG, top=2)]
+    assert told.json == {"results": [{"answers": expected}]}
+    assert [part.split(";")[0] for part in told.headers["server-timing"].split(", ")] == [
+        "upload", "queue", "batch", "model"]  # fmt: skip
+
+
+def test_many_pictures_of_one_request_and_many_requests_of_one_batch(app: App, classifier) -> None:
+    told = post(app, "/predict", {"images": in_base64(*PICTURES), "top": 1})
+    first = [classifier.predict(picture, top=1)[0][0] for picture in PICTURES]
+    assert [one["answers"][0]["label"] for one in told.json["results"]] == first
+    requests = [("POST", "/predict", picture, {}, f"top={top}") for picture in PICTURES for top in (1, 2)]
+    requests.insert(2, ("POST", "/predict", PNG[:50], {}, "top=1"))
+    together = asked(app, *requests)
+    assert [one.status for one in together] == [200, 200, 422, 200, 200, 200, 200]
+    good = [one for one in together if one.status == 200]
+    assert [len(one.json["results"][0]["answers"]) for one in good] == [1, 2] * 3
+    assert [one.json["results"][0]["answers"][0]["label"] for one in good[::2]] == first
+    assert 'patchloom_batch_inputs_bucket{le="8"}' in get(app, "/metrics").body.decode()
+
+
+def test_vectors_are_those_of_embed(app: App, classifier) -> None:
+    told = post(app, "/embed", {"images": in_base64(*PICTURES)})
+    vectors = np.array([one["vector"] for one in told.json["results"]], np.float32)
+    np.testing.assert_allclose(vectors, classifier.embed(PICTURES).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_every_bad_picture_is_answered_or_refused_with_its_reason(app: App, tmp_path) -> None:
+    kinds = {name: kind for name, kind in (READ | REFUSED).items() if name != "more than 256 MiB"}
+    files = []
+    for kind in kinds.values():
+        kind.write(tmp_path / kind.file)
+        files.append((tmp_path / kind.file).read_bytes())
+    answers = asked(app, *(("POST", "/predict", file) for file in files[:60]))
+    answers += asked(app, *(("POST", "/predict", file) for file in files[60:]))
+    for (name, kind), told in zip(kinds.items(), answers, strict=True):
+        assert told.status == (422 if kind.refused else 200), (name, told)
+        if kind.refused:
+            assert kind.refused in told.error, name
+            assert "\n" not in told.error
+            assert str(tmp_path) not in told.error
+
+
+def test_a_request_that_cannot_be_read(app: App) -> None:
+    image = in_base64(PNG)
+    cases = [
+        ({"image": image}, 422, "no field 'images'"),
+        ({"images": image[0]}, 422, "not a list of text"),
+        ({"images": []}, 422, "not a list of text"),
+        ({"images": [3]}, 422, "not a list of text"),
+        ({"images": ["%%%"]}, 422, "image 0 is not base64"),
+        ({"images": image * (INPUTS + 1)}, 422, f"at most {INPUTS}"),
+        ({"images": image, "topp": 3}, 422, "no option 'topp'. Did you mean top?"),
+        ({"images": image, "top": 0}, 422, "expected a whole number from 1 to 1000"),
+        ({"images": image, "top": True}, 422, "expected a whole number"),
+        ({"images": image, "top": 2.5}, 422, "expected a whole number"),
+        ({"images": image, "top": "3"}, 422, "expected a whole number"),
+        ({"images": image, "top": 10**400}, 422, "expected a whole number"),
+    ]
+    for body, status, reason in cases:
+        told = post(app, "/predict", body)
+        assert (told.status, reason in told.error) == (status, True), (body, told)
+    raw = [
+        (b"{", 400, "not JSON"),
+        (b"[" * 10_000, 400, "nested"),
+        (b"\xff", 400, "not JSON"),
+        (b'{"images": NaN}', 400, "NaN is no number"),
+        (b'{"a":' + b"9" * 5000 + b"}", 400, "not JSON"),
+        (b"[]", 422, "expected an object"),
+        (b"", 400, "not JSON"),
+    ]
+    for body, status, reason in raw:
+        told = post(app, "/predict", body, "application/json")
+        assert (told.status, reason in told.error) == (status, True), (body[:40], told)
+    for query, status in (("top=0", 422), ("top=x", 422), ("top=1&top=2", 422), ("a=1", 422), ("top=%ff", 422),
+                          ("&".join(f"a{n}=1" for n in range(99)), 400), ("top=１", 400)):  # fmt: skip
+        assert post(app, "/predict", PNG, query=query).status == status, query
+    for kind in ("text/plain", "multipart/form-data", "application/xml", "video/mp4", "x" * 5000, "image"):
+        told = post(app, "/predict", PNG, kind)
+        assert (told.status, "send an image as it is" in told.error) == (415, True)
+    assert post(app, "/predict", PNG, **{"content-encoding": "gzip"}).status == 415
+
+
+def test_the_size_of_a_body_and_of_a_picture_is_limited(classifier) -> None:
+    limits = Limits(body_bytes=len(PNG), pixels=100)
+    app = App(InThisProcess(asked_of(classifier), described(classifier), limits), "small")
+    told = post(app, "/predict", PNG + b"x")
+    assert (told.status, told.headers["connection"]) == (413, "close")
+    told = post(app, "/predict", b"", **{"content-length": "99999999999999999999"})
+    assert (told.status, "99999999999999999999 bytes" in told.error) == (413, True)
+    assert app.admission.held_bytes == 0
+    told = post(app, "/predict", PNG)
+    assert (told.status, "more than the limit of 100" in told.error) == (422, True)
+    assert Limits().pixels == MAX_PIXELS
+
+
+def test_a_path_or_method_that_is_not_there(app: App) -> None:
+    tricks = "/../etc/passwd /predict/ //predict /predict/../embed /%2e%2e/x /search /models/load /v2/repository/index"
+    for path in (*tricks.split(), "/v2/models/other", "/v2/models/golden/../golden", "/\x00", "/\n" * 2000):
+        told = get(app, path)
+        assert (told.status, "there is no route" in told.error, "\n" in told.error) == (404, True, False)
+    (told,) = asked(app, ("PUT", "/predict", PNG))
+    assert (told.status, told.headers["allow"]) == (405, "POST")
+    (told,) = asked(app, ("HEAD", "/health"))
+    assert (told.status, told.body, told.headers["content-length"]) == (200, b"", str(len(b'{"live": true}')))
+
+
+def test_a_key_is_asked_of_all_but_probes(classifier) -> None:
+    app = App(InThisProcess(asked_of(classifier), described(classifier)), "golden", api_key="secret")
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}, {"x-api-key": "secre"}):
+        told = post(app, "/predict", PNG, **headers)
+        assert (told.status, told.headers["www-authenticate"]) == (401, "Bearer")
+    for headers in ({"authorization": "Bearer secret"}, {"x-api-key": "secret"}):
+        assert post(app, "/predict", PNG, **headers).status == 200
+    assert get(app, "/metrics").status == get(app, "/nothing").status == 401
+    assert get(app, "/health").status == get(app, "/ready").status == get(app, "/v2/health/live").status == 200
+
+
+def test_what_is_told_of_the_server(app: App) -> None:
+    assert get(app, "/").json["verbs"] == ["predict", "embed"]
+    schema = get(app, "/openapi.json").json
+    assert set(schema["paths"]) == set(get(app, "/").json["routes"])
+    assert schema["paths"]["/predict"]["post"]["parameters"][0]["schema"]["maximum"] == 1000
+    post(app, "/predict", PNG)
+    post(app, "/predict", b"")
+    lines = get(app, "/metrics").body.decode().splitlines()
+    assert 'patchloom_requests_total{route="/predict",status="200"} 1' in lines
+    assert 'patchloom_requests_total{route="/predict",status="422"} 1' in lines
+    for reason in ("upload", "queue", "batch", "model"):
+        assert f'patchloom_wait_seconds_count{{reason="{reason}"}} 1' in lines
+    names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert names == {line.split()[2] for line in lines if line.startswith("# HELP")}
+    app.is_ending = True
+    assert get(app, "/ready").status == post(app, "/predict", PNG).status == 503
+
+
+def test_an_answer_that_is_not_finite_is_no_answer(app: App) -> None:
+    app.processes._answers = {"predict": lambda pictures, _: [{"answers": [float("nan")]} for _ in pictures]}
+    told = post(app, "/predict", PNG)
+    assert (told.status, told.error) == (422, "the model's answer is not finite")
+
+
+def test_what_cannot_be_served_is_said() -> None:
+    with pytest.raises(UsageError, match="dict has nothing that can be served"):
+        asked_of({})
+    assert json.dumps(Limits().body_bytes) == "20000000"
+    with pytest.raises(UsageError, match="queue is 0, expected at least 1"):
+        Limits(queue=0)

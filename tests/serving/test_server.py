@@ -1,0 +1,247 @@
+"""A real server: slow and rude clients, a model that stops or dies, and an end that loses nothing."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from patchloom.errors import UsageError
+from patchloom.serving.limits import UNREAD_SECONDS
+from patchloom.serving.naming import is_local, served_name
+from patchloom.serving.server import listening
+from tests.reliability.commands import command
+from tests.serving.conftest import GOLDEN, PICTURES
+
+pytest.importorskip("granian", reason="pip install 'patchloom[serve]'")
+SCRIPT = """
+import json, sys
+from patchloom.serving.admission import Admission
+from patchloom.serving.limits import Limits
+from patchloom.serving.processes import ModelProcesses
+from patchloom.serving.server import serve
+limits = Limits(queue=16, batch=4, header_seconds=1, upload_seconds=1, body_bytes=100_000)
+processes = ModelProcesses(sys.argv[1], Admission(limits), device="cpu", say=lambda text: print(text, file=sys.stderr))
+began = lambda url, app: print(json.dumps({"url": url, "pids": app.processes.pids}), flush=True)
+serve(processes, "golden", port=0, began=began)
+"""
+COMMAND = [sys.executable, "-m", "patchloom.cli", "serve", str(GOLDEN / "classifier"), "--port", "0", "--json", "-q"]
+
+
+class Server:
+    """A started one."""
+
+    def __init__(self, line: list[str]) -> None:
+        # One thread, as tests have: two servers side by side would fight for the cores.
+        self.process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        text = ""
+        while not text.rstrip().endswith("}"):
+            more = self.process.stdout.readline()
+            assert more, self.process.stderr.read()  # type: ignore[union-attr]
+            text += more
+        told = json.loads(text)
+        self.pid: int = told["pids"][0]
+        self.port = int(told["url"].rsplit(":", 1)[1])
+
+    def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, body, headers)
+            told = connection.getresponse()
+            data = told.read()
+        finally:
+            connection.close()
+        return told.status, {k.lower(): v for k, v in told.getheaders()}, data
+
+    def number(self, name: str) -> float:
+        """A metric."""
+        text = self.ask("GET", "/metrics")[2].decode()
+        return float(re.search(rf"^patchloom_{name} (\S+)$", text, re.MULTILINE)[1])
+
+    def raw(self, data: bytes) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection.sendall(data)
+        return connection
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Inside, the model does nothing."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    started = Server([sys.executable, "-c", SCRIPT, str(GOLDEN / "classifier")])
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def many() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(40) as pool:
+        yield pool
+
+
+def until(true: Callable[[], object], seconds: float = 20) -> None:
+    ends = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Until the server closes."""
+    parts = []
+    with connection:
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def post(length: object, rest: bytes = b"", more: bytes = b"") -> bytes:
+    return b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: %s\r\n%s\r\n" % (str(length).encode(), more) + rest
+
+
+def test_slow_clients_are_cut(server: Server) -> None:
+    idle = server.raw(b"")
+    half = server.raw(b"POST /predict HTTP/1.1\r\nHost: a\r\n")
+    kept = server.raw(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+    slow = server.raw(post(1000, b"abc"))
+    assert read_all(idle) == read_all(half) == b""
+    assert read_all(kept).endswith(b'{"live": true}')
+    told = read_all(slow)
+    assert told.startswith(b"HTTP/1.1 408 ")
+    assert b"only 3 bytes of the body came within 1." in told
+
+
+def test_rude_clients_get_a_reason(server: Server) -> None:
+    assert read_all(server.raw(b"\0\1\2\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+    big = b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 200_000
+    with server.raw(big + b"\r\n\r\n") as connection:
+        assert connection.recv(20).startswith(b"HTTP/1.1 431 ")
+    chunked = b"POST /predict HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    told = read_all(server.raw(chunked + b"ZZ\r\nabc"))
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert b"the body ended before its end" in told
+    whole = b"%x\r\n%b\r\n0\r\n\r\n" % (len(PICTURES[0]), PICTURES[0])
+    assert read_all(server.raw(chunked + whole)).startswith(b"HTTP/1.1 200 ")
+    with server.raw(post(1000, b"abc")):
+        pass  # gone in the middle of its body
+    for path in ("/predict", "/v2/models/golden/infer"):
+        status, headers, data = server.ask("POST", path, bytes(30_000_000))
+        assert (status, headers["connection"], "30000000 bytes" in json.loads(data)["error"]) == (413, "close", True)
+    assert server.ask("GET", "/../../etc/passwd")[0] == 404
+    assert server.ask("POST", "/predict", PICTURES[0])[0] == 200
+
+
+def test_a_full_queue_refuses_at_once_and_answers_the_others(server: Server, many: ThreadPoolExecutor) -> None:
+    def ask(_: object) -> tuple[int, float, dict[str, str]]:
+        began = time.monotonic()
+        status, headers, _ = server.ask("POST", "/predict", PICTURES[0])
+        return status, time.monotonic() - began, headers
+
+    with server.stopped():
+        asked = [many.submit(ask, None) for _ in range(40)]
+        until(lambda: sum(one.done() for one in asked) >= 40 - 16 - 8)
+        refused = [one.result() for one in asked if one.done()]
+        assert server.number("queue_inputs") == 16  # who says so never waits for the model
+    assert [(status, headers["retry-after"]) for status, _, headers in refused] == [(503, "1")] * len(refused)
+    assert sum(one.result()[0] == 200 for one in asked) == 40 - len(refused) >= 16
+
+
+def test_a_model_that_dies_is_started_again_and_what_it_had_is_answered(
+    server: Server, many: ThreadPoolExecutor
+) -> None:
+    with server.stopped():
+        asked = [many.submit(server.ask, "POST", "/predict", PICTURES[0]) for _ in range(12)]
+        until(lambda: server.number("in_process_inputs"))
+        os.kill(server.pid, signal.SIGKILL)
+        assert [one.result()[0] for one in asked] == [200] * 12
+        dead, server.pid = server.pid, json.loads(server.ask("GET", "/ready")[2]) and _child(server.process.pid)
+        assert dead != server.pid
+    assert server.number("model_restarts_total") == 1
+
+
+def _child(pid: int) -> int:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return int(file.read().split()[0])
+
+
+def test_told_to_stop_it_answers_what_it_took_and_leaves_nothing(many: ThreadPoolExecutor) -> None:
+    server = Server(COMMAND)
+    with server.stopped():
+        asked = [many.submit(server.ask, "POST", "/predict", PICTURES[0]) for _ in range(30)]
+        slow = server.raw(post(len(PICTURES[0]), PICTURES[0][:100]))
+        until(lambda: server.number("queue_inputs") + server.number("in_process_inputs") == 30)
+        until(lambda: server.number("held_bytes") == 30 * len(PICTURES[0]) + 100)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: _refuses(server.port))
+        assert server.process.poll() is None
+        slow.sendall(PICTURES[0][100:])  # it was taken: its answer comes
+    assert [one.result()[0] for one in asked] == [200] * 30
+    assert read_all(slow).startswith(b"HTTP/1.1 200 ")
+    assert server.process.wait(20) == 0
+    assert not is_alive(server.pid)
+    assert server.process.communicate() == ("", "")
+
+
+def _refuses(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_the_model_ends_with_a_server_that_is_killed(server: Server) -> None:
+    """The last of this file: the server is gone."""
+    server.process.kill()
+    until(lambda: not is_alive(server.pid))
+
+
+def test_what_is_wrong_is_said_before_the_model_is_loaded(monkeypatch, capsys, tmp_path) -> None:
+    with listening("127.0.0.1", 0) as bound:
+        bound.listen()
+        assert bound.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * UNREAD_SECONDS
+        port = bound.getsockname()[1]
+        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
+            listening("127.0.0.1", port)
+    with pytest.raises(UsageError, match=r"cannot listen on no-such-host\.invalid port 1"):
+        listening("no-such-host.invalid", 1)
+    for given, reason in ((str(tmp_path), "neither a run nor an artefact"), ("no/run", "no/run does not exist")):
+        told = command(("serve", given), monkeypatch, capsys)
+        assert (told.code, reason in told.errors, told.errors.count("\n")) == (2, True, 1)
+    told = command(("serve", str(GOLDEN / "classifier"), "--api-key", " "), monkeypatch, capsys)
+    assert (told.code, "is empty or has letters outside ASCII" in told.errors) == (2, True)
+    assert (is_local("127.0.0.1"), is_local("localhost"), is_local("::1"), is_local("0.0.0.0")) == (True,) * 3 + (
+        False,
+    )
+    assert (served_name("a b/ü:in1k"), served_name(str(tmp_path))) == ("a-b---in1k", tmp_path.name)
