@@ -1,0 +1,109 @@
+"""The Open Inference Protocol: as JSON, and with tensors after it as Triton's clients send them."""
+
+import base64
+import io
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.serving.app import App
+from tests.serving.clients import get, post
+from tests.serving.conftest import PICTURES
+
+INFER = "/v2/models/golden/infer"
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    data = [base64.b64encode(picture).decode() for picture in PICTURES[:2]]
+    return {"name": "image", "datatype": "BYTES", "shape": [2], "data": data} | changes
+
+
+def test_the_server_and_its_models_are_described(app: App) -> None:
+    assert get(app, "/v2").json["extensions"] == ["binary_tensor_data"]
+    assert get(app, "/v2/health/live").status == get(app, "/v2/models/golden-embed/ready").status == 200
+    about = get(app, "/v2/models/golden").json
+    assert about["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
+    assert [(one["name"], one["datatype"]) for one in about["outputs"]] == [("label", "BYTES"), ("probability", "FP32")]
+
+
+def test_json_tensors(app: App, classifier) -> None:
+    told = post(app, INFER, {"id": "7", "inputs": [tensor()], "parameters": {"top": 2}}).json
+    assert (told["model_name"], told["id"]) == ("golden", "7")
+    label, probability = told["outputs"]
+    expected = classifier.predict(PICTURES[:2], top=2)
+    assert label["data"] == [name for one in expected for name, _ in one]
+    assert probability["data"] == pytest.approx([share for one in expected for _, share in one])
+    assert label["shape"] == probability["shape"] == [2, 2]
+    (vector,) = post(app, "/v2/models/golden-embed/infer", {"inputs": [tensor()]}).json["outputs"]
+    assert vector["shape"] == [2, len(vector["data"]) // 2]
+
+
+def test_pixels_are_a_picture_too(app: App, classifier) -> None:
+    pixels = np.asarray(Image.open(io.BytesIO(PICTURES[0])).convert("RGB"))
+    given = tensor(datatype="UINT8", shape=[1, *pixels.shape], data=pixels.tolist())
+    told = post(app, INFER, {"inputs": [given], "outputs": [{"name": "label"}], "parameters": {"top": 1}}).json
+    assert told["outputs"][0]["data"] == [classifier.predict(pixels, top=1)[0][0]]
+    raw = pixels.tobytes()
+    head = {"inputs": [tensor(datatype="UINT8", shape=list(pixels.shape), parameters={"binary_data_size": len(raw)})]}
+    assert binary(app, head, raw).json["outputs"][0]["data"][0] == told["outputs"][0]["data"][0]
+
+
+def binary(app: App, head: dict[str, Any], rest: bytes) -> Any:
+    head["inputs"][0].pop("data", None)
+    text = json.dumps(head).encode()
+    headers = {"inference-header-content-length": str(len(text))}
+    return post(app, INFER, text + rest, "application/octet-stream", **headers)
+
+
+def test_tensors_that_follow_the_json(app: App, classifier) -> None:
+    rest = b"".join(struct.pack("<I", len(picture)) + picture for picture in PICTURES[:2])
+    head = {"inputs": [tensor(parameters={"binary_data_size": len(rest)})], "parameters": {"binary_data_output": True}}
+    told = binary(app, head, rest)
+    length = int(told.headers["inference-header-content-length"])
+    label, probability = json.loads(told.body[:length])["outputs"]
+    size = label["parameters"]["binary_data_size"]
+    words, shares = told.body[length : length + size], told.body[length + size :]
+    expected = classifier.predict(PICTURES[:2])
+    assert words == b"".join(struct.pack("<I", len(name)) + name.encode() for one in expected for name, _ in one)
+    np.testing.assert_allclose(np.frombuffer(shares, "<f4"), [share for one in expected for _, share in one], rtol=1e-5)
+    assert probability["parameters"]["binary_data_size"] == len(shares)
+    for cut in (rest[:-1], rest[:3], b""):
+        head = {"inputs": [tensor(parameters={"binary_data_size": len(cut)})]}
+        assert binary(app, head, cut).status == 422
+
+
+def test_what_is_wrong_is_said(app: App) -> None:
+    pixels = {"datatype": "UINT8", "data": [1, 2, 3]}
+    for body, reason in (
+        ({}, "'inputs' is not a list of one tensor"),
+        ({"inputs": [tensor(), tensor()]}, "'inputs' is not a list of one tensor"),
+        ({"inputs": [tensor(name="x")]}, "there is no input 'x', expected 'image'"),
+        ({"inputs": [tensor(shape=[3])]}, "2 elements for a tensor of shape [3]"),
+        ({"inputs": [tensor(shape=[])]}, "'shape' is not a list"),
+        ({"inputs": [tensor(shape=[True, 2])]}, "'shape' is not a list"),
+        ({"inputs": [tensor(shape=[1 << 40])]}, "'shape' is not a list"),
+        ({"inputs": [tensor(datatype="FP32")]}, "expected BYTES or UINT8"),
+        ({"inputs": [tensor(data=None)]}, "'data' is not a list of text"),
+        ({"inputs": [tensor(data=["%", "%"])]}, "image 0 is not base64"),
+        ({"inputs": [tensor(parameters={"binary_data_size": 9})]}, "but 0 bytes follow"),
+        ({"inputs": [tensor(parameters=[])]}, "'parameters' is not an object"),
+        ({"inputs": [tensor(shape=[1, 1, 1, 3], **pixels)]}, "less than 4 on a side"),
+        ({"inputs": [tensor(shape=[1, 9, 9, 3], **pixels)]}, "3 values for a tensor of shape"),
+        ({"inputs": [tensor(shape=[3], **pixels)]}, "expected [N, H, W, 3]"),
+        ({"inputs": [tensor()], "parameters": {"tip": 1}}, "no option 'tip'. Did you mean top?"),
+        ({"inputs": [tensor()], "outputs": [{"name": "y"}]}, "there is no output 'y'"),
+        ({"inputs": [tensor()], "outputs": [{"name": ["label"]}]}, "there is no output"),
+        ({"inputs": [tensor()], "outputs": 3}, "'outputs' is not a list"),
+        ({"inputs": [tensor()], "id": 3}, "'id' is not a short text"),
+    ):
+        told = post(app, INFER, body)
+        assert (told.status, reason in told.error) == (422, True), (body, told.error)
+    assert post(app, INFER, b"{}", "image/png").status == 415
+    assert post(app, INFER, b"{}", "application/octet-stream").status == 415
+    for length in ("3", "-1", "x", "９"):
+        headers = {"inference-header-content-length": length}
+        assert post(app, INFER, b"{}", "application/octet-stream", **headers).status == 400

@@ -1,0 +1,105 @@
+"""Models of every task are served as they answer from Python; untrained networks do."""
+
+import base64
+import io
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import patchloom
+from patchloom.deployment.detector import ObjectDetector
+from patchloom.deployment.segmenter import Segmenter
+from patchloom.errors import UsageError
+from patchloom.models.detector import make_detector
+from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork
+from patchloom.runs.config import Preprocessing, RunFiles
+from patchloom.serving.answers import asked_of, described, load_served
+from patchloom.serving.app import App
+from patchloom.serving.warming import warm
+from tests.serving.clients import InThisProcess, get, post
+from tests.serving.conftest import GOLDEN, PICTURES
+
+LABELS = ("ground", "red", "blue")
+SHOWN = Preprocessing(image_size=(32, 32), crop_ratio=1.0, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3)
+FILES = RunFiles("resmlp_s12", {}, SHOWN, None, LABELS)
+BACKBONE: dict[str, Any] = {"depth": 2, "dim": 16, "patch_size": 8, "image_size": (32, 32), "num_classes": 0}
+
+
+def served(model: Any) -> App:
+    answers = asked_of(model)
+    warm(answers)
+    return App(InThisProcess(answers, described(model)), "model")
+
+
+def test_classes_of_pixels() -> None:
+    config = SegmentationConfig(
+        name="resmlp_s12", num_classes=3, image_size=(32, 32), backbone=BACKBONE, channels=8, auxiliary_channels=0
+    )
+    model = Segmenter(SegmentationNetwork(config).eval(), FILES)
+    (told,) = post(served(model), "/segment", PICTURES[0]).json["results"]
+    mask = np.asarray(Image.open(io.BytesIO(base64.b64decode(told["mask"]))))
+    assert (mask == model.predict(PICTURES[0])).all()
+    assert mask.shape == (told["height"], told["width"])
+    assert sum(one["share"] for one in told["classes"]) == pytest.approx(1)
+    assert {one["label"]: (mask == one["number"]).mean() for one in told["classes"]} == pytest.approx(
+        {one["label"]: one["share"] for one in told["classes"]}
+    )
+
+
+def test_objects() -> None:
+    backbone = patchloom.create_model("resmlp_s12", **BACKBONE)
+    network = make_detector(backbone, 3, masks=True, channels=8, hidden=16, min_score=0.0)
+    model = ObjectDetector(network.eval(), FILES)
+    app = served(model)
+    assert post(app, "/detect", PICTURES[0], query="min_score=1.5").status == 422
+    (told,) = post(app, "/detect", PICTURES[0], query="min_score=0").json["results"]
+    found = model.predict(PICTURES[0], min_score=0.0)
+    assert [(one["label"], one["box"]) for one in told["objects"]] == [(one.name, list(one.box)) for one in found]
+    assert told["objects"]
+    assert set(told["objects"][0]["mask"]) == {"size", "counts"}
+
+
+def test_translations() -> None:
+    pytest.importorskip("sentencepiece")
+    model = load_served(str(GOLDEN / "translator"), device="cpu")
+    app = served(model)
+    lines = ["one two", ""]
+    expected = [[each.text for each in of_line] for of_line in model.translate(lines, n_best=2)]
+    told = post(app, "/translate", {"lines": lines, "n_best": 2})
+    assert [[each["text"] for each in one["translations"]] for one in told.json["results"]] == expected
+    plain = post(app, "/translate", b"one two\n\n", "text/plain")
+    assert [one["translations"][0]["text"] for one in plain.json["results"]] == [one[0] for one in expected]
+    for body, kind, status in (
+        (b'{"lines": ["\\ud800"]}', "application/json", 422),
+        (b"\xff", "text/plain", 422),
+        (b"a" * 5001, "text/plain", 422),
+        (PICTURES[0], "image/png", 415),
+    ):
+        assert post(app, "/translate", body, kind).status == status
+    infer = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [2], "data": lines}]}
+    (text, score) = post(app, "/v2/models/model/infer", infer).json["outputs"]
+    assert (text["data"], text["shape"], len(score["data"])) == ([one[0] for one in expected], [2, 1], 2)
+
+
+def test_an_index_and_what_its_model_does(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "index", tmp_path / "index")
+    index = load_served(str(tmp_path / "index"), device="cpu", model=str(GOLDEN / "classifier"))
+    app = served(index)
+    assert get(app, "/").json["verbs"] == ["search", "predict", "embed"]
+    (told,) = post(app, "/search", PICTURES[0], query="top=2").json["results"]
+    assert [hit["path"] for hit in told["hits"]] == [hit.path for hit in index.search(PICTURES[0], top=2).hits]
+    assert post(app, "/search", PICTURES[0], query="level=genus").status == 422
+    assert post(app, "/v2/models/model-predict/infer", {"inputs": []}).status == 422
+    with pytest.raises(UsageError, match="--model says where the run of an index lies"):
+        load_served(str(GOLDEN / "classifier"), model="x")
+
+
+def test_a_model_without_a_classifier_has_vectors_alone() -> None:
+    app = served(patchloom.load(GOLDEN / "dino", device="cpu"))
+    assert get(app, "/").json["verbs"] == ["embed"]
+    assert post(app, "/predict", PICTURES[0]).status == 404
+    assert len(post(app, "/embed", PICTURES[0]).json["results"][0]["vector"]) > 0
