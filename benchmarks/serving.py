@@ -3,9 +3,9 @@
     python benchmarks/serving.py                      # all servers present, a random ResMLP of 64 px and 160 px JPEGs
     python benchmarks/serving.py --seconds 8 --servers patchloom
 
-First the raw loop is timed: `predict` on the same JPEG bytes in one process of one thread. Then each server is offered
-0.5, 1, 2 and 4 times that rate, whatever it answers (open loop), with a client timeout of 10 s. Good is an answer of 200
-within a second. FastAPI, uvicorn and LitServe are measured where they are installed.
+First the raw loop is timed: `predict` on the same JPEG bytes in one process, with the threads that every server's model
+has. Then each server is offered 0.5, 1, 2 and 4 times that rate, whatever it answers (open loop), with a client timeout
+of 10 s. Good is a 200 within a second. FastAPI, uvicorn and LitServe are measured where they are installed.
 """
 
 import argparse
@@ -27,11 +27,12 @@ from pathlib import Path
 from statistics import quantiles
 
 SIZE, TIMEOUT, GOOD_SECONDS = 64, 10.0, 1.0
+THREADS = len(os.sched_getaffinity(0))  # of every model, as `patchloom serve` with one process has
 
 FASTAPI = """
 import sys, torch, uvicorn, patchloom
 from fastapi import Body, FastAPI
-torch.set_num_threads(1)
+torch.set_num_threads(THREADS)
 model = patchloom.load(sys.argv[1], device="cpu")
 app = FastAPI()
 @app.post("/predict")
@@ -43,7 +44,7 @@ LITSERVE = """
 import base64, sys, torch, litserve, patchloom
 class Api(litserve.LitAPI):
     def setup(self, device):
-        torch.set_num_threads(1)
+        torch.set_num_threads(THREADS)
         self.model = patchloom.load(sys.argv[1], device="cpu")
     def decode_request(self, request):
         return base64.b64decode(request["image"])
@@ -67,7 +68,9 @@ def make_run(folder: Path) -> None:
     shown = Preprocessing(
         image_size=(SIZE, SIZE), crop_ratio=1.0, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3
     )
-    files = RunFiles("resmlp_s12", {}, shown, None, tuple(map(str, range(100))), task="classification")
+    files = RunFiles(
+        "resmlp_s12", {"num_classes": 100}, shown, None, tuple(map(str, range(100))), task="classification"
+    )
     Classifier(network.eval(), files).save_pretrained(folder)
 
 
@@ -85,7 +88,7 @@ def jpeg() -> bytes:
 def raw_loop(folder: Path, picture: bytes, seconds: float) -> float:
     """Pictures per second, one at a time, in a process of its own with one thread."""
     code = (
-        "import sys, time, torch, patchloom; torch.set_num_threads(1)\n"
+        f"import sys, time, torch, patchloom; torch.set_num_threads({THREADS})\n"
         "model = patchloom.load(sys.argv[1], device='cpu'); data = sys.stdin.buffer.read()\n"
         "for _ in range(20): model.predict(data)\n"
         "began, count = time.perf_counter(), 0\n"
@@ -107,13 +110,13 @@ class Server:
 
     def __init__(self, name: str, folder: Path, picture: bytes) -> None:
         self.name, self.port = name, free_port()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
         lines = {
             "patchloom": [sys.executable, "-m", "patchloom.cli", "serve", str(folder), "--port", str(self.port), "-q"],
-            "fastapi": [sys.executable, "-c", FASTAPI, str(folder), str(self.port)],
+            "fastapi": [sys.executable, "-c", FASTAPI.replace("THREADS", str(THREADS)), str(folder), str(self.port)],
             "litserve": [sys.executable, str(folder / "lit.py"), str(folder), str(self.port)],
         }
-        (folder / "lit.py").write_text(LITSERVE)
+        (folder / "lit.py").write_text(LITSERVE.replace("THREADS", str(THREADS)))
         began = time.perf_counter()
         self.process = subprocess.Popen(
             lines[name], env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -180,6 +183,7 @@ async def _load(server: Server, rate: float, seconds: float) -> dict[str, object
     refused = [took for status, took in answers if status in ("503", "429")]
     return {
         "offered/s": round(len(tasks) / sent, 1),
+        "answered/s": round(sum(status == "200" for status, _ in answers) / sent, 1),
         "good/s": round(len(good) / sent, 1),
         "good p99 ms": _p99(good),
         "refused p99 ms": _p99(refused),
