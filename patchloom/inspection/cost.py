@@ -106,7 +106,7 @@ def _zeros_like(tensor: Tensor) -> Tensor:
 
 
 class _Counter(TorchDispatchMode):
-    """Counts what a forward pass does; of equal operations only the first is carried out: networks repeat their blocks."""
+    """Counts what a forward pass does; of equal operations only the first is carried out: networks repeat blocks."""
 
     def __init__(self) -> None:
         super().__init__()
