@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
 from PIL import Image
 
 from patchloom.data.pictures.decode import check_size, decode, upright_size
@@ -98,13 +99,15 @@ def _segment(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) ->
     for numbers in model.predict(list(pictures)):
         mask = io.BytesIO()
         index_image(numbers, len(model.labels)).save(mask, "PNG")
-        shares = model.shares(numbers)
+        counts = np.bincount(numbers.ravel(), minlength=len(model.labels)) / numbers.size
+        present = [int(number) for number in np.argsort(-counts, kind="stable") if counts[number]]
         found.append(
             {
                 "height": numbers.shape[0],
                 "width": numbers.shape[1],
                 "classes": [
-                    {"number": model.labels.index(name), "label": name, "share": share} for name, share in shares
+                    {"number": number, "label": model.labels[number], "share": float(counts[number])}
+                    for number in present
                 ],
                 "mask": base64.b64encode(mask.getvalue()).decode(),
             }
@@ -165,7 +168,8 @@ def _of_index(index: Any) -> dict[str, Answer]:
 
 _ASKED: dict[str, Callable[[Any], dict[str, Answer]]] = {
     "Classifier": _of_classifier,
-    "Artefact": _of_artefact,
+    "ArtefactClassifier": _of_artefact,
+    "ArtefactSegmenter": lambda model: {"segment": partial(_segment, model)},
     "Index": _of_index,
     "Segmenter": lambda model: {"segment": partial(_segment, model)},
     "ObjectDetector": lambda model: {"detect": partial(_detect, model)},

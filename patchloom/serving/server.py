@@ -134,9 +134,10 @@ def _granian(app: App, bound: socket.socket) -> Any:
     class OnSocket(Server):
         """On a socket of ours: its own would share a port that is in use."""
 
-        def _init_shared_socket(self) -> None:
+        def _init_shared_socket(self: Any) -> None:
+            held: Any = SocketHolder  # whose types know one argument of three
             self._sfd = bound.detach()  # which the server closes when it stops
-            self._shd, self._ssp = SocketHolder(self._sfd, False, CONNECTIONS), None
+            self._shd, self._ssp = held(self._sfd, False, CONNECTIONS), None
 
     settings = HTTP1Settings(
         header_read_timeout=int(1000 * app.admission.limits.header_seconds), max_buffer_size=HEADER_BYTES

@@ -11,6 +11,9 @@ import pytest
 from PIL import Image
 
 import patchloom
+from patchloom.data.pictures.evaluation_transform import EvaluationTransform
+from patchloom.deployment.artefact import About, ArtefactClassifier, Windows
+from patchloom.deployment.artefact_segmenter import ArtefactSegmenter
 from patchloom.deployment.detector import ObjectDetector
 from patchloom.deployment.segmenter import Segmenter
 from patchloom.errors import UsageError
@@ -48,6 +51,30 @@ def test_classes_of_pixels() -> None:
     assert {one["label"]: (mask == one["number"]).mean() for one in told["classes"]} == pytest.approx(
         {one["label"]: one["share"] for one in told["classes"]}
     )
+
+
+def test_artefacts() -> None:
+    transform = EvaluationTransform((32, 32), 1.0)
+
+    def means(pixels: np.ndarray) -> dict[str, np.ndarray]:
+        shades = pixels.astype(np.float32) / 255
+        vectors = shades.mean(axis=(1, 2))
+        return {"logits": vectors, "embedding": vectors, "maps": shades[:, 2::4, 2::4].transpose(0, 3, 1, 2)}
+
+    def artefact(kind: Any, task: str, *outputs: str) -> App:
+        about = About("onnx", "float32", task, "resmlp_s12", outputs, transform, {}, Windows((16, 16)))
+        return served(kind(Path("artefact"), about, LABELS, means))
+
+    image = io.BytesIO()
+    Image.new("RGB", (40, 36), (10, 200, 30)).save(image, "PNG")
+    classifier = artefact(ArtefactClassifier, "classification", "logits", "embedding")
+    (told,) = post(classifier, "/predict", image.getvalue(), query="top=1").json["results"]
+    assert told["answers"][0]["label"] == "red"
+    assert len(post(classifier, "/embed", image.getvalue()).json["results"][0]["vector"]) == 3
+    assert get(classifier, "/").json["network"] == "resmlp_s12"
+    (told,) = post(artefact(ArtefactSegmenter, "segmentation", "maps"), "/segment", image.getvalue()).json["results"]
+    assert told["classes"] == [{"number": 1, "label": "red", "share": 1.0}]
+    assert (told["height"], told["width"]) == (36, 40)
 
 
 def test_objects() -> None:
