@@ -199,7 +199,7 @@ def test_lines_that_cannot_be_trained_on_are_named(tmp_path) -> None:
     left_out = (run / "left_out.tsv").read_text().splitlines()
     assert left_out[1].startswith(f"{text}/train.en, line 31\tempty sentence")
     assert left_out[2].startswith(f"{text}/train.de, line 32\t")
-    assert "at most 63 fit" in left_out[2]
+    assert "at most 39 fit" in left_out[2]
     with pytest.raises(DataError, match=r"train.en, line 31: empty sentence, and 1 more pairs do not fit"):
         run_training(settings(tmp_path / "other", text, strict=True, changes={"text.vocabulary": 300}), say=str)
 

@@ -13,7 +13,7 @@ SMALL = {
     "model.options.heads": 2,
     "model.dropout": 0.1,
     "text.vocabulary": 330,
-    "text.max_length": 64,
+    "text.max_length": 40,
     "text.averaged_epochs": 2,
     "schedule.warmup_steps": 4,
 }
