@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.layers.kernels import usable
 from patchloom.layers.linear import fold_input_, fold_output_
 from patchloom.layers.token_mixing import TokenLinear
+
+MOST_KEYS = 1024  # of a row that one program of the kernel of talking heads holds
 
 
 class Attend(nn.Module):
@@ -81,13 +84,20 @@ class TalkingHeadsAttention(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
         """(B, H, T, d), (B, H, N, d) twice → (B, T, H·d); of an image every patch is seen."""
-        logits = self.logits(q, k)
-        shape = logits.shape  # (B, H, T, N)
-        weights = self.before(logits.flatten(2)).view(shape).softmax(dim=-1)
-        weights = self.after(weights.flatten(2)).view(shape)
+        weights = self._weights(self.logits(q, k))
         if self.recorded is not None:
             self.recorded.append(weights.detach())
         return (weights @ v).transpose(1, 2).flatten(2)
+
+    def _weights(self, logits: Tensor) -> Tensor:
+        """(B, H, T, N), mixed, as probabilities, and mixed again."""
+        if usable(logits) and logits.shape[-1] <= MOST_KEYS:
+            from patchloom.layers.kernels.talking_heads import talking_heads
+
+            before, after = self.before, self.after
+            return talking_heads(logits, before.weight, before.bias, after.weight, after.bias)
+        weights = self.before(logits.flatten(2)).view_as(logits).softmax(dim=-1)
+        return self.after(weights.flatten(2)).view_as(weights)
 
 
 class ClassAttention(Attend):

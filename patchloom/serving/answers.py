@@ -12,18 +12,25 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from PIL import Image
 
-from patchloom.data.pictures.decode import check_size, decode, upright_size
-from patchloom.deployment.index_files import FILE as INDEX_FILE
-from patchloom.errors import DataError, UsageError
+from patchloom.data.pictures.given import picture_within
+from patchloom.deployment.artefact import is_artefact
+from patchloom.deployment.artefact import load as load_artefact
+from patchloom.errors import UsageError
 from patchloom.serving.verbs import IMAGES, VERBS
 
 Answer: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], list[dict[str, Any]]]
 
 
-def load_served(source: str, *, device: str = "auto", model: str | None = None) -> Any:
-    """The model of a run or artefact, or an index, of which `model` says where its run lies now."""
+def load_served(source: str, *, device: str = "auto", model: str | None = None, threads: int | None = None) -> Any:
+    """The model of a run or artefact, or an index, of which `model` says where its run lies now.
+
+    Torch reads its number of threads from the environment; the graph of an artefact is told `threads`.
+    """
+    if is_artefact(source) and model is None and device in ("auto", "cpu"):
+        return load_artefact(source, threads=threads)
+    from patchloom.deployment.index_files import FILE as INDEX_FILE
+
     if os.path.isfile(os.path.join(source, INDEX_FILE)):
         from patchloom.deployment.index import open_index
 
@@ -54,15 +61,6 @@ def described(model: Any) -> dict[str, Any]:
         "languages": [model.source, model.target] if hasattr(model, "translate") else [],
         "files": len(model) if hasattr(model, "search") and hasattr(model, "about") else None,
     }
-
-
-def picture_within(data: bytes, name: str, pixels: int) -> Image.Image:
-    """The picture, refused by its header where it has more pixels than the server takes."""
-    height, width = upright_size(data, name)
-    if height * width > pixels:
-        raise DataError(f"{name}: {width}×{height} pixels, more than the limit of {pixels:,}; shrink the image")
-    check_size(width, height, name)
-    return decode(data, name)
 
 
 def read_inputs(verb: str, parts: Sequence[bytes], pixels: int) -> list[Any]:

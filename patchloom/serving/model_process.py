@@ -53,7 +53,8 @@ def _loaded(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     from patchloom.serving.answers import asked_of, described, load_served
     from patchloom.serving.warming import warm
 
-    model = load_served(settings["source"], device=settings["device"], model=settings["model"])
+    given = {name: settings[name] for name in ("device", "model", "threads")}
+    model = load_served(settings["source"], **given)
     answers = asked_of(model)
     warm(answers)
     return answers, {**described(model), "verbs": list(answers), "pid": os.getpid()}

@@ -30,6 +30,7 @@ from patchloom.data.pictures.decode import (
     short_of_memory,
     to_8_bit,
     upright_rgb,
+    upright_size,
 )
 from patchloom.data.pictures.image_batch import Tensor, array_of
 from patchloom.data.sets import ImageSet
@@ -89,6 +90,15 @@ def pictures_in(given: Given) -> Iterator[Named]:
 def picture_of(given: One, name: str = "the picture") -> Image.Image:
     """One picture, RGB and upright; `name` is what errors call one that has no name of its own."""
     return _named(given, name).read()
+
+
+def picture_within(data: bytes, name: str, pixels: int) -> Image.Image:
+    """The picture in a file's bytes, refused by its header where it has more pixels than the caller takes."""
+    height, width = upright_size(data, name)
+    if height * width > pixels:
+        raise DataError(f"{name}: {width}×{height} pixels, more than the limit of {pixels:,}; shrink the image")
+    check_size(width, height, name)
+    return decode(data, name)
 
 
 def files_of(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:

@@ -1,0 +1,219 @@
+"""patchloom beside its peers on one device, forward and training, with the same weights on the same images.
+
+    python benchmarks/speed.py                                   # a GPU: bfloat16, batch 256; a CPU: float32, batch 8
+    python benchmarks/speed.py resmlp_s24 cait_s24 --kind training --out speed.json
+
+The peer is timm's network, or the authors' layout where timm has none (benchmarks/peers.py). Networks take turns, a
+round each, so that noise hits all alike. Outputs are compared first; a row whose outputs differ is not measured.
+Shares are of the product of two matrices of 8,192, measured in the same run.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import peers
+import timm
+import torch
+from torch import Tensor, nn
+
+import patchloom
+from patchloom.inspection.cost import cost
+from patchloom.models.absorb import absorb
+from patchloom.models.conversion import converted
+
+PEERS: dict[str, Callable[[], nn.Module]] = {
+    "resmlp_s12": lambda: timm.create_model("resmlp_12_224"),
+    "resmlp_s24": lambda: timm.create_model("resmlp_24_224"),
+    "resmlp_b24": lambda: timm.create_model("resmlp_big_24_224", patch_size=16),
+    "mixer_b16": lambda: timm.create_model("mixer_b16_224"),
+    "deit_s": lambda: timm.create_model("deit_small_patch16_224"),
+    "deit_b": lambda: timm.create_model("deit_base_patch16_224"),
+    "cait_s24": lambda: timm.create_model("cait_s24_224"),
+    "smlpnet_t": peers.SMLPNet,
+    "patchconvnet_s60": peers.PatchConvNet,
+}
+AGREE = 1e-2  # of the norm of the outputs: two bytes a number
+Work = Callable[[], Any]
+
+
+def main() -> None:
+    """One row per network, form and kind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", default=list(PEERS))
+    parser.add_argument("--kind", choices=("forward", "training", "both"), default="both")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--no-eager", action="store_true")
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    torch.set_float32_matmul_precision("high")
+    device, dtype, batch = ("cuda", torch.bfloat16, 256) if cuda else ("cpu", torch.float32, 8)
+    batch = given.batch or batch
+    ceiling = matmul_ceiling(device, dtype)
+    about = {"torch": torch.__version__, "timm": timm.__version__, "device": device, "batch": batch}
+    about |= {"name": torch.cuda.get_device_name() if cuda else f"{os.cpu_count()} cores", "ceiling_tflops": ceiling}
+    print(json.dumps(about), flush=True)
+    rows = []
+    for name in given.networks:
+        images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0)).to(device)
+        for kind in ("forward", "training") if given.kind == "both" else (given.kind,):
+            forms = dict(forward_forms(name, given) if kind == "forward" else training_forms(name, given))
+            rows += measured(name, kind, forms, images, dtype, given.rounds, ceiling)
+            if given.out:
+                given.out.write_text(json.dumps({**about, "rows": rows}, indent=1))
+
+
+def same_weights(name: str) -> tuple[nn.Module, nn.Module]:
+    """patchloom's network and its peer, which compute the same."""
+    torch.manual_seed(0)
+    ours, theirs = patchloom.create_model(name), PEERS[name]()
+    with torch.no_grad():
+        for parameter in ours.parameters():  # what starts at 0 or nearly so would hide what a branch computes
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    theirs.load_state_dict(converted(ours, "authors" if name in ("smlpnet_t", "patchconvnet_s60") else "timm").state)
+    return ours, theirs
+
+
+def forward_forms(name: str, given: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Label → network in eval mode."""
+    ours, theirs = same_weights(name)
+    plain = {"peer": theirs.eval(), "patchloom": ours.eval(), "absorbed": absorb(ours)}  # type: ignore[arg-type]
+    for label, network in plain.items():
+        if not given.no_eager:
+            yield label, network
+        if not given.no_compile:
+            yield f"{label} compiled", torch.compile(network)  # type: ignore[misc]
+
+
+def training_forms(name: str, given: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Label → network in train mode."""
+    ours, theirs = same_weights(name)
+    for label, network in (("peer", theirs), ("patchloom", ours)):
+        yield (label, network.train()) if given.no_compile else (f"{label} compiled", torch.compile(network.train()))
+
+
+def measured(
+    name: str, kind: str, forms: dict[str, nn.Module], images: Tensor, dtype: torch.dtype, rounds: int, ceiling: float
+) -> list[dict[str, Any]]:
+    """A row per form: images per second, spread, share of the ceiling, memory, seconds to the first result."""
+    cuda = images.is_cuda
+    works: dict[str, Work] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    expected: Tensor | None = None
+    for label, network in forms.items():
+        network.to(images.device)
+        work = forward_of(network, images, dtype) if kind == "forward" else step_of(network, images, dtype)
+        row: dict[str, Any] = {"network": name, "kind": kind, "form": label}
+        _settle(cuda, reset=True)
+        held, begun = torch.cuda.memory_allocated() if cuda else 0, time.perf_counter()
+        try:
+            found = work()
+        except Exception as error:  # one form that fails must not lose the others
+            print(json.dumps(row | {"error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+            continue
+        _settle(cuda)
+        row["first_s"] = round(time.perf_counter() - begun, 1)
+        expected = found if expected is None else expected
+        row["difference"] = float((found - expected).norm() / expected.norm())
+        if kind == "forward" and not row["difference"] <= AGREE:
+            print(json.dumps(row | {"error": "outputs differ"}), flush=True)
+            continue
+        for _ in range(3):
+            work()
+        _settle(cuda, reset=True)
+        work()
+        _settle(cuda)
+        row["peak_gib"] = round((torch.cuda.max_memory_allocated() - held) / 2**30, 2) if cuda else None
+        works[label], rows[label] = work, row
+    took: dict[str, list[float]] = {label: [] for label in works}
+    for _ in range(rounds):
+        for label, work in works.items():
+            took[label].append(seconds_of(work, cuda))
+    adds = cost(patchloom.create_model(name), 224).multiply_adds
+    for label, row in rows.items():
+        median, spread = statistics.median(took[label]), (min(took[label]), max(took[label]))
+        row["images_per_s"] = round(len(images) / median, 1)
+        row["spread"] = [round(len(images) / s, 1) for s in reversed(spread)]
+        work_flop = 2 * adds * len(images) * (1 if kind == "forward" else 3)
+        row["share"] = round(100 * work_flop / median / 1e12 / ceiling, 1)
+        print(json.dumps(row), flush=True)
+    for network in forms.values():
+        network.cpu()
+    forms.clear()
+    works.clear()
+    gc.collect()
+    torch.compiler.reset()
+    return list(rows.values())
+
+
+def forward_of(network: nn.Module, images: Tensor, dtype: torch.dtype) -> Work:
+    """In `dtype` throughout, as one serves it."""
+    network.to(dtype)
+    shown = images.to(dtype)
+
+    def work() -> Tensor:
+        with torch.no_grad():
+            found: Tensor = network(shown)
+        return found.float()
+
+    return work
+
+
+def step_of(network: nn.Module, images: Tensor, dtype: torch.dtype) -> Work:
+    """Forward, backward, AdamW; autocast as training does."""
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-6, fused=images.is_cuda)
+    labels = torch.arange(len(images), device=images.device) % 1000
+    low = torch.autocast(images.device.type, dtype) if dtype != torch.float32 else contextlib.nullcontext()
+
+    def work() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with low:
+            loss = nn.functional.cross_entropy(network(images).float(), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.detach().float().reshape(1)
+
+    return work
+
+
+def seconds_of(work: Work, cuda: bool) -> float:
+    """Of one call, of about half a second of them."""
+    _settle(cuda)
+    begun = time.perf_counter()
+    work()
+    _settle(cuda)
+    calls = max(1, min(50, round(0.4 / max(1e-4, time.perf_counter() - begun))))
+    begun = time.perf_counter()
+    for _ in range(calls):
+        work()
+    _settle(cuda)
+    return (time.perf_counter() - begun) / calls
+
+
+def matmul_ceiling(device: str, dtype: torch.dtype) -> float:
+    """TFLOP/s of a large product."""
+    side = 8192 if device == "cuda" else 1024
+    left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    best = min(seconds_of(lambda: left @ right, device == "cuda") for _ in range(5))
+    return round(2 * side**3 / best / 1e12, 2)
+
+
+def _settle(cuda: bool, *, reset: bool = False) -> None:
+    if cuda:
+        torch.cuda.synchronize()
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+
+
+if __name__ == "__main__":
+    main()

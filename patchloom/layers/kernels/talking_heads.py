@@ -1,0 +1,150 @@
+"""Talking heads between the two products of attention: heads mixed, softmax, heads mixed, in one pass over the logits.
+
+Letters: B images, H heads, T queries, N keys. One program holds the H rows of one query of one image.
+
+    weights = after · softmax(before · logits) + bias
+
+PyTorch writes and reads (B, H, T, N) five times for that, and multiplies matrices of 8 × 8 by 8 × T·N, which fill an
+eighth of a tensor core. The first mixing has a bias too, which adds the same to a whole row and so changes no softmax:
+its gradient is 0.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 14  # queries of one program of the backward pass
+
+
+def plain(logits: Tensor, before: Tensor, after: Tensor, bias: Tensor) -> Tensor:
+    """What the kernel equals; (B, H, T, N), (H, H), (H, H), (H) → (B, H, T, N)."""
+    mixed = torch.einsum("gh,bhtn->bgtn", before.to(logits.dtype), logits)
+    weights = mixed.softmax(dim=-1).to(logits.dtype)
+    return torch.einsum("gh,bhtn->bgtn", after.to(logits.dtype), weights) + bias.to(logits.dtype).view(-1, 1, 1)
+
+
+@triton.jit
+def _mixed_softmax(logits, before, SEEN: tl.constexpr, keys):
+    """Rows (H, N) → softmax of the mixed rows; keys beyond the last have weight 0."""
+    mixed = tl.dot(before, logits, input_precision="ieee")
+    mixed = tl.where(keys < SEEN, mixed, -float("inf"))
+    mixed = tl.exp(mixed - tl.max(mixed, axis=1)[:, None])
+    return mixed / tl.sum(mixed, axis=1)[:, None]
+
+
+@triton.jit
+def _forward(
+    logits, before, after, bias, out, T,
+    N: tl.constexpr, H: tl.constexpr, HB: tl.constexpr, NB: tl.constexpr,
+):  # fmt: skip
+    """One query of one image."""
+    image, query = tl.program_id(0) // T, tl.program_id(0) % T
+    heads, keys = tl.arange(0, HB), tl.arange(0, NB)
+    places = ((image * H + heads[:, None]).to(tl.int64) * T + query) * N + keys[None, :]
+    there = (heads[:, None] < H) & (keys[None, :] < N)
+    square = heads[:, None] * H + tl.arange(0, HB)[None, :]
+    inside = (heads[:, None] < H) & (tl.arange(0, HB)[None, :] < H)
+    rows = tl.load(logits + places, mask=there, other=0.0)
+    first = tl.load(before + square, mask=inside, other=0.0).to(rows.dtype)
+    weights = _mixed_softmax(rows, first, N, keys[None, :])
+    second = tl.load(after + square, mask=inside, other=0.0).to(rows.dtype)
+    mixed = tl.dot(second, weights.to(rows.dtype), input_precision="ieee")
+    mixed += tl.load(bias + heads, mask=heads < H, other=0.0).to(tl.float32)[:, None]
+    tl.store(out + places, mixed.to(rows.dtype), mask=there)
+
+
+@triton.jit
+def _backward(
+    logits, before, after, grad, of_logits, of_before, of_after, T,
+    ROWS: tl.constexpr, N: tl.constexpr, H: tl.constexpr, HB: tl.constexpr, NB: tl.constexpr,
+):  # fmt: skip
+    """ROWS queries of one image: gradients of their logits, and what they add to those of the two matrices."""
+    groups = tl.cdiv(T, ROWS)
+    image, group = tl.program_id(0) // groups, tl.program_id(0) % groups
+    heads, others, keys = tl.arange(0, HB), tl.arange(0, HB), tl.arange(0, NB)
+    square = heads[:, None] * H + others[None, :]
+    inside = (heads[:, None] < H) & (others[None, :] < H)
+    low = logits.dtype.element_ty
+    first = tl.load(before + square, mask=inside, other=0.0).to(low)
+    second = tl.load(after + square, mask=inside, other=0.0).to(low)
+    to_first = tl.zeros((HB, HB), tl.float32)
+    to_second = tl.zeros((HB, HB), tl.float32)
+    for row in range(ROWS):
+        query = group * ROWS + row
+        places = ((image * H + heads[:, None]).to(tl.int64) * T + query) * N + keys[None, :]
+        there = (heads[:, None] < H) & (keys[None, :] < N) & (query + 0 * keys[None, :] < T)
+        rows = tl.load(logits + places, mask=there, other=0.0)
+        back = tl.load(grad + places, mask=there, other=0.0)
+        weights = _mixed_softmax(rows, first, N, keys[None, :])
+        to_second += tl.dot(back, tl.trans(weights.to(low)), input_precision="ieee")
+        of_weights = tl.dot(tl.trans(second), back, input_precision="ieee")
+        of_mixed = weights * (of_weights - tl.sum(weights * of_weights, axis=1)[:, None])
+        to_first += tl.dot(of_mixed.to(low), tl.trans(rows), input_precision="ieee")
+        found = tl.dot(tl.trans(first), of_mixed.to(low), input_precision="ieee")
+        tl.store(of_logits + places, found.to(low), mask=there)
+    start = tl.program_id(0).to(tl.int64) * H * H
+    tl.store(of_before + start + square, to_first, mask=inside)
+    tl.store(of_after + start + square, to_second, mask=inside)
+
+
+@torch.library.custom_op("patchloom::talking_heads", mutates_args=())
+def talking_heads(logits: Tensor, before: Tensor, idle: Tensor, after: Tensor, bias: Tensor) -> Tensor:
+    """(B, H, T, N), (H, H), (H), (H, H), (H) → weights (B, H, T, N); `idle` is the bias that changes nothing."""
+    del idle
+    logits, before, after = logits.contiguous(), before.contiguous(), after.contiguous()
+    out = torch.empty_like(logits)
+    b, h, t, n = logits.shape
+    _forward[(b * t,)](logits, before, after, bias, out, t, n, h, *_blocks(h, n), num_warps=4)
+    return out
+
+
+@talking_heads.register_fake
+def _(logits: Tensor, before: Tensor, idle: Tensor, after: Tensor, bias: Tensor) -> Tensor:
+    del before, idle, after, bias
+    return logits.new_empty(logits.shape)
+
+
+@torch.library.custom_op("patchloom::talking_heads_backward", mutates_args=())
+def talking_heads_backward(
+    logits: Tensor, before: Tensor, after: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of logits, before and after; nothing but the logits was kept."""
+    logits, grad = logits.contiguous(), grad.contiguous()
+    b, h, t, n = logits.shape
+    programs = b * -(-t // ROWS)
+    of_logits = torch.empty_like(logits)
+    partial = logits.new_empty((2, programs, h, h), dtype=torch.float32)
+    _backward[(programs,)](
+        logits, before.contiguous(), after.contiguous(), grad, of_logits, *partial,
+        t, ROWS, n, h, *_blocks(h, n), num_warps=4,
+    )  # fmt: skip
+    return of_logits, partial[0].sum(dim=0).to(before.dtype), partial[1].sum(dim=0).to(after.dtype)
+
+
+@talking_heads_backward.register_fake
+def _(logits: Tensor, before: Tensor, after: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    del grad
+    return logits.new_empty(logits.shape), torch.empty_like(before), torch.empty_like(after)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    del output
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    logits, before, idle, after, bias = ctx.saved_tensors
+    of_bias = grad.sum(dim=(0, 2, 3), dtype=torch.float32).to(bias.dtype)
+    of_logits, of_before, of_after = talking_heads_backward(logits, before, after, grad)
+    return of_logits, of_before, torch.zeros_like(idle), of_after, of_bias
+
+
+talking_heads.register_autograd(_gradients, setup_context=_keep)
+
+
+def _blocks(heads: int, keys: int) -> tuple[int, int]:
+    """Sides of the tiles: powers of two, at least what a tensor core multiplies."""
+    return max(16, triton.next_power_of_2(heads)), max(16, triton.next_power_of_2(keys))
