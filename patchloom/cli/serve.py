@@ -15,12 +15,15 @@ def serve(
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; by default only this machine can ask. 0.0.0.0 is every one.")
+        str,
+        typer.Option(
+            help="Address to listen on; by default only this machine can ask. 0.0.0.0 listens on every address."
+        ),
     ] = "127.0.0.1",
     workers: Annotated[int, typer.Option(min=1, help="Processes that hold the model; they share the cores.")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     model: Annotated[str | None, typer.Option(help="Where the run of an index lies now, if it was moved.")] = None,
-    name: Annotated[str | None, typer.Option(help="What clients call the model; its folder's name.")] = None,
+    name: Annotated[str | None, typer.Option(help="What clients call the model; by default its folder's name.")] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -77,8 +80,11 @@ def serve(
             print_json({"url": url, "model": app.name, "verbs": about["verbs"], "pids": app.processes.pids})
             return
         threads = f"{app.processes.threads} thread{'s' if app.processes.threads > 1 else ''}"
-        print(f"{printable(about['network'])} in {workers} process{'es' if workers > 1 else ''} of {threads} each")
-        print(f"refused when {queue} wait; answers of {batch} together, given up after {deadline:g} s")
+        held = f"{workers} processes of {threads} each" if workers > 1 else f"one process of {threads}"
+        print(f"{printable(about['network'])} in {held}")
+        print(
+            f"answers {batch} images or lines together; refuses more than {queue} that wait; gives up after {deadline:g} s"
+        )
         for verb in about["verbs"]:
             print_result(f"POST {url}/{verb}")
         print_result(f"GET  {url}/openapi.json  /ready  /metrics")

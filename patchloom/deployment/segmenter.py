@@ -15,7 +15,7 @@ from patchloom.data.pictures.given import Given, files_of, is_one, pictures_in
 from patchloom.deployment.class_maps import ClassMaps, Showing
 from patchloom.disk import atomic_write
 from patchloom.errors import at_least
-from patchloom.inspection.mask_overlays import coloured, index_image, overlaid
+from patchloom.inspection.mask_overlays import class_shares, coloured, index_image, overlaid
 from patchloom.models.from_config import load_weights, make_for
 from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.runs.config import RunFiles, read_run_files
@@ -87,12 +87,8 @@ class Segmenter:
                     continue
                 numbers = self.numbers(picture)
                 written = [] if out is None else self._write(Path(out), names.of(name), picture, numbers)
-                yield Segmented(name, self.shares(numbers)[:top], written=written)
-
-    def shares(self, numbers: np.ndarray) -> list[tuple[str, float]]:
-        """Of the pixels (H, W) of a picture: class name and share, largest first; classes without any are left out."""
-        counts = np.bincount(numbers.ravel(), minlength=len(self.labels)) / numbers.size
-        return [(self.labels[k], float(counts[k])) for k in np.argsort(-counts, kind="stable") if counts[k]]
+                shares = [(self.labels[number], share) for number, share in class_shares(numbers)]
+                yield Segmented(name, shares[:top], written=written)
 
     def _write(self, folder: Path, name: str, picture: Image.Image, numbers: np.ndarray) -> list[str]:
         classes = len(self.labels)

@@ -1,4 +1,4 @@
-"""Masks as pictures: a colour for every class, masks in these colours, and pictures with their masks laid over them."""
+"""Masks as pictures: a colour for every class, masks in these colours, pictures under them, and each class's share."""
 
 from functools import lru_cache
 
@@ -39,3 +39,9 @@ def coloured(numbers: np.ndarray, classes: int) -> Image.Image:
 def overlaid(picture: Image.Image, numbers: np.ndarray, classes: int) -> Image.Image:
     """The picture under the colours of its classes."""
     return Image.blend(picture.convert("RGB"), coloured(numbers, classes), OVER)
+
+
+def class_shares(numbers: np.ndarray) -> list[tuple[int, float]]:
+    """(H, W) class numbers → each class that is there with its share of the pixels, largest first."""
+    shares = np.bincount(numbers.ravel()) / numbers.size
+    return [(int(number), float(shares[number])) for number in np.argsort(-shares, kind="stable") if shares[number]]

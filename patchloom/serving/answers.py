@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from patchloom.data.pictures.given import picture_within
 from patchloom.deployment.artefact import is_artefact
 from patchloom.deployment.artefact import load as load_artefact
@@ -90,22 +88,20 @@ def _search(index: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> 
 
 
 def _segment(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from patchloom.inspection.mask_overlays import index_image
+    from patchloom.inspection.mask_overlays import class_shares, index_image
 
     del options
     found = []
     for numbers in model.predict(list(pictures)):
         mask = io.BytesIO()
         index_image(numbers, len(model.labels)).save(mask, "PNG")
-        counts = np.bincount(numbers.ravel(), minlength=len(model.labels)) / numbers.size
-        present = [int(number) for number in np.argsort(-counts, kind="stable") if counts[number]]
         found.append(
             {
                 "height": numbers.shape[0],
                 "width": numbers.shape[1],
                 "classes": [
-                    {"number": number, "label": model.labels[number], "share": float(counts[number])}
-                    for number in present
+                    {"number": number, "label": model.labels[number], "share": share}
+                    for number, share in class_shares(numbers)
                 ],
                 "mask": base64.b64encode(mask.getvalue()).decode(),
             }
