@@ -82,9 +82,7 @@ def serve(
         threads = f"{app.processes.threads} thread{'s' if app.processes.threads > 1 else ''}"
         held = f"{workers} processes of {threads} each" if workers > 1 else f"one process of {threads}"
         print(f"{printable(about['network'])} in {held}")
-        print(
-            f"answers {batch} images or lines together; refuses more than {queue} that wait; gives up after {deadline:g} s"
-        )
+        print(f"answers {batch} together; refuses more than {queue} that wait; gives up after {deadline:g} s")
         for verb in about["verbs"]:
             print_result(f"POST {url}/{verb}")
         print_result(f"GET  {url}/openapi.json  /ready  /metrics")
