@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.layers.linear import fold_input_, fold_output_
+from patchloom.layers.mlp import activated
 from patchloom.layers.resample import Grid
 
 
@@ -79,7 +80,7 @@ class PatchConv(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, H, W, C) → (B, H, W, C)."""
-        maps = self.spatial(F.gelu(self.first(maps)))
+        maps = self.spatial(activated("gelu", self.first, maps))
         return self.last(self.gate(F.gelu(maps)))
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:

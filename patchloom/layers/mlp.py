@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.layers.kernels import usable
 from patchloom.layers.linear import as_it_acts, fold_input, fold_input_, fold_output, fold_output_
 
 ActivationName = Literal["gelu", "gelu_tanh", "silu", "hardswish", "relu"]
@@ -41,6 +42,20 @@ def activate(name: str, x: Tensor) -> Tensor:
     return in_place(x)
 
 
+def activated(name: str, linear: nn.Linear, x: Tensor) -> Tensor:
+    """The activation of a linear layer; a GELU for inference on a GPU is the end of the product itself."""
+    if name in ("gelu", "gelu_tanh") and type(linear) is nn.Linear and usable_without_gradients(x, linear.weight):
+        from patchloom.layers.kernels.linear_gelu import linear_gelu
+
+        return linear_gelu(x, linear.weight, linear.bias)
+    return activate(name, linear(x))
+
+
+def usable_without_gradients(x: Tensor, weight: Tensor) -> bool:
+    """Whether a kernel for inference takes x and weight as they are."""
+    return usable(x) and weight.dtype == x.dtype and not torch.is_grad_enabled()
+
+
 class MLP(nn.Module):
     """fc2(activation(fc1(x))) over the last dimension."""
 
@@ -52,8 +67,15 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) → (..., C)."""
-        hidden = activate(self.activation, self.fc1(x))  # (..., hidden)
+        hidden = activated(self.activation, self.fc1, x)  # (..., hidden)
         return self._drop(self.fc2(self._drop(hidden)))
+
+    def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
+        """x + self(y), where the second layer has no bias and its product can begin with x; otherwise None."""
+        if scale is not None or self.fc2.bias is not None or not usable_without_gradients(x, self.fc2.weight):
+            return None
+        hidden = activated(self.activation, self.fc1, y)
+        return torch.addmm(x.flatten(0, -2), hidden.flatten(0, -2), self.fc2.weight.T).view_as(x)
 
     def folded(self, x: Tensor, norm: tuple[Tensor, Tensor] | None, scale: Tensor) -> Tensor:
         """scale · self(weight · x + bias), with `norm` = (weight, bias) and the scale folded into the two layers."""
@@ -63,6 +85,13 @@ class MLP(nn.Module):
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.dropout and self.training else x
+
+    def owe_bias_(self) -> Tensor:
+        """Leave the last bias to whoever makes x: it comes with x, and the first layer takes it off again."""
+        bias = self.fc2.bias.clone()
+        self.fc1.bias.sub_(self.fc1.weight @ bias)
+        self.fc2.register_parameter("bias", None)
+        return bias
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
         """Take over a preceding weight · x + bias."""

@@ -47,7 +47,7 @@ class Branch(nn.Module):
         self.mix = mix
         self.scale = scale
         self.drop = drop
-        self.foldable = hasattr(mix, "folded")
+        self.foldable, self.joins = hasattr(mix, "folded"), hasattr(mix, "added_to")
         self.weights = sum(parameter.numel() for parameter in mix.parameters())
 
     def add_to(self, x: Tensor, y: Tensor) -> Tensor:
@@ -87,7 +87,16 @@ class Residual(Branch):
             norm = (self.norm.weight, self.norm.bias) if isinstance(self.norm, Affine) else None
             y = self.mix.folded(x if norm else self.norm(x), norm, self.scale)  # type: ignore[operator]
             return x + (drop_path(y, self.drop) if self.drop else y)
-        return self.add_to(x, self.mix(self.norm(x)))
+        y = self.norm(x)
+        joined = self._joined(x, y)
+        return self.add_to(x, self.mix(y)) if joined is None else joined
+
+    def _joined(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """x + scale · mix(y) as one kernel, where there is one for it."""
+        if not self.joins or (self.training and self.drop):
+            return None
+        joined: Tensor | None = self.mix.added_to(x, y, self.scale)  # type: ignore[operator]
+        return joined
 
     def _folding_pays(self, x: Tensor) -> bool:
         """Training on more numbers than the mixer has weights: fold the scale (and Aff) into them at every step.
@@ -144,6 +153,26 @@ class Block(nn.Module):
         if self.tokens is not None:
             x = self.tokens(x)
         return x if self.channels is None else self.channels(x)
+
+    @torch.no_grad()
+    def absorb_(self) -> None:
+        """Where nothing stands between the two branches, folded before, the first adds the last bias of the second.
+
+        What is left of the second begins a product with its input, which a GPU does without a further pass.
+        """
+        tokens, channels = self.tokens, self.channels
+        if not (isinstance(tokens, Residual) and isinstance(channels, Residual)):
+            return
+        bare = isinstance(channels.norm, nn.Identity) and channels.scale is None
+        if (
+            bare
+            and tokens.scale is not None
+            and hasattr(channels.mix, "owe_bias_")
+            and hasattr(tokens.mix, "add_bias_")
+        ):
+            sizes = tokens.scale.abs()
+            if sizes.min() > 1e-4 * sizes.max():
+                tokens.mix.add_bias_(channels.mix.owe_bias_() / tokens.scale)  # type: ignore[operator]
 
 
 class ClassBlock(nn.Module):

@@ -12,16 +12,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import UsageError
-from patchloom.layers.mlp import ActivationName, activate
+from patchloom.layers.kernels import usable
+from patchloom.layers.mlp import ActivationName, activate, usable_without_gradients
 from patchloom.layers.resample import Grid, Resampled, resample_columns, resample_rows
+
+FEW_POSITIONS = 64  # up to which the kernel is ahead of cuBLAS
+MOST_POSITIONS = 256  # that a program of the kernels holds
 
 
 def mix_tokens(weight: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
     """weight (M, N) · tokens (B, N, C) + bias, (M) or (M, C) → (B, M, C)."""
+    if weight.shape[1] <= FEW_POSITIONS and bias.ndim == 1 and usable(low := as_autocast(tokens)):
+        from patchloom.layers.kernels.token_mixing import mixed
+
+        return mixed(low, weight, bias)
     bias = bias if bias.ndim == 2 else bias.unsqueeze(-1)
     if torch.compiler.is_exporting():  # an exported graph would hold the expanded weight as an operator
         return torch.matmul(weight, tokens) + bias
     return torch.baddbmm(bias, weight.expand(tokens.shape[0], -1, -1), tokens)
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """As a product under autocast sees it."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class ScaledMix(torch.autograd.Function):
@@ -91,9 +105,17 @@ class TokenLinear(AcrossPositions, Resampled):
             weight, bias = norm
             shift = torch.outer(self.weight.sum(dim=1), bias * scale) + shift
             scale = scale * weight
-        if torch.is_autocast_enabled(tokens.device.type):
-            tokens = tokens.to(torch.get_autocast_dtype(tokens.device.type))
+        tokens = as_autocast(tokens)
         return ScaledMix.apply(tokens, self.weight.to(tokens.dtype), scale, shift)
+
+    def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
+        """x + scale · self(x) in one pass, without gradients, of a layer that absorbed its norm; otherwise None."""
+        absorbed = y is x and scale is not None and self.bias.ndim == 2
+        if not absorbed or max(self.weight.shape) > MOST_POSITIONS or not usable_without_gradients(x, self.weight):
+            return None
+        from patchloom.layers.kernels.token_mixing import mixed_and_added
+
+        return mixed_and_added(x, self.weight, scale, self.bias)
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
         """Take over a preceding weight · x + bias, all but the factor `weight`, which passes through to the output.
@@ -105,6 +127,10 @@ class TokenLinear(AcrossPositions, Resampled):
         shift = torch.outer(self.weight.sum(dim=1), bias) + self.bias.unsqueeze(-1)  # (M, C)
         self.bias = nn.Parameter(shift / weight)
         return weight
+
+    def add_bias_(self, bias: Tensor) -> None:
+        """One more number per channel."""
+        self.bias = nn.Parameter(self.bias.view(len(self.bias), -1) + bias)
 
     def resampled_from(self, other: "TokenLinear") -> dict[str, Tensor]:
         """R·A·D and R·b; where rows are no positions, A·D and b."""
@@ -168,6 +194,17 @@ class TokenMLP(Resampled):
         joined = tokens.view(b, n, c // self.groups, self.groups).permute(0, 3, 1, 2)
         mixed = self._mixed(joined.reshape(b, self.groups * n, c // self.groups))
         return mixed.view(b, self.groups, -1, c // self.groups).permute(0, 2, 3, 1).reshape(b, -1, c)
+
+    def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
+        """x + self(y) in one pass, where there is a kernel for such an MLP; otherwise None."""
+        plain = scale is None and self.groups == 1 and self.outputs is None and self.weight1.ndim == 2
+        gelu = self.activation in ("gelu", "gelu_tanh") and not (self.dropout and self.training)
+        if not (plain and gelu and y.shape[1] <= MOST_POSITIONS and usable(low := as_autocast(y))):
+            return None
+        from patchloom.layers.kernels.token_mlp import token_mlp
+
+        weights = (self.weight1, self.bias1, self.weight2, self.bias2)
+        return token_mlp(x, low, *weights, self.activation == "gelu_tanh")
 
     def _mixed(self, tokens: Tensor) -> Tensor:
         """(B, G·N, C/G) → (B, G·N, C/G)."""

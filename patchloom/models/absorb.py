@@ -16,7 +16,7 @@ def absorb(model: Network) -> Network:
     if not isinstance(model, Network):
         raise UsageError(f"absorb takes a network of patchloom, given {type(model).__name__}")
     lean = copy.deepcopy(model).eval().requires_grad_(False)
-    for module in list(lean.modules()):
+    for module in reversed(list(lean.modules())):  # the parts of a module before it
         fold = getattr(module, "absorb_", None)
         if fold is not None:
             fold()

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from patchloom.errors import UsageError
 from patchloom.layers.resample import Resampled
-from patchloom.layers.residual import drop_path_rates
+from patchloom.layers.residual import Block, Branch, ClassBlock, drop_path_rates
 from patchloom.models.pyramid import STRIDES, Kept, Level, Taps, as_map, chosen_taps
 
 Size = int | tuple[int, int]
@@ -396,6 +396,11 @@ class Network(nn.Module):
             if kept is not None and block in kept:
                 kept[block] = x
         return x
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        """The blocks that stand in a list: what they do is the same for many of them."""
+        lists = [module for module in self.modules() if type(module) is nn.ModuleList]
+        return [block for each in lists for block in each if isinstance(block, Block | ClassBlock | Branch)]
 
     def check_images(self, images: Tensor) -> None:
         """One clear line for images this network cannot take."""

@@ -10,6 +10,8 @@ from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
 from patchloom.engine.run import Run
 from patchloom.errors import UsageError
+from patchloom.models.by_block import CompiledByBlock
+from patchloom.models.network import Network
 from patchloom.recipes.methods import method_of
 from patchloom.runs.checkpoints import Folder
 from patchloom.tasks.plan import Plan
@@ -18,6 +20,7 @@ from patchloom.training.memory import cut_in_words, micro_batches
 # torch.compile takes about a minute; it pays where the run is longer.
 COMPILE_FROM_STEPS = 1500
 COMPILE_FROM_S = 600.0  # of a planned time
+MOST_BLOCKS, LARGE_IMAGES = 16, 128  # blocks of a network that is compiled as a whole; pixels from which it need not be
 # A run is evaluated about this often, and at the end.
 EVALUATIONS = 16
 
@@ -111,11 +114,24 @@ def runs_as_graphs(run: Run) -> bool:
     return run.processes.device.type == "cuda" and run.processes.world == 1 and run.accumulate == 1
 
 
+def compiles_by_block(network: nn.Module) -> bool:
+    """Whether a network has so many blocks that compiling it as a whole takes minutes, and each has much to do.
+
+    With small images launches are what bounds it, and one graph of the whole network is worth the wait.
+    """
+    if not isinstance(network, Network) or network.gradient_checkpointing:
+        return False
+    return len(network.repeated_blocks()) > MOST_BLOCKS and min(network.config.image_size) >= LARGE_IMAGES
+
+
 def _compile(plan: Plan, run: Run, network: nn.Module) -> None:
     """Compile the network and what runs beside it: followers, and what its task adds."""
     options = plan.task.compile_options
     mode = "reduce-overhead" if runs_as_graphs(run) and not options else None
-    run.model = torch.compile(network, mode=mode, **options)  # type: ignore[assignment]
+    if compiles_by_block(network):
+        run.model = CompiledByBlock(network)  # type: ignore[arg-type]
+    else:
+        run.model = torch.compile(network, mode=mode, **options)  # type: ignore[assignment]
     for follower in run.objective.followers:
         follower.compile(mode=mode)
     plan.task.prepare_compiling(plan, network, mode)

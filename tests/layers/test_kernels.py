@@ -13,8 +13,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 CODE = """
 import sys
 import torch
-from patchloom.layers import attention
-from patchloom.layers.kernels import talking_heads
+from torch.nn import functional as F
+from patchloom.layers import attention, mlp, norms, residual, token_mixing
+from patchloom.layers.kernels import linear_gelu, talking_heads, token_mlp
+from patchloom.layers.kernels import token_mixing as mixing
 
 DEVICE = sys.argv[1]
 torch.manual_seed(0)
@@ -25,12 +27,15 @@ def leaves(low, *shapes):
     return [each.to(low).requires_grad_() for each in tensors]
 
 
-def same(kernel, plain, inputs, tolerance):
+def same(kernel, plain, inputs, tolerance, with_gradients=True):
     found, expected = kernel(*inputs), plain(*[each.float() for each in inputs])
     found, expected = [each if isinstance(each, tuple) else (each,) for each in (found, expected)]
-    back = [torch.randn_like(each) for each in expected]
-    own = torch.autograd.grad(found, inputs, [each.to(other.dtype) for each, other in zip(back, found)])
-    pairs = [*zip(found, expected, strict=True), *zip(own, torch.autograd.grad(expected, inputs, back), strict=True)]
+    back = [torch.randn_like(one).float() for one in found] if with_gradients else []  # as rounded as what it meets
+    inputs = inputs if with_gradients else []
+    pairs = [*zip(found, expected, strict=True)]
+    if with_gradients:
+        own = torch.autograd.grad(found, inputs, [each.to(other.dtype) for each, other in zip(back, found)])
+        pairs += zip(own, torch.autograd.grad(expected, inputs, back), strict=True)
     for one, other in pairs:
         difference, size = (one.float() - other.float()).norm(), other.float().norm()
         assert difference <= tolerance * size + 1e-6, (kernel, [tuple(each.shape) for each in inputs], difference, size)
@@ -45,16 +50,48 @@ for low, tolerance in ((torch.float32, 1e-5), *([(torch.bfloat16, 1e-2)] if DEVI
     for b, h, t, n in ((2, 4, 5, 7), (1, 3, 17, 19)):
         given = leaves(low, (b, h, t, n), (h, h), (h,), (h, h), (h,))
         same(talking_heads.talking_heads, heads, given, tolerance)
+    for b, n, m, c in ((3, 7, 7, 130), (1, 19, 5, 3), (2, 56, 1, 16)):
+        given = leaves(low, (b, n, c), (m, n), (m,))
+        same(mixing.mixed, lambda x, w, s: w @ x + s[:, None], given, tolerance)
+    for b, n, c in ((2, 7, 130), (1, 66, 24)):
+        given = [each.detach() for each in leaves(low, (b, n, c), (n, n), (c,), (n, c))]
+        plain = lambda x, w, scale, shift: x + scale * (w @ x + shift)
+        same(mixing.mixed_and_added, plain, given, tolerance, with_gradients=False)
+    for b, n, c, d, how in ((2, 5, 7, 9, "none"), (1, 17, 130, 70, "tanh")):
+        given = leaves(low, (b, n, c), (b, n, c), (d, n), (d,), (n, d), (n,))
+        plain = lambda to, x, u, s, v, t: to + v @ F.gelu(u @ x + s[:, None], approximate=how) + t[:, None]
+        same(lambda *x: token_mlp.token_mlp(*x, how == "tanh"), plain, given, tolerance)
+    given = [each.detach() for each in leaves(low, (2, 3, 5), (7, 5), (7,))]
+    same(linear_gelu.linear_gelu, lambda x, w, s: F.gelu(F.linear(x, w, s)), given, 1e-2, with_gradients=False)
 
-layer = attention.TalkingHeadsAttention(12, 3).to(DEVICE)
-tokens = torch.randn(2, 5, 12, device=DEVICE)
-results = []
-for choice in (False, True):
-    attention.usable = lambda x: choice
-    out = layer(tokens)
-    results.append([out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))])
-for one, other in zip(*results, strict=True):
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+def with_and_without(layer, x, modules, tolerance, gradients):
+    results = []
+    for choice in (False, True):
+        for module in modules:
+            module.usable = lambda x: choice
+        with torch.set_grad_enabled(gradients):
+            out = layer(x)
+        also = torch.autograd.grad(out.square().sum(), list(layer.parameters())) if gradients else ()
+        results.append([out, *also])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance / 10)
+
+
+tokens, layers = torch.randn(2, 6, 12, device=DEVICE), (mlp, token_mixing)
+with_and_without(attention.TalkingHeadsAttention(12, 3).to(DEVICE), tokens, [attention], 1e-4, True)
+mixer = residual.Residual(torch.nn.LayerNorm(12), token_mixing.TokenMLP((2, 3), 10)).to(DEVICE)
+with_and_without(mixer, tokens, layers, 1e-4, True)
+with_and_without(token_mixing.TokenLinear((6,)).to(DEVICE), tokens, layers, 1e-4, True)
+branches = [token_mixing.TokenLinear((2, 3)), mlp.MLP(12, 20)]
+branches = [residual.Residual(norms.Affine(12), each, torch.nn.Parameter(torch.rand(12) + 0.1)) for each in branches]
+block = residual.Block(tokens=branches[0], channels=branches[1]).to(DEVICE).eval()
+expected = block(tokens)
+for each in (*branches, block):
+    each.absorb_()
+assert block.channels.mix.fc2.bias is None
+torch.testing.assert_close(block(tokens), expected, rtol=1e-4, atol=1e-5)
+with_and_without(block, tokens, layers, 1e-2, False)
 print("all equal")
 """
 

@@ -1,0 +1,112 @@
+"""Mixer's token MLP with its residual sum, in one pass over the tokens: the hidden layer never leaves the chip.
+
+Letters: B images, N positions, C channels, D hidden units. One program holds some channels of one image, goes through
+the hidden units and adds up their share of the output. Everything is transposed inside, so that the hidden units of a
+channel stay in the registers of the thread that computed them.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+HIDDEN, CHANNELS = 64, 128  # of one step, of one program
+
+
+@triton.jit
+def _gelu(x):
+    return 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def _gelu_tanh(x):
+    inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    return x / (1 + tl.exp(-2 * inner))  # 0.5 · (1 + tanh(inner)), in one exponential
+
+
+@triton.jit
+def _forward(
+    tokens, weight1, bias1, weight2, bias2, added_to, out, C,
+    N: tl.constexpr, D: tl.constexpr, TANH: tl.constexpr, NB: tl.constexpr, DB: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """Some channels of one image."""
+    blocks = tl.cdiv(C, CB)
+    image = (tl.program_id(0) // blocks).to(tl.int64)
+    channels = tl.program_id(0) % blocks * CB + tl.arange(0, CB)
+    positions, units = tl.arange(0, NB), tl.arange(0, DB)
+    seen = (positions[:, None] < N) & (channels[None, :] < C)
+    places = (image * N + positions[:, None]) * C + channels[None, :]
+    columns = tl.trans(tl.load(tokens + places, mask=seen, other=0.0))  # (CB, NB)
+    total = tl.zeros((CB, NB), tl.float32)
+    for first in tl.range(0, D, DB, num_stages=2):
+        some = first + units
+        inside = (some[:, None] < D) & (positions[None, :] < N)
+        into = tl.load(weight1 + some[:, None] * N + positions[None, :], mask=inside, other=0.0)  # (DB, NB)
+        shift = tl.load(bias1 + some, mask=some < D, other=0.0).to(tl.float32)
+        hidden = tl.dot(columns, tl.trans(into), input_precision="ieee") + shift[None, :]
+        hidden = _gelu_tanh(hidden) if TANH else _gelu(hidden)
+        inside = (positions[:, None] < N) & (some[None, :] < D)
+        back = tl.load(weight2 + positions[:, None] * D + some[None, :], mask=inside, other=0.0)  # (NB, DB)
+        total = tl.dot(hidden.to(columns.dtype), tl.trans(back), total, input_precision="ieee")
+    found = tl.trans(total) + tl.load(bias2 + positions, mask=positions < N, other=0.0).to(tl.float32)[:, None]
+    found += tl.load(added_to + places, mask=seen, other=0.0).to(tl.float32)
+    tl.store(out + places, found.to(out.dtype.element_ty), mask=seen)
+
+
+@torch.library.custom_op("patchloom::token_mlp", mutates_args=())
+def token_mlp(
+    added_to: Tensor, tokens: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, tanh: bool
+) -> Tensor:
+    """added_to + weight2 · GELU(weight1 · tokens + bias1) + bias2; (B, N, C) twice, (D, N), (D), (N, D), (N)."""
+    added_to, tokens = added_to.contiguous(), tokens.contiguous()
+    b, n, c = tokens.shape
+    low = tokens.dtype
+    _forward[(b * triton.cdiv(c, CHANNELS),)](
+        tokens, weight1.to(low).contiguous(), bias1, weight2.to(low).contiguous(), bias2, added_to,
+        out := torch.empty_like(added_to), c, n, weight1.shape[0], tanh,
+        max(16, triton.next_power_of_2(n)), HIDDEN, CHANNELS, num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+@token_mlp.register_fake
+def _(
+    added_to: Tensor, tokens: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, tanh: bool
+) -> Tensor:
+    del tokens, weight1, bias1, weight2, bias2, tanh
+    return added_to.new_empty(added_to.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    added_to, tokens, *weights, ctx.tanh = inputs
+    ctx.of_sum = added_to.dtype
+    ctx.save_for_backward(tokens, *weights)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The hidden layer is computed again: nothing but the tokens was kept."""
+    tokens, weight1, bias1, weight2, bias2 = ctx.saved_tensors
+    b, low = tokens.shape[0], tokens.dtype
+    first, second, back = weight1.to(low), weight2.to(low), grad.to(low)
+    hidden = torch.baddbmm(bias1.to(low).unsqueeze(-1), first.expand(b, -1, -1), tokens)  # (B, D, C)
+    how = "tanh" if ctx.tanh else "none"
+    of_weight2 = torch.bmm(back, F.gelu(hidden, approximate=how).transpose(1, 2)).sum(dim=0, dtype=torch.float32)
+    of_hidden = torch.bmm(second.T.expand(b, -1, -1), back)
+    of_hidden = torch.ops.aten.gelu_backward(of_hidden, hidden, approximate=how)
+    of_weight1 = torch.bmm(of_hidden, tokens.transpose(1, 2)).sum(dim=0, dtype=torch.float32)
+    return (
+        grad,
+        torch.bmm(first.T.expand(b, -1, -1), of_hidden),
+        of_weight1.to(weight1.dtype),
+        of_hidden.sum(dim=(0, 2), dtype=torch.float32).to(bias1.dtype),
+        of_weight2.to(weight2.dtype),
+        grad.sum(dim=(0, 2), dtype=torch.float32).to(bias2.dtype),
+        None,
+    )
+
+
+token_mlp.register_autograd(_gradients, setup_context=_keep)
