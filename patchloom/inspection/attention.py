@@ -48,7 +48,7 @@ def class_attention(network: Network, images: Tensor) -> list[ClassMaps]:
         to_patches = _to_patches(network, module, weights)
         if to_patches.shape[2]:
             name = "pooling" if network.pools_by_attention else f"{kind} {counts[kind]}"
-            found.append(ClassMaps(name, to_patches.unflatten(-1, _grid(network, images, to_patches.shape[-1]))))
+            found.append(ClassMaps(name, to_patches.unflatten(-1, grid_of(network, images, to_patches.shape[-1]))))
     return found
 
 
@@ -65,7 +65,7 @@ def attention_rollout(network: Network, images: Tensor) -> Tensor:
         rolled = (0.5 * side_by_side + 0.5 * torch.eye(size)) @ rolled
     tokens = _class_tokens(network, size)
     rows = rolled[:, :tokens, tokens:] if tokens else rolled.mean(dim=1, keepdim=True)
-    return rows.unflatten(-1, _grid(network, images, size - tokens))
+    return rows.unflatten(-1, grid_of(network, images, size - tokens))
 
 
 @torch.no_grad()
@@ -106,7 +106,7 @@ def has_share(network: Network) -> bool:
 def _patches(network: Network, images: Tensor) -> Tensor:
     """(B, h, w, C): what is averaged."""
     features = network.features(images)  # (B, N, C) or (B, h, w, C)
-    return features.unflatten(1, _grid(network, images, features.shape[1])) if features.ndim == 3 else features
+    return features.unflatten(1, grid_of(network, images, features.shape[1])) if features.ndim == 3 else features
 
 
 def _recorded(network: Network, images: Tensor) -> list[tuple[nn.Module, Tensor]]:
@@ -132,7 +132,7 @@ def _class_tokens(network: Network, tokens: int) -> int:
     return tokens - network.grid[0] * network.grid[1]
 
 
-def _grid(network: Network, images: Tensor, patches: int) -> tuple[int, int]:
+def grid_of(network: Network, images: Tensor, patches: int) -> tuple[int, int]:
     """Patches down and across; of a network for any size, those of the stride that gives so many."""
     if network.grid is not None:
         return network.grid
