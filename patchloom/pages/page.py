@@ -30,6 +30,11 @@ def render(template: str, **values: Any) -> str:
     return "\n".join(map(printable, html.split("\n")))
 
 
+def page_script(name: str) -> str:
+    """The text of a script of this folder."""
+    return (Path(__file__).parent / name).read_text("utf-8")
+
+
 def write_page(path: Path, template: str, **values: Any) -> None:
     """Write the page, whole or not at all."""
     html = render(template, **values)

@@ -1,10 +1,7 @@
 // The page: pictures in, answers and maps out. `patchloom.classify(blob)` does the same for other scripts.
 const patchloom = (() => {
-  const by = id => document.getElementById(id)
   const { program, modules, preprocessing, classes, grid, signed, drawing } = JSON.parse(by("described").textContent)
-  const SHOWN = 5, SIDE = 360, STRONGEST = 0.75
-  const SMALLEST_SMOOTH = 2 // pixels of a patch: the maps of larger ones are interpolated
-  const FOR = [178, 24, 43], AGAINST = [33, 102, 172]
+  const SHOWN = 5
 
   // The model, in a worker where the browser allows one ---------------------------------------------------------
 
@@ -50,23 +47,6 @@ const patchloom = (() => {
 
   // Pictures ----------------------------------------------------------------------------------------------------
 
-  function canvasOf(width, height) {
-    const canvas = document.createElement("canvas")
-    canvas.width = width
-    canvas.height = height
-    return [canvas, canvas.getContext("2d", { willReadFrequently: true })]
-  }
-
-  // The pixels of a file, upright, without colour management, over white, as patchloom reads them.
-  async function pixelsOf(blob) {
-    const bitmap = await createImageBitmap(blob, { colorSpaceConversion: "none" })
-    const [, context] = canvasOf(bitmap.width, bitmap.height)
-    context.fillStyle = "#fff"
-    context.fillRect(0, 0, bitmap.width, bitmap.height)
-    context.drawImage(bitmap, 0, 0)
-    return context.getImageData(0, 0, bitmap.width, bitmap.height)
-  }
-
   async function classify(blob) {
     const { data, width, height } = await pixelsOf(blob)
     return asked(data, width, height)
@@ -95,63 +75,21 @@ const patchloom = (() => {
     return map.map(x => (x - low) / (high - low || 1))
   }
 
-  function between(map, y, x) {
-    const [rows, columns] = grid
-    const clip = (value, most) => Math.max(0, Math.min(most, value))
-    const top = clip(Math.floor(y), rows - 1), left = clip(Math.floor(x), columns - 1)
-    const low = clip(top + 1, rows - 1), right = clip(left + 1, columns - 1)
-    const down = clip(y - top, 1), across = clip(x - left, 1)
-    const mixed = (a, b, share) => a + (b - a) * share
-    return mixed(mixed(map[top * columns + left], map[top * columns + right], across),
-      mixed(map[low * columns + left], map[low * columns + right], across), down)
-  }
-
   // What the network saw, large, with the map of a class over it or without one.
   function draw(canvas, answer, chosen) {
-    const [height, width] = preprocessing.size, scale = Math.max(1, Math.ceil(SIDE / Math.max(height, width)))
-    canvas.width = width * scale
-    canvas.height = height * scale
-    const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height)
-    const map = chosen === null ? null : strengths(answer, chosen)
-    const blocks = height / grid[0] <= SMALLEST_SMOOTH
-    for (let y = 0, at = 0; y < canvas.height; y++)
-      for (let x = 0; x < canvas.width; x++, at += 4) {
-        const from = 3 * (Math.floor(y / scale) * width + Math.floor(x / scale))
-        let color = answer.seen.subarray(from, from + 3)
-        if (map) {
-          const down = (y + 0.5) / canvas.height * grid[0], across = (x + 0.5) / canvas.width * grid[1]
-          const strength = blocks ? map[Math.floor(down) * grid[1] + Math.floor(across)] : between(map, down - 0.5, across - 0.5)
-          const pale = 128 + (0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]) / 2
-          const opacity = STRONGEST * Math.abs(strength), ink = strength < 0 ? AGAINST : FOR
-          color = ink.map(value => pale * (1 - opacity) + value * opacity)
-        }
-        image.data.set([color[0], color[1], color[2], 255], at)
-      }
-    context.putImageData(image, 0, 0)
+    const [height, width] = preprocessing.size
+    drawSeen(canvas, { rgb: answer.seen, width, height }, chosen === null ? null : strengths(answer, chosen), grid)
   }
 
   // What is shown -----------------------------------------------------------------------------------------------
 
-  const pictures = []
   let current = null, chosen = 0
 
-  const percent = share => (100 * share).toFixed(share > 0.9995 || share < 0.0005 ? 0 : 1) + " %"
   const ordered = answer => answer.order ??= [...classes.keys()].sort((a, b) => answer.probabilities[b] - answer.probabilities[a])
-
-  function made(tag, attributes = {}, ...inside) {
-    const element = Object.assign(document.createElement(tag), attributes)
-    element.append(...inside)
-    return element
-  }
 
   function row(answer, number) {
     const share = answer.probabilities[number]
-    const input = made("input", { type: "radio", name: "class", value: number, checked: number === chosen })
-    input.addEventListener("change", () => choose(number))
-    const bar = made("i")
-    bar.style.width = `${100 * share}%`
-    return made("label", {}, input, made("span", { className: "name", textContent: classes[number] }),
-      made("span", { className: "share", textContent: percent(share) }), made("span", { className: "rail" }, bar))
+    return choice({ value: number, name: classes[number], told: percent(share), share, checked: number === chosen, choose: () => choose(number) })
   }
 
   function showMap() {
@@ -182,25 +120,11 @@ const patchloom = (() => {
     by("answer").hidden = false
     by("status").hidden = true
     showMap()
-    for (const other of pictures) other.button.setAttribute("aria-current", other === picture)
+    markKept(picture)
   }
 
-  // One more picture below, to come back to.
   function keep(picture) {
-    const [canvas] = canvasOf(1, 1)
-    draw(canvas, picture.answer, null)
-    const best = ordered(picture.answer)[0]
-    const words = [made("span", { textContent: classes[best] }), made("span", { className: "muted", textContent: picture.name })]
-    picture.button = made("button", { type: "button", title: picture.name }, canvas, ...words)
-    picture.button.addEventListener("click", () => show(picture))
-    pictures.push(picture)
-    by("strip").append(made("li", {}, picture.button))
-    by("many").hidden = pictures.length < 2
-  }
-
-  function complain(text) {
-    by("fault").textContent = text
-    by("fault").hidden = !text
+    keepBelow(picture, canvas => draw(canvas, picture.answer, null), classes[ordered(picture.answer)[0]], show)
   }
 
   // One after the other: no more than one is held decoded.
@@ -208,8 +132,7 @@ const patchloom = (() => {
     complain("")
     const faults = []
     for (const [number, file] of [...files].entries()) {
-      by("status").replaceChildren(made("p", { className: "muted", textContent: `Looking at ${number + 1} of ${files.length} …` }))
-      by("status").hidden = false
+      report(`Looking at ${number + 1} of ${files.length} …`, true)
       try {
         const picture = { name: file.name || "pasted picture", answer: await classify(file) }
         keep(picture)
@@ -219,8 +142,7 @@ const patchloom = (() => {
           ? `${file.name || "What was pasted"} is no picture that this browser can read.` : `${file.name}: ${error.message}`)
       }
     }
-    by("status").hidden = current !== null
-    if (current === null) by("status").replaceChildren(made("p", { className: "muted", textContent: "No picture yet." }))
+    report(current === null ? "No picture yet." : "")
     complain(faults.join(" "))
   }
 
@@ -299,22 +221,13 @@ const patchloom = (() => {
 
   // The whole ---------------------------------------------------------------------------------------------------
 
-  for (const input of [by("files"), by("camera")])
-    input.addEventListener("change", () => take([...input.files]).then(() => { input.value = "" }))
+  whenGiven(take)
   by("all").append(...classes.map((name, number) => made("option", { value: number, textContent: name })))
   by("all").addEventListener("change", () => choose(Number(by("all").value)))
   by("other").hidden = classes.length <= SHOWN || !program.map
-  addEventListener("dragover", event => { event.preventDefault(); document.body.classList.add("dropping") })
-  addEventListener("dragleave", event => event.relatedTarget || document.body.classList.remove("dropping"))
-  addEventListener("drop", event => {
-    event.preventDefault()
-    document.body.classList.remove("dropping")
-    take([...event.dataTransfer.files])
-  })
-  addEventListener("paste", event => event.clipboardData.files.length && take([...event.clipboardData.files]))
   if (drawing) paper(by("paper"))
   loaded.then(kernels => {
-    if (current === null) by("status").replaceChildren(made("p", { className: "muted", textContent: "Ready: no picture yet." }))
+    if (current === null) report("Ready: no picture yet.")
     document.body.dataset.kernels = kernels
   }, error => complain(`The model could not be prepared: ${error.message}`))
   start()

@@ -20,22 +20,15 @@ from patchloom.deployment.single_page.networks import Answer, write_network
 from patchloom.deployment.single_page.program import Program, Value, Weights
 from patchloom.errors import UsageError, nearest, with_near_options
 from patchloom.models.absorb import absorb
-from patchloom.pages.page import write_page
+from patchloom.pages.map_words import ABOUT_MAPS
+from patchloom.pages.page import page_script, write_page
 from patchloom.printable import printable
 from patchloom.runs.record import read_run_record
 
 _HERE = Path(__file__).parent
 _MODEL_SCRIPTS = ("interpreter.js", "pictures.js", "serve.js")  # which run in a worker
 _INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "box")  # FILTERS of pictures.js
-_ABOUT_MAPS = {
-    "evidence": "Red patches speak for the class, blue ones against it: each patch's own logit, compared with the "
-    "other classes. Their mean is the logit of the picture.",
-    "contribution": "Red patches speak for the class, blue ones against it, compared with the other classes: what "
-    "each patch gives to the logit in the last layer in which the class token reads patches. What the feed-forward "
-    "layer after it makes of that is left out.",
-    "attention": "Red patches are read most by the token of the class: the weights of its attention.",
-    "": "This network tells no places of a picture apart in its answer, so there is no map.",
-}
+_LEFT_OUT = " What the feed-forward layer after it makes of that is left out."
 
 
 @dataclass(frozen=True)
@@ -82,11 +75,11 @@ def write_classifier_page(classifier: Classifier, path: Path, weights: Weights) 
         "single_page.html.j2",
         title=_title(classifier),
         facts=_facts(classifier, program),
-        about_map=_ABOUT_MAPS[answer.kind],
+        about_map=ABOUT_MAPS[answer.kind] + (_LEFT_OUT if answer.kind == "contribution" else ""),
         has_map=answer.map is not None,
         drawing=drawing,
         model_script=Markup("\n".join((_HERE / name).read_text("utf-8") for name in _MODEL_SCRIPTS)),
-        page_script=Markup((_HERE / "page.js").read_text("utf-8")),
+        page_script=Markup(page_script("picture_page.js") + (_HERE / "page.js").read_text("utf-8")),
         described=_as_json(described(classifier, program, image, answer, drawing)),
         weights=Markup(program.encoded()),
     )
