@@ -28,7 +28,7 @@ TRAIN, USE, MEASURE, KNOW = "Train", "Use what was trained", "Measure and show",
 # Each verb is the function of its name in the module of its name.
 VERBS = {
     TRAIN: ("check", "prepare", "train", "sweep", "demo"),
-    USE: ("predict", "translate", "index", "search", "export", "serve", "convert"),
+    USE: ("predict", "translate", "index", "search", "export", "app", "serve", "convert"),
     MEASURE: ("evaluate", "report", "look", "bench", "prune"),
     KNOW: ("verify", "models", "recipes"),
 }

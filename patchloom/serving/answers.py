@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from patchloom.data.pictures.given import picture_within
-from patchloom.deployment.artefact import is_artefact
+from patchloom.deployment.artefact import Artefact, is_artefact
 from patchloom.deployment.artefact import load as load_artefact
 from patchloom.errors import UsageError
+from patchloom.serving.shown import explained, found_in, levels_of
 from patchloom.serving.verbs import IMAGES, VERBS
 
 Answer: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], list[dict[str, Any]]]
@@ -53,11 +54,16 @@ def described(model: Any) -> dict[str, Any]:
     judge = getattr(model, "classifier", model)
     network = getattr(judge, "model", None) or getattr(judge, "network", None)
     name = getattr(getattr(network, "config", None), "name", "") or getattr(judge, "about", None)
+    folder, is_index = getattr(judge, "folder", None), hasattr(model, "search") and hasattr(model, "about")
     return {
         "network": name if isinstance(name, str) else str(getattr(name, "network", "")),
         "labels": list(getattr(judge, "labels", ())),
         "languages": [model.source, model.target] if hasattr(model, "translate") else [],
-        "files": len(model) if hasattr(model, "search") and hasattr(model, "about") else None,
+        "files": len(model) if is_index else None,
+        "levels": levels_of(model.about) if is_index else [],
+        "level": model.about.level or next(iter(levels_of(model.about)), "") if is_index else "",
+        "is_artefact": isinstance(model, Artefact),
+        "folder": None if folder is None else str(folder),  # for this machine alone
     }
 
 
@@ -77,14 +83,6 @@ def _predict(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) ->
 def _embed(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
     del options
     return [{"vector": vector.tolist()} for vector in model.embed(list(pictures))]
-
-
-def _search(index: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = index.search(list(pictures), top=options["top"], level=options["level"])
-    return [
-        {"hits": [{"path": hit.path, "score": hit.score, "label": hit.label} for hit in one.hits], "level": one.level}
-        for one in found
-    ]
 
 
 def _segment(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -147,8 +145,14 @@ def _of_classifier(model: Any) -> dict[str, Answer]:
     try:
         model.check_decides()
     except UsageError:
-        return embeds
-    return {"predict": partial(_predict, model), **embeds}
+        return embeds | _explains(model)
+    return {"predict": partial(_predict, model), **embeds, **_explains(model)}
+
+
+def _explains(model: Any) -> dict[str, Answer]:
+    from patchloom.inspection.explaining import map_kind
+
+    return {"explain": partial(explained, model)} if map_kind(model.model) else {}
 
 
 def _of_artefact(model: Any) -> dict[str, Answer]:
@@ -157,7 +161,7 @@ def _of_artefact(model: Any) -> dict[str, Answer]:
 
 
 def _of_index(index: Any) -> dict[str, Answer]:
-    return {"search": partial(_search, index), **_of_classifier(index.classifier)}
+    return {"search": partial(found_in, index), **_of_classifier(index.classifier)}
 
 
 _ASKED: dict[str, Callable[[Any], dict[str, Answer]]] = {

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from patchloom.serving import inference_protocol
 from patchloom.serving.admission import Admission, Request
@@ -185,7 +185,10 @@ class App:
         return Response(body=text.encode(), kind="text/plain; version=0.0.4; charset=utf-8")
 
     async def _schema(self, _: Exchange) -> Response:
-        return json_response(openapi(self.name, self.processes.about["verbs"], keyed=self._key is not None))
+        return json_response(self._described())
+
+    def _described(self) -> dict[str, Any]:
+        return openapi(self.name, self.processes.about["verbs"], keyed=self._key is not None)
 
     async def _protocol(self, _: Exchange) -> Response:
         return json_response(inference_protocol.server())

@@ -37,6 +37,10 @@ OUTPUTS: dict[str, dict[str, tuple[str, Any]]] = {
         "score": ("FP32", lambda one: [each["score"] for each in one["hits"]]),
         "label": ("BYTES", lambda one: [each["label"] for each in one["hits"]]),
     },
+    "explain": {
+        "label": ("BYTES", lambda one: [one["label"]]),
+        "map": ("FP32", lambda one: [value for row in one["map"] for value in row]),
+    },
     "segment": {"mask": ("BYTES", lambda one: one["mask"])},
     "detect": {"objects": ("BYTES", lambda one: json.dumps(one["objects"]))},
     "translate": {

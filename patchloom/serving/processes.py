@@ -143,7 +143,7 @@ class ModelProcesses:
         say: Say = print,
     ) -> None:
         threads = max(1, _cores() // count)
-        self.admission, self.count, self.threads = admission, count, threads
+        self.source, self.admission, self.count, self.threads = source, admission, count, threads
         pixels = admission.limits.pixels
         self._settings = {"source": source, "device": device, "model": model, "threads": threads, "pixels": pixels}
         self._say = say

@@ -48,6 +48,12 @@ def openapi(name: str, verbs: Sequence[str], *, keyed: bool) -> dict[str, Any]:
     }
 
 
+def page_paths(*, has_report: bool, keyed: bool) -> dict[str, Any]:
+    """What an application with a page has beside, or in place of, those of every one."""
+    shown = {"/": "The page"} | ({"/report": "The report of the run"} if has_report else {})
+    return {path: _get(told, {"type": "string"}, keyed, kind="text/html") for path, told in shown.items()}
+
+
 _OBJECT = {"type": "object"}
 
 

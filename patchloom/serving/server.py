@@ -34,6 +34,7 @@ def serve(
     api_key: str | None = None,
     say: Say = print,
     began: Callable[[str, App], None] = lambda _url, _app: None,
+    make: Callable[..., App] = App,
 ) -> None:
     """Serve until a signal; `began` is told the address, once it answers."""
     try:
@@ -41,7 +42,7 @@ def serve(
     except ModuleNotFoundError:
         raise UsageError("serving needs Granian: pip install 'patchloom[serve]'") from None
     with listening(host, port) as bound:
-        asyncio.run(_serve(bound, App(processes, name, api_key=api_key), say, began))
+        asyncio.run(_serve(bound, make(processes, name, api_key=api_key), say, began))
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -60,6 +61,19 @@ def listening(host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot listen on {host} port {port}: {reason}. Give another --host or --port.") from None
     return bound
+
+
+def free_port(host: str, wanted: int) -> int:
+    """The port that is wanted, or 0, which takes a free one, where another program listens there."""
+    try:
+        listening(host, wanted).close()
+    except UsageError as error:
+        try:
+            listening(host, 0).close()
+        except UsageError:  # the address is wrong, not the port
+            raise error from None
+        return 0
+    return wanted
 
 
 async def _serve(bound: socket.socket, app: App, say: Say, began: Callable[[str, App], None]) -> None:

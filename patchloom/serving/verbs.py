@@ -39,6 +39,7 @@ class Verb:
     takes: str  # IMAGES or LINES
     options: tuple[Option, ...]
     result: dict[str, Any]  # JSON Schema of what is said of one picture or line
+    warmed: bool = True  # asked once before clients ask
 
 
 def _object(**fields: Any) -> dict[str, Any]:
@@ -51,6 +52,7 @@ def _list(of: dict[str, Any]) -> dict[str, Any]:
 
 _TEXT, _NUMBER, _WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+_PICTURE = {"contentEncoding": "base64", "description": "A PNG or JPEG."}
 
 VERBS = {
     "predict": Verb(
@@ -66,8 +68,44 @@ VERBS = {
         (
             Option("top", int, 10, "How many files.", 1, TOP),
             Option("level", str, None, "Of the labels, where not the index's own.", most=200),
+            Option("neighbours", int, 0, "How many of the nearest files vote for a class.", 0, TOP),
+            Option("thumbnails", int, 0, "Pixels of a side of small pictures of the files; 0 sends none.", 0, 512),
         ),
-        _object(hits=_list(_object(path=_TEXT, score=_NUMBER, label=_TEXT)), level=_TEXT),
+        _object(
+            hits=_list(
+                _object(
+                    path=_TEXT,
+                    score=_NUMBER,
+                    label=_TEXT,
+                    match={
+                        "type": ["string", "null"],
+                        "description": "The finest level at which it is of the class that was voted for.",
+                    },
+                    thumbnail={"type": ["string", "null"], **_PICTURE},
+                )
+            ),
+            level=_TEXT,
+            answers=_list(_object(label=_TEXT, probability=_SHARE)),
+        ),
+    ),
+    "explain": Verb(
+        "What speaks for a class of pictures, and where",
+        IMAGES,
+        (
+            Option("label", str, None, "The class, where not the likeliest.", most=1_000),
+            Option("top", int, 3, "How many classes are named.", 1, TOP),
+        ),
+        _object(
+            answers=_list(_object(label=_TEXT, probability=_SHARE)),
+            label=_TEXT,
+            kind={"enum": ["evidence", "contribution", "attention", "share"]},
+            map={
+                "description": "Rows of the picture as the network sees it, from -1 or 0 to 1.",
+                **_list(_list({"type": "number", "minimum": -1, "maximum": 1})),
+            },
+            seen={"type": "string", **_PICTURE},
+        ),
+        warmed=False,
     ),
     "segment": Verb(
         "The class of every pixel",

@@ -145,7 +145,7 @@ def test_a_key_is_asked_of_all_but_probes(classifier) -> None:
 
 
 def test_what_is_told_of_the_server(app: App) -> None:
-    assert get(app, "/").json["verbs"] == ["predict", "embed"]
+    assert get(app, "/").json["verbs"] == ["predict", "embed", "explain"]
     schema = get(app, "/openapi.json").json
     assert set(schema["paths"]) == set(get(app, "/").json["routes"])
     assert schema["paths"]["/predict"]["post"]["parameters"][0]["schema"]["maximum"] == 1000

@@ -14,22 +14,13 @@ import patchloom
 from patchloom.data.pictures.evaluation_transform import EvaluationTransform
 from patchloom.deployment.artefact import About, ArtefactClassifier, Windows
 from patchloom.deployment.artefact_segmenter import ArtefactSegmenter
-from patchloom.deployment.detector import ObjectDetector
-from patchloom.deployment.segmenter import Segmenter
 from patchloom.errors import UsageError
-from patchloom.models.detector import make_detector
-from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork
-from patchloom.runs.config import Preprocessing, RunFiles
 from patchloom.serving.answers import asked_of, described, load_served
 from patchloom.serving.app import App
 from patchloom.serving.warming import warm
 from tests.serving.clients import InThisProcess, get, post
 from tests.serving.conftest import GOLDEN, PICTURES
-
-LABELS = ("ground", "red", "blue")
-SHOWN = Preprocessing(image_size=(32, 32), crop_ratio=1.0, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3)
-FILES = RunFiles("resmlp_s12", {}, SHOWN, None, LABELS)
-BACKBONE: dict[str, Any] = {"depth": 2, "dim": 16, "patch_size": 8, "image_size": (32, 32), "num_classes": 0}
+from tests.serving.pages import LABELS, detector, segmenter
 
 
 def served(model: Any) -> App:
@@ -39,10 +30,7 @@ def served(model: Any) -> App:
 
 
 def test_classes_of_pixels() -> None:
-    config = SegmentationConfig(
-        name="resmlp_s12", num_classes=3, image_size=(32, 32), backbone=BACKBONE, channels=8, auxiliary_channels=0
-    )
-    model = Segmenter(SegmentationNetwork(config).eval(), FILES)
+    model = segmenter()
     (told,) = post(served(model), "/segment", PICTURES[0]).json["results"]
     mask = np.asarray(Image.open(io.BytesIO(base64.b64decode(told["mask"]))))
     assert (mask == model.predict(PICTURES[0])).all()
@@ -78,9 +66,7 @@ def test_artefacts() -> None:
 
 
 def test_objects() -> None:
-    backbone = patchloom.create_model("resmlp_s12", **BACKBONE)
-    network = make_detector(backbone, 3, masks=True, channels=8, hidden=16, min_score=0.0)
-    model = ObjectDetector(network.eval(), FILES)
+    model = detector()
     app = served(model)
     assert post(app, "/detect", PICTURES[0], query="min_score=1.5").status == 422
     (told,) = post(app, "/detect", PICTURES[0], query="min_score=0").json["results"]
@@ -116,7 +102,7 @@ def test_an_index_and_what_its_model_does(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "index", tmp_path / "index")
     index = load_served(str(tmp_path / "index"), device="cpu", model=str(GOLDEN / "classifier"))
     app = served(index)
-    assert get(app, "/").json["verbs"] == ["search", "predict", "embed"]
+    assert get(app, "/").json["verbs"] == ["search", "predict", "embed", "explain"]
     (told,) = post(app, "/search", PICTURES[0], query="top=2").json["results"]
     assert [hit["path"] for hit in told["hits"]] == [hit.path for hit in index.search(PICTURES[0], top=2).hits]
     assert post(app, "/search", PICTURES[0], query="level=genus").status == 422
@@ -127,6 +113,6 @@ def test_an_index_and_what_its_model_does(tmp_path: Path) -> None:
 
 def test_a_model_without_a_classifier_has_vectors_alone() -> None:
     app = served(patchloom.load(GOLDEN / "dino", device="cpu"))
-    assert get(app, "/").json["verbs"] == ["embed"]
+    assert get(app, "/").json["verbs"] == ["embed", "explain"]
     assert post(app, "/predict", PICTURES[0]).status == 404
     assert len(post(app, "/embed", PICTURES[0]).json["results"][0]["vector"]) > 0

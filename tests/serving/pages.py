@@ -1,0 +1,130 @@
+"""Models of every task, tiny and mostly untrained, behind the page of `patchloom app`, in this process."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import patchloom
+from patchloom.data.pictures.evaluation_transform import EvaluationTransform
+from patchloom.deployment.artefact import About, ArtefactClassifier
+from patchloom.deployment.detector import ObjectDetector
+from patchloom.deployment.index import index, open_index
+from patchloom.deployment.segmenter import Segmenter
+from patchloom.models.detector import make_detector
+from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork
+from patchloom.runs.config import Preprocessing, RunFiles
+from patchloom.serving.answers import asked_of, described, load_served
+from patchloom.serving.page import PageApp
+from tests.serving.clients import InThisProcess, asked
+from tests.serving.conftest import GOLDEN
+
+LABELS = ("ground", "red", "blue")
+SHOWN = Preprocessing(image_size=(32, 32), crop_ratio=1.0, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3)
+FILES = RunFiles("resmlp_s12", {}, SHOWN, None, LABELS)
+BACKBONE: dict[str, Any] = {"depth": 2, "dim": 16, "patch_size": 8, "image_size": (32, 32), "num_classes": 0}
+COLOURS = {"crimson": "warm", "tomato": "warm", "navy": "cold"}
+
+
+def classifier(_: Path) -> Any:
+    return load_served(str(GOLDEN / "classifier"), device="cpu")
+
+
+def artefact(_: Path) -> Any:
+    def means(pixels: np.ndarray) -> dict[str, np.ndarray]:
+        return {"logits": pixels.astype(np.float32).mean(axis=(1, 2)) / 255}
+
+    transform = EvaluationTransform((32, 32), 1.0)
+    about = About("onnx", "float32", "classification", "resmlp_s12", ("logits",), transform, {})
+    return ArtefactClassifier(Path("artefact"), about, LABELS, means)
+
+
+def segmenter(_: Path | None = None) -> Any:
+    options: dict[str, Any] = {"backbone": BACKBONE, "channels": 8, "auxiliary_channels": 0}
+    config = SegmentationConfig(name="resmlp_s12", num_classes=3, image_size=(32, 32), **options)
+    return Segmenter(SegmentationNetwork(config).eval(), FILES)
+
+
+def detector(_: Path | None = None) -> Any:
+    backbone = patchloom.create_model("resmlp_s12", **BACKBONE)
+    network = make_detector(backbone, 3, masks=True, channels=8, hidden=16, min_score=0.0)
+    return ObjectDetector(network.eval(), FILES)
+
+
+def translator(_: Path) -> Any:
+    return load_served(str(GOLDEN / "translator"), device="cpu")
+
+
+def without_classes(_: Path) -> Any:
+    return load_served(str(GOLDEN / "dino"), device="cpu")
+
+
+def of_index(folder: Path) -> Any:
+    """Three colours at two levels, four pictures each."""
+    rng = np.random.default_rng(0)
+    (folder / "files").mkdir()
+    rows = "".join(f"{name},{kind}\n" for name, kind in COLOURS.items())
+    (folder / "files" / "taxonomy.csv").write_text(f"class,temperature\n{rows}")
+    for name in COLOURS:
+        (folder / "files" / name).mkdir()
+        for number in range(4):
+            noise = rng.integers(0, 40, (200, 300, 3))
+            pixels = np.asarray(Image.new("RGB", (300, 200), name)).astype(int) + noise
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / "files" / name / f"{number}.jpg")
+    index(str(GOLDEN / "classifier"), [str(folder / "files")], out=folder / "index", device="cpu")
+    return open_index(folder / "index", device="cpu")
+
+
+MODELS: dict[str, Callable[[Path], Any]] = {
+    "classifier": classifier,
+    "artefact": artefact,
+    "segmenter": segmenter,
+    "detector": detector,
+    "translator": translator,
+    "without classes": without_classes,
+    "index": of_index,
+}
+
+
+def page_of(model: Any, source: str = "", **options: Any) -> PageApp:
+    processes = InThisProcess(asked_of(model), described(model))
+    processes.source = source
+    return PageApp(processes, "model", **options)
+
+
+@contextmanager
+def over_http(app: PageApp) -> Iterator[str]:
+    """The application at an address of this machine."""
+    turn = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            path, _, query = self.path.partition("?")
+            with turn:
+                (told,) = asked(app, (self.command, path, body, dict(self.headers), query))
+            self.send_response(told.status)
+            for name, value in told.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(told.body)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,271 @@
+"""The page of `patchloom app` and what it asks: nothing from elsewhere, no path of a client's, one line for a fault."""
+
+import base64
+import hashlib
+import io
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import patchloom
+from patchloom.cli.app import _open as open_page
+from patchloom.errors import UsageError
+from patchloom.inspection.explaining import class_map, strengths
+from patchloom.inspection.look import show
+from patchloom.serving import server
+from patchloom.serving.page import PageApp, report_of
+from patchloom.serving.refusal import Refused
+from patchloom.serving.server import free_port
+from tests.reliability.commands import command
+from tests.serving.clients import LOOP, Told, asked, post
+from tests.serving.conftest import GOLDEN, PICTURES
+from tests.serving.pages import COLOURS, MODELS, page_of
+
+HERE = {"host": "127.0.0.1:8000"}
+
+
+def ask(app: PageApp, method: str, path: str, body: bytes = b"", query: str = "") -> Told:
+    return asked(app, (method, path, body, HERE, query))[0]
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[PageApp, Path]:
+    folder = tmp_path_factory.mktemp("index")
+    return page_of(MODELS["index"](folder)), folder
+
+
+@pytest.mark.parametrize("kind", [name for name in MODELS if name != "index"])
+def test_the_page_runs_its_own_scripts_alone(kind: str, tmp_path: Path) -> None:
+    if kind == "translator":
+        pytest.importorskip("sentencepiece")
+    app = page_of(MODELS[kind](tmp_path))
+    told = ask(app, "GET", "/")
+    html, policy = told.body.decode(), told.headers["content-security-policy"]
+    assert (told.status, told.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    styles = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    assert (len(scripts), len(styles)) == (1, 1)
+    for directive, text in (("script-src", scripts[0]), ("style-src", styles[0])):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}';" in policy
+    assert "unsafe" not in policy
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    assert policy.removesuffix("; frame-ancestors 'none'") in html
+    assert not re.search(
+        r"""https?://|//\w|\sstyle=|\son\w+=|src="[^"]""", re.sub(r"<script.*?</script>", "", html, flags=re.S)
+    )
+    schema = ask(app, "GET", "/openapi.json").json
+    assert set(schema["paths"]) == set(app._routes)
+    assert "text/html" in schema["paths"]["/"]["get"]["responses"]["200"]["content"]
+
+
+def test_what_the_page_says_where_there_is_no_map(tmp_path: Path) -> None:
+    html = ask(page_of(MODELS["artefact"](tmp_path)), "GET", "/").body.decode()
+    assert "An artefact gives no map of where the model looked" in html
+    assert 'id="map"' not in html
+    html = ask(page_of(MODELS["without classes"](tmp_path)), "GET", "/").body.decode()
+    assert "This model names no classes by itself." in html
+    assert 'id="map"' in html
+
+
+def test_what_speaks_for_a_class(tmp_path: Path) -> None:
+    model = MODELS["classifier"](tmp_path)
+    app = page_of(model)
+    likeliest, other = (name for name, _ in model.predict(PICTURES[0], top=2))
+    found = {}
+    for label in (None, other):
+        told = post(app, "/explain", PICTURES[0], query=f"label={label}" if label else "", **HERE).json["results"][0]
+        assert told["label"] == (label or likeliest)
+        assert [one["label"] for one in told["answers"]] == [name for name, _ in model.predict(PICTURES[0], top=3)]
+        found[told["label"]] = np.array(told["map"])
+    shown = show(model.model, model.preprocessing, PICTURES[:1])
+    both = [class_map(shown.network, shown.images, torch.tensor([model.labels.index(name)])) for name in found]
+    for values, maps in zip(found.values(), both, strict=True):
+        np.testing.assert_allclose(values, strengths(maps, "evidence", both[0])[0].numpy(), atol=6e-4)
+    assert np.abs(found[likeliest]).max() == 1
+    seen = Image.open(io.BytesIO(base64.b64decode(told["seen"])))
+    assert np.array_equal(np.asarray(seen), np.asarray(shown.seen[0]))
+    for query, reason in (
+        ("label=squirrel", "there is no class 'squirrel'"),
+        ("label=" + "x" * 1001, "at most 1000"),
+        ("path=a", "no option"),
+    ):
+        told = post(app, "/explain", PICTURES[0], query=query, **HERE)
+        assert (told.status, reason in told.error, "\n" in told.error) == (422, True, False)
+    model = MODELS["without classes"](tmp_path)
+    told = post(page_of(model), "/explain", PICTURES[0], **HERE).json["results"][0]
+    assert (told["answers"], told["label"], told["kind"]) == ([], "", "share")
+    assert post(page_of(model), "/explain", PICTURES[0], query="label=a", **HERE).error == "the model names no classes"
+
+
+def test_the_nearest_are_shown_small_with_the_level_at_which_they_match(searched: tuple[PageApp, Path]) -> None:
+    app, folder = searched
+    picture = (folder / "files" / "crimson" / "0.jpg").read_bytes()
+    plain = post(app, "/search", picture, query="top=3", **HERE).json["results"][0]
+    assert [one["thumbnail"] for one in plain["hits"]] == [one["match"] for one in plain["hits"]] == [None] * 3
+    assert plain["answers"] == []
+    told = post(app, "/search", picture, query="top=12&neighbours=4&thumbnails=96", **HERE).json["results"][0]
+    assert [one["path"] for one in told["hits"]][:3] == [one["path"] for one in plain["hits"]]
+    assert told["answers"][0]["label"] == "crimson"
+    assert sum(one["probability"] for one in told["answers"]) == pytest.approx(1)
+    expected = {"crimson": "fine", "tomato": "temperature", "navy": None}
+    assert {one["label"]: one["match"] for one in told["hits"]} == expected
+    for one in told["hits"]:
+        small = Image.open(io.BytesIO(base64.b64decode(one["thumbnail"])))
+        assert (small.format, small.size) == ("JPEG", (96, 64))
+    coarse = post(app, "/search", picture, query="top=12&neighbours=4&level=temperature", **HERE).json["results"][0]
+    assert [one["label"] for one in coarse["hits"]] == [COLOURS[one["label"]] for one in told["hits"]]
+    assert coarse["answers"][0]["label"] == "warm"
+    (folder / "files" / "navy" / "0.jpg").write_bytes(b"no picture")
+    told = post(app, "/search", picture, query="top=12&thumbnails=96", **HERE).json["results"][0]
+    assert sum(one["thumbnail"] is None for one in told["hits"]) == 1
+
+
+def test_a_client_names_no_file(searched: tuple[PageApp, Path]) -> None:
+    app, folder = searched
+    inside = str(folder / "files" / "navy" / "1.jpg")
+    for query in (
+        f"path={inside}",
+        "thumbnails=-1",
+        "thumbnails=9999",
+        f"thumbnails={inside}",
+        "neighbours=1001",
+        "level=../..",
+    ):
+        told = post(app, "/search", PICTURES[0], query=query, **HERE)
+        assert (told.status, "\n" in told.error, inside in told.error and "path=" not in query) == (422, False, False)
+    for path in ("/thumbnail", f"/thumbnails{inside}", inside, "/report/../index.json", "/report.html", "/app.js"):
+        assert ask(app, "GET", path).status == 404, path
+
+
+def test_the_report_is_that_of_the_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(GOLDEN / "classifier", run)
+    model = patchloom.load(run, device="cpu")
+    without = page_of(model, str(run))
+    assert ask(without, "GET", "/report").status == 404
+    assert "/report" not in ask(without, "GET", "/").body.decode()
+    (run / "report.html").write_text("<!doctype html><title>the report</title>")
+    app = page_of(model, str(run))
+    assert 'href="/report"' in ask(app, "GET", "/").body.decode()
+    told = ask(app, "GET", "/report")
+    assert (told.status, b"the report" in told.body, told.headers["content-type"]) == (
+        200,
+        True,
+        "text/html; charset=utf-8",
+    )
+    assert "script-src" not in told.headers["content-security-policy"].replace("default-src 'none'", "")
+    assert "/report" in ask(app, "GET", "/openapi.json").json["paths"]
+    assert report_of(str(tmp_path), str(run)) == run / "report.html"
+    assert report_of("resmlp_s12:in1k", None) is None
+    (run / "report.html").unlink()
+    with pytest.raises(Refused, match="the report is no longer there"):
+        LOOP.run_until_complete(app._show_report(None))  # type: ignore[arg-type]
+
+
+def test_a_page_of_a_stranger_cannot_read_what_is_here(tmp_path: Path) -> None:
+    app = page_of(MODELS["artefact"](tmp_path))
+    hosts = {
+        "127.0.0.1:8000": 200,
+        "LocalHost": 200,
+        "[::1]:80": 200,
+        "evil.example:8000": 421,
+        "": 421,
+        "127.0.0.1.evil.example": 421,
+    }
+    for host, status in hosts.items():
+        told = asked(app, ("GET", "/", b"", {"host": host}))[0]
+        assert told.status == status, host
+    assert "access-control-allow-origin" not in told.headers
+    open_to_all = page_of(MODELS["artefact"](tmp_path), host="0.0.0.0")
+    assert asked(open_to_all, ("GET", "/", b"", {"host": "192.168.1.7:8000"}))[0].status == 200
+
+
+def test_the_process_that_shows_the_page_loads_no_torch() -> None:
+    about: dict[str, Any] = {"labels": ["a"], "levels": [], "level": "", "languages": [], "files": None, "network": "n"}
+    code = f"""
+import sys
+from patchloom.serving.page import page_response
+for verb in ("segment", "detect"):
+    page_response("a", {about} | {{"verbs": [verb], "is_artefact": False}}, where="", has_report=False, limits={{}})
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    served: list[dict[str, Any]] = []
+    opened: list[str] = []
+
+    def serve(processes: Any, name: str, **options: Any) -> None:
+        processes.about = {"verbs": ["predict"], "network": "resmlp_s12"}
+        served.append(options | {"name": name})
+        options["began"]("http://127.0.0.1:1", options["make"](processes, name))
+
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr("patchloom.cli.app._open", opened.append)
+    run = str(GOLDEN / "classifier")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert free_port("127.0.0.1", taken.getsockname()[1]) == 0
+    with pytest.raises(UsageError, match=r"cannot listen on no-such-host\.invalid port 8000"):
+        free_port("no-such-host.invalid", 8000)
+    monkeypatch.setattr(server, "free_port", lambda _host, _port: 0)
+    told = command(("app", run), monkeypatch, capsys)
+    assert told.code == 0
+    assert told.output == "resmlp_s12 at the address below; Ctrl-C ends it\nhttp://127.0.0.1:1\n"
+    assert told.errors == "note: port 8000 is taken by another program; a free one is used\n"
+    assert (served[-1]["port"], served[-1]["name"], opened) == (0, "classifier", ["http://127.0.0.1:1"])
+    told = command(("app", run, "--no-browser", "--port", "7", "--host", "0.0.0.0", "--json"), monkeypatch, capsys)
+    assert (told.code, len(opened), served[-1]["port"]) == (0, 1, 7)
+    assert told.errors == "note: whoever reaches 0.0.0.0 may use the page\n"
+    told = command(("app", "no/run"), monkeypatch, capsys)
+    assert (told.code, told.errors.count("\n"), "no/run does not exist" in told.errors) == (2, 1, True)
+
+
+def test_a_real_one() -> None:
+    pytest.importorskip("granian", reason="pip install 'patchloom[serve]'")
+    from tests.serving.test_server import Server
+
+    line = [sys.executable, "-m", "patchloom.cli", "app", str(GOLDEN / "classifier"), "--no-browser"]
+    started = Server([*line, "--port", "0", "--json", "-q"])
+    try:
+        status, headers, body = started.ask("GET", "/")
+        assert (status, b"<!doctype html>" in body) == (200, True)
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert started.ask("POST", "/explain", PICTURES[0])[0] == 200
+        assert started.ask("GET", "/", Host="evil.example")[0] == 421
+    finally:
+        started.process.send_signal(signal.SIGINT)
+        assert started.process.wait(20) == 0
+        assert started.process.communicate() == ("", "")
+
+
+def test_no_browser_where_there_is_no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    shown = threading.Event()
+    monkeypatch.setattr(webbrowser, "open", lambda url: (opened.append(url), shown.set()))
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    open_page("http://127.0.0.1:1")
+    assert opened == []
+    monkeypatch.setenv("DISPLAY", ":0")
+    open_page("http://127.0.0.1:2")
+    assert shown.wait(5)
+    assert opened == ["http://127.0.0.1:2"]

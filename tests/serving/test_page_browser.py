@@ -1,0 +1,219 @@
+"""The page of `patchloom app` in a real browser: pictures in, answers out, on a phone and a screen, by keyboard too."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchloom.data.pictures.object_masks import ObjectMask
+from patchloom.inspection.mask_overlays import palette
+from tests.inspection.test_browser import browser  # noqa: F401
+from tests.serving.conftest import PICTURES
+from tests.serving.pages import MODELS, over_http, page_of
+
+PHONE, SCREEN = 390, 1280
+DROP = """([name, bytes]) => {
+  const given = new DataTransfer()
+  given.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }))
+  dispatchEvent(new DragEvent("drop", { dataTransfer: given, bubbles: true, cancelable: true }))
+}"""
+COLOURS = """() => {
+  const { width, height } = document.getElementById("seen")
+  const { data } = document.getElementById("seen").getContext("2d").getImageData(0, 0, width, height), found = new Map()
+  for (let i = 0; i < data.length; i += 4) found.set(data.slice(i, i + 3).join(), [...data.slice(i, i + 3)])
+  return [...found.values()]
+}"""
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Where the page of each model is, begun when it is asked for."""
+
+    class Begun(dict[str, str]):
+        def __missing__(self, kind: str) -> str:
+            model = MODELS[kind](tmp_path_factory.mktemp("model"))
+            self[kind] = started.enter_context(over_http(page_of(model)))
+            return self[kind]
+
+    with ExitStack() as started:
+        yield Begun()
+
+
+class Opened:
+    """A page; whatever it complains of, or asks of another address, is kept."""
+
+    def __init__(self, browser: Any, address: str, width: int, scheme: str = "light") -> None:  # noqa: F811
+        self.context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.faults: list[str] = []
+        self.page.on("console", lambda message: self.faults.append(message.text))
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("request", lambda request: self._seen(request.url, address))
+        self.page.goto(address)
+        self.width = width
+
+    def _seen(self, url: str, address: str) -> None:
+        if not url.startswith((address, "data:", "blob:")):
+            self.faults.append(f"asked {url}")
+
+    def answered(self) -> None:
+        self.page.wait_for_selector("#place:not([aria-busy]) #answer:not([hidden])")
+
+    def drawn(self, canvas: str) -> str:
+        found: str = self.page.evaluate(f"document.getElementById('{canvas}').toDataURL()")
+        return found
+
+    def close(self) -> None:
+        assert self.page.evaluate("document.documentElement.scrollWidth") <= self.width
+        small = """() => [...document.querySelectorAll('p, label, figcaption, span, button, b, dd, option')]
+            .filter(e => e.textContent.trim() && parseFloat(getComputedStyle(e).fontSize) < 12).length"""
+        assert self.page.evaluate(small) == 0
+        self.context.close()
+        assert self.faults == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(PHONE, "dark"), (SCREEN, "light")])
+def test_a_picture_its_classes_their_maps_and_what_is_like_it(
+    width: int,
+    scheme: str,
+    addresses: dict[str, str],
+    browser: Any,  # noqa: F811
+) -> None:
+    opened = Opened(browser, addresses["index"], width, scheme)
+    page = opened.page
+    assert page.inner_text("#empty").startswith("Give a picture to see its likeliest classes, what speaks for each")
+    page.evaluate(DROP, ["a <b>.png", list(PICTURES[0])])
+    opened.answered()
+    best = page.inner_text("#rows .name >> nth=0")
+    assert page.inner_text("#best").startswith(best)
+    assert page.inner_text("#name").startswith("a <b>.png as the network sees it")
+    first = opened.drawn("map")
+    # By keyboard alone: the chosen class is one step of Tab away, arrows change it.
+    page.focus("#files")
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.name") == "class":
+            break
+    page.keyboard.press("ArrowDown")
+    second = page.inner_text("#rows .name >> nth=1")
+    page.locator("#for", has_text=f"what speaks for {second}").wait_for()
+    assert opened.drawn("map") != first
+    assert page.inner_text("#best").startswith(best)
+    assert page.locator("#hits li").count() == 12
+    assert re.match(r"They vote for \w+, [\d.]+ %", page.inner_text("#voted"))
+    assert page.evaluate("[...document.images].every(one => one.naturalWidth > 0)")
+    labels = set(page.locator("#hits b").all_inner_texts())
+    page.select_option("#level", "temperature")
+    page.locator("#hits b", has_text="warm").first.wait_for()
+    assert (labels, set(page.locator("#hits b").all_inner_texts())) == ({"crimson", "tomato", "navy"}, {"warm", "cold"})
+    assert {"same class", "another class"} < set(
+        page.locator("#hits .same, #hits .same + *, #hits span").all_inner_texts()
+    )
+    opened.close()
+
+
+def test_a_fault_is_the_servers_own_line(tmp_path: Path, addresses: dict[str, str], browser: Any) -> None:  # noqa: F811
+    opened = Opened(browser, addresses["artefact"], SCREEN)
+    page = opened.page
+    (tmp_path / "notes.txt").write_text("no picture")
+    page.set_input_files("#files", str(tmp_path / "notes.txt"))
+    page.wait_for_selector("#fault:not([hidden])")
+    assert page.inner_text("#fault").startswith("notes.txt: the image: ")
+    assert page.is_visible("#empty")
+    answers = iter([(503, '{"error": "busy; try again in 1 s"}')])
+
+    def busy(route: Any) -> None:
+        told = next(answers, None)
+        if told is None:
+            route.continue_()
+        else:
+            route.fulfill(
+                status=told[0], body=told[1], headers={"Retry-After": "1", "Content-Type": "application/json"}
+            )
+
+    page.route("**/predict*", busy)
+    page.evaluate(DROP, ["a.png", list(PICTURES[0])])
+    page.locator("#status", has_text="The server is busy; asking again in 1 s").wait_for()
+    opened.answered()
+    assert not page.is_visible("#fault")
+    assert page.locator("#rows input").count() == 0  # there are no maps to choose
+    page.unroute("**/predict*")
+    page.route("**/predict*", lambda route: route.abort())
+    page.evaluate(DROP, ["b.png", list(PICTURES[0])])
+    page.wait_for_selector("#fault:not([hidden])")
+    assert page.inner_text("#fault") == "b.png: The server does not answer. Is `patchloom app` still running?"
+    expected = "Failed to load resource"
+    opened.faults = [fault for fault in opened.faults if not fault.startswith(expected)]
+    opened.close()
+
+
+def test_a_picture_that_is_too_large_is_sent_smaller(addresses: dict[str, str], browser: Any) -> None:  # noqa: F811
+    opened = Opened(browser, addresses["artefact"], SCREEN)
+    large = io.BytesIO()
+    Image.fromarray(np.zeros((5001, 5000, 3), np.uint8)).save(large, "PNG")
+    opened.page.set_input_files("#files", {"name": "large.png", "mimeType": "image/png", "buffer": large.getvalue()})
+    opened.answered()
+    assert "It was reduced to 3463 × 3464 pixels to be sent." in opened.page.inner_text("#name")
+    opened.close()
+
+
+@pytest.mark.parametrize(("kind", "width"), [("segmenter", PHONE), ("detector", SCREEN)])
+def test_masks_and_boxes(kind: str, width: int, addresses: dict[str, str], browser: Any) -> None:  # noqa: F811
+    opened = Opened(browser, addresses[kind], width)
+    page = opened.page
+    page.evaluate(DROP, ["a.png", list(PICTURES[1])])
+    opened.answered()
+    if kind == "detector":
+        page.fill("#range", "5")
+    together, rows = opened.drawn("seen"), page.locator("#rows label").count()
+    assert rows > 1
+    page.check("#rows label:nth-child(2) input")
+    alone = opened.drawn("seen")
+    assert rows == 2 or alone != together
+    page.fill("#range", "100" if kind == "detector" else "0")
+    assert opened.drawn("seen") not in (alone, together)
+    if kind == "detector":
+        assert "Nothing found" in page.inner_text("#best")
+        bits = np.random.default_rng(0).random((40, 30)) > 0.3
+        bits[:, 7:20] = True  # runs of more than one letter
+        found = page.evaluate("text => runsOf(text)", ObjectMask.of(bits).to_coco(bits.shape)["counts"])
+        inside = np.repeat(np.arange(len(found)) % 2 == 1, found)
+        assert (bits == inside.reshape(30, 40).T).all()
+    else:  # the colours alone are those of the classes
+        page.check("#rows label:nth-child(1) input")
+        page.fill("#range", "100")
+        colours = page.evaluate(COLOURS)
+        assert 0 < len(colours) < rows
+        assert set(map(tuple, colours)) <= set(map(tuple, palette(3).tolist()))
+    opened.close()
+
+
+@pytest.mark.parametrize("width", [PHONE, SCREEN])
+def test_lines_are_translated(width: int, addresses: dict[str, str], browser: Any) -> None:  # noqa: F811
+    pytest.importorskip("sentencepiece")
+    opened = Opened(browser, addresses["translator"], width)
+    opened.page.fill("#text", "one two\n\nthree")
+    opened.page.keyboard.press("Control+Enter")
+    opened.page.wait_for_selector("#translation p:nth-child(3)", state="attached")
+    assert opened.page.inner_text("#status").startswith("Translated in ")
+    opened.page.fill("#text", "\n" * 20 + "one")
+    opened.page.click("#send")
+    opened.page.wait_for_selector("#fault:not([hidden])")
+    assert opened.page.inner_text("#fault") == "21 lines, at most 16 are answered at once"
+    opened.faults = [fault for fault in opened.faults if "status of 422" not in fault]
+    opened.close()
+
+
+def test_a_model_without_classes_shows_what_its_vector_is_made_of(addresses: dict[str, str], browser: Any) -> None:  # noqa: F811
+    opened = Opened(browser, addresses["without classes"], SCREEN)
+    opened.page.evaluate(DROP, ["a.png", list(PICTURES[0])])
+    opened.answered()
+    assert opened.page.inner_text("#for") == "what its vector is made of"
+    assert not opened.page.is_visible("#best")
+    opened.close()
