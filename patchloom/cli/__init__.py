@@ -131,7 +131,7 @@ def _run(stdout: Failures) -> int:
     except (Exception, SystemExit) as error:
         if stdout.first:
             # typer ends by itself, with 1, where nobody reads any more.
-            return 128 + signal.SIGPIPE if stdout.nobody_reads else _lost(stdout.first)
+            return 128 + stdout.nobody_reads if stdout.nobody_reads else _lost(stdout.first)
         # typer's own usage errors: an unknown option, a missing argument
         if not hasattr(error, "format_message"):
             raise

@@ -5,9 +5,11 @@ in the form JSON has for them, so that JSON stays what it is. Line ends stay: a 
 printed (`printable`). rich, which colours its own text, writes past this. What could not be written is remembered.
 """
 
+import errno
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +21,17 @@ _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 class Failures:
     """The first thing that could not be written to standard output."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, terminal: bool = False) -> None:
         self.first: OSError | None = None
+        self._terminal = terminal
 
     @property
-    def nobody_reads(self) -> bool:
-        """Whether that was a closed pipe, which is no failure."""
-        return isinstance(self.first, BrokenPipeError)
+    def nobody_reads(self) -> signal.Signals | None:
+        """What tells of a closed pipe or terminal, which is no failure; None where it was one."""
+        if isinstance(self.first, BrokenPipeError):
+            return signal.SIGPIPE
+        closed = self._terminal and self.first is not None and self.first.errno == errno.EIO
+        return signal.SIGHUP if closed else None
 
 
 class Stream:
@@ -61,7 +67,7 @@ class Stream:
 @contextmanager
 def watched() -> Iterator[Failures]:
     """Inside, both standard streams are looked after; what standard output refused is known at the end."""
-    failures, before = Failures(), (sys.stdout, sys.stderr)
+    failures, before = Failures(terminal=sys.stdout.isatty()), (sys.stdout, sys.stderr)
     for stream in before:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names that are not UTF-8, terminals that are not
