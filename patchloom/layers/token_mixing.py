@@ -22,7 +22,7 @@ MOST_POSITIONS = 256  # that a program of the kernels holds
 
 def mix_tokens(weight: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
     """weight (M, N) · tokens (B, N, C) + bias, (M) or (M, C) → (B, M, C)."""
-    if weight.shape[1] <= FEW_POSITIONS and bias.ndim == 1 and usable(low := as_autocast(tokens)):
+    if weight.shape[1] <= FEW_POSITIONS and bias.ndim == 1 and tokens.is_cuda and usable(low := as_autocast(tokens)):
         from patchloom.layers.kernels.token_mixing import mixed
 
         return mixed(low, weight, bias)
@@ -199,7 +199,7 @@ class TokenMLP(Resampled):
         """x + self(y) in one pass, where there is a kernel for such an MLP; otherwise None."""
         plain = scale is None and self.groups == 1 and self.outputs is None and self.weight1.ndim == 2
         gelu = self.activation in ("gelu", "gelu_tanh") and not (self.dropout and self.training)
-        if not (plain and gelu and y.shape[1] <= MOST_POSITIONS and usable(low := as_autocast(y))):
+        if not (plain and gelu and y.shape[1] <= MOST_POSITIONS and y.is_cuda and usable(low := as_autocast(y))):
             return None
         from patchloom.layers.kernels.token_mlp import token_mlp
 

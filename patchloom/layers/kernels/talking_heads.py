@@ -97,7 +97,8 @@ def talking_heads(logits: Tensor, before: Tensor, idle: Tensor, after: Tensor, b
     logits, before, after = logits.contiguous(), before.contiguous(), after.contiguous()
     out = torch.empty_like(logits)
     b, h, t, n = logits.shape
-    _forward[(b * t,)](logits, before, after, bias, out, t, n, h, *_blocks(h, n), num_warps=4)
+    with torch.cuda.device_of(logits):
+        _forward[(b * t,)](logits, before, after, bias, out, t, n, h, *_blocks(h, n), num_warps=4)
     return out
 
 
@@ -117,10 +118,11 @@ def talking_heads_backward(
     programs = b * -(-t // ROWS)
     of_logits = torch.empty_like(logits)
     partial = logits.new_empty((2, programs, h, h), dtype=torch.float32)
-    _backward[(programs,)](
-        logits, before.contiguous(), after.contiguous(), grad, of_logits, *partial,
-        t, ROWS, n, h, *_blocks(h, n), num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(logits):
+        _backward[(programs,)](
+            logits, before.contiguous(), after.contiguous(), grad, of_logits, *partial,
+            t, ROWS, n, h, *_blocks(h, n), num_warps=4,
+        )  # fmt: skip
     return of_logits, partial[0].sum(dim=0).to(before.dtype), partial[1].sum(dim=0).to(after.dtype)
 
 

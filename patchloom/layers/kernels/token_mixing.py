@@ -57,9 +57,10 @@ def _launched(tokens: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, *, ad
         mb, cb, per_core, stages = (64, 64, 1, 3) if c < 512 else (128, 32, 1, 3)
     tiles = b * triton.cdiv(c, cb)
     programs = min(tiles, _cores(tokens.device) * per_core)
-    _mix[(programs, triton.cdiv(m, mb))](
-        tokens, weight, scale, bias, out, tiles, c, n, m, added, nb, mb, cb, stages, num_warps=4
-    )
+    with torch.cuda.device_of(tokens):
+        _mix[(programs, triton.cdiv(m, mb))](
+            tokens, weight, scale, bias, out, tiles, c, n, m, added, nb, mb, cb, stages, num_warps=4
+        )
     return out
 
 

@@ -64,11 +64,12 @@ def token_mlp(
     added_to, tokens = added_to.contiguous(), tokens.contiguous()
     b, n, c = tokens.shape
     low = tokens.dtype
-    _forward[(b * triton.cdiv(c, CHANNELS),)](
-        tokens, weight1.to(low).contiguous(), bias1, weight2.to(low).contiguous(), bias2, added_to,
-        out := torch.empty_like(added_to), c, n, weight1.shape[0], tanh,
-        max(16, triton.next_power_of_2(n)), HIDDEN, CHANNELS, num_warps=8,
-    )  # fmt: skip
+    out = torch.empty_like(added_to)
+    with torch.cuda.device_of(tokens):
+        _forward[(b * triton.cdiv(c, CHANNELS),)](
+            tokens, weight1.to(low).contiguous(), bias1, weight2.to(low).contiguous(), bias2, added_to, out,
+            c, n, weight1.shape[0], tanh, max(16, triton.next_power_of_2(n)), HIDDEN, CHANNELS, num_warps=8,
+        )  # fmt: skip
     return out
 
 
