@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +36,10 @@ processes = ModelProcesses(sys.argv[1], Admission(limits), device="cpu", say=lam
 began = lambda url, app: print(json.dumps({"url": url, "pids": app.processes.pids}), flush=True)
 serve(processes, "golden", port=0, began=began)
 """
-COMMAND = [sys.executable, "-m", "patchloom.cli", "serve", str(GOLDEN / "classifier"), "--port", "0", "--json", "-q"]
+
+
+def serve_command(served: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "patchloom.cli", "serve", str(served), "--port", "0", "--json", "-q", *more]
 
 
 class Server:
@@ -83,10 +87,11 @@ class Server:
         finally:
             os.kill(self.pid, signal.SIGCONT)
 
-    def end(self) -> None:
+    def end(self) -> tuple[str, str]:
+        """What it still said."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=20)
+        return self.process.communicate(timeout=20)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +206,7 @@ def _child(pid: int) -> int:
 
 
 def test_told_to_stop_it_answers_what_it_took_and_leaves_nothing(many: ThreadPoolExecutor) -> None:
-    server = Server(COMMAND)
+    server = Server(serve_command(GOLDEN / "classifier"))
     with server.stopped():
         asked = [many.submit(server.ask, "POST", "/predict", PICTURES[0]) for _ in range(30)]
         slow = server.raw(post(len(PICTURES[0]), PICTURES[0][:100]))

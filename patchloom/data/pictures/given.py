@@ -14,10 +14,11 @@ iterated over; they are read one at a time.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 from PIL import Image
@@ -32,10 +33,14 @@ from patchloom.data.pictures.decode import (
     upright_rgb,
     upright_size,
 )
-from patchloom.data.pictures.image_batch import Tensor, array_of
 from patchloom.data.sets import ImageSet
 from patchloom.errors import DataError, UsageError
 from patchloom.printable import printable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any  # whose module is not imported for the sake of a name
 
 One: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
 Given: TypeAlias = One | ImageSet | Iterable[One]
@@ -59,7 +64,7 @@ def is_one(given: Given) -> bool:
     """Whether it is one picture rather than many: a folder, an `ImageSet`, a batch, an iterable."""
     if isinstance(given, str | os.PathLike):
         return not os.path.isdir(given)
-    if isinstance(given, np.ndarray | Tensor):
+    if _has_numbers(given):
         return given.ndim != 4 and not _holds_objects(given)
     if isinstance(given, ImageSet):
         return False
@@ -70,7 +75,7 @@ def items_of(given: Given) -> Iterable[Any]:
     """What to go through: pictures, folders, batches and sets, which `pictures_in` opens."""
     if isinstance(given, Mapping):
         raise UsageError(f"a {type(given).__name__} is neither a picture nor a list of them; give its values")
-    if isinstance(given, np.ndarray | Tensor):
+    if _has_numbers(given):
         return given.tolist() if _holds_objects(given) else [given]
     if is_one(given) or isinstance(given, str | os.PathLike | ImageSet):
         return [given]
@@ -122,7 +127,7 @@ def _opened(item: Any, name: str, count: int) -> Iterator[Named]:
         yield from (_named(file, file) for file in files_of([item]))
     elif isinstance(item, ImageSet):
         yield from (Named(item.where(row), partial(item.read, row)) for row in range(len(item)))
-    elif isinstance(item, np.ndarray | Tensor) and item.ndim == 4:
+    elif _has_numbers(item) and item.ndim == 4:
         _channels_of(item, f"{len(item)} pictures")  # once for all
         yield from (_named(one, f"picture {place}") for place, one in enumerate(item, start=count))
     else:
@@ -139,7 +144,7 @@ def _named(given: Any, name: str) -> Named:
         own = getattr(given, "filename", "")  # '' unless Pillow opened it by its path
         name = printable(own) if isinstance(own, str) and own else name
         return Named(name, partial(_from_pillow, given, name))
-    if isinstance(given, np.ndarray | Tensor):
+    if _has_numbers(given):
         return Named(name, partial(_from_numbers, given, name))
     if _is_file(given):
         own = getattr(given, "name", "")
@@ -181,11 +186,11 @@ def _from_pillow(image: Image.Image, where: str) -> Image.Image:
 
 def _from_numbers(values: np.ndarray | Tensor, where: str) -> Image.Image:
     """(H, W), (H, W, channels) of an array or (channels, H, W) of a tensor."""
-    kind = str(values.dtype).removeprefix("torch.") if isinstance(values, Tensor) else values.dtype.name
+    kind = values.dtype.name if isinstance(values, np.ndarray) else str(values.dtype).removeprefix("torch.")
     if kind not in _TYPES:
         raise UsageError(f"{where}: {_kind(values)} of {kind}, whose range is not known; give {_NUMBERS}")
-    if isinstance(values, Tensor):
-        numbers = array_of(values, where)
+    if _is_tensor(values):
+        numbers = _array_of(values, where)
         pixels = numbers if _channels_of(values, where) is None else numbers.transpose(1, 2, 0)
     else:
         pixels = np.asarray(values)
@@ -198,7 +203,7 @@ def _from_numbers(values: np.ndarray | Tensor, where: str) -> Image.Image:
 
 def _channels_of(values: np.ndarray | Tensor, where: str) -> int | None:
     """How many there are, None without such an axis; a UsageError with the way out where the shape says no picture."""
-    shape, tensor = tuple(values.shape), isinstance(values, Tensor)
+    shape, tensor = tuple(values.shape), _is_tensor(values)
     given = f"{where}: {_kind(values)} of shape {shape}"
     expected = "(channels, H, W)" if tensor else "(H, W, channels)"
     if len(shape) not in (2, 3, 4):
@@ -231,6 +236,26 @@ def _bytes_of(values: np.ndarray, where: str) -> np.ndarray:
     return to_8_bit(values, where)
 
 
+def _is_tensor(given: Any) -> TypeGuard[Tensor]:
+    """Of torch, which whoever has a tensor has imported: artefacts are answered and served without it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(given, torch.Tensor)
+
+
+def _array_of(values: Tensor, where: str) -> np.ndarray:
+    """The numbers of a dense tensor, of any device; half precision as float32."""
+    import torch
+
+    if values.layout is not torch.strided or values.is_meta:
+        raise UsageError(f"{where}: a sparse or meta tensor; give a dense one")
+    values = values.detach().cpu()
+    return (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values).numpy()
+
+
+def _has_numbers(given: Any) -> TypeGuard[np.ndarray | Tensor]:
+    return isinstance(given, np.ndarray) or _is_tensor(given)
+
+
 def _holds_objects(given: np.ndarray | Tensor) -> bool:
     """Whether an array is a list of other things, such as paths."""
     return isinstance(given, np.ndarray) and given.dtype.kind in "OUT" and given.ndim == 1
@@ -241,4 +266,4 @@ def _is_file(given: Any) -> bool:
 
 
 def _kind(values: np.ndarray | Tensor) -> str:
-    return "a tensor" if isinstance(values, Tensor) else "an array"
+    return "a tensor" if _is_tensor(values) else "an array"

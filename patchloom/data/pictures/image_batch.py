@@ -1,7 +1,4 @@
-"""Pictures of one step as a network is shown them, and tensors that pictures come in.
-
-The light runtime has a file in this place that knows no tensors.
-"""
+"""Pictures of one step as a network is shown them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +10,6 @@ import torch
 from torch import Tensor
 
 from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.errors import UsageError
 
 if TYPE_CHECKING:
     from patchloom.data.batches.ragged import Parts
@@ -46,14 +42,6 @@ class ImageBatch:
         images, labels, index = (tensor.to(device, non_blocking=non_blocking) for tensor in tensors)
         parts = {name: part.to(device, non_blocking=non_blocking) for name, part in self.parts.items()}
         return ImageBatch(images, labels, index, parts)
-
-
-def array_of(values: Tensor, where: str) -> np.ndarray:
-    """The numbers of a dense tensor, of any device; half precision as float32."""
-    if values.layout is not torch.strided or values.is_meta:
-        raise UsageError(f"{where}: a sparse or meta tensor; give a dense one")
-    values = values.detach().cpu()
-    return (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values).numpy()
 
 
 def normalise(images: Tensor, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD) -> Tensor:
