@@ -1,15 +1,22 @@
-"""`patchloom serve` under open-loop load, beside a plain FastAPI app and LitServe, all with the same run.
+"""`patchloom serve` under open-loop load, beside a plain FastAPI app and LitServe, all with the same network.
 
     python benchmarks/serving.py                      # all servers present, a random ResMLP of 64 px and 160 px JPEGs
-    python benchmarks/serving.py --seconds 8 --servers patchloom
+    python benchmarks/serving.py --seconds 8 --servers patchloom,artefact
+    python benchmarks/serving.py --cold 5 --servers patchloom,artefact --times ''   # cold starts alone
 
+The last core is the client's, the others are the servers', so that neither measures the other; cold starts have all.
 First the raw loop is timed: `predict` on the same JPEG bytes in one process, with the threads that every server's model
-has. Then each server is offered 0.5, 1, 2 and 4 times that rate, whatever it answers (open loop), with a client timeout
-of 10 s. Good is a 200 within a second. FastAPI, uvicorn and LitServe are measured where they are installed.
+has. Then each server is asked by one client, by 16 at once (closed loop: its capacity), and offered 0.5, 1, 2 and 4
+times the capacity, whatever it answers (open loop). Good is a 200 before the client gives up after 10 s; what came
+within a second is told too. Then 50 sockets send a header byte by byte, and the server is told to stop under load. The
+last table has the goals.
+
+`artefact` is `patchloom serve` of the same network exported to ONNX. FastAPI, uvicorn and LitServe are measured where
+they are installed.
 """
 
 import argparse
-import asyncio
+import base64
 import http.client
 import importlib.util
 import io
@@ -21,13 +28,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import quantiles
+from statistics import median
 
-SIZE, TIMEOUT, GOOD_SECONDS = 64, 10.0, 1.0
-THREADS = len(os.sched_getaffinity(0))  # of every model, as `patchloom serve` with one process has
+from serving_clients import (
+    Ended,
+    Load,
+    Target,
+    closed_loop,
+    end_under_load,
+    members,
+    open_loop,
+    percentile,
+    slow_headers,
+)
+
+SIZE, QUEUE, BATCH, CLIENTS = 64, 64, 8, 16
+CORES = sorted(os.sched_getaffinity(0))
+SERVERS_CORES, CLIENT_CORES = (CORES[:-1], CORES[-1:]) if len(CORES) > 1 else (CORES, CORES)
+THREADS = len(SERVERS_CORES)  # of every model, as `patchloom serve` with one process has
+OURS = ("patchloom", "artefact")
 
 FASTAPI = """
 import sys, torch, uvicorn, patchloom
@@ -85,18 +108,47 @@ def jpeg() -> bytes:
     return buffer.getvalue()
 
 
-def raw_loop(folder: Path, picture: bytes, seconds: float) -> float:
-    """Pictures per second, one at a time, in a process of its own with one thread."""
-    code = (
-        f"import sys, time, torch, patchloom; torch.set_num_threads({THREADS})\n"
-        "model = patchloom.load(sys.argv[1], device='cpu'); data = sys.stdin.buffer.read()\n"
-        "for _ in range(20): model.predict(data)\n"
-        "began, count = time.perf_counter(), 0\n"
-        f"while time.perf_counter() - began < {seconds}: model.predict(data); count += 1\n"
-        "print(count / (time.perf_counter() - began))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], input=picture, capture_output=True, check=True)
-    return float(done.stdout)
+RAW = """
+import json, sys, time
+THREADS = int(sys.argv[2])
+if sys.argv[3] == "artefact":
+    from patchloom.deployment.artefact import load
+    model = load(sys.argv[1], threads=THREADS)
+else:
+    import torch, patchloom
+    torch.set_num_threads(THREADS)
+    model = patchloom.load(sys.argv[1], device="cpu")
+data = sys.stdin.buffer.read()
+for _ in range(10): model.predict(data)
+took, ends = [], time.perf_counter() + float(sys.argv[4])
+while (began := time.perf_counter()) < ends:
+    model.predict(data)
+    took.append(time.perf_counter() - began)
+print(json.dumps(took))
+"""
+
+
+def make_artefact(run: Path, folder: Path, picture: bytes) -> None:
+    """The run as `patchloom export` writes it, compared on a few pictures."""
+    import patchloom
+
+    data = folder.parent / "data"
+    for number in range(100):
+        (data / str(number)).mkdir(parents=True)
+        (data / str(number) / "a.jpg").write_bytes(picture)
+    patchloom.export(str(run), str(folder), data=str(data), images=4)
+
+
+def environment() -> dict[str, str]:
+    return {"GOMP_SPINCOUNT": "10000", **os.environ, "OMP_NUM_THREADS": str(THREADS)}
+
+
+def raw_loop(name: str, folder: Path, picture: bytes, seconds: float) -> list[float]:
+    """Seconds of `predict` on one picture after another, in a process of its own."""
+    line = [sys.executable, "-c", RAW, str(folder), str(THREADS), name, str(seconds)]
+    place = {"env": environment(), "preexec_fn": lambda: os.sched_setaffinity(0, SERVERS_CORES)}
+    done = subprocess.run(line, input=picture, capture_output=True, check=True, **place)
+    return json.loads(done.stdout)
 
 
 def free_port() -> int:
@@ -106,29 +158,32 @@ def free_port() -> int:
 
 
 class Server:
-    """One that is measured; on its own until the block ends."""
+    """One that is measured; on its own until it ends."""
 
-    def __init__(self, name: str, folder: Path, picture: bytes) -> None:
-        self.name, self.port = name, free_port()
-        environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
+    def __init__(self, name: str, folder: Path, picture: bytes, cores: Sequence[int]) -> None:
+        port = free_port()
+        ours = [sys.executable, "-m", "patchloom.cli", "serve", str(folder), "--port", str(port), "-q"]
         lines = {
-            "patchloom": [sys.executable, "-m", "patchloom.cli", "serve", str(folder), "--port", str(self.port), "-q"],
-            "fastapi": [sys.executable, "-c", FASTAPI.replace("THREADS", str(THREADS)), str(folder), str(self.port)],
-            "litserve": [sys.executable, str(folder / "lit.py"), str(folder), str(self.port)],
+            "patchloom": ours,
+            "artefact": ours,
+            "fastapi": [sys.executable, "-c", FASTAPI.replace("THREADS", str(THREADS)), str(folder), str(port)],
+            "litserve": [sys.executable, str(folder / "lit.py"), str(folder), str(port)],
         }
-        (folder / "lit.py").write_text(LITSERVE.replace("THREADS", str(THREADS)))
+        if name == "litserve":
+            (folder / "lit.py").write_text(LITSERVE.replace("THREADS", str(THREADS)))
+            packed = json.dumps({"image": base64.b64encode(picture).decode()}).encode()
+            self.target = Target(port, packed, "application/json")
+        else:
+            self.target = Target(port, picture, "application/octet-stream")
         began = time.perf_counter()
         self.process = subprocess.Popen(
-            lines[name], env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            lines[name],
+            env=environment(),
+            start_new_session=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
-        self.body, self.kind = picture, "application/octet-stream"
-        if name == "litserve":
-            import base64
-
-            self.body, self.kind = (
-                json.dumps({"image": base64.b64encode(picture).decode()}).encode(),
-                "application/json",
-            )
         while not self._answers():
             if self.process.poll() is not None or time.perf_counter() - began > 90:
                 raise RuntimeError(f"{name} does not start")
@@ -137,86 +192,162 @@ class Server:
 
     def _answers(self) -> bool:
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-            connection.request("POST", "/predict", self.body, {"Content-Type": self.kind})
+            connection = http.client.HTTPConnection("127.0.0.1", self.target.port, timeout=30)
+            connection.request("POST", "/predict", self.target.body, {"Content-Type": self.target.kind})
             return connection.getresponse().status == 200
         except OSError:
             return False
 
+    def memory(self) -> float:
+        """MiB of all its processes, proportional share."""
+        kib = 0
+        for pid in members(self.process.pid):
+            with suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
+                kib += next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+        return kib / 1024
+
     def end(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(20)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # what it left behind
-
-    def load(self, rate: float, seconds: float) -> dict[str, object]:
-        return asyncio.run(_load(self, rate, seconds))
+        for pid in list(members(self.process.pid)):  # what it left behind
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
-async def _load(server: Server, rate: float, seconds: float) -> dict[str, object]:
-    head = f"POST /predict HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: {server.kind}\r\n"
-    message = f"{head}Content-Length: {len(server.body)}\r\n\r\n".encode() + server.body
-    answers: list[tuple[str, float]] = []
+@dataclass
+class Measured:
+    """All of one server."""
 
-    async def ask() -> None:
-        began = time.perf_counter()
+    raw: list[float]
+    cold: list[float]
+    memory: float
+    alone: list[float] = field(default_factory=list)
+    capacity: float = 0.0
+    loads: dict[float, Load] = field(default_factory=dict)
+    slow: list[float] = field(default_factory=list)
+    ended: Ended | None = None
+
+    @property
+    def raw_rate(self) -> float:
+        return len(self.raw) / sum(self.raw)
+
+    @property
+    def peak(self) -> float:
+        return max(self.capacity, *(load.per_second() for load in self.loads.values()))
+
+
+def measure(name: str, folder: Path, picture: bytes, seconds: float, times: Sequence[float], cold: int) -> Measured:
+    raw, colds, memory = raw_loop(name, folder, picture, 4), [], 0.0
+    for _ in range(cold):
+        server = Server(name, folder, picture, CORES)
+        colds.append(server.cold_seconds)
+        memory = server.memory()
+        server.end()
+    found = Measured(raw, colds, memory)
+    print(
+        f"\n{name}: raw loop {found.raw_rate:.1f}/s, p99 {percentile(raw, 0.99):.0f} ms; cold start to first answer "
+        f"{min(found.cold):.2f} s (median of {cold}: {median(found.cold):.2f}); {found.memory:.0f} MiB; "
+        f"load average {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+    if times:
+        server = Server(name, folder, picture, SERVERS_CORES)
         try:
-            async with asyncio.timeout(TIMEOUT):
-                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                writer.write(message)
-                status = (await reader.read(65536))[9:12].decode()
-                writer.close()
-        except TimeoutError:
-            status = "timeout"
-        except OSError:
-            status = "reset"
-        answers.append((status, time.perf_counter() - began))
-
-    tasks, began = [], time.perf_counter()
-    for number in range(int(rate * seconds)):
-        await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
-        tasks.append(asyncio.create_task(ask()))
-    sent = time.perf_counter() - began
-    await asyncio.gather(*tasks)
-    good = [took for status, took in answers if status == "200" and took <= GOOD_SECONDS]
-    refused = [took for status, took in answers if status in ("503", "429")]
-    return {
-        "offered/s": round(len(tasks) / sent, 1),
-        "answered/s": round(sum(status == "200" for status, _ in answers) / sent, 1),
-        "good/s": round(len(good) / sent, 1),
-        "good p99 ms": _p99(good),
-        "refused p99 ms": _p99(refused),
-        "answers": dict(Counter(status for status, _ in answers)),
-    }
+            _under_load(server, found, seconds, times)
+        finally:
+            server.end()
+    return found
 
 
-def _p99(values: list[float]) -> float | None:
-    return round(1000 * quantiles(values, n=100)[98], 1) if len(values) > 1 else None
+def _under_load(server: Server, found: Measured, seconds: float, times: Sequence[float]) -> None:
+    found.alone = closed_loop(server.target, 1, seconds / 2).of("200")
+    found.capacity = closed_loop(server.target, CLIENTS, seconds).per_second()
+    print(
+        f"  one client: p50 {percentile(found.alone, 0.5):.0f} ms, p99 {percentile(found.alone, 0.99):.0f}; "
+        f"{CLIENTS} clients: {found.capacity:.1f}/s"
+    )
+    for each in times:
+        load = found.loads[each] = open_loop(server.target, each * found.capacity, seconds)
+        good = load.of("200")
+        print(
+            f"  {each:g} ×: offered {load.offered:6.1f}/s  good {load.per_second():6.1f}/s  within 1 s "
+            f"{load.per_second(1.0):6.1f}/s  p50 {percentile(good, 0.5):5.0f} ms  p99 {percentile(good, 0.99):5.0f}  "
+            f"refused p99 {percentile(load.refused, 0.99):3.0f}  {load.told()}",
+            flush=True,
+        )
+    found.slow = slow_headers(server.target)
+    found.ended = end_under_load(server.target, server.process.pid, found.capacity)
+
+
+def goals(all_found: dict[str, Measured]) -> None:
+    """One table: a row per goal, ours with a verdict, the others to compare."""
+    rows: list[tuple[str, str, list[tuple[str, bool]]]] = []
+
+    def row(goal: str, wanted: str, value: object, met: object) -> None:
+        rows.append((goal, wanted, [(value(found), bool(met(found))) for found in all_found.values()]))
+
+    row("cold start to first answer, median s", "< 3", lambda f: f"{median(f.cold):.2f}", lambda f: median(f.cold) < 3)
+    if all(found.loads for found in all_found.values()):
+        row("most good answers per second, % of the raw loop", "≥ 85", lambda f: f"{100 * f.peak / f.raw_rate:.0f}",
+            lambda f: f.peak >= 0.85 * f.raw_rate)  # fmt: skip
+        for each in sorted({each for found in all_found.values() for each in found.loads if each >= 2}):
+            row(f"good at {each:g} ×, % of the most", "≥ 90",
+                lambda f, each=each: f"{100 * f.loads[each].per_second() / f.peak:.0f}",
+                lambda f, each=each: f.loads[each].per_second() >= 0.9 * f.peak)  # fmt: skip
+        last = max(max(found.loads) for found in all_found.values())
+        row(f"p99 of good ones at {last:g} ×, ms, of at most (queue + 2 batches) / rate + 20 %", "≤",
+            lambda f: f"{percentile(f.loads[last].of('200'), 0.99):.0f} of {1000 * _longest(f):.0f}",
+            lambda f: percentile(f.loads[last].of("200"), 0.99) <= 1000 * _longest(f))  # fmt: skip
+        row(f"p99 of refused ones at {last:g} ×, ms", "< 50",
+            lambda f: f"{percentile(f.loads[last].refused, 0.99):.0f}" if f.loads[last].refused else "none refused",
+            lambda f: f.loads[last].refused and percentile(f.loads[last].refused, 0.99) < 50)  # fmt: skip
+        row("p99 of one client beyond the raw loop's, ms", "≤ 15",
+            lambda f: f"{percentile(f.alone, 0.99) - percentile(f.raw, 0.99):.0f}",
+            lambda f: percentile(f.alone, 0.99) <= percentile(f.raw, 0.99) + 15)  # fmt: skip
+        row("of 50 slow headers, closed within 10 s", "50", lambda f: f"{sum(t <= 10 for t in f.slow)}",
+            lambda f: max(f.slow) <= 10)  # fmt: skip
+        row("SIGTERM under load: lost, processes left, port open, s", "0, 0, no, < 30",
+            lambda f: f"{f.ended.lost}, {f.ended.left}, {'yes' if f.ended.port_open else 'no'}, {f.ended.seconds:.1f}",
+            lambda f: not f.ended.lost and not f.ended.left and not f.ended.port_open
+            and f.ended.seconds < 30)  # fmt: skip
+    names = list(all_found)
+    print(f"\n| goal | wanted | {' | '.join(names)} |\n|{'---|' * (2 + len(names))}")
+    for goal, wanted, cells in rows:
+        told = [
+            f"{value} {'✓' if met else '✗'}" if name in OURS else value
+            for name, (value, met) in zip(names, cells, strict=True)
+        ]
+        print(f"| {goal} | {wanted} | {' | '.join(told)} |")
+
+
+def _longest(found: Measured) -> float:
+    """Seconds that a request behind a full queue may wait."""
+    return 1.2 * (QUEUE + 2 * BATCH) / found.peak
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each load")
-    parser.add_argument("--servers", default="patchloom,fastapi,litserve")
-    parser.add_argument("--times", default="0.5,1,2,4", help="of the raw loop's rate")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each load")
+    parser.add_argument("--servers", default="patchloom,artefact,fastapi,litserve")
+    parser.add_argument("--times", default="0.5,1,2,4", help="of the capacity; '' measures cold starts alone")
+    parser.add_argument("--cold", type=int, default=3, help="starts of each server")
     given = parser.parse_args()
+    names = [name for name in given.servers.split(",") if name in OURS or importlib.util.find_spec(name)]
+    times = [float(each) for each in given.times.split(",") if each]
+    print(f"cores {CORES}: {SERVERS_CORES} of the servers, {CLIENT_CORES} of the client; {THREADS} threads of a model")
     with tempfile.TemporaryDirectory() as root:
-        folder, picture = Path(root) / "run", jpeg()
-        make_run(folder)
-        print(f"load before {os.getloadavg()[0]:.1f}")
-        for name in given.servers.split(","):
-            if name != "patchloom" and importlib.util.find_spec(name) is None:
-                print(f"{name} is not installed")
-                continue
-            raw = raw_loop(folder, picture, 4)
-            server = Server(name, folder, picture)
-            print(f"\n{name}: raw loop {raw:.1f}/s; cold start to first answer {server.cold_seconds:.2f} s", flush=True)
-            try:
-                for times in map(float, given.times.split(",")):
-                    print(f"  {times:g}x {json.dumps(server.load(times * raw, given.seconds))}", flush=True)
-            finally:
-                server.end()
+        run, artefact, picture = Path(root) / "run", Path(root) / "artefact", jpeg()
+        make_run(run)
+        if "artefact" in names:
+            make_artefact(run, artefact, picture)
+        os.sched_setaffinity(0, CLIENT_CORES)
+        found = {
+            name: measure(name, artefact if name == "artefact" else run, picture, given.seconds, times, given.cold)
+            for name in names
+        }
+    goals(found)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from patchloom.serving.refusal import Refused
 from patchloom.serving.verbs import IMAGES, VERBS
 
 EXTENSION = "binary_tensor_data"
-_RAW = ("", "application/octet-stream")
+_RAW = ("application/octet-stream",)
 _SIZE = struct.Struct("<I")
 
 # Verb → name of an output → its type, and what it is of one result: a value, or a list of values.
@@ -84,7 +84,7 @@ def model(name: str, verb: str) -> dict[str, Any]:
 
 def read(verb: str, kind: str, body: bytes, header_length: str) -> Wanted:
     """What a client asks."""
-    if kind != JSON and not (header_length and kind in _RAW):
+    if kind not in (JSON, "") and not (header_length and kind in _RAW):  # Triton's client names no type at all
         ways = "expected application/json, or application/octet-stream with Inference-Header-Content-Length"
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a body of type {kind or 'unknown'} is not read: {ways}")
     head, rest = body, b""

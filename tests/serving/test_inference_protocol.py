@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from patchloom.serving.app import App
-from tests.serving.clients import get, post
+from tests.serving.clients import asked, get, post
 from tests.serving.conftest import PICTURES
 
 INFER = "/v2/models/golden/infer"
@@ -107,3 +107,24 @@ def test_what_is_wrong_is_said(app: App) -> None:
     for length in ("3", "-1", "x", "９"):
         headers = {"inference-header-content-length": length}
         assert post(app, INFER, b"{}", "application/octet-stream", **headers).status == 400
+
+
+def test_what_tritons_client_sends(app: App, classifier) -> None:
+    """The bytes of tritonclient 2.73, as it sends them by default: no Content-Type, tensors after the JSON."""
+    head = (
+        b'{"id":"7","inputs":[{"name":"image","shape":[1],"datatype":"BYTES","parameters":{"binary_data_size":%d}}],'
+        b'"outputs":[{"name":"label","parameters":{"binary_data":true}},'
+        b'{"name":"probability","parameters":{"binary_data":true}}],"parameters":{"top":2}}' % (4 + len(PICTURES[0]))
+    )
+    body = head + struct.pack("<I", len(PICTURES[0])) + PICTURES[0]
+    headers = {"inference-header-content-length": str(len(head)), "user-agent": "python/gevent-http-client-2.6.1"}
+    (told,) = asked(app, ("POST", INFER, body, headers))
+    assert told.status == 200
+    length = int(told.headers["inference-header-content-length"])
+    expected = classifier.predict(PICTURES[0], top=2)
+    words = b"".join(struct.pack("<I", len(name)) + name.encode() for name, _ in expected)
+    assert told.body[length:] == words + np.array([share for _, share in expected], "<f4").tobytes()
+    assert [one["shape"] for one in json.loads(told.body[:length])["outputs"]] == [[1, 2], [1, 2]]
+    given = {"inputs": [tensor()], "outputs": [{"name": "label", "parameters": {"binary_data": False}}]}
+    (told,) = asked(app, ("POST", INFER, json.dumps(given).encode(), {"user-agent": headers["user-agent"]}))
+    assert (told.status, told.json["outputs"][0]["shape"]) == (200, [2, 3])

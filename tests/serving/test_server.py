@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from patchloom.errors import UsageError
-from patchloom.serving.limits import UNREAD_SECONDS
+from patchloom.serving.limits import UNREAD_SECONDS, Limits
 from patchloom.serving.naming import is_local, served_name
 from patchloom.serving.server import listening
 from tests.reliability.commands import command
@@ -55,7 +56,8 @@ class Server:
             assert more, self.process.stderr.read()  # type: ignore[union-attr]
             text += more
         told = json.loads(text)
-        self.pid: int = told["pids"][0]
+        self.pids: list[int] = told["pids"]
+        self.pid = self.pids[0]
         self.port = int(told["url"].rsplit(":", 1)[1])
 
     def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, dict[str, str], Any]:
@@ -147,6 +149,33 @@ def test_slow_clients_are_cut(server: Server) -> None:
     assert b"only 3 bytes of the body came within 1." in told
 
 
+def test_headers_that_come_byte_by_byte_are_cut(server: Server) -> None:
+    """50 of them, while others are answered; this server allows a second, every other one five."""
+    assert Limits().header_seconds <= 10
+    slow = {server.raw(b"GET /health HTTP/1.1\r\nX: ") for _ in range(50)}
+    ends = time.monotonic() + 10
+    while slow and time.monotonic() < ends:
+        assert server.ask("GET", "/health")[0] == 200
+        for each in select.select(list(slow), [], [], 0.2)[0]:
+            slow.discard(each)
+            _closed(each)
+        for each in slow:
+            try:
+                each.send(b"x")
+            except OSError:  # closed since; seen as readable next time
+                continue
+    assert not slow
+
+
+def _closed(connection: socket.socket) -> None:
+    """What can be read now is its end."""
+    with connection:
+        try:
+            assert connection.recv(100) == b""
+        except ConnectionResetError:
+            return
+
+
 def test_rude_clients_get_a_reason(server: Server) -> None:
     assert read_all(server.raw(b"\0\1\2\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
     big = b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 200_000
@@ -213,7 +242,7 @@ def test_told_to_stop_it_answers_what_it_took_and_leaves_nothing(many: ThreadPoo
         until(lambda: server.number("queue_inputs") + server.number("in_process_inputs") == 30)
         until(lambda: server.number("held_bytes") == 30 * len(PICTURES[0]) + 100)
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: _refuses(server.port))
+        until(lambda: refuses(server.port))
         assert server.process.poll() is None
         slow.sendall(PICTURES[0][100:])  # it was taken: its answer comes
     assert [one.result()[0] for one in asked] == [200] * 30
@@ -223,7 +252,7 @@ def test_told_to_stop_it_answers_what_it_took_and_leaves_nothing(many: ThreadPoo
     assert server.process.communicate() == ("", "")
 
 
-def _refuses(port: int) -> bool:
+def refuses(port: int) -> bool:
     try:
         socket.create_connection(("127.0.0.1", port)).close()
     except ConnectionRefusedError:
