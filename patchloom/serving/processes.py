@@ -20,6 +20,7 @@ from typing import Any
 
 from patchloom import errors
 from patchloom.serving.admission import Admission, Request
+from patchloom.serving.cores import cores
 from patchloom.serving.messages import packed, read_message
 from patchloom.serving.refusal import Refused
 
@@ -138,11 +139,12 @@ class ModelProcesses:
         admission: Admission,
         *,
         count: int = 1,
+        threads: int | None = None,
         device: str = "auto",
         model: str | None = None,
         say: Say = print,
     ) -> None:
-        threads = max(1, _cores() // count)
+        threads = threads or max(1, cores() // count)
         self.source, self.admission, self.count, self.threads = source, admission, count, threads
         pixels = admission.limits.pixels
         self._settings = {"source": source, "device": device, "model": model, "threads": threads, "pixels": pixels}
@@ -277,7 +279,3 @@ def _hand_over(request: Request, status: int, body: bytes, seconds: float) -> No
 
 def _inputs(batch: list[Request]) -> int:
     return sum(len(request.inputs) for request in batch)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

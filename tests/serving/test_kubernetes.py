@@ -1,0 +1,86 @@
+"""deploy/kubernetes.yaml fits the server: its options, port, probes, and the time it takes to end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from patchloom.cli.serve import serve
+from patchloom.serving.app import OPEN, App
+from patchloom.serving.cores import cores
+from patchloom.serving.processes import STOP_SECONDS
+from patchloom.serving.server import LAST_SECONDS
+from tests.serving.clients import get
+
+FILE = Path(__file__).parent.parent.parent / "deploy" / "kubernetes.yaml"
+
+
+@pytest.fixture(scope="module")
+def documents() -> dict[str, Any]:
+    return {one["kind"]: one for one in yaml.safe_load_all(FILE.read_text())}
+
+
+def options(container: dict[str, Any]) -> dict[str, Any]:
+    """The command line of the container as `patchloom serve` understands it."""
+    found: dict[str, Any] = {}
+    app = typer.Typer()
+    app.command()(serve)
+    command: Any = typer.main.get_command(app)
+    assert (container["command"], container["args"][0]) == (["patchloom"], "serve")
+    with command.make_context("serve", list(container["args"][1:])) as context:
+        found |= context.params
+    return found
+
+
+def test_ports_probes_and_the_end(documents: dict[str, Any], app: App) -> None:
+    pod = documents["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    given = options(container)
+    assert given["host"] == "0.0.0.0"
+    assert given["served"].startswith(container["volumeMounts"][0]["mountPath"])
+    assert container["ports"] == [{"name": "http", "containerPort": given["port"]}]
+    for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/health")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "http"}
+        assert path in OPEN  # a probe has no key
+        assert get(app, path).status == 200
+    waited = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] >= waited + given["deadline"] + LAST_SECONDS + STOP_SECONDS
+    assert container["env"][0]["name"] == "PATCHLOOM_API_KEY"
+    assert int(container["resources"]["limits"]["cpu"]) % given["workers"] == 0
+    assert pod["securityContext"]["runAsNonRoot"]
+
+
+def test_the_service_finds_the_pods(documents: dict[str, Any]) -> None:
+    labels = documents["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert documents["Service"]["spec"]["selector"] == labels
+    assert documents["Service"]["spec"]["ports"][0]["targetPort"] == "http"
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        assert documents[kind]["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_kubernetes_takes_it(documents: dict[str, Any]) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    for document in documents.values():
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_a_container_has_the_cores_it_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    assert cores(tmp_path) == 64
+    for text, expected in (
+        ("max 100000", 64),
+        ("200000 100000", 2),
+        ("150000 100000", 2),
+        ("1000 100000", 1),
+        ("", 64),
+    ):
+        (tmp_path / "cpu.max").write_text(text)
+        assert cores(tmp_path) == expected
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
+    for quota, expected in (("-1", 64), ("400000", 4)):
+        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
+        assert cores(tmp_path) == expected
