@@ -3,6 +3,7 @@
     python benchmarks/serving.py                      # all servers present, a random ResMLP of 64 px and 160 px JPEGs
     python benchmarks/serving.py --seconds 8 --servers patchloom,artefact
     python benchmarks/serving.py --cold 5 --servers patchloom,artefact --times ''   # cold starts alone
+    python benchmarks/serving.py --share-cores --workers 2 --servers patchloom,artefact --times 0.5
 
 The last core is the client's, the others are the servers', so that neither measures the other; cold starts have all.
 First the raw loop is timed: `predict` on the same JPEG bytes in one process, with the threads that every server's model
@@ -48,9 +49,11 @@ from serving_clients import (
 
 SIZE, QUEUE, BATCH, CLIENTS = 64, 64, 8, 16
 CORES = sorted(os.sched_getaffinity(0))
-SERVERS_CORES, CLIENT_CORES = (CORES[:-1], CORES[-1:]) if len(CORES) > 1 else (CORES, CORES)
+SHARED = "--share-cores" in sys.argv or len(CORES) == 1
+SERVERS_CORES, CLIENT_CORES = (CORES, CORES) if SHARED else (CORES[:-1], CORES[-1:])
 THREADS = len(SERVERS_CORES)  # of every model, as `patchloom serve` with one process has
 OURS = ("patchloom", "artefact")
+WORKERS = [1]  # model processes of ours
 
 FASTAPI = """
 import sys, torch, uvicorn, patchloom
@@ -163,6 +166,7 @@ class Server:
     def __init__(self, name: str, folder: Path, picture: bytes, cores: Sequence[int]) -> None:
         port = free_port()
         ours = [sys.executable, "-m", "patchloom.cli", "serve", str(folder), "--port", str(port), "-q"]
+        ours += ["--workers", str(WORKERS[0])]
         lines = {
             "patchloom": ours,
             "artefact": ours,
@@ -333,7 +337,10 @@ def main() -> None:
     parser.add_argument("--servers", default="patchloom,artefact,fastapi,litserve")
     parser.add_argument("--times", default="0.5,1,2,4", help="of the capacity; '' measures cold starts alone")
     parser.add_argument("--cold", type=int, default=3, help="starts of each server")
+    parser.add_argument("--workers", type=int, default=1, help="model processes of patchloom's servers")
+    parser.add_argument("--share-cores", action="store_true", help="the client has no core of its own")
     given = parser.parse_args()
+    WORKERS[0] = given.workers
     names = [name for name in given.servers.split(",") if name in OURS or importlib.util.find_spec(name)]
     times = [float(each) for each in given.times.split(",") if each]
     print(f"cores {CORES}: {SERVERS_CORES} of the servers, {CLIENT_CORES} of the client; {THREADS} threads of a model")
