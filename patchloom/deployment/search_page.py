@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from patchloom.data.pictures.given import picture_of
+from patchloom.data.pictures.given import thumbnail_of
 from patchloom.errors import DataError
 from patchloom.pages.page import data_uri, write_page
 from patchloom.printable import printable
@@ -78,8 +78,7 @@ def _hit(one: "Found", hit: "Hit") -> dict[str, Any]:
 def _thumbnail(path: str) -> str:
     """The picture as a JPEG inside an address; grey where the file has gone since."""
     try:
-        picture = picture_of(path)
+        picture = thumbnail_of(path, 2 * THUMBNAIL)
     except DataError:
         picture = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "grey")
-    picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
     return data_uri(picture, "JPEG", quality=80)

@@ -7,16 +7,14 @@ files alone that the index itself has found.
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from patchloom.data.pictures.decode import decode_shrunk, read_file
+from patchloom.data.pictures.given import thumbnail_of
 from patchloom.errors import PatchloomError, UsageError, nearest
 
 LOSSLESS = 64  # pixels of a side up to which a picture is sent as it is: every pixel of it is seen
-SHRUNK = (8, 4, 2, 1)  # how many times smaller a JPEG is decoded
 QUALITY = 85
 
 
@@ -77,16 +75,10 @@ def in_base64(picture: Image.Image) -> str:
 
 def thumbnail(path: str, side: int) -> str | None:
     """A file of the index, made anew with at most `side` pixels a side; None where it is no longer a picture."""
-
-    def reduction(size: tuple[int, int]) -> int:
-        return next(factor for factor in SHRUNK if min(size) >= 2 * side * factor or factor == 1)
-
     try:
-        picture, _ = decode_shrunk(read_file(Path(path), path), path, reduction)
-    except (PatchloomError, OSError):
+        return in_base64(thumbnail_of(path, side))
+    except PatchloomError:
         return None
-    picture.thumbnail((side, side))
-    return in_base64(picture)
 
 
 def found_in(index: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -28,6 +28,8 @@ from patchloom.data.pictures.decode import (
     MAX_FILE_BYTES,
     check_size,
     decode,
+    decode_shrunk,
+    read_file,
     short_of_memory,
     to_8_bit,
     upright_rgb,
@@ -95,6 +97,17 @@ def pictures_in(given: Given) -> Iterator[Named]:
 def picture_of(given: One, name: str = "the picture") -> Image.Image:
     """One picture, RGB and upright; `name` is what errors call one that has no name of its own."""
     return _named(given, name).read()
+
+
+def thumbnail_of(path: str, side: int) -> Image.Image:
+    """The picture of a file with at most `side` pixels a side; a large JPEG is decoded smaller."""
+
+    def reduction(size: tuple[int, int]) -> int:
+        return next(factor for factor in (8, 4, 2, 1) if min(size) >= 2 * side * factor or factor == 1)
+
+    picture, _ = decode_shrunk(read_file(Path(path), path), path, reduction)
+    picture.thumbnail((side, side))
+    return picture
 
 
 def picture_within(data: bytes, name: str, pixels: int) -> Image.Image:
