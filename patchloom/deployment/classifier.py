@@ -414,11 +414,13 @@ class Classifier:
         that cannot be read; `workers` processes read them.
         """
         given = locals()
-        from patchloom.deployment.evaluations import Shown, embed_batches, embed_on
-
-        shown = Shown.of(given)
         if isinstance(pictures, ImageSet):
-            return embed_on(self, pictures, shown)
+            from patchloom.deployment.evaluations import Shown, embed_on  # which one picture does not need
+
+            return embed_on(self, pictures, Shown.of(given))
+        from patchloom.deployment.embedding import check_shown, embed_batches
+
+        check_shown(size, crop_ratio, batch)
         if workers:
             raise UsageError("workers read the pictures of an ImageSet alone (patchloom.open_data); leave them out")
         transform, one = self.transform(size, crop_ratio), is_one(pictures)

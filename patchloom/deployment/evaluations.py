@@ -24,11 +24,12 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ImageSet, Listing, PictureSet, Progress
 from patchloom.data.sources.source import open_data, open_for
 from patchloom.data.splits import match
+from patchloom.deployment.embedding import check_shown, embed_batches
 from patchloom.deployment.held_out import held_out_of
 from patchloom.errors import UsageError, at_least
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
-from patchloom.evaluation.embeddings import Embeddings, embed
+from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.knn import NeighbourReport, check_neighbours, knn
 from patchloom.evaluation.labels import open_v2, read_real_labels, real_accuracy, real_labels_of
 from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
@@ -63,11 +64,8 @@ class Shown:
     progress: Progress | None = None  # called with the pictures done and their number
 
     def __post_init__(self) -> None:
-        for name, least in (("size", 1), ("batch", 1), ("workers", 0)):
-            if (value := getattr(self, name)) is not None:
-                at_least(name, value, least)
-        if self.crop_ratio is not None and not 0 < self.crop_ratio <= 1:
-            raise UsageError(f"crop_ratio is {self.crop_ratio}, expected a share above 0 and up to 1")
+        check_shown(self.size, self.crop_ratio, self.batch)
+        at_least("workers", self.workers, 0)
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "Shown":
@@ -267,24 +265,6 @@ def embed_on(
         return found
     # Where pictures are kept decoded, another's pixels stand in the place of one that cannot be read.
     return found.rows(np.flatnonzero(~np.isin(found.index.cpu().numpy(), list(loader.broken))))
-
-
-def embed_batches(
-    classifier: "Classifier",
-    batches: Iterable[ImageBatch],
-    *,
-    model: Network | None = None,
-    logits: bool = False,
-    projected: bool = True,
-) -> Embeddings:
-    """What a trained model's images are compared by, in levels, indexes and searches alike.
-
-    `model` is the classifier's own at another image size. A linear classifier is better off with what the projector,
-    where there is one, was given: without `projected`.
-    """
-    own = classifier.preprocessing
-    found = embed(model or classifier.model, batches, pixel_mean=own.mean, pixel_std=own.std, logits=logits)
-    return found.projected(classifier.model) if projected else found
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from patchloom.data.pictures.evaluation_transform import EvaluationTransform
 from patchloom.data.pictures.given import One, picture_of
 from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.deployment.classifier import Classifier
-from patchloom.deployment.evaluations import embed_batches
+from patchloom.deployment.embedding import embed_batches
 from patchloom.errors import DataError, ResourceError
 from patchloom.printable import printable
 

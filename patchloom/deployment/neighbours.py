@@ -22,7 +22,7 @@ from torch import Tensor
 
 from patchloom.data.labels.taxonomy import FINEST, level_named
 from patchloom.data.pictures.image_batch import ImageBatch
-from patchloom.deployment.evaluations import embed_batches
+from patchloom.deployment.embedding import embed_batches
 from patchloom.deployment.index_files import About, Row, StoredVectors, read_about
 from patchloom.errors import CheckpointError, DataError, UsageError, at_least, nearest
 from patchloom.evaluation.exact_search import Subset, conditioned_nearest, exact_nearest, faiss_nearest

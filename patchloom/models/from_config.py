@@ -29,14 +29,26 @@ M = TypeVar("M", bound=nn.Module)
 def make_for(weights: Mapping[str, Tensor], make: Callable[[], M], options: Mapping[str, Any], *, config: str) -> M:
     """`make()`, which builds a network with `options`, where that can be the network of these weights.
 
-    `config` is the file that the options are from, for the CheckpointError where it cannot.
+    Where its tensors are all among the weights it holds those themselves: drawing others first would take longer than
+    reading the file. `config` is the file that the options are from, for the CheckpointError where it cannot.
     """
     most = max([ANY_OPTION, len(weights), *(side for tensor in weights.values() for side in tensor.shape)])
     frame = make_frame(make, options, config=config, most=most, parameters=_TRIES * len(weights) + 1024)
     if differ := differences(frame.state_dict(), weights):
         raise CheckpointError(f"{config} is of another network or number of classes than its weights: {differ}.")
+    if _is_filled_by(frame, weights):
+        frame.load_state_dict(dict(weights), assign=True)
+        return frame
     with _named(config):
         return make()
+
+
+def _is_filled_by(network: nn.Module, weights: Mapping[str, Tensor]) -> bool:
+    """Whether all its tensors are among the weights, once: no buffers that are not saved, no plain attributes."""
+    named = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+    shared = len({id(tensor) for _, tensor in named}) < len(named)  # which would be two tensors afterwards
+    loose = any(isinstance(value, Tensor) for module in network.modules() for value in vars(module).values())
+    return not (shared or loose) and all(name in weights for name, _ in named)
 
 
 def make_frame(

@@ -20,7 +20,7 @@ import patchloom
 from patchloom import cli
 from patchloom.deployment import file_embeddings
 from patchloom.deployment import index as indexing
-from patchloom.deployment.evaluations import embed_batches
+from patchloom.deployment.embedding import embed_batches
 from patchloom.deployment.index import Built, index, open_index
 from patchloom.deployment.search_page import write_search_page
 from patchloom.errors import CheckpointError, DataError, UsageError
