@@ -257,7 +257,7 @@ def test_a_classifier_gives_the_backbone_and_it_can_be_frozen(tmp_path):
 
 
 def test_classes_are_matched_by_name(run):
-    from patchloom.tasks.detection_plan import telling
+    from patchloom.deployment.object_data import telling
 
     val = open_data(DATA).val
     told = telling(val, ("star-5", "circle"), None).showing("boxes")

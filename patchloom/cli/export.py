@@ -16,7 +16,7 @@ COMPARED = "How it is compared"
 def export(
     run: Annotated[
         str,
-        typer.Argument(help="A run on pictures: classes, vectors, masks.", autocompletion=completed("run")),
+        typer.Argument(help="A run on pictures: classes, vectors, masks, objects.", autocompletion=completed("run")),
     ],
     out: Annotated[str, typer.Option(help="The artefact's folder; or the page, such as page.html.")],
     to: Annotated[
@@ -39,7 +39,9 @@ def export(
             help="train, val, test or all; by default val, or what the run held out.", rich_help_panel=COMPARED
         ),
     ] = None,
-    images: Annotated[int | None, typer.Option(help="Most that are compared; 1000.", rich_help_panel=COMPARED)] = None,
+    images: Annotated[
+        int | None, typer.Option(help="Most that are compared; 1000, of a detector 100.", rich_help_panel=COMPARED)
+    ] = None,
     calibration: Annotated[
         int | None, typer.Option(help="Images of train that --int8 is calibrated on; 128.", rich_help_panel=COMPARED)
     ] = None,

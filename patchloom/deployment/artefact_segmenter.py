@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from patchloom.data.pictures.bilinear import resized_rows
 from patchloom.data.pictures.geometry import Size, short_side_factor
 from patchloom.data.pictures.given import Given, is_one, pictures_in
 from patchloom.deployment.artefact import Artefact
@@ -81,18 +82,3 @@ class ArtefactSegmenter(Artefact):
         at_once = max(1, MOST_SEEN // (height * width))
         parts = [self.outputs(cut[i : i + at_once])[MAPS] for i in range(0, len(cut), at_once)]
         return np.concatenate(parts)
-
-
-def resized_rows(logits: np.ndarray, size: Size, rows: slice) -> np.ndarray:
-    """(K, h, w) resized to `size`, bilinear between the middles of places: these rows of it, (K, rows, W)."""
-    low, high, share = _neighbours(rows.start, rows.stop, size[0], logits.shape[1])
-    between = logits[:, low] + (logits[:, high] - logits[:, low]) * share[:, None]
-    low, high, share = _neighbours(0, size[1], size[1], logits.shape[2])
-    return between[..., low] + (between[..., high] - between[..., low]) * share
-
-
-def _neighbours(start: int, stop: int, length: int, places: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of pixels start … stop of `length`: the two of `places` they lie between, and how near to the second."""
-    at = np.maximum((np.arange(start, stop) + 0.5) * (places / length) - 0.5, 0).astype(np.float32)
-    low = np.minimum(at.astype(np.int64), places - 1)
-    return low, np.minimum(low + 1, places - 1), at - low

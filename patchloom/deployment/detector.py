@@ -15,9 +15,9 @@ from PIL import Image
 from patchloom.data.augmentation.canvas import CanvasView, on_canvas
 from patchloom.data.pictures.given import Given, files_of, is_one, pictures_in
 from patchloom.data.pictures.image_batch import ImageBatch
-from patchloom.data.pictures.object_masks import ObjectMask
 from patchloom.data.pictures.samples import EXTENT
 from patchloom.data.pictures.video import frames_or_error
+from patchloom.deployment.detected_object import SURE, DetectedObject, surest_first
 from patchloom.disk import atomic_write
 from patchloom.errors import UsageError, with_near_options
 from patchloom.evaluation.detection import Found
@@ -29,27 +29,8 @@ from patchloom.runs.config import RunFiles
 from patchloom.runs.detection import coco_box, load_detector
 
 AT_ONCE = 8  # pictures
-SURE = 0.5  # the score from which objects are told
 JPEG_QUALITY = 90
 ANNOTATIONS = "annotations.json"
-
-
-@dataclass(frozen=True)
-class DetectedObject:
-    """One object of a picture."""
-
-    name: str
-    score: float
-    box: tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels
-    outline: ObjectMask | None = None
-
-    def mask(self, size: tuple[int, int]) -> np.ndarray | None:
-        """(H, W) bool of a picture of `size` (height, width); None where masks were not learned."""
-        return None if self.outline is None else self.outline.whole(size)
-
-    def shown(self, labels: Sequence[str]) -> Shown:
-        """As it is drawn."""
-        return Shown(named(self.name, self.score), self.box, labels.index(self.name), self.outline)
 
 
 @dataclass(frozen=True)
@@ -140,24 +121,20 @@ class ObjectDetector:
     def _found(self, pictures: Sequence[Image.Image]) -> list[tuple[tuple[int, int], Found]]:
         if not pictures:
             return []
-        shown = [on_canvas(picture, self.view) for picture in pictures]
-        batch = ImageBatch.of_pixels([one["image"] for one in shown])
-        batch.parts[EXTENT] = torch.from_numpy(np.stack([one[EXTENT] for one in shown]))
+        seen = [on_canvas(picture, self.view) for picture in pictures]
+        batch = ImageBatch.of_pixels([one["image"] for one in seen])
+        batch.parts[EXTENT] = torch.from_numpy(np.stack([one[EXTENT] for one in seen]))
         return [(size, found) for _, size, found in find_objects(self.network, [batch])]
 
 
 def detected_objects(found: Found, labels: Sequence[str], min_score: float = SURE) -> list[DetectedObject]:
     """What was found in a picture with a score of at least so much, surest first."""
-    sure = [i for i in np.argsort(-found.scores, kind="stable") if found.scores[i] >= min_score]
-    return [
-        DetectedObject(
-            labels[found.categories[i]],
-            float(found.scores[i]),
-            tuple(map(float, found.boxes[i])),  # type: ignore[arg-type]
-            None if found.masks is None else found.masks[i],
-        )
-        for i in sure
-    ]
+    return surest_first(found.boxes, found.categories, found.scores, found.masks, labels, min_score)
+
+
+def shown(one: DetectedObject, labels: Sequence[str]) -> Shown:
+    """An object as it is drawn."""
+    return Shown(named(one.name, one.score), one.box, labels.index(one.name), one.outline)
 
 
 class Written:
@@ -189,7 +166,7 @@ class Written:
             if one.outline is not None:
                 told |= {"segmentation": one.outline.to_coco(answer.size), "area": one.outline.area}
             self._annotations.append(told)
-        drawn = drawn_objects(answer.picture, [one.shown(self._labels) for one in answer.objects])
+        drawn = drawn_objects(answer.picture, [shown(one, self._labels) for one in answer.objects])
         overlay = self._folder / f"{number:05d}-{printable(Path(answer.path).stem)}.jpg"
         encoded = io.BytesIO()
         drawn.save(encoded, "JPEG", quality=JPEG_QUALITY)

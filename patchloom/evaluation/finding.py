@@ -1,8 +1,4 @@
-"""What a detector finds in pictures, told in their own pixels.
-
-Masks come as 28×28 shares in a box. They are resized into their box alone, as torchvision pastes them into the whole
-picture: of a picture of 12 megapixels with 100 small objects little is touched.
-"""
+"""What a detector finds in pictures, told in their own pixels."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,19 +6,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from patchloom.data.pictures.image_batch import ImageBatch
-from patchloom.data.pictures.object_masks import ObjectMask
+from patchloom.data.pictures.pasted_masks import pasted
 from patchloom.data.pictures.samples import EXTENT
 from patchloom.data.sets import Objects
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.evaluation.detection import Found, Truth
 from patchloom.models.detector import Detector
 from patchloom.objectives.detection import as_shown
-
-INSIDE = 0.5  # share from which a pixel belongs to an object
 
 
 @torch.no_grad()
@@ -48,26 +41,13 @@ def in_picture(output: Mapping[str, Tensor], extent: Sequence[int]) -> Found:
     seen_height, seen_width, height, width = extent
     on_host = {name: tensor.float().cpu() for name, tensor in output.items()}
     scale = torch.tensor([width / seen_width, height / seen_height] * 2)
-    boxes = on_host["boxes"] * scale
-    masks = [pasted(mask[0], box, (height, width)) for mask, box in zip(on_host["masks"], boxes, strict=True)] if (
-        "masks" in on_host
-    ) else None  # fmt: skip
+    boxes = (on_host["boxes"] * scale).numpy()
+    masks = None
+    if "masks" in on_host:
+        shares = on_host["masks"][:, 0].numpy()
+        masks = [pasted(mask, box, (height, width)) for mask, box in zip(shares, boxes, strict=True)]
     categories = on_host["labels"].long().numpy() - 1
-    return Found(boxes.double().numpy(), categories, on_host["scores"].double().numpy(), masks)
-
-
-def pasted(mask: Tensor, box: Tensor, size: tuple[int, int]) -> ObjectMask:
-    """(28, 28) shares and their box → the pixels of a picture of `size` (height, width)."""
-    grown = (mask.shape[-1] + 2) / mask.shape[-1]  # a border of nothing around it, as torchvision's
-    centre, half = (box[2:] + box[:2]) / 2, (box[2:] - box[:2]) / 2 * grown
-    left, top, right, bottom = (int(value) for value in (*(centre - half).tolist(), *(centre + half).tolist()))
-    width, height = max(1, right - left + 1), max(1, bottom - top + 1)
-    shares = F.interpolate(F.pad(mask, (1,) * 4)[None, None], (height, width), mode="bilinear", align_corners=False)
-    inside = shares[0, 0].numpy() > INSIDE
-    y0, x0, y1, x1 = max(0, top), max(0, left), min(size[0], bottom + 1), min(size[1], right + 1)
-    if y0 >= y1 or x0 >= x1:
-        return ObjectMask(0, 0, np.zeros((0, 0), bool))
-    return ObjectMask(y0, x0, inside[y0 - top : y1 - top, x0 - left : x1 - left])
+    return Found(boxes.astype(np.float64), categories, on_host["scores"].double().numpy(), masks)
 
 
 def truth_of(objects: Objects, size: tuple[int, int]) -> Truth:

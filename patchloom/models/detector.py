@@ -29,6 +29,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+from torchvision.ops.poolers import initLevelMapper
 
 from patchloom.errors import UsageError
 from patchloom.models.dense import DenseNetwork
@@ -123,13 +124,12 @@ def make_rcnn(config: DetectorConfig) -> FasterRCNN:
     channels, norm = config.channels, norm_of(config.norm)
     sides = tuple((int(config.anchor_scale * stride),) for stride in (*STRIDES, COARSEST))
     anchors = AnchorGenerator(sides, (RATIOS,) * len(sides))
-    levels = [str(i) for i in range(len(STRIDES))]
     common: dict[str, Any] = {
         "rpn_anchor_generator": anchors,
         "rpn_head": WideRPNHead(channels, len(RATIOS), conv_depth=2 if config.pyramid == "simple" else 1),
         "rpn_post_nms_top_n_train": config.proposals,
         "rpn_post_nms_top_n_test": config.proposals,
-        "box_roi_pool": MultiScaleRoIAlign(levels, POOLED[0], 2),
+        "box_roi_pool": region_pool(POOLED[0]),
         "box_head": _box_head(config, norm),
         "box_predictor": WidePredictor(config.hidden, config.num_classes + 1),
         "box_batch_size_per_image": config.regions,
@@ -143,11 +143,23 @@ def make_rcnn(config: DetectorConfig) -> FasterRCNN:
         return FasterRCNN(backbone, **common)
     return MaskRCNN(
         backbone,
-        mask_roi_pool=MultiScaleRoIAlign(levels, POOLED[1], 2),
+        mask_roi_pool=region_pool(POOLED[1]),
         mask_head=MaskRCNNHeads(channels, (channels,) * CONVOLUTIONS, 1, norm_layer=norm),
         mask_predictor=MaskRCNNPredictor(channels, channels, config.num_classes + 1),
         **common,
     )
+
+
+def region_pool(side: int) -> MultiScaleRoIAlign:
+    """Regions of the maps as (side, side) places, from maps of strides that are known.
+
+    torchvision would take the strides from the sizes of the first pictures it sees, which here fill only a part of
+    their canvas: a landscape picture halves them.
+    """
+    pool = MultiScaleRoIAlign([str(i) for i in range(len(STRIDES))], side, 2)
+    pool.scales = [1 / stride for stride in STRIDES]
+    pool.map_levels = initLevelMapper(STRIDES[0].bit_length() - 1, STRIDES[-1].bit_length() - 1)
+    return pool
 
 
 class WideRPNHead(RPNHead):

@@ -126,7 +126,7 @@ class Detection(ImageTask):
 
     def objects_of(self, plan: "ImagePlan", split: str) -> "PictureSet":
         """A split whose objects are numbered by the classes of the plan."""
-        from patchloom.tasks.detection_plan import telling
+        from patchloom.deployment.object_data import telling
 
         return telling(getattr(plan.splits, split), self.classes(plan), plan.settings.level)
 

@@ -7,7 +7,8 @@ from typing import Any
 from PIL import Image
 
 from patchloom.data.pictures.given import pictures_in
-from patchloom.deployment.detector import SURE, Detected, ObjectDetector, detected_objects, load_object_detector
+from patchloom.deployment.detected_object import SURE
+from patchloom.deployment.detector import Detected, ObjectDetector, detected_objects, load_object_detector, shown
 from patchloom.errors import DataError, UsageError
 from patchloom.inspection.object_overlays import drawn_objects
 from patchloom.judging.look_page import LookPage
@@ -51,8 +52,8 @@ def _given(
             continue
         answer, detail = _answer(detector, one.name, picture, top)
         looks.append((one.name, detail, answer))
-        shown = drawn_objects(picture, [thing.shown(detector.labels) for thing in answer.objects])
-        row = [drawn_objects(picture, []), shown]  # of one size
+        drawn = drawn_objects(picture, [shown(thing, detector.labels) for thing in answer.objects])
+        row = [drawn_objects(picture, []), drawn]  # of one size
         sections.append(gallery_section(f"picture-{number}", one.name, detail, [(row, answer.in_words())]))
     if not looks:
         raise DataError(

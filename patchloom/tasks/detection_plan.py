@@ -48,16 +48,6 @@ def object_classes(splits: Splits, level: str | None) -> tuple[str, ...]:
     return train.classes.levels[level][0]
 
 
-def telling(images: ImageSet, classes: tuple[str, ...], level: str | None) -> PictureSet:
-    """The same pictures with objects numbered by `classes`."""
-    pictures = _pictures(images)
-    coarse: dict[str, str] = {}
-    if level is not None and level in pictures.classes.levels:
-        names, numbers = pictures.classes.levels[level]
-        coarse = {fine: names[number] for fine, number in zip(pictures.classes.names, numbers, strict=True)}
-    return pictures.telling(classes, coarse)
-
-
 def learns_masks(splits: Splits, recipe: Recipe) -> bool:
     """Where the data have them and the recipe wants them."""
     return recipe.detect.masks and _pictures(splits.train).pictures.tells_objects_apart

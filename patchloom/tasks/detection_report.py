@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from PIL import Image
 from patchloom.data.batches.loader import Loader, cores
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import PictureSet
-from patchloom.data.sources.source import open_data
 from patchloom.deployment.detector import load_object_detector
-from patchloom.errors import DataError, UsageError, attempted
+from patchloom.deployment.object_data import open_objects
+from patchloom.errors import UsageError, attempted
 from patchloom.evaluation.detection import DetectionReport, Found, Kind, Truth, difference
 from patchloom.evaluation.finding import find_objects, truth_of
 from patchloom.objectives.detection import CHARTS
@@ -25,7 +25,6 @@ from patchloom.pages.sections import picture_section, table_section
 from patchloom.runs.detection import VAL, KeptVal, read_val
 from patchloom.runs.record import read_run_record
 from patchloom.tasks.detection_pictures import confused_section, gallery, worst_first
-from patchloom.tasks.detection_plan import telling
 from patchloom.tasks.task import Scores, TaskPage
 
 INTERVALS = ("ap", "ap50", "mask_ap", "mask_ap50")
@@ -91,7 +90,7 @@ def judge_on(
 ) -> tuple[KeptVal, list[str]]:
     """What a run finds in a split of data, by default val; and notes."""
     detector = load_object_detector(folder, device=device)
-    images, notes = pictures_of(folder, data, split, detector.labels, reading)
+    images, notes = open_objects(folder, data, split, detector.labels, reading)
     loader = Loader(
         images,
         detector.view,
@@ -110,30 +109,6 @@ def judge_on(
     truths, all_found, sizes = zip(*(judged[index] for index in order), strict=True) if order else ((), (), ())
     report = DetectionReport(detector.labels, truths, all_found)
     return KeptVal(report, tuple(images.key(index) for index in order), sizes), notes
-
-
-def pictures_of(
-    folder: Path, data: str, split: str | None, classes: Sequence[str], reading: Reading = AS_IT_IS
-) -> tuple[PictureSet, list[str]]:
-    """A split of data, objects numbered by a run's classes; and notes."""
-    if split not in (None, "train", "val", "test"):
-        raise UsageError(f"--split is {split!r}, expected train, val or test")
-    splits = open_data(data, labelled=False, reading=reading)
-    images = getattr(splits, split or "val")
-    if images is None:
-        raise UsageError(f"{splits.name} has no test split; it has train and val")
-    assert isinstance(images, PictureSet)
-    if not images.pictures.object_names:
-        raise DataError(f"{splits.name}: no boxes to compare with")
-    found = read_run_record(folder)
-    told = telling(images, tuple(classes), found.level if found else None)
-    unknown = [
-        name for name, number in zip(images.pictures.object_names, told.categories or (), strict=False) if number < 0
-    ]
-    if len(unknown) == len(images.pictures.object_names):
-        raise DataError(f"{splits.name}: none of its classes is one of {', '.join(classes[:5])}")
-    notes = [f"the run does not know {', '.join(unknown[:5])}: their objects do not count"] if unknown else []
-    return told, notes
 
 
 def _differences(judged: Mapping[str, DetectionReport], pictures: Mapping[str, tuple[str, ...]]) -> list[str]:
@@ -305,4 +280,4 @@ def images_of(folder: Path, asked: Any, report: DetectionReport) -> PictureSet |
         return val
     record = read_run_record(folder)
     place = asked.data or (record.data if record else None)
-    return None if place is None else pictures_of(folder, place, asked.split, report.classes, asked.reading)[0]
+    return None if place is None else open_objects(folder, place, asked.split, report.classes, asked.reading)[0]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from patchloom.data.pictures.image_batch import normalise
 from patchloom.deployment.export.formats import GRAPHS, graph_format
-from patchloom.deployment.export.graph import EMBEDDING, LOGITS, MAPS, Classes, FromPixels, Maps, Vectors
+from patchloom.deployment.export.graph import EMBEDDING, LOGITS, MAPS, Classes, FromPixels, Maps, Traced, Vectors
 from patchloom.deployment.export.parity import TOLERANCE
 from patchloom.models.network import Network
 from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork
@@ -79,7 +79,7 @@ def test_the_graph_answers_as_the_network_does(family: str, kind: str, to: str, 
     module, expected, size = KINDS[kind](ONE_OF_EACH[family])
     pixels = np.random.default_rng(0).integers(0, 256, (7, *size, 3), dtype=np.uint8)
     module.eval()
-    form.write(module, torch.from_numpy(pixels[:2]), tmp_path, module.outputs)
+    form.write(Traced(module, {"pixels": torch.from_numpy(pixels[:2])}, module.outputs), tmp_path)
     found = form.open(tmp_path, 1)(pixels)
     with torch.inference_mode():
         wanted = expected(normalise(torch.from_numpy(pixels).permute(0, 3, 1, 2), MEAN, STD))

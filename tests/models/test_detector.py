@@ -12,9 +12,10 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from patchloom.data.batches.ragged import Boxes
 from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.pictures.pasted_masks import pasted
 from patchloom.data.pictures.samples import EXTENT
 from patchloom.errors import UsageError
-from patchloom.evaluation.finding import find_objects, in_picture, pasted
+from patchloom.evaluation.finding import find_objects, in_picture
 from patchloom.models.detector import LOSSES, Detector, create_detector, make_detector
 from patchloom.models.registry import create_model
 from patchloom.objectives.detection import Detection, as_shown, targets_of
@@ -196,7 +197,17 @@ def test_masks_are_pasted_as_torchvision_does():
     inside = inside[(inside[:, 2:] > inside[:, :2] + 0.5).all(1)]
     expected = paste_masks_in_image(masks[: len(inside)], inside, size)[:, 0] > 0.5
     for mask, box, whole in zip(masks, inside, expected, strict=False):
-        assert np.array_equal(pasted(mask[0], box, size).whole(size), whole.numpy())
+        assert np.array_equal(pasted(mask[0].numpy(), box.numpy(), size).whole(size), whole.numpy())
+
+
+def test_a_picture_is_answered_alike_whatever_was_seen_before_it():
+    wide, square = torch.rand(2, 1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    network, other = detector("resmlp_s12", min_score=0.0).eval(), detector("resmlp_s12", min_score=0.0).eval()
+    other.load_state_dict(network.state_dict())
+    with torch.inference_mode():
+        other(square, [(SIDE, SIDE)])
+        found, wanted = network(wide, [(SIDE // 2, SIDE)]), other(wide, [(SIDE // 2, SIDE)])
+    assert torch.equal(found[0]["scores"], wanted[0]["scores"])
 
 
 def test_boxes_go_back_to_the_picture():

@@ -16,29 +16,12 @@ from PIL import Image
 
 from patchloom.data.augmentation.augment import TrainTransform
 from patchloom.data.pictures.evaluation_transform import PictureTransform
-from patchloom.data.pictures.geometry import Geometry, Size
+from patchloom.data.pictures.geometry import Geometry, Size, fitting_size, scaled_size
 from patchloom.data.pictures.samples import EXTENT, Sample
 from patchloom.recipes.parts import DetectPart
 
 SHORT_SIDE_STEP = 32  # between the short sides that are drawn
 EXTENT_VALUES = 4
-
-
-def fitting_size(picture: tuple[int, int], canvas: Size, short: int | None = None, long: int | None = None) -> Size:
-    """(height, width) of the shape of a picture of (width, height), within the canvas and the limits on its sides."""
-    width, height = picture
-    scale = min(canvas[0] / height, canvas[1] / width)
-    if short is not None:
-        scale = min(scale, short / min(picture))
-    if long is not None:
-        scale = min(scale, long / max(picture))
-    return scaled_size(picture, scale, canvas)
-
-
-def scaled_size(picture: tuple[int, int], scale: float, most: Size | None = None) -> Size:
-    """(height, width) of a picture of (width, height) at a scale, at least one pixel each."""
-    height, width = max(1, round(picture[1] * scale)), max(1, round(picture[0] * scale))
-    return (height, width) if most is None else (min(height, most[0]), min(width, most[1]))
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,23 @@ def short_side_factor(size: tuple[int, int], short_side: int) -> float:
     return min(short_side / min(size), LONGEST * short_side / max(size)) if short_side else 1.0
 
 
+def fitting_size(picture: tuple[int, int], canvas: Size, short: int | None = None, long: int | None = None) -> Size:
+    """(height, width) of the shape of a picture of (width, height), within the canvas and the limits on its sides."""
+    width, height = picture
+    scale = min(canvas[0] / height, canvas[1] / width)
+    if short is not None:
+        scale = min(scale, short / min(picture))
+    if long is not None:
+        scale = min(scale, long / max(picture))
+    return scaled_size(picture, scale, canvas)
+
+
+def scaled_size(picture: tuple[int, int], scale: float, most: Size | None = None) -> Size:
+    """(height, width) of a picture of (width, height) at a scale, at least one pixel each."""
+    height, width = max(1, round(picture[1] * scale)), max(1, round(picture[0] * scale))
+    return (height, width) if most is None else (min(height, most[0]), min(width, most[1]))
+
+
 @dataclass(frozen=True)
 class Geometry:
     """One view of one picture. Sizes are (height, width), corners left, top, right, bottom."""

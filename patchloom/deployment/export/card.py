@@ -29,7 +29,7 @@ Compared with the run on {exported.images:,} images, on the machine that exporte
 
 {lines}
 
-The graph takes `pixels`, uint8 (batch, {height}, {width}, 3), RGB, and gives `{"` and `".join(outputs)}`. Mean and
+The graph takes `pixels`, {subject.takes.format(height, width)}, and gives `{"` and `".join(outputs)}`. Mean and
 deviation are inside it. {_resized(subject)}
 
 ```python

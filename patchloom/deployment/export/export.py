@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -14,11 +15,11 @@ import numpy as np
 import torch
 
 from patchloom import __version__
-from patchloom.deployment.artefact import CARD, FILE, FORMAT, LABELS, PACKED, PARITY
+from patchloom.deployment.artefact_about import CARD, FILE, FORMAT, LABELS, PACKED, PARITY
 from patchloom.deployment.export.card import artefact_card
 from patchloom.deployment.export.formats import GraphFormat, PageFormat, format_for, format_named
-from patchloom.deployment.export.parity import BATCH, TOLERANCE, Row, answers_of, differences, speeds
-from patchloom.deployment.export.subject import Asked, Outputs, Subject
+from patchloom.deployment.export.parity import BATCH, TOLERANCE, Outputs, Row, answers_of, speeds
+from patchloom.deployment.export.subject import Asked, Subject
 from patchloom.disk import atomic_write
 from patchloom.errors import NumericalError, UsageError, at_least, with_near_options
 from patchloom.foreign import own_sha256
@@ -31,17 +32,17 @@ from patchloom.runs.published import new_folder, refuse_taken
 if TYPE_CHECKING:
     from patchloom.deployment.single_page.page import Page
 
-IMAGES, CALIBRATION, ALLOWED_LOSS = 1000, 128, 1.0
+CALIBRATION, ALLOWED_LOSS = 128, 1.0
 _LEVEL = 6  # of zlib
 # Task → what makes a subject of a run of it.
 SUBJECTS = {
     "classification": "patchloom.deployment.export.of_classifier:ClassifierSubject",
     "embedding": "patchloom.deployment.export.of_classifier:ClassifierSubject",
     "segmentation": "patchloom.deployment.export.of_segmenter:SegmenterSubject",
+    "detection": "patchloom.deployment.export.of_detector:DetectorSubject",
 }
 # Tasks whose runs are not exported, and why.
 NOT_EXPORTED = {
-    "detection": "torch.export cannot trace torchvision's choice of boxes, whose sizes depend on what is found",
     "translation": "its words are searched one after the other by code that is no graph",
 }
 
@@ -99,7 +100,7 @@ def export(
                   the weights alone
     allowed_loss  points of accuracy (without labels: of same answers) that int8 may lose; 1
     tolerance     the largest difference from the run that is accepted, as a share of its largest output
-    images        most that are compared, spread over the split; 1,000
+    images        most that are compared, spread over the split; 1,000, of a detector 100
     calibration   images that int8 is calibrated on; 128
     packed        store the graph compressed, without loss: of a run that `patchloom prune` left, zeros take no room
     """
@@ -114,11 +115,13 @@ def export(
         page: Page = form.write_page(run, out, int8=int8)
         return page
     assert isinstance(form, GraphFormat)
-    images, calibration = IMAGES if images is None else images, CALIBRATION if calibration is None else calibration
+    calibration = CALIBRATION if calibration is None else calibration
     allowed_loss = ALLOWED_LOSS if allowed_loss is None else allowed_loss
     _check(form, half=half, int8=int8, images=images, calibration=calibration, allowed_loss=allowed_loss, size=size)
     refuse_taken(Path(out))
-    subject = subject_of(run_folder(run), Asked(data, split, size, images))
+    kind, folder_of_run = subject_type(run_folder(run)), run_folder(run)
+    _check_precision(kind, "float16" if half else "int8" if int8 else "float32")
+    subject = kind(folder_of_run, Asked(data, split, size, images))
     with TemporaryDirectory() as temporary, new_folder(Path(out)) as folder:
         made = _Exporter(form, subject, half=half, tolerance=tolerance)
         made.plain(folder)
@@ -126,48 +129,50 @@ def export(
             made.quantised(folder, Path(temporary), subject.calibration(calibration), allowed_loss)
         sizes = made.pack(folder) if packed else {}
         notes = (*subject.notes, *made.notes)
-        rows, count = tuple(made.rows), len(subject.pixels)
+        rows, count = tuple(made.rows), len(subject.rows)
         exported = Exported(Path(out), form.name, made.precision, rows, count, subject.measure, notes)
-        _write(folder, form, subject, made.outputs, sizes, exported)
+        _write(folder, form, subject, made, sizes, exported)
     return exported
 
 
-def subject_of(folder: Path, asked: Asked) -> Subject:
-    """A run of any task that can be exported, with the images it is compared on."""
+def subject_type(folder: Path) -> Any:
+    """What makes a subject of a run and of what was asked for; a UsageError where its task is not exported."""
     task = str(read_config(folder).get("task") or "classification")
     if task not in SUBJECTS:
         why = NOT_EXPORTED.get(task, "patchloom does not know it")
         raise UsageError(f"{printable(str(folder))} is a run of {printable(task)}, which is not exported: {why}")
     module, _, attribute = SUBJECTS[task].partition(":")
-    made: Subject = getattr(import_module(module), attribute)(folder, asked)
-    return made
+    return getattr(import_module(module), attribute)
 
 
 class _Exporter:
     """The graphs of one run, each measured beside it on the same pixels."""
 
     def __init__(self, form: GraphFormat, subject: Subject, *, half: bool, tolerance: float | None) -> None:
-        self.form, self.subject, self.pixels = form, subject, subject.pixels
+        self.form, self.subject, self.shown = form, subject, subject.rows
+        self.parts: tuple[str, ...] = ()
+        self.outputs: tuple[str, ...] = ()
         self.precision = "float16" if half else "float32"
         self.tolerance = TOLERANCE[self.precision] if tolerance is None else tolerance
         self.notes: list[str] = []
         self.rows: list[Row] = []
-        self.expected = answers_of(subject.run, self.pixels)
-        self.outputs = tuple(self.expected)
+        self.expected = answers_of(subject.run, self.shown, subject.batch)
 
     def plain(self, folder: Path) -> None:
         """Write the graph and compare it; a NumericalError above the tolerance."""
-        module = self.subject.module(half=self.precision == "float16").eval()
-        self.form.write(module, torch.from_numpy(self.pixels[:2].repeat(2, 0)[:2]), folder, module.outputs)
-        graph = self.form.open(folder, torch.get_num_threads())
-        row = self._compared(f"{self.form.name} {self.precision}", folder, answers_of(graph, self.pixels))
+        for part in self.subject.traced(half=self.precision == "float16"):
+            self.form.write(part, folder)
+            self.parts, self.outputs = (*self.parts, part.part), (*self.outputs, *part.outputs)
+        graph = self.subject.opened(self.form, folder, torch.get_num_threads())
+        answers = answers_of(graph, self.shown, self.subject.batch)
+        row = self._compared(f"{self.form.name} {self.precision}", folder, answers)
         if row.relative > self.tolerance:
             raise NumericalError(
                 f"{row.what} differs from the run by {row.difference:.2g}, {row.relative:.2g} of its largest output, "
                 f"more than the tolerance of {self.tolerance:g} ({row.agreement:.2f} % the same answers); nothing was "
                 "written. Accept it with --tolerance, or use another format."
             )
-        of_run, of_file = speeds([self.subject.run, graph], self.pixels)
+        of_run, of_file = speeds([self.subject.run, graph], self.shown, self.subject.batch)
         right = self.subject.right(self.expected)
         self.rows = [
             Row("the run, torch float32", 100.0, 0.0, 0.0, right, *of_run, mib=self.subject.weights / 2**20),
@@ -182,15 +187,15 @@ class _Exporter:
             place.mkdir()
             self.form.quantise(folder, place, way, _batches(calibration))
             graph = self.form.open(place, torch.get_num_threads())
-            row = self._compared(f"{self.form.name} {way}", place, answers_of(graph, self.pixels))
-            before, now = speeds([plain, graph], self.pixels)
+            row = self._compared(f"{self.form.name} {way}", place, answers_of(graph, self.shown))
+            before, now = speeds([plain, graph], self.shown)
             row = replace(row, one_ms=now[0], per_second=now[1])
             row = replace(row, why=why_not(row, self.rows[0], before, allowed_loss))
             row = replace(row, kept=not row.why)
             self.rows.append(row)
             if row.kept:
                 self.rows = [replace(r, kept=False) if r is self.rows[1] else r for r in self.rows]
-                for name in self.form.files:
+                for name in self.form.files(self.parts):
                     shutil.copyfile(place / name, folder / name)
                 self.precision = "int8"
                 return
@@ -200,7 +205,7 @@ class _Exporter:
     def pack(self, folder: Path) -> dict[str, int]:
         """Compress the graph where it lies; name of each file → its bytes before."""
         sizes = {}
-        for name in self.form.files:
+        for name in self.form.files(self.parts):
             path = folder / name
             data = path.read_bytes()
             sizes[name] = len(data)
@@ -211,10 +216,10 @@ class _Exporter:
         return sizes
 
     def _compared(self, what: str, folder: Path, found: Outputs) -> Row:
-        gap, share = differences(found, self.expected)
-        counts = self.form.operators(folder)
+        gap, share = self.subject.differences(found, self.expected)
+        counts = sum((self.form.operators(folder, part) for part in self.parts), Counter[str]())
         integer = sum(count for kind, count in counts.items() if is_integer(kind))
-        size = sum((folder / name).stat().st_size for name in self.form.files) / 2**20
+        size = sum((folder / name).stat().st_size for name in self.form.files(self.parts)) / 2**20
         same, right = self.subject.same(found, self.expected), self.subject.right(found)
         return Row(what, same, gap, share, right, 0.0, 0.0, size, integer, sum(counts.values()))
 
@@ -238,9 +243,18 @@ def is_integer(kind: str) -> bool:
     return kind.startswith(("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger"))
 
 
-def _check(form: GraphFormat, *, half: bool, int8: bool, allowed_loss: float, size: int | None, **counts: int) -> None:
+def _check_precision(kind: type[Subject], precision: str) -> None:
+    if precision not in kind.precisions:
+        option = "--half" if precision == "float16" else "--int8"
+        raise UsageError(f"{option} is for runs of classes, vectors and masks; one of {kind.task} is float32")
+
+
+def _check(
+    form: GraphFormat, *, half: bool, int8: bool, allowed_loss: float, size: int | None, **counts: int | None
+) -> None:
     for name, value in counts.items():
-        at_least(name, value, 2)
+        if value is not None:
+            at_least(name, value, 2)
     if size is not None:
         at_least("size", size, 1)
     if half and int8:
@@ -259,15 +273,15 @@ def _write(
     folder: Path,
     form: GraphFormat,
     subject: Subject,
-    outputs: Sequence[str],
+    made: _Exporter,
     packed: Mapping[str, int],
     exported: Exported,
 ) -> None:
     """What stands beside the graph; artefact.json last, with the checksums of all."""
     atomic_write(folder / LABELS, json_bytes(list(subject.labels)))
     atomic_write(folder / PARITY, json_bytes(exported.to_dict()))
-    atomic_write(folder / CARD, artefact_card(subject, tuple(outputs), exported).encode())
-    names = (*(f"{name}{PACKED}" if name in packed else name for name in form.files), LABELS, PARITY, CARD)
+    atomic_write(folder / CARD, artefact_card(subject, made.outputs, exported).encode())
+    names = (*(f"{name}{PACKED}" if name in packed else name for name in form.files(made.parts)), LABELS, PARITY, CARD)
     about: dict[str, Any] = {
         "format": FORMAT,
         "patchloom": __version__,
@@ -275,8 +289,9 @@ def _write(
         "precision": exported.precision,
         "task": subject.task,
         "network": subject.network,
-        "outputs": list(outputs),
-        "input": "pixels, uint8 (batch, height, width, 3), RGB; mean and std are inside the graph",
+        "outputs": list(made.outputs),
+        "parts": list(made.parts),
+        "input": f"pixels, {subject.takes.format('height', 'width')}; mean and std are inside the graph",
         "preprocessing": asdict(subject.shown),
         **subject.told,
         **({"packed": dict(packed)} if packed else {}),

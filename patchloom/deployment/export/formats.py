@@ -1,7 +1,8 @@
 """The formats a run is exported to. A new one is a row here and a file beside it.
 
-Most are graphs, which an artefact holds and `patchloom.load` opens; a page opens by itself. A graph takes pixels,
-(B, H, W, 3) uint8 of any batch B, and gives named float32 arrays; normalisation is inside. A file of a format imports
+Most are graphs, which an artefact holds and `patchloom.load` opens; a page opens by itself. A graph takes arrays,
+mostly pixels, (B, H, W, 3) uint8 of any batch B, and gives named arrays; normalisation is inside. What does not fit one
+graph is several, each called a part. A file of a format imports
 its own package, and torch, in the methods that need them: the light runtime has those of graphs too, and opens what
 they wrote without torch.
 """
@@ -12,11 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from patchloom.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from patchloom.deployment.export.graph import Traced
 
 GRAPHS = {
     "onnx": "patchloom.deployment.export.to_onnx:Onnx",
@@ -24,7 +28,8 @@ GRAPHS = {
     "openvino": "patchloom.deployment.export.to_openvino:OpenVino",
 }
 PAGES = {"html": "patchloom.deployment.export.to_html:Html"}
-Graph = Callable[[np.ndarray], dict[str, np.ndarray]]  # pixels (B, H, W, 3) uint8 → outputs by name
+Graph = Callable[..., dict[str, np.ndarray]]  # arrays in order, mostly pixels (B, H, W, 3) uint8 → outputs by name
+MODEL = "model"  # the part that every artefact has
 
 
 class Format(ABC):
@@ -52,21 +57,25 @@ class PageFormat(Format):
 class GraphFormat(Format):
     """A graph: written from a torch module, opened without its code."""
 
-    files: ClassVar[tuple[str, ...]]  # that make up the graph; the first is the one to open
+    endings: ClassVar[tuple[str, ...]]  # of the files that make up a part; that of the one to open first
     to_open: ClassVar[tuple[str, ...]]  # packages that are imported to open it
     int8_ways: ClassVar[tuple[str, ...]] = ()  # in which it can be quantised, the fastest first
 
-    @abstractmethod
-    def write(self, module: Any, pixels: Any, folder: Path, outputs: Sequence[str]) -> None:
-        """Write the graph of a torch module, traced with some pixels, with a dynamic batch."""
+    def files(self, parts: Iterable[str] = (MODEL,)) -> tuple[str, ...]:
+        """Names of the files of some parts."""
+        return tuple(f"{part}{ending}" for part in parts for ending in self.endings)
 
     @abstractmethod
-    def open(self, folder: Path, threads: int | None = None) -> Graph:
-        """The graph of a folder, ready to answer."""
+    def write(self, traced: "Traced", folder: Path) -> None:
+        """Write one part."""
 
     @abstractmethod
-    def operators(self, folder: Path) -> Counter[str]:
-        """What the graph is made of: kind of operator → how many."""
+    def open(self, folder: Path, threads: int | None = None, part: str = MODEL) -> Graph:
+        """A part of the graph in a folder, ready to answer."""
+
+    @abstractmethod
+    def operators(self, folder: Path, part: str = MODEL) -> Counter[str]:
+        """What a part is made of: kind of operator → how many."""
 
     def quantise(self, folder: Path, out: Path, way: str, batches: Iterable[np.ndarray]) -> None:
         """Write the graph of `folder` in int8 into `out`, calibrated on batches of pixels."""

@@ -4,16 +4,39 @@ Letters: B images of H×W pixels, K classes, C channels of the vector that image
 """
 
 import copy
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from patchloom.deployment.export.formats import MODEL
 from patchloom.models.absorb import absorb
 from patchloom.models.network import Network
 from patchloom.models.upernet import SegmentationNetwork
 
 LOGITS, EMBEDDING, MAPS = "logits", "embedding", "maps"
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One part of what is exported: a module, and the inputs it is traced with."""
+
+    module: nn.Module
+    inputs: Mapping[str, Tensor]  # in the order of the module's parameters
+    outputs: Sequence[str]
+    free: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)  # sides that are of any length; else the first
+    part: str = MODEL
+
+    def dynamic_shapes(self) -> tuple[dict[int, Any], ...]:
+        """As torch.export has them."""
+        return tuple(dict(self.free.get(name, {0: torch.export.Dim.DYNAMIC})) for name in self.inputs)
+
+    @property
+    def bytes(self) -> int:
+        """Of the weights."""
+        return sum(value.numel() * value.element_size() for value in self.module.state_dict().values())
 
 
 class FromPixels(nn.Module):
@@ -32,9 +55,13 @@ class FromPixels(nn.Module):
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
         """(B, H, W, 3) uint8 → float32 outputs by name."""
-        images = (pixels.to(torch.float32) * self.scale + self.shift).permute(0, 3, 1, 2)  # (B, 3, H, W)
+        images = self.normalised(pixels)
         found = self.answers(images.half() if self.half_precision else images)
         return {name: found[name].float() for name in self.outputs}
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """(B, H, W, 3) uint8 → (B, 3, H, W)."""
+        return (pixels.to(torch.float32) * self.scale + self.shift).permute(0, 3, 1, 2)
 
     def answers(self, images: Tensor) -> dict[str, Tensor]:
         """What the network says of (B, 3, H, W), normalised."""

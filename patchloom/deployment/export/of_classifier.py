@@ -12,7 +12,8 @@ from patchloom.data.sources.source import open_data
 from patchloom.deployment.classifier import Classifier, load
 from patchloom.deployment.evaluations import Shown
 from patchloom.deployment.export.graph import EMBEDDING, LOGITS, Classes, FromPixels, Vectors
-from patchloom.deployment.export.subject import Asked, Outputs, Subject, data_of, spread
+from patchloom.deployment.export.parity import Outputs
+from patchloom.deployment.export.subject import Asked, Subject, data_of, spread
 from patchloom.errors import DataError, UsageError
 
 
@@ -31,7 +32,7 @@ class ClassifierSubject(Subject):
         self.weights = sum(v.numel() * v.element_size() for v in self.classifier.model.state_dict().values())
         self._place = asked.data or data_of(self.classifier.folder)
         self._pictures, self.notes = self._open(asked.split)
-        self.pixels, self._truth = self._pixels(self._pictures, asked.images)
+        self.rows, self._truth = self._pixels(self._pictures, asked.images or self.most)
         names = ", ".join(self.labels[:20]) + (" …" if len(self.labels) > 20 else "")
         self.answers = f"{len(self.labels)} classes: {names}" if self.decides else "One vector per image."
         if not self.decides:

@@ -14,7 +14,8 @@ from patchloom.data.pictures.image_batch import normalise
 from patchloom.data.sets import PictureSet
 from patchloom.deployment.class_maps import ClassMaps, Showing
 from patchloom.deployment.export.graph import MAPS, FromPixels, Maps
-from patchloom.deployment.export.subject import Asked, Outputs, Subject, data_of, spread
+from patchloom.deployment.export.parity import Outputs
+from patchloom.deployment.export.subject import Asked, Subject, data_of, spread
 from patchloom.deployment.masked_data import open_masks
 from patchloom.deployment.segmenter import load_segmentation
 from patchloom.errors import DataError, UsageError
@@ -51,7 +52,7 @@ class SegmenterSubject(Subject):
                 f"the run sees a picture whole, the artefact through windows of {window[0]}×{window[1]} pixels"
             )
         self.notes = tuple(notes)
-        self.pixels, self._truth = self._windows(pictures, asked.images)
+        self.rows, self._truth = self._windows(pictures, asked.images or self.most)
 
     def module(self, *, half: bool) -> FromPixels:
         """Logits at a quarter of the sides."""
@@ -68,7 +69,7 @@ class SegmenterSubject(Subject):
         try:
             pictures, _ = open_masks(self._place, "train", self._folder)
         except (DataError, UsageError):
-            return self.pixels[:count]
+            return self.rows[:count]
         return self._windows(pictures, count)[0]
 
     def same(self, found: Outputs, expected: Outputs) -> float:

@@ -1,14 +1,14 @@
 """The run and an exported file on the same images: what each answers, how often it is right, how fast it is here."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from patchloom.deployment.export.formats import Graph
-from patchloom.deployment.export.subject import Outputs
 
+Outputs = Mapping[str, np.ndarray]  # of all images: name → (N, …)
 BATCH = 32
 ROUNDS = 5
 # Of the largest output of the run: float32 sums in another order, and 11 bits of a float16.
@@ -25,7 +25,7 @@ class Row:
     relative: float  # the same as a share of the largest output of the run
     accuracy: float | None  # in percent; what it is, the export's `measure` says
     one_ms: float  # milliseconds for one image
-    per_second: float  # images, in batches of 32
+    per_second: float  # images, in batches
     mib: float  # of the file; of the run its weights
     integer: int = 0  # operators that compute with integers
     operators: int = 0
@@ -55,9 +55,9 @@ def columns(measure: str) -> tuple[str, ...]:
     return "", *(f"#{name}" for name in (*numbers, "integer operators")), "kept"
 
 
-def answers_of(graph: Graph, pixels: np.ndarray) -> Outputs:
-    """What a graph says of all pixels, a batch at a time."""
-    parts = [graph(pixels[start : start + BATCH]) for start in range(0, len(pixels), BATCH)]
+def answers_of(graph: Graph, rows: np.ndarray, batch: int = BATCH) -> Outputs:
+    """What a graph says of all rows, a batch at a time."""
+    parts = [graph(rows[start : start + batch]) for start in range(0, len(rows), batch)]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -71,12 +71,12 @@ def differences(found: Outputs, run: Outputs) -> tuple[float, float]:
     return worst, share
 
 
-def speeds(graphs: Sequence[Graph], pixels: np.ndarray) -> list[tuple[float, float]]:
+def speeds(graphs: Sequence[Graph], rows: np.ndarray, batch: int = BATCH) -> list[tuple[float, float]]:
     """Of each: milliseconds for one image, images per second in batches; the best of rounds in which they take turns.
 
     In turns, so that whatever else the machine does slows all of them alike.
     """
-    one, many = pixels[:1], pixels[np.arange(BATCH) % len(pixels)]
+    one, many = rows[:1], rows[np.arange(batch) % len(rows)]
     best = [[float("inf"), float("inf")] for _ in graphs]
     for number in range(ROUNDS + 1):
         for graph, times in zip(graphs, best, strict=True):
@@ -85,4 +85,4 @@ def speeds(graphs: Sequence[Graph], pixels: np.ndarray) -> list[tuple[float, flo
                 graph(given)
                 if number:  # the first call of a graph prepares it
                     times[place] = min(times[place], time.perf_counter() - began)
-    return [(1000 * single, len(many) / batch) for single, batch in best]
+    return [(1000 * single, len(many) / together) for single, together in best]

@@ -1,23 +1,24 @@
 """A run as it is exported: what is traced, the images it is compared on, and what counts as an answer about them.
 
-One file per kind of run: `of_classifier.py`, `of_segmenter.py`. The table of tasks is in `export.py`.
+One file per kind of run: `of_classifier.py`, `of_segmenter.py`, `of_detector.py`. The table of tasks is in `export.py`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from patchloom.data.sets import ImageSet
-from patchloom.deployment.export.graph import FromPixels
+from patchloom.deployment.export.formats import MODEL, Graph, GraphFormat
+from patchloom.deployment.export.graph import FromPixels, Traced
+from patchloom.deployment.export.parity import BATCH, Outputs, differences
 from patchloom.errors import DataError, UsageError
 from patchloom.runs.config import Preprocessing
 from patchloom.runs.record import read_run_record
-
-Outputs = Mapping[str, np.ndarray]  # of all images: name → (N, …) float32
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,16 @@ class Asked:
     data: str | None
     split: str | None
     size: int | None
-    images: int
+    images: int | None  # at most; by default the subject's own number
 
 
 class Subject(ABC):
     """One run."""
 
     measure: ClassVar[str]  # what `right` tells, in percent
+    precisions: ClassVar[tuple[str, ...]] = ("float32", "float16", "int8")
+    most: ClassVar[int] = 1000  # images that are compared
+    batch: ClassVar[int] = BATCH  # of them that are seen together
 
     task: str
     network: str  # its name
@@ -41,14 +45,28 @@ class Subject(ABC):
     shown: Preprocessing
     weights: int  # bytes
     notes: tuple[str, ...]
-    pixels: np.ndarray  # (N, H, W, 3) uint8, of the images that are compared
+    rows: np.ndarray  # (N, …) of what is compared: pixels (N, H, W, 3) uint8
+    takes: str = "uint8 (batch, {0}, {1}, 3), RGB"  # what `pixels` are, of height and width
     told: Mapping[str, Any]  # what `artefact.json` says beside what all artefacts do
     answers: str  # a sentence of the card
     use: str  # a line of Python
 
-    @abstractmethod
     def module(self, *, half: bool) -> FromPixels:
-        """What is traced."""
+        """What is traced, where it is one part."""
+        raise NotImplementedError
+
+    def traced(self, *, half: bool) -> Sequence[Traced]:
+        """What is traced, part by part."""
+        module = self.module(half=half).eval()
+        return [Traced(module, {"pixels": torch.from_numpy(self.rows[:2].repeat(2, 0)[:2])}, module.outputs)]
+
+    def opened(self, form: GraphFormat, folder: Path, threads: int) -> Graph:
+        """What answers about rows from the files of a folder."""
+        return form.open(folder, threads, MODEL)
+
+    def differences(self, found: Outputs, expected: Outputs) -> tuple[float, float]:
+        """The largest from the run, and the same as a share of the run's largest number."""
+        return differences(found, expected)
 
     @abstractmethod
     def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:

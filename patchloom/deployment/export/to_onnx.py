@@ -3,18 +3,21 @@
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from patchloom.deployment.export.formats import Graph, GraphFormat
+from patchloom.deployment.export.formats import MODEL, Graph, GraphFormat
 from patchloom.errors import CheckpointError, UsageError
 
-MODEL = "model.onnx"
+if TYPE_CHECKING:
+    from patchloom.deployment.export.graph import Traced
+
+ENDING = ".onnx"
 # A protocol buffer ends at 2 GiB.
 MOST_BYTES = (1 << 31) - (1 << 20)
 PRODUCTS = ("MatMul", "Gemm", "Conv")
@@ -25,37 +28,36 @@ class Onnx(GraphFormat):
     """One file of opset 20."""
 
     name = "onnx"
-    files = (MODEL,)
+    endings = (ENDING,)
     to_write = ("onnx", "onnxscript", "onnxruntime")
     to_open = ("onnxruntime",)
     install = "pip install 'patchloom[export]', or without torch pip install patchloom-runtime"
     int8_ways = (EVERY_OPERATOR, PRODUCTS_ALONE)
 
-    def write(self, module: Any, pixels: Any, folder: Path, outputs: Sequence[str]) -> None:
+    def write(self, traced: "Traced", folder: Path) -> None:
         """By torch.export, decomposed into ONNX's operators and folded by onnxscript's optimiser."""
         import torch
 
-        size = sum(value.numel() * value.element_size() for value in module.state_dict().values())
-        if size > MOST_BYTES:
+        if traced.bytes > MOST_BYTES:
             raise UsageError(
-                f"the weights have {size:,} bytes, an ONNX file at most {MOST_BYTES:,}; use --half, or --to torch"
+                f"the weights have {traced.bytes:,} bytes, an ONNX file at most {MOST_BYTES:,}; "
+                "use --half, or --to torch"
             )
-        batch = {0: torch.export.Dim.DYNAMIC}
         with _quiet():
             program = torch.onnx.export(
-                module,
-                (pixels,),
-                input_names=["pixels"],
-                output_names=list(outputs),
-                dynamic_shapes=(batch,),
+                traced.module,
+                tuple(traced.inputs.values()),
+                input_names=list(traced.inputs),
+                output_names=list(traced.outputs),
+                dynamic_shapes=traced.dynamic_shapes(),
                 opset_version=20,
                 dynamo=True,
                 verbose=False,
             )
         assert program is not None
-        program.save(str(folder / MODEL), external_data=False)
+        program.save(str(folder / f"{traced.part}{ENDING}"), external_data=False)
 
-    def open(self, folder: Path, threads: int | None = None) -> Graph:
+    def open(self, folder: Path, threads: int | None = None, part: str = MODEL) -> Graph:
         """A session on the CPU; all cores where `threads` is None."""
         self.refuse_missing(self.to_open)
         import onnxruntime
@@ -66,18 +68,19 @@ class Onnx(GraphFormat):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if threads is not None:
             options.intra_op_num_threads = threads
+        path = folder / f"{part}{ENDING}"
         try:
-            session = onnxruntime.InferenceSession(str(folder / MODEL), options, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has an exception per status, none with a public base
-            raise CheckpointError(f"{folder / MODEL} cannot be opened: {_first_line(error)}.") from error
-        names = [output.name for output in session.get_outputs()]
+            raise CheckpointError(f"{path} cannot be opened: {_first_line(error)}.") from error
+        given, names = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
 
-        def answer(pixels: np.ndarray) -> dict[str, np.ndarray]:
-            return dict(zip(names, session.run(None, {"pixels": pixels}), strict=True))
+        def answer(*arrays: np.ndarray) -> dict[str, np.ndarray]:
+            return dict(zip(names, session.run(None, dict(zip(given, arrays, strict=True))), strict=True))
 
         return answer
 
-    def operators(self, folder: Path) -> Counter[str]:
+    def operators(self, folder: Path, part: str = MODEL) -> Counter[str]:
         """Of the graph as onnxruntime runs it, after its own fusions: a quantiser that did nothing shows there."""
         import onnx
         import onnxruntime
@@ -85,8 +88,9 @@ class Onnx(GraphFormat):
         with TemporaryDirectory() as temporary:
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 3
-            options.optimized_model_filepath = str(Path(temporary, MODEL))
-            onnxruntime.InferenceSession(str(folder / MODEL), options, providers=["CPUExecutionProvider"])
+            options.optimized_model_filepath = str(Path(temporary, f"optimised{ENDING}"))
+            path = folder / f"{part}{ENDING}"
+            onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             return Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
 
     def quantise(self, folder: Path, out: Path, way: str, batches: Iterable[np.ndarray]) -> None:
@@ -111,15 +115,15 @@ class Onnx(GraphFormat):
                 return None if pixels is None else {"pixels": pixels}
 
         with _quiet(), TemporaryDirectory() as temporary:
-            prepared = Path(temporary, MODEL)
-            quant_pre_process(str(folder / MODEL), str(prepared), skip_symbolic_shape=True)
+            prepared = Path(temporary, f"prepared{ENDING}")
+            quant_pre_process(str(folder / f"{MODEL}{ENDING}"), str(prepared), skip_symbolic_shape=True)
             graph = onnx.load(str(prepared)).graph
             weights = {value.name for value in graph.initializer}
             from_left = [n.name for n in graph.node if n.op_type == "MatMul" and n.input[0] in weights]
             only = {"op_types_to_quantize": list(PRODUCTS)} if way == PRODUCTS_ALONE else {}
             quantize_static(
                 str(prepared),
-                str(out / MODEL),
+                str(out / f"{MODEL}{ENDING}"),
                 Reader(),
                 quant_format=QuantFormat.QDQ,
                 activation_type=QuantType.QUInt8,

@@ -1,0 +1,196 @@
+"""What `artefact.json` says of an exported model, read and checked. Without torch: it is part of the runtime."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from patchloom.data.pictures.evaluation_transform import EvaluationTransform
+from patchloom.deployment.export.formats import GRAPHS, MODEL, graph_format
+from patchloom.deployment.object_choice import LEVELS, Choice
+from patchloom.errors import CheckpointError, UsageError
+from patchloom.foreign import check_shape, own_sha256, parse_json, read_plain
+from patchloom.printable import printable
+
+FILE, LABELS, PARITY, CARD = "artefact.json", "labels.json", "parity.json", "README.md"
+PACKED = ".z"
+FORMAT = 1
+MOST_GRAPH = 1 << 34  # bytes
+_SHAPE = {
+    "format": int,
+    "to": str,
+    "precision": str,
+    "task": str,
+    "network": str,
+    "outputs": list[str],
+    "preprocessing": {"image_size": list[int], "crop_ratio": float, "interpolation": str, "resize": str},
+    "windows?": {"stride": list[int], "short_side": int},
+    "detection?": {
+        "anchors": list[list[list[float]]],
+        "before": int,
+        "proposals": int,
+        "proposal_overlap": float,
+        "min_score": float,
+        "overlap": float,
+        "most": int,
+        "cut": bool,
+        "short": int,
+        "long": int,
+    },
+    "parts?": list[str],
+    "packed?": dict[str, int],
+    "files": dict[str, str],
+    "own_sha256": str,
+}
+# Task → what answers.
+TASKS = {
+    "classification": "patchloom.deployment.artefact:ArtefactClassifier",
+    "embedding": "patchloom.deployment.artefact:ArtefactClassifier",
+    "segmentation": "patchloom.deployment.artefact_segmenter:ArtefactSegmenter",
+    "detection": "patchloom.deployment.artefact_detector:ArtefactDetector",
+}
+# Parts that the graph of a task has, where there are more than one.
+PARTS = {"detection": {MODEL, "regions"}}
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+RESIZES = ("short_side", "square")
+MOST_PIXELS = 4096  # of a side
+MOST_BOXES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How pictures of any size are seen by a graph for images of one size."""
+
+    stride: tuple[int, int] = (1, 1)  # pixels from one to the next, down and right
+    short_side: int = 0  # that pictures are resized to; 0: they stay as they are
+
+
+@dataclass(frozen=True)
+class About:
+    """What `artefact.json` says."""
+
+    to: str  # a format's name
+    precision: str  # float32, float16 or int8
+    task: str
+    network: str
+    outputs: tuple[str, ...]
+    transform: EvaluationTransform
+    files: Mapping[str, str]  # name → SHA-256
+    windows: Windows = Windows()
+    packed: Mapping[str, int] = field(default_factory=dict)  # file of the graph → its bytes where it is unpacked
+    choice: Choice | None = None  # of objects
+    parts: tuple[str, ...] = (MODEL,)  # of the graph
+
+
+def is_artefact(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a folder that `patchloom export` left."""
+    return os.path.isfile(os.path.join(path, FILE))
+
+
+def read_about(folder: Path) -> About:
+    """What stands in `artefact.json`, checked."""
+    path = folder / FILE
+    if not is_artefact(folder):
+        raise UsageError(
+            f"{printable(str(folder))} is no artefact: it has no {FILE}. `patchloom export RUN --out FOLDER` makes one"
+        )
+    try:
+        values = parse_json(read_whole(path))
+        check_shape(values, {"format": int})
+        if values["format"] > FORMAT:
+            raise CheckpointError(
+                f"{path} has format {values['format']}, written by a newer patchloom; this one reads up to {FORMAT}. "
+                "Update it."
+            )
+        check_shape(values, _SHAPE)
+        if values["own_sha256"] != own_sha256(values):
+            raise ValueError("its checksum is not its own")
+        about = About(
+            _one_of("to", values["to"], GRAPHS),
+            values["precision"],
+            _one_of("task", values["task"], TASKS),
+            values["network"],
+            tuple(values["outputs"]),
+            _transform(values["preprocessing"]),
+            {_plain(name): digest for name, digest in values["files"].items()},
+            _windows(values["windows"]) if "windows" in values else Windows(),
+            {_plain(name): _size(size) for name, size in values.get("packed", {}).items()},
+            _choice(values["detection"]) if "detection" in values else None,
+            tuple(map(_plain, values.get("parts", [MODEL]))),
+        )
+        _check(about)
+        return about
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise CheckpointError(f"{path} is damaged: {error}. Export it again.") from error
+
+
+def _check(about: About) -> None:
+    """A ValueError where it does not say all that its task needs."""
+    files = [f"{name}{PACKED}" if name in about.packed else name for name in graph_format(about.to).files(about.parts)]
+    if missing := [name for name in (*files, LABELS) if name not in about.files]:
+        raise ValueError(f"it has no checksum of {', '.join(missing)}")
+    wanted = PARTS.get(about.task, {MODEL})
+    if not wanted <= set(about.parts):
+        raise ValueError(f"its parts are {', '.join(about.parts)}, expected {', '.join(sorted(wanted))}")
+    if about.task == "detection" and about.choice is None:
+        raise ValueError("it has no field 'detection'")
+
+
+def _transform(values: Mapping[str, Any]) -> EvaluationTransform:
+    size, ratio = values["image_size"], values["crop_ratio"]
+    fits = len(size) == 2 and all(0 < side <= MOST_PIXELS for side in size)
+    if not fits or not 0 < ratio <= 1 or max(size) / ratio > 2 * MOST_PIXELS:
+        raise ValueError(f"pictures of {size} pixels at a crop ratio of {ratio} cannot be shown")
+    return EvaluationTransform(
+        (size[0], size[1]),
+        ratio,
+        _one_of("interpolation", values["interpolation"], INTERPOLATIONS),
+        _one_of("resize", values["resize"], RESIZES),
+    )
+
+
+def _size(size: int) -> int:
+    if not 0 < size <= MOST_GRAPH:
+        raise ValueError(f"a graph of {size:,} bytes is not opened, at most {MOST_GRAPH:,} are")
+    return size
+
+
+def _windows(values: Mapping[str, Any]) -> Windows:
+    stride, side = values["stride"], values["short_side"]
+    if len(stride) != 2 or not all(0 < step <= MOST_PIXELS for step in stride) or not 0 <= side <= MOST_PIXELS:
+        raise ValueError(f"windows {stride} pixels apart on pictures resized to {side} cannot be shown")
+    return Windows((stride[0], stride[1]), side)
+
+
+def _choice(values: Mapping[str, Any]) -> Choice:
+    told = {name: values[name] for name in Choice.__dataclass_fields__}
+    anchors = told.pop("anchors")
+    shares = [told[name] for name in ("proposal_overlap", "min_score", "overlap")]
+    counts = [told[name] for name in ("before", "proposals", "most", "short", "long")]
+    fits = len(anchors) == LEVELS + 1 and all(len(box) == 4 for around in anchors for box in around) and all(anchors)
+    if not fits or not all(0 <= share <= 1 for share in shares) or not all(0 <= n <= MOST_BOXES for n in counts):
+        raise ValueError(f"objects cannot be chosen by {told} and anchors of {len(anchors)} maps")
+    return Choice(tuple(tuple(tuple(map(float, box)) for box in around) for around in anchors), **told)
+
+
+def _one_of(name: str, value: str, known: Iterable[str]) -> str:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
+    return value
+
+
+def _plain(name: str) -> str:
+    if not name or name.startswith(".") or os.sep in name or "\0" in name:
+        raise ValueError(f"it names a file {name!r}, expected a plain name of its own folder")
+    return name
+
+
+def read_whole(path: Path) -> bytes:
+    """A file of an artefact; a CheckpointError where it cannot be read."""
+    try:
+        return read_plain(path, MOST_GRAPH)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}. Export it again.") from error

@@ -1,0 +1,45 @@
+"""Pictures with objects, as a detector is measured on them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.sets import ImageSet, PictureSet
+from patchloom.data.sources.source import open_data
+from patchloom.errors import DataError, UsageError
+from patchloom.runs.record import read_run_record
+
+
+def open_objects(
+    folder: Path, data: str, split: str | None, classes: Sequence[str], reading: Reading = AS_IT_IS
+) -> tuple[PictureSet, list[str]]:
+    """A split of data, objects numbered by a run's classes; and notes."""
+    if split not in (None, "train", "val", "test"):
+        raise UsageError(f"--split is {split!r}, expected train, val or test")
+    splits = open_data(data, labelled=False, reading=reading)
+    images = getattr(splits, split or "val")
+    if images is None:
+        raise UsageError(f"{splits.name} has no test split; it has train and val")
+    assert isinstance(images, PictureSet)
+    if not images.pictures.object_names:
+        raise DataError(f"{splits.name}: no boxes to compare with")
+    found = read_run_record(folder)
+    told = telling(images, tuple(classes), found.level if found else None)
+    unknown = [
+        name for name, number in zip(images.pictures.object_names, told.categories or (), strict=False) if number < 0
+    ]
+    if len(unknown) == len(images.pictures.object_names):
+        raise DataError(f"{splits.name}: none of its classes is one of {', '.join(classes[:5])}")
+    notes = [f"the run does not know {', '.join(unknown[:5])}: their objects do not count"] if unknown else []
+    return told, notes
+
+
+def telling(images: ImageSet, classes: tuple[str, ...], level: str | None) -> PictureSet:
+    """The same pictures with objects numbered by `classes`."""
+    assert isinstance(images, PictureSet)
+    pictures = images
+    coarse: dict[str, str] = {}
+    if level is not None and level in pictures.classes.levels:
+        names, numbers = pictures.classes.levels[level]
+        coarse = {fine: names[number] for fine, number in zip(pictures.classes.names, numbers, strict=True)}
+    return pictures.telling(classes, coarse)

@@ -1,0 +1,173 @@
+"""A detector as graphs and rules in numpy finds what the network finds; its artefact is a detector."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision.ops import batched_nms
+
+import patchloom
+from patchloom.deployment.artefact import load
+from patchloom.deployment.export.detection_graph import traced_detector
+from patchloom.deployment.export.export import Exported, export
+from patchloom.deployment.export.formats import GRAPHS, graph_format
+from patchloom.deployment.export.of_detector import DetectorSubject, as_array, choice_of, pairs
+from patchloom.deployment.object_choice import Regions, apart
+from patchloom.errors import CheckpointError, UsageError
+from patchloom.foreign import own_sha256
+from patchloom.models.detector import Detector
+from patchloom.runs.config import Preprocessing
+from patchloom.tasks.plan import TrainingSettings
+from patchloom.training.run import run_training
+from tests.deployment.test_export import needs_onnx
+from tests.models.test_detector import BACKBONES, SIDE, detector
+from tests.test_detection import TINY
+
+ROOT = Path(__file__).parent.parent.parent
+SHOWN = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), (SIDE, SIDE), 1.0)
+
+
+def canvases(count: int = 3) -> np.ndarray:
+    """Noise, of which pictures fill a part."""
+    rows = np.zeros(count, [("pixels", np.uint8, (SIDE, SIDE, 3)), ("extent", np.int64, (4,))])
+    rows["pixels"] = np.random.default_rng(0).integers(0, 256, rows["pixels"].shape)
+    rows["extent"] = [(40, SIDE, 80, 128), (SIDE, 30, 128, 60), (20, 20, 20, 20)][:count]
+    return rows
+
+
+def subject_of(network: Detector) -> DetectorSubject:
+    made = DetectorSubject.__new__(DetectorSubject)
+    made.model, made.shown, made.rows = network, SHOWN, canvases()
+    made.choice = choice_of(network, type("View", (), {"short": None, "long": None}))
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", GRAPHS)
+@pytest.mark.parametrize("name", BACKBONES)
+def test_graphs_and_rules_find_what_the_network_finds(name: str, to: str, tmp_path: Path) -> None:
+    form = graph_format(to)
+    for package in form.to_write:
+        pytest.importorskip(package, reason=f"{package} is not installed: {form.install}")
+    network = detector(name, masks=name != "mixer_s16", min_score=0.2, most=20).eval()
+    with torch.no_grad():
+        for module in (network.rpn.head, network.roi_heads):
+            for parameter in module.parameters():
+                parameter.normal_(0, 0.05 if parameter.ndim > 1 else 0.3)
+    subject = subject_of(network)
+    for part in traced_detector(network, SHOWN, subject.rows[:2]):
+        form.write(part, tmp_path)
+    graph = subject.opened(form, tmp_path, 1)
+    for rows in (subject.rows, subject.rows[2:]):
+        found, expected = graph(rows), subject.run(rows)
+        assert sum(len(one.scores) for one in expected["found"]) > len(rows)
+        assert subject.same(found, expected) == 100.0
+        pixels, share = subject.differences(found, expected)
+        assert pixels <= 1e-3
+        assert share <= 1e-4
+
+
+def test_overlaps_are_left_out_as_torchvision_does() -> None:
+    generator = torch.Generator().manual_seed(0)
+    corners = torch.rand(300, 2, generator=generator) * 50
+    boxes = torch.cat([corners, corners + 5 + torch.rand(300, 2, generator=generator) * 20], 1)
+    scores, groups = torch.rand(300, generator=generator), torch.randint(0, 4, (300,), generator=generator)
+    kept = apart(boxes.numpy(), scores.numpy(), groups.numpy(), 0.5)
+    assert kept.tolist() == batched_nms(boxes, scores, groups, 0.5).tolist()
+    assert apart(np.zeros((0, 4), np.float32), np.zeros(0), np.zeros(0), 0.5).tolist() == []
+
+
+def test_objects_are_paired_once_and_by_class() -> None:
+    boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 10.1], [20, 20, 30, 30]], np.float32)
+    ours = Regions(boxes, np.array([1, 1, 2]), np.array([0.9, 0.8, 0.7], np.float32))
+    assert sorted(map(tuple, pairs(ours, ours).tolist())) == [(0, 0), (1, 1), (2, 2)]
+    assert len(pairs(ours, replace(ours, labels=np.array([1, 1, 1])))) == 2
+    assert len(pairs(ours, Regions(boxes[:0], ours.labels[:0], ours.scores[:0]))) == 0
+
+
+# A run ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("detection") / "run"
+    given: dict[str, Any] = {"task": "detect", "level": "coarse", "model": "resmlp_s12", "epochs": 1, "size": 32}
+    small = TINY | {"detect.min_score": 0.05}
+    data = "shapes:count=16,size=32"
+    run_training(TrainingSettings(data=data, out=str(folder), changes=small, workers=0, batch=4, **given))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path) -> Exported:
+    needs_onnx()
+    return export(str(run), str(run.parent / "artefact"))
+
+
+def test_an_artefact_is_a_detector(run: Path, exported: Exported) -> None:
+    _, file = exported.rows
+    assert (exported.measure, exported.images) == ("box AP", 16)
+    assert (file.agreement, file.accuracy) == (100.0, exported.rows[0].accuracy)
+    artefact, detector = patchloom.load(exported.folder), patchloom.load(run, device="cpu")
+    picture = np.random.default_rng(0).integers(0, 256, (32, 24, 3), dtype=np.uint8)  # of the canvas' scale
+    found, wanted = (model.predict([picture, picture[:20]], min_score=0.0) for model in (artefact, detector))
+    assert [len(each) for each in found] == [len(each) for each in wanted]
+    for one, other in zip(found[0] + found[1], wanted[0] + wanted[1], strict=True):
+        assert (one.name, pytest.approx(one.score, abs=1e-4)) == (other.name, other.score)
+        assert np.allclose(one.box, other.box, atol=1e-2)
+        assert (one.mask((32, 24)) == other.mask((32, 24))).mean() > 0.99
+    assert isinstance(artefact.predict(picture), list)
+    with pytest.raises(UsageError, match="min_score is 2"):
+        artefact.predict(picture, min_score=2)
+
+
+def test_the_runtime_finds_objects_without_torch(exported: Exported, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "runtime" / "build.py", tmp_path], check=True)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import numpy, patchloom_runtime\n"
+        f"model = patchloom_runtime.load({str(exported.folder)!r})\n"
+        "print(len(model.predict(numpy.full((50, 40, 3), 90, numpy.uint8), min_score=0.0)) > 0)\n"
+        "print({'torch', 'patchloom', 'timm', 'torchvision'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == ["True", "set()"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"parts": ["model"]}, "its parts are model, expected model, regions"),
+        ({"detection": {"anchors": []}}, "has no field"),
+        ({"files": {}}, r"it has no checksum of model\.onnx"),
+    ],
+)
+def test_an_artefact_that_does_not_tell_all_is_refused(
+    exported: Exported, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    about = json.loads((exported.folder / "artefact.json").read_text()) | changed
+    (tmp_path / "artefact.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
+    with pytest.raises(CheckpointError, match=f"artefact.json is damaged: .*{said}"):
+        load(tmp_path)
+
+
+def test_boxes_that_are_off_or_missing_are_a_difference() -> None:
+    subject = subject_of(detector("resmlp_s12", min_score=0.2).eval())
+    expected = subject.run(subject.rows)
+    moved = [replace(one, boxes=one.boxes + np.float32(0.1)) for one in expected["found"]]
+    assert subject.differences({"found": as_array(moved)}, expected)[1] > 1e-3
+    less = [Regions(one.boxes[::2], one.labels[::2], one.scores[::2]) for one in expected["found"]]
+    assert subject.differences({"found": as_array(less)}, expected)[1] > 1e-2
+
+
+def test_int8_of_a_detector_is_refused_first(run: Path, tmp_path: Path) -> None:
+    for option in ("int8", "half"):
+        with pytest.raises(UsageError, match=f"--{option} is for runs of classes, vectors and masks; one of detection"):
+            export(str(run), str(tmp_path / "x"), **{option: True})
+    assert list(tmp_path.iterdir()) == []
