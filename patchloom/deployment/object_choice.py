@@ -16,6 +16,7 @@ import numpy as np
 Sizes = np.ndarray  # (B, 2): height and width of the pictures on their canvases
 LEVELS = 4  # maps that regions are read from
 MOST_SCALED = math.log(1000 / 16)  # of the logarithm that a side of an anchor is scaled by
+AT_ONCE = 128  # boxes that are compared with all others together
 LEAST_PROPOSAL, LEAST_OBJECT = 1e-3, 1e-2  # pixels of a side
 USUAL_SIDE, USUAL_LEVEL, FIRST_LEVEL = 224, 4, 2  # a region of 224² is read from the map of stride 2⁴
 
@@ -63,7 +64,7 @@ def proposals_of(
     found, likely, map_of = inside(np.concatenate(boxes), size), np.concatenate(scores), np.concatenate(maps)
     large = ((found[:, 2:] - found[:, :2]) >= LEAST_PROPOSAL).all(1)
     found, likely, map_of = found[large], likely[large], map_of[large]
-    return found[apart(found, likely, map_of, choice.proposal_overlap)[: choice.proposals]]
+    return found[apart(found, likely, map_of, choice.proposal_overlap, choice.proposals)]
 
 
 def objects_of(scores: np.ndarray, boxes: np.ndarray, size: np.ndarray, choice: Choice) -> Regions:
@@ -73,7 +74,7 @@ def objects_of(scores: np.ndarray, boxes: np.ndarray, size: np.ndarray, choice: 
     found, likely = inside(boxes[region, label], size), scores[region, label]
     large = ((found[:, 2:] - found[:, :2]) >= LEAST_OBJECT).all(1)
     found, likely, label = found[large], likely[large], label[large]
-    kept = apart(found, likely, label, choice.overlap)[: choice.most]
+    kept = apart(found, likely, label, choice.overlap, choice.most)
     return Regions(found[kept], label[kept], likely[kept])
 
 
@@ -99,27 +100,38 @@ def inside(boxes: np.ndarray, size: np.ndarray) -> np.ndarray:
     return np.clip(boxes, 0, np.array([width, height] * 2, np.float32))
 
 
-def apart(boxes: np.ndarray, scores: np.ndarray, groups: np.ndarray, overlap: float) -> np.ndarray:
-    """Places of the boxes that overlap no likelier one of their group by more than that IoU, likeliest first."""
-    kept = [own[_apart(boxes[own], scores[own], overlap)] for own in (np.flatnonzero(groups == g) for g in set(groups))]
+def apart(boxes: np.ndarray, scores: np.ndarray, groups: np.ndarray, overlap: float, most: int) -> np.ndarray:
+    """Places of the `most` likeliest boxes that overlap no likelier one of their group by more than that IoU."""
+    own = [np.flatnonzero(groups == group) for group in np.unique(groups)]
+    kept = [places[_apart(boxes[places], scores[places], overlap, most)] for places in own]
     found = np.concatenate(kept) if kept else np.empty(0, np.int64)
-    return found[np.argsort(-scores[found], kind="stable")]
+    return found[np.argsort(-scores[found], kind="stable")][:most]
 
 
-def _apart(boxes: np.ndarray, scores: np.ndarray, overlap: float) -> np.ndarray:
+def _apart(boxes: np.ndarray, scores: np.ndarray, overlap: float, most: int) -> np.ndarray:
     order = np.argsort(-scores, kind="stable")
-    x0, y0, x1, y1 = boxes[order].T
-    areas, left, kept = (x1 - x0) * (y1 - y0), np.ones(len(order), bool), []
-    for i in range(len(order)):
-        if not left[i]:
-            continue
-        kept.append(i)
-        rest = slice(i + 1, None)
-        width = np.minimum(x1[i], x1[rest]) - np.maximum(x0[i], x0[rest])
-        height = np.minimum(y1[i], y1[rest]) - np.maximum(y0[i], y0[rest])
-        both = np.maximum(width, 0) * np.maximum(height, 0)
-        left[rest] &= ~(both > np.float32(overlap) * (areas[i] + areas[rest] - both))
-    return order[kept]
+    boxes = boxes[order]
+    sides = boxes[:, 2:] - boxes[:, :2]
+    areas, left = sides[:, 0] * sides[:, 1], np.ones(len(order), bool)
+    kept: list[int] = []
+    for start in range(0, len(order), AT_ONCE):
+        if len(kept) >= most:
+            break
+        rows = np.arange(start, min(start + AT_ONCE, len(order)))
+        rows = rows[left[rows]]
+        low, high = (np.ascontiguousarray(each.T) for each in (boxes[:, :2], boxes[:, 2:]))
+        width, height = (
+            np.minimum(high[axis, rows, None], high[axis, None, start:])
+            - np.maximum(low[axis, rows, None], low[axis, None, start:])
+            for axis in (0, 1)
+        )
+        both = np.maximum(width, 0) * np.maximum(height, 0)  # (rows, boxes from `start` on)
+        over = both > np.float32(overlap) * (areas[rows, None] + areas[None, start:] - both)
+        for row, hides in zip(rows.tolist(), over, strict=True):
+            if left[row]:
+                kept.append(row)
+                left[start:] &= ~hides
+    return order[kept[:most]]
 
 
 def levels_of(boxes: np.ndarray) -> np.ndarray:

@@ -75,12 +75,13 @@ def test_graphs_and_rules_find_what_the_network_finds(name: str, to: str, tmp_pa
 
 def test_overlaps_are_left_out_as_torchvision_does() -> None:
     generator = torch.Generator().manual_seed(0)
-    corners = torch.rand(300, 2, generator=generator) * 50
-    boxes = torch.cat([corners, corners + 5 + torch.rand(300, 2, generator=generator) * 20], 1)
-    scores, groups = torch.rand(300, generator=generator), torch.randint(0, 4, (300,), generator=generator)
-    kept = apart(boxes.numpy(), scores.numpy(), groups.numpy(), 0.5)
-    assert kept.tolist() == batched_nms(boxes, scores, groups, 0.5).tolist()
-    assert apart(np.zeros((0, 4), np.float32), np.zeros(0), np.zeros(0), 0.5).tolist() == []
+    corners = torch.rand(900, 2, generator=generator) * 50
+    boxes = torch.cat([corners, corners + 5 + torch.rand(900, 2, generator=generator) * 20], 1)
+    scores, groups = torch.rand(900, generator=generator), torch.randint(0, 4, (900,), generator=generator)
+    expected = batched_nms(boxes, scores, groups, 0.5).tolist()
+    for most in (1000, 20):
+        assert apart(boxes.numpy(), scores.numpy(), groups.numpy(), 0.5, most).tolist() == expected[:most]
+    assert apart(np.zeros((0, 4), np.float32), np.zeros(0), np.zeros(0), 0.5, 9).tolist() == []
 
 
 def test_objects_are_paired_once_and_by_class() -> None:
