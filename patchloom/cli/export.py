@@ -100,7 +100,8 @@ def _show(done: "Exported") -> None:
     rows = [row.cells() for row in done.rows]
     print_table(columns(done.measure), rows, title=f"on {done.images:,} images, on this machine")
     print_result(printable(str(done.folder)))
-    print(f"Next, in Python: patchloom.load({printable(repr(str(done.folder)))})   |   pip install patchloom-runtime")
+    place = printable(repr(str(done.folder)))
+    print(f"Next, in Python: patchloom.load({place})   |   without torch, as docs/deployment.md says")
 
 
 def _show_page(page: "Page") -> None:

@@ -1,4 +1,4 @@
-"""`patchloom verify RUN|INDEX`: whether every file is as it was written."""
+"""`patchloom verify RUN|INDEX|ARTEFACT`: whether every file is as it was written."""
 
 from typing import Annotated
 
@@ -10,7 +10,11 @@ from patchloom.cli.verb import completed
 def verify(
     folder: Annotated[
         str,
-        typer.Argument(metavar="RUN|INDEX", help="Folder of a run or of an index.", autocompletion=completed("run")),
+        typer.Argument(
+            metavar="RUN|INDEX|ARTEFACT",
+            help="Folder of a run, of an index or of what `export` left.",
+            autocompletion=completed("run"),
+        ),
     ],
     accept: Annotated[
         bool, typer.Option("--accept", help="Take text that was changed by hand, such as class names, for right.")

@@ -106,7 +106,15 @@ class ArtefactClassifier(Artefact):
     def _answers(self, pictures: Given) -> Iterator[dict[str, np.ndarray]]:
         read = (self.about.transform(each.read()) for each in pictures_in(pictures))
         while some := list(islice(read, AT_ONCE)):
-            yield self._graph(np.stack(some))
+            found = self._graph(np.stack(some))
+            fits = all(name in found and found[name].ndim == 2 for name in self.about.outputs)
+            if not fits or ("logits" in found and found["logits"].shape[1] != len(self.labels)):
+                said = ", ".join(f"{name} {value.shape}" for name, value in found.items())
+                raise CheckpointError(
+                    f"{self.folder} is damaged: its graph gives {said}, {FILE} and {LABELS} tell of "
+                    f"{', '.join(self.about.outputs)} and {len(self.labels)} classes. Export it again."
+                )
+            yield found
 
     def _named(self, logits: np.ndarray, top: int) -> list[tuple[str, float]]:
         shares = np.exp(logits - logits.max())
@@ -122,11 +130,8 @@ def load(source: str | os.PathLike[str], *, threads: int | None = None) -> Any:
     """
     folder = Path(source)
     about = read_about(folder)
-    for name, expected in about.files.items():
-        if hashlib.sha256(read_whole(folder / name)).hexdigest() != expected:
-            raise CheckpointError(
-                f"{folder / name} is damaged: its checksum is not the one in {FILE}. Export it again."
-            )
+    for name in about.files:
+        check_file(folder, about, name)
     try:
         labels = parse_json(read_whole(folder / LABELS))
         check_shape(labels, list[str])
@@ -138,6 +143,12 @@ def load(source: str | os.PathLike[str], *, threads: int | None = None) -> Any:
     with _unpacked(folder, about) as place:
         graphs = {part: form.open(place, threads, part) for part in about.parts}
     return made(folder, about, tuple(labels), graphs.pop(MODEL), graphs)
+
+
+def check_file(folder: Path, about: About, name: str) -> None:
+    """A CheckpointError where a byte of the file is not as it was written."""
+    if hashlib.sha256(read_whole(folder / name)).hexdigest() != about.files[name]:
+        raise CheckpointError(f"{folder / name} is damaged: its checksum is not the one in {FILE}. Export it again.")
 
 
 @contextmanager

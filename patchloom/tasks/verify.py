@@ -1,13 +1,19 @@
-"""Everything a run's folder or an index holds, compared with its checksums, and read as whoever uses it would."""
+"""Everything a run, an index or an artefact holds, compared with its checksums, and read as whoever uses it would."""
 
 import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from patchloom.deployment.artefact import check_file, is_artefact
+from patchloom.deployment.artefact import load as load_artefact
+from patchloom.deployment.artefact_about import FILE as ARTEFACT
+from patchloom.deployment.artefact_about import read_about as read_artefact
+from patchloom.deployment.export.formats import graph_format
 from patchloom.deployment.index_files import FAISS, About, Part, StoredVectors, read_about, write_about
 from patchloom.deployment.index_files import FILE as INDEX
 from patchloom.disk import locked
@@ -35,7 +41,7 @@ class Verified:
     """What was looked at, and what is wrong with it."""
 
     folder: Path
-    kind: str  # "run", "translator" or "index"
+    kind: str  # "run", "translator", "index", "artefact" …
     checked: list[str] = field(default_factory=list)  # files, by their path in the folder
     wrong: dict[str, str] = field(default_factory=dict)  # file → what is wrong
     without_checksum: list[str] = field(default_factory=list)  # written before checksums were kept
@@ -55,11 +61,16 @@ class Verified:
 
 
 def verify(folder: Path, *, accepted: bool = False) -> Verified:
-    """Look at everything in the folder of a run or of an index; `accepted` takes text as it is for right first."""
+    """Look at everything in a run, an index or an artefact; `accepted` takes text as it is for right first."""
+    if is_artefact(folder):
+        return _verify_artefact(folder, accepted=accepted)
     if os.path.isfile(folder / INDEX):
         return _verify_index(folder, accepted=accepted)
     if not os.path.isfile(folder / "config.json"):
-        raise UsageError(f"{folder} is neither the folder of a run nor an index: it has no config.json and no {INDEX}")
+        raise UsageError(
+            f"{folder} is neither the folder of a run nor an index or artefact: it has no config.json, {INDEX} or "
+            f"{ARTEFACT}"
+        )
     taken: list[str] = []
     if accepted:
         with locked(folder):
@@ -171,3 +182,21 @@ def _count_labels(stored: StoredVectors, about: About) -> None:
         counted.update(rows[at].label for at in part.kept().tolist() if rows[at].label)
     if counted != Counter(about.labels):
         raise CheckpointError(f"{stored.folder / INDEX} counts other labels than its parts have")
+
+
+# An artefact --------------------------------------------------------------------------------------------------------
+
+
+def _verify_artefact(folder: Path, *, accepted: bool) -> Verified:
+    if accepted:
+        raise UsageError(f"--accept is about runs and indexes; {folder} is an artefact: export it again instead")
+    found = Verified(folder, "artefact")
+    found.look(ARTEFACT, lambda: read_artefact(folder))
+    if ARTEFACT in found.wrong:
+        return found
+    about = read_artefact(folder)
+    for name in about.files:
+        found.look(name, partial(check_file, folder, about, name))
+    if not found.wrong and all(map(find_spec, graph_format(about.to).to_open)):
+        found.look(ARTEFACT, lambda: load_artefact(folder, threads=1))
+    return found

@@ -277,6 +277,18 @@ def test_a_damaged_artefact_is_one_line(trained: Path, tmp_path: Path, name: str
         load(tmp_path / "x")
 
 
+def test_verify_names_what_is_damaged(trained: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    export(str(trained / "a"), str(tmp_path / "x"), to="pretended")
+    whole = command(("verify", tmp_path / "x"), monkeypatch, capsys)
+    assert (whole.code, "x: 5 files, all as they were written" in whole.output) == (0, True)
+    refused = command(("verify", tmp_path / "x", "--accept"), monkeypatch, capsys)
+    assert (refused.code, "is an artefact: export it again instead" in refused.errors) == (2, True)
+    (tmp_path / "x" / "model.txt").write_text("other")
+    damaged = command(("verify", tmp_path / "x", "--json"), monkeypatch, capsys)
+    told = json.loads(damaged.output)
+    assert (damaged.code, told["kind"], [one["file"] for one in told["wrong"]]) == (4, "artefact", ["model.txt"])
+
+
 def test_a_packed_artefact_answers_the_same(trained: Path, tmp_path: Path, pretended: Any) -> None:
     done = export(str(trained / "a"), str(tmp_path / "x"), to="pretended", packed=True)
     export(str(trained / "a"), str(tmp_path / "plain"), to="pretended")

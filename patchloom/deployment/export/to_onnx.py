@@ -31,7 +31,7 @@ class Onnx(GraphFormat):
     endings = (ENDING,)
     to_write = ("onnx", "onnxscript", "onnxruntime")
     to_open = ("onnxruntime",)
-    install = "pip install 'patchloom[export]', or without torch pip install patchloom-runtime"
+    install = "pip install 'patchloom[export]'; to open artefacts alone, pip install onnxruntime"
     int8_ways = (EVERY_OPERATOR, PRODUCTS_ALONE)
 
     def write(self, traced: "Traced", folder: Path) -> None:
@@ -76,7 +76,10 @@ class Onnx(GraphFormat):
         given, names = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
 
         def answer(*arrays: np.ndarray) -> dict[str, np.ndarray]:
-            return dict(zip(names, session.run(None, dict(zip(given, arrays, strict=True))), strict=True))
+            try:
+                return dict(zip(names, session.run(None, dict(zip(given, arrays, strict=False))), strict=True))
+            except Exception as error:
+                raise CheckpointError(f"{path} does not fit its artefact: {_first_line(error)}.") from error
 
         return answer
 

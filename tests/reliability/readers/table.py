@@ -1,6 +1,7 @@
 """All readers by name."""
 
 from tests.reliability.readers.annotated import ANNOTATED
+from tests.reliability.readers.artefacts import ARTEFACTS
 from tests.reliability.readers.given import GIVEN
 from tests.reliability.readers.indexes import INDEXES
 from tests.reliability.readers.labelled import LABELLED
@@ -8,4 +9,4 @@ from tests.reliability.readers.reader import Reader
 from tests.reliability.readers.runs import RUNS
 from tests.reliability.readers.sentences import SENTENCES
 
-READERS: dict[str, Reader] = {**RUNS, **INDEXES, **LABELLED, **ANNOTATED, **SENTENCES, **GIVEN}
+READERS: dict[str, Reader] = {**RUNS, **INDEXES, **LABELLED, **ANNOTATED, **SENTENCES, **GIVEN, **ARTEFACTS}

@@ -1,0 +1,89 @@
+"""Readers of what `patchloom export` leaves."""
+
+import hashlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from patchloom.deployment.artefact import load
+from patchloom.foreign import own_sha256
+from tests.reliability.readers.reader import CLASSES, Reader, queries
+from tests.reliability.readers.runs import verified
+
+SIDE = 16
+FILES = {"artefact/artefact.json": "json", "artefact/labels.json": "json", "artefact/model.onnx": "bytes"}
+
+
+def make_artefact(seeds: Path, folder: Path) -> None:
+    """As an export leaves one; the graph is the means of two colours."""
+    from onnx import TensorProto, helper
+
+    del seeds
+    nodes = [
+        helper.make_node("Cast", ["pixels"], ["values"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["values", "axes"], ["embedding"], keepdims=0),
+        helper.make_node("Gather", ["embedding", "two"], ["logits"], axis=1),
+    ]
+    values = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "colours",
+        [values("pixels", TensorProto.UINT8, ["batch", SIDE, SIDE, 3])],
+        [values("logits", TensorProto.FLOAT, ["batch", 2]), values("embedding", TensorProto.FLOAT, ["batch", 3])],
+        [
+            helper.make_tensor("axes", TensorProto.INT64, [2], [1, 2]),
+            helper.make_tensor("two", TensorProto.INT64, [2], [2, 0]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    artefact = folder / "artefact"
+    artefact.mkdir()
+    (artefact / "model.onnx").write_bytes(model.SerializeToString())
+    (artefact / "labels.json").write_text(json.dumps(CLASSES))
+    shown = {"image_size": [SIDE, SIDE], "crop_ratio": 1.0, "interpolation": "bicubic", "resize": "short_side"}
+    about = {"format": 1, "to": "onnx", "precision": "float32", "task": "classification", "network": "colours"}
+    about |= {"outputs": ["logits", "embedding"], "preprocessing": shown, "parts": ["model"], "files": {}}
+    (artefact / "artefact.json").write_text(json.dumps(about))
+    for name in ("model.onnx", "labels.json"):
+        _repair(artefact, artefact / name)
+
+
+def read_artefact(seeds: Path, folder: Path) -> Any:
+    """Classes of two pictures."""
+    return load(folder / "artefact", threads=1).predict(queries(seeds), top=2)
+
+
+def repair_artefact(folder: Path, file: Path) -> None:
+    """Checksums made right; not of the graph, which onnxruntime reads: a stranger's is run as any program is."""
+    if file.suffix != ".onnx":
+        _repair(folder / "artefact", file)
+
+
+def _repair(artefact: Path, file: Path) -> None:
+    path = artefact / "artefact.json"
+    about = json.loads(path.read_bytes())
+    if file != path:
+        about["files"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    path.write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
+
+
+ARTEFACTS: dict[str, Reader] = {
+    "artefact": Reader(
+        make_artefact,
+        read_artefact,
+        FILES,
+        repair_artefact,
+        ours=True,
+    ),
+    "artefact verified": Reader(
+        make_artefact,
+        verified,
+        FILES,
+        repair_artefact,
+        ours=True,
+        notices=True,
+        share=0.5,
+        command=lambda _, folder: ("verify", folder / "artefact"),
+    ),
+} if all(map(importlib.util.find_spec, ("onnx", "onnxruntime"))) else {}  # fmt: skip
