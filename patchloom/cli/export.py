@@ -16,7 +16,7 @@ COMPARED = "How it is compared"
 def export(
     run: Annotated[
         str,
-        typer.Argument(help="A run on pictures: classes, vectors, masks, objects.", autocompletion=completed("run")),
+        typer.Argument(help="A run: classes, vectors, masks, objects, translations.", autocompletion=completed("run")),
     ],
     out: Annotated[str, typer.Option(help="The artefact's folder; or the page, such as page.html.")],
     to: Annotated[
@@ -98,7 +98,9 @@ def _show(done: "Exported") -> None:
     for note in done.notes:
         print(printable(f"note: {note}"))
     rows = [row.cells() for row in done.rows]
-    print_table(columns(done.measure), rows, title=f"on {done.images:,} images, on this machine")
+    print_table(
+        columns(done.measure, done.compared), rows, title=f"on {done.images:,} {done.compared}, on this machine"
+    )
     print_result(printable(str(done.folder)))
     place = printable(repr(str(done.folder)))
     print(f"Next, in Python: patchloom.load({place})   |   without torch, as docs/deployment.md says")

@@ -9,7 +9,7 @@ import typer
 from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
-    from patchloom.deployment.translator import Translated
+    from patchloom.deployment.line_translator import Translated
     from patchloom.errors import DataError
 
 MAX_LINE_BYTES = 1 << 20
@@ -113,7 +113,7 @@ def _groups(file: str | None) -> Iterator[list[bytes]]:
     import zlib
     from itertools import islice
 
-    from patchloom.deployment.translator import WINDOW
+    from patchloom.deployment.line_translator import WINDOW
     from patchloom.errors import DataError, UsageError
 
     if file is None:

@@ -24,7 +24,7 @@ _SHAPE = {
     "task": str,
     "network": str,
     "outputs": list[str],
-    "preprocessing": {"image_size": list[int], "crop_ratio": float, "interpolation": str, "resize": str},
+    "preprocessing?": {"image_size": list[int], "crop_ratio": float, "interpolation": str, "resize": str},
     "windows?": {"stride": list[int], "short_side": int},
     "detection?": {
         "anchors": list[list[list[float]]],
@@ -38,6 +38,15 @@ _SHAPE = {
         "short": int,
         "long": int,
     },
+    "translation?": {
+        "source": str,
+        "target": str,
+        "longest": int,
+        "max_length": int,
+        "kept": int,
+        "beams": int,
+        "length_penalty": float,
+    },
     "parts?": list[str],
     "packed?": dict[str, int],
     "files": dict[str, str],
@@ -49,9 +58,11 @@ TASKS = {
     "embedding": "patchloom.deployment.artefact:ArtefactClassifier",
     "segmentation": "patchloom.deployment.artefact_segmenter:ArtefactSegmenter",
     "detection": "patchloom.deployment.artefact_detector:ArtefactDetector",
+    "translation": "patchloom.deployment.artefact_translator:ArtefactTranslator",
 }
 # Parts that the graph of a task has, where there are more than one.
-PARTS = {"detection": {MODEL, "regions"}}
+STEP, VOCABULARY = "step", "vocabulary.model"  # of a translator
+PARTS = {"detection": {MODEL, "regions"}, "translation": {MODEL, STEP}}
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 RESIZES = ("short_side", "square")
 MOST_PIXELS = 4096  # of a side
@@ -67,6 +78,19 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class Translation:
+    """What a translator is told beside its graphs."""
+
+    source: str  # languages
+    target: str
+    longest: int  # subwords of the longest source that was trained on
+    max_length: int  # positions of the network
+    kept: int  # numbers that a layer keeps of a position
+    beams: int  # where nothing else is asked for
+    length_penalty: float
+
+
+@dataclass(frozen=True)
 class About:
     """What `artefact.json` says."""
 
@@ -75,12 +99,19 @@ class About:
     task: str
     network: str
     outputs: tuple[str, ...]
-    transform: EvaluationTransform
+    shown: EvaluationTransform | None  # how pictures are shown to it; None: it sees none
     files: Mapping[str, str]  # name → SHA-256
     windows: Windows = Windows()
     packed: Mapping[str, int] = field(default_factory=dict)  # file of the graph → its bytes where it is unpacked
     choice: Choice | None = None  # of objects
     parts: tuple[str, ...] = (MODEL,)  # of the graph
+    translation: Translation | None = None
+
+    @property
+    def transform(self) -> EvaluationTransform:
+        """How pictures are shown to it."""
+        assert self.shown is not None
+        return self.shown
 
 
 def is_artefact(path: str | os.PathLike[str]) -> bool:
@@ -112,12 +143,13 @@ def read_about(folder: Path) -> About:
             _one_of("task", values["task"], TASKS),
             values["network"],
             tuple(values["outputs"]),
-            _transform(values["preprocessing"]),
+            _transform(values["preprocessing"]) if "preprocessing" in values else None,
             {_plain(name): digest for name, digest in values["files"].items()},
             _windows(values["windows"]) if "windows" in values else Windows(),
             {_plain(name): _size(size) for name, size in values.get("packed", {}).items()},
             _choice(values["detection"]) if "detection" in values else None,
             tuple(map(_plain, values.get("parts", [MODEL]))),
+            _translation(values["translation"]) if "translation" in values else None,
         )
         _check(about)
         return about
@@ -130,13 +162,16 @@ def read_about(folder: Path) -> About:
 def _check(about: About) -> None:
     """A ValueError where it does not say all that its task needs."""
     files = [f"{name}{PACKED}" if name in about.packed else name for name in graph_format(about.to).files(about.parts)]
-    if missing := [name for name in (*files, LABELS) if name not in about.files]:
+    needed = (*files, LABELS, *([VOCABULARY] if about.task == "translation" else []))
+    if missing := [name for name in needed if name not in about.files]:
         raise ValueError(f"it has no checksum of {', '.join(missing)}")
     wanted = PARTS.get(about.task, {MODEL})
     if not wanted <= set(about.parts):
         raise ValueError(f"its parts are {', '.join(about.parts)}, expected {', '.join(sorted(wanted))}")
-    if about.task == "detection" and about.choice is None:
-        raise ValueError("it has no field 'detection'")
+    told = {"detection": about.choice, "translation": about.translation}
+    field = about.task if about.task in told else "preprocessing"
+    if told.get(field, about.shown) is None or (about.task != "translation" and about.shown is None):
+        raise ValueError(f"it has no field {field!r}")
 
 
 def _transform(values: Mapping[str, Any]) -> EvaluationTransform:
@@ -174,6 +209,14 @@ def _choice(values: Mapping[str, Any]) -> Choice:
     if not fits or not all(0 <= share <= 1 for share in shares) or not all(0 <= n <= MOST_BOXES for n in counts):
         raise ValueError(f"objects cannot be chosen by {told} and anchors of {len(anchors)} maps")
     return Choice(tuple(tuple(tuple(map(float, box)) for box in around) for around in anchors), **told)
+
+
+def _translation(values: Mapping[str, Any]) -> Translation:
+    told = Translation(**{name: values[name] for name in Translation.__dataclass_fields__})
+    counts = (told.longest, told.max_length, told.kept, told.beams)
+    if not all(0 < count <= MOST_BOXES for count in counts):
+        raise ValueError(f"words cannot be searched with longest, max_length, kept and beams of {counts}")
+    return told
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> str:

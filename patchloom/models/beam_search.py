@@ -6,25 +6,15 @@ are finished, and, if that is not enough (`stop_early`), none that goes on score
 does not depend on those beside it.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from patchloom.data.text.hypothesis import Hypothesis
 from patchloom.data.text.special_tokens import BOS, EOS, PAD
 from patchloom.errors import NumericalError, UsageError, at_least
 from patchloom.models.seq2seq import Seq2Seq
 
 MOST_PENALTY = 10  # scores of long sentences would be no numbers
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """A translation that was found."""
-
-    tokens: tuple[int, ...]  # without BOS and EOS
-    score: float  # log_probability / length**length_penalty, where the length counts EOS
-    log_probability: float  # natural, of the tokens and EOS
 
 
 @torch.inference_mode()

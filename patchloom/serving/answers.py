@@ -168,6 +168,7 @@ _ASKED: dict[str, Callable[[Any], dict[str, Answer]]] = {
     "Classifier": _of_classifier,
     "ArtefactClassifier": _of_artefact,
     "ArtefactSegmenter": lambda model: {"segment": partial(_segment, model)},
+    "ArtefactTranslator": lambda model: {"translate": partial(_translate, model)},
     "ArtefactDetector": lambda model: {"detect": partial(_detect, model)},
     "Index": _of_index,
     "Segmenter": lambda model: {"segment": partial(_segment, model)},

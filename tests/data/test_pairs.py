@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patchloom.data.text.cleaning import clean
 from patchloom.data.text.pairs import open_parallel, read_pairs
-from patchloom.data.text.sentences import clean, find_sentences
+from patchloom.data.text.sentences import find_sentences
 from patchloom.errors import DataError, UsageError
 from tests.conftest import SHARED
 

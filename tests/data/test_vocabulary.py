@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patchloom.data.text.cleaning import clean
 from patchloom.data.text.pairs import open_parallel
-from patchloom.data.text.sentences import clean
 from patchloom.data.text.special_tokens import BOS, EOS, PAD, UNKNOWN
 from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.errors import CheckpointError, DataError, UsageError

@@ -379,6 +379,6 @@ def test_a_package_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_task_that_is_not_exported_says_so(trained: Path, tmp_path: Path) -> None:
-    run = altered(trained, tmp_path, lambda config: config.update(task="translation"))
-    with pytest.raises(UsageError, match="is a run of translation, which is not exported: its words are searched"):
+    run = altered(trained, tmp_path, lambda config: config.update(task="dots"))
+    with pytest.raises(UsageError, match="is a run of dots, which is not exported; classification, embedding, "):
         export(str(run), str(tmp_path / "x"), to="pretended")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from patchloom.data.text.cleaning import clean
 from patchloom.data.text.encoded import learn_vocabulary
 from patchloom.data.text.pairs import open_parallel
-from patchloom.data.text.sentences import clean
-from patchloom.deployment import translator as module
+from patchloom.deployment import line_translator as module
 from patchloom.deployment.translator import Translator
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.translation import translation_scores

@@ -5,9 +5,10 @@ import itertools
 import pytest
 import torch
 
+from patchloom.data.text.hypothesis import Hypothesis
 from patchloom.data.text.special_tokens import BOS, EOS, PAD, UNKNOWN
 from patchloom.errors import NumericalError, UsageError
-from patchloom.models.beam_search import Hypothesis, beam_search
+from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
 from tests.models.test_seq2seq import BOTH, SOURCES, padded, small
 

@@ -22,8 +22,8 @@ from patchloom.data.pictures.decode import decode
 from patchloom.data.pictures.given import files_of
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import open_data
+from patchloom.data.text.cleaning import clean
 from patchloom.data.text.pairs import open_parallel
-from patchloom.data.text.sentences import clean
 from patchloom.errors import DataError, PatchloomError, UsageError
 from patchloom.inspection.sheets import Cell, Line, sheet
 from patchloom.models.registry import create_model

@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from patchloom.data.sets import file_state
+from patchloom.data.text.cleaning import clean
 from patchloom.data.text.numbers import find_numbers
-from patchloom.data.text.sentences import SentenceSplit, clean, find_sentences, is_train, not_utf8
+from patchloom.data.text.sentences import SentenceSplit, find_sentences, is_train, not_utf8
 from patchloom.errors import DataError, UsageError, nearest
 from patchloom.printable import printable
 

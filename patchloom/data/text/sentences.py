@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import os
 import re
-import unicodedata
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,10 +39,6 @@ _PARALLEL = re.compile(r"(?P<stem>.+)\.(?P<language>(?!md|py|js|sh|gz)[a-z]{2}(?
 
 # tatoeba-en-de.tsv.gz: its first field is English
 _TSV_LANGUAGES = re.compile(r"(?:.*[^A-Za-z])?(?P<first>[a-z]{2})[-_](?P<second>[a-z]{2})\.tsv(?:\.gz)?")
-
-# Control characters become spaces; a byte order mark goes; '▁', which stands for a space in subwords, becomes '_'.
-_CLEANED = {**dict.fromkeys([*range(32), *range(127, 160)], " "), 0xFEFF: None, 0x2581: "_"}
-_CLEANED |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")  # halves of characters, which cannot be encoded
 
 Sides = Sequence[bytes | str | None]  # None where a file has ended before the others
 
@@ -88,13 +83,6 @@ def find_sentences(path: Path) -> list[SentenceSplit]:
 def is_train(name: str) -> bool:
     """Whether a split's name says so."""
     return bool(set(re.split(r"[^a-z]+", name.lower())) & set(TRAIN_NAMES))
-
-
-def clean(text: str) -> str:
-    """A sentence as it is used: composed characters (NFC), no control characters, single spaces, none at its ends."""
-    if not (text.isascii() and text.isprintable()):
-        text = unicodedata.normalize("NFC", text.translate(_CLEANED))
-    return " ".join(text.split())
 
 
 def not_utf8(line: bytes, error: UnicodeDecodeError) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from patchloom.data.text.sentences import clean
+from patchloom.data.text.cleaning import clean
 from patchloom.data.text.special_tokens import BOS, EOS, PAD, UNKNOWN
 from patchloom.errors import CheckpointError, DataError, UsageError
 
@@ -134,5 +134,7 @@ def _sentencepiece() -> Any:
     try:
         import sentencepiece
     except ImportError:
-        raise UsageError("subwords need sentencepiece; pip install 'patchloom[translate]'") from None
+        raise UsageError(
+            "subwords need sentencepiece; pip install 'patchloom[translate]', or sentencepiece alone"
+        ) from None
     return sentencepiece

@@ -19,8 +19,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from patchloom.data.text.cleaning import clean
 from patchloom.data.text.pairs import LeftOut, Pairs, read_pairs
-from patchloom.data.text.sentences import SentenceSplit, clean, not_utf8, parallel_split
+from patchloom.data.text.sentences import SentenceSplit, not_utf8, parallel_split
 from patchloom.data.text.words import normalise_punctuation, words
 from patchloom.errors import DataError, ResourceError, UsageError, nearest
 from patchloom.printable import table_cell

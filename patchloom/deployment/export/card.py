@@ -11,11 +11,9 @@ if TYPE_CHECKING:
 
 def artefact_card(subject: "Subject", outputs: tuple[str, ...], exported: "Exported") -> str:
     """The text of the card."""
-    shown = subject.shown
-    head = [column.removeprefix("#") for column in columns(exported.measure)]
+    head = [column.removeprefix("#") for column in columns(exported.measure, exported.compared)]
     table = [head, ["---", *["---:"] * (len(head) - 2), "---"], *(row.cells() for row in exported.rows)]
     lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
-    height, width = shown.image_size
     return f"""---
 library_name: patchloom
 tags: [patchloom, {exported.to}]
@@ -25,12 +23,11 @@ tags: [patchloom, {exported.to}]
 
 {subject.answers}
 
-Compared with the run on {exported.images:,} images, on the machine that exported it:
+Compared with the run on {exported.images:,} {exported.compared}, on the machine that exported it:
 
 {lines}
 
-The graph takes `pixels`, {subject.takes.format(height, width)}, and gives `{"` and `".join(outputs)}`. Mean and
-deviation are inside it. {_resized(subject)}
+{subject.in_words(outputs)}
 
 ```python
 import patchloom_runtime  # numpy, Pillow and the format's own package; or patchloom.load, the same
@@ -39,15 +36,3 @@ model = patchloom_runtime.load("this/folder")
 {subject.use}
 ```
 """
-
-
-def _resized(subject: "Subject") -> str:
-    shown, (height, width) = subject.shown, subject.shown.image_size
-    if subject.told:
-        return f"Pictures of any size are seen through windows of {height}×{width}."
-    by = f"(Pillow, {shown.interpolation})"
-    if shown.resize == "square":
-        return f"Images are resized to a square of which the middle {shown.crop_ratio:g} of each side is seen {by}."
-    return (
-        f"Images are resized so that a centre crop of {height}×{width} is {shown.crop_ratio:g} of the short side {by}."
-    )

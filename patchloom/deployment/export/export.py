@@ -40,10 +40,7 @@ SUBJECTS = {
     "embedding": "patchloom.deployment.export.of_classifier:ClassifierSubject",
     "segmentation": "patchloom.deployment.export.of_segmenter:SegmenterSubject",
     "detection": "patchloom.deployment.export.of_detector:DetectorSubject",
-}
-# Tasks whose runs are not exported, and why.
-NOT_EXPORTED = {
-    "translation": "its words are searched one after the other by code that is no graph",
+    "translation": "patchloom.deployment.export.of_translator:TranslatorSubject",
 }
 
 
@@ -58,15 +55,21 @@ class Exported:
     images: int  # that were compared
     measure: str = "accuracy"  # what the rows' `right` is
     notes: Sequence[str] = ()
+    compared: str = "images"  # or sentences
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         told = {"folder": str(self.folder), "to": self.to, "precision": self.precision, "images": self.images}
-        return told | {"measure": self.measure, "rows": [asdict(row) for row in self.rows], "notes": list(self.notes)}
+        return told | {
+            "compared": self.compared,
+            "measure": self.measure,
+            "rows": [asdict(row) for row in self.rows],
+            "notes": list(self.notes),
+        }
 
     def __repr__(self) -> str:
         kept = next(row for row in self.rows[1:] if row.kept)
-        told = f"{kept.what}, {kept.agreement:.2f} % the same answers, {kept.per_second:,.1f} images/s"
+        told = f"{kept.what}, {kept.agreement:.2f} % the same answers, {kept.per_second:,.1f} {self.compared}/s"
         return f"Exported({printable(str(self.folder))}: {told})"
 
 
@@ -100,7 +103,7 @@ def export(
                   the weights alone
     allowed_loss  points of accuracy (without labels: of same answers) that int8 may lose; 1
     tolerance     the largest difference from the run that is accepted, as a share of its largest output
-    images        most that are compared, spread over the split; 1,000, of a detector 100
+    images        most that are compared, spread over the split; 1,000, of a detector 100, of a translator 200 sentences
     calibration   images that int8 is calibrated on; 128
     packed        store the graph compressed, without loss: of a run that `patchloom prune` left, zeros take no room
     """
@@ -130,17 +133,20 @@ def export(
         sizes = made.pack(folder) if packed else {}
         notes = (*subject.notes, *made.notes)
         rows, count = tuple(made.rows), len(subject.rows)
-        exported = Exported(Path(out), form.name, made.precision, rows, count, subject.measure, notes)
+        exported = Exported(Path(out), form.name, made.precision, rows, count, subject.measure, notes, subject.compared)
         _write(folder, form, subject, made, sizes, exported)
     return exported
 
 
 def subject_type(folder: Path) -> Any:
     """What makes a subject of a run and of what was asked for; a UsageError where its task is not exported."""
-    task = str(read_config(folder).get("task") or "classification")
+    config = read_config(folder)
+    # Runs of before tasks were kept are told by what they have.
+    task = str(config.get("task") or ("translation" if "vocabulary" in config else "classification"))
     if task not in SUBJECTS:
-        why = NOT_EXPORTED.get(task, "patchloom does not know it")
-        raise UsageError(f"{printable(str(folder))} is a run of {printable(task)}, which is not exported: {why}")
+        raise UsageError(
+            f"{printable(str(folder))} is a run of {printable(task)}, which is not exported; {', '.join(SUBJECTS)} are"
+        )
     module, _, attribute = SUBJECTS[task].partition(":")
     return getattr(import_module(module), attribute)
 
@@ -240,7 +246,8 @@ def why_not(row: Row, run: Row, plain: tuple[float, float], allowed_loss: float)
 
 def is_integer(kind: str) -> bool:
     """Whether an operator of onnxruntime multiplies or adds integers; converting to and from them does not count."""
-    return kind.startswith(("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger"))
+    known = ("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul")
+    return kind.startswith(known)
 
 
 def _check_precision(kind: type[Subject], precision: str) -> None:
@@ -282,6 +289,9 @@ def _write(
     atomic_write(folder / PARITY, json_bytes(exported.to_dict()))
     atomic_write(folder / CARD, artefact_card(subject, made.outputs, exported).encode())
     names = (*(f"{name}{PACKED}" if name in packed else name for name in form.files(made.parts)), LABELS, PARITY, CARD)
+    further = subject.files()
+    for name, data in further.items():
+        atomic_write(folder / name, data)
     about: dict[str, Any] = {
         "format": FORMAT,
         "patchloom": __version__,
@@ -291,10 +301,13 @@ def _write(
         "network": subject.network,
         "outputs": list(made.outputs),
         "parts": list(made.parts),
-        "input": f"pixels, {subject.takes.format('height', 'width')}; mean and std are inside the graph",
-        "preprocessing": asdict(subject.shown),
+        **({"preprocessing": asdict(subject.shown), "input": _input(subject)} if subject.shown else {}),
         **subject.told,
         **({"packed": dict(packed)} if packed else {}),
-        "files": {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names},
+        "files": {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (*names, *further)},
     }
     atomic_write(folder / FILE, json_bytes(about | {"own_sha256": own_sha256(about)}))
+
+
+def _input(subject: Subject) -> str:
+    return f"pixels, {subject.takes.format('height', 'width')}; mean and std are inside the graph"

@@ -49,9 +49,10 @@ class Row:
         ]
 
 
-def columns(measure: str) -> tuple[str, ...]:
-    """Heads of the table; `measure` is what tells how good answers are."""
-    numbers = ("same answer, %", "largest difference", f"{measure}, %", "1 image, ms", "images/s", "MiB")
+def columns(measure: str, compared: str = "images") -> tuple[str, ...]:
+    """Heads of the table; `measure` is what tells how good answers are, `compared` what they are about."""
+    speed = (f"1 {compared.removesuffix('s')}, ms", f"{compared}/s")
+    numbers = ("same answer, %", "largest difference", f"{measure}, %", *speed, "MiB")
     return "", *(f"#{name}" for name in (*numbers, "integer operators")), "kept"
 
 

@@ -1,6 +1,7 @@
 """A run as it is exported: what is traced, the images it is compared on, and what counts as an answer about them.
 
-One file per kind of run: `of_classifier.py`, `of_segmenter.py`, `of_detector.py`. The table of tasks is in `export.py`.
+One file per kind of run: `of_classifier.py`, `of_segmenter.py`, `of_detector.py`,
+`of_translator.py`. The table of tasks is in `export.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -38,11 +39,12 @@ class Subject(ABC):
     precisions: ClassVar[tuple[str, ...]] = ("float32", "float16", "int8")
     most: ClassVar[int] = 1000  # images that are compared
     batch: ClassVar[int] = BATCH  # of them that are seen together
+    compared: ClassVar[str] = "images"
 
     task: str
     network: str  # its name
     labels: tuple[str, ...]
-    shown: Preprocessing
+    shown: Any  # how pictures are shown: a Preprocessing; None where there are none
     weights: int  # bytes
     notes: tuple[str, ...]
     rows: np.ndarray  # (N, …) of what is compared: pixels (N, H, W, 3) uint8
@@ -50,6 +52,16 @@ class Subject(ABC):
     told: Mapping[str, Any]  # what `artefact.json` says beside what all artefacts do
     answers: str  # a sentence of the card
     use: str  # a line of Python
+
+    def files(self) -> Mapping[str, bytes]:
+        """What the artefact has beside what all have."""
+        return {}
+
+    def in_words(self, outputs: Sequence[str]) -> str:
+        """What the graph takes and gives, for the card."""
+        shown, (height, width) = self.shown, self.shown.image_size
+        takes = f"The graph takes `pixels`, {self.takes.format(height, width)}, and gives `{'` and `'.join(outputs)}`."
+        return f"{takes} Mean and\ndeviation are inside it. {_resized(shown, seen_by=self.task)}"
 
     def module(self, *, half: bool) -> FromPixels:
         """What is traced, where it is one part."""
@@ -83,6 +95,20 @@ class Subject(ABC):
     @abstractmethod
     def right(self, found: Outputs) -> float | None:
         """How good the answers are, in percent; None without labels."""
+
+
+def _resized(shown: Preprocessing, seen_by: str) -> str:
+    height, width = shown.image_size
+    if seen_by == "segmentation":
+        return f"Pictures of any size are seen through windows of {height}×{width}."
+    if seen_by == "detection":
+        return f"Pictures are resized in shape to fit {height}×{width} and lie at the top left (Pillow, bicubic)."
+    by = f"(Pillow, {shown.interpolation})"
+    if shown.resize == "square":
+        return f"Images are resized to a square of which the middle {shown.crop_ratio:g} of each side is seen {by}."
+    return (
+        f"Images are resized so that a centre crop of {height}×{width} is {shown.crop_ratio:g} of the short side {by}."
+    )
 
 
 def data_of(folder: Path | None) -> str:

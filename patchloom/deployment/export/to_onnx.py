@@ -21,7 +21,7 @@ ENDING = ".onnx"
 # A protocol buffer ends at 2 GiB.
 MOST_BYTES = (1 << 31) - (1 << 20)
 PRODUCTS = ("MatMul", "Gemm", "Conv")
-EVERY_OPERATOR, PRODUCTS_ALONE = "int8, every operator", "int8, products alone"
+OWN_RANGES, EVERY_OPERATOR, PRODUCTS_ALONE = "int8, own ranges", "int8, every operator", "int8, products alone"
 
 
 class Onnx(GraphFormat):
@@ -32,7 +32,7 @@ class Onnx(GraphFormat):
     to_write = ("onnx", "onnxscript", "onnxruntime")
     to_open = ("onnxruntime",)
     install = "pip install 'patchloom[export]'; to open artefacts alone, pip install onnxruntime"
-    int8_ways = (EVERY_OPERATOR, PRODUCTS_ALONE)
+    int8_ways = (OWN_RANGES, EVERY_OPERATOR, PRODUCTS_ALONE)
 
     def write(self, traced: "Traced", folder: Path) -> None:
         """By torch.export, decomposed into ONNX's operators and folded by onnxscript's optimiser."""
@@ -97,13 +97,23 @@ class Onnx(GraphFormat):
             return Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
 
     def quantise(self, folder: Path, out: Path, way: str, batches: Iterable[np.ndarray]) -> None:
-        """Static: uint8 activations with ranges seen on the batches, int8 weights per channel, int32 sums.
+        """uint8 activations, int8 weights per channel, int32 sums.
+
+        With `OWN_RANGES` a product takes the range of its input from that input and gives float32 again: that rounds
+        least and, since rounding, product and bias are one operator of onnxruntime, it is the fastest of the ways
+        (benchmarks/LOG.md). The others have ranges that were seen on the batches.
 
         A product whose left factor is the weight, as of ResMLP's matrix over patches, stays float32: onnxruntime has no
         integer kernel for it and would only round its input.
         """
         import onnx
-        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+        from onnxruntime.quantization import (
+            CalibrationDataReader,
+            QuantFormat,
+            QuantType,
+            quantize_dynamic,
+            quantize_static,
+        )
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
         class Reader(CalibrationDataReader):
@@ -120,9 +130,22 @@ class Onnx(GraphFormat):
         with _quiet(), TemporaryDirectory() as temporary:
             prepared = Path(temporary, f"prepared{ENDING}")
             quant_pre_process(str(folder / f"{MODEL}{ENDING}"), str(prepared), skip_symbolic_shape=True)
-            graph = onnx.load(str(prepared)).graph
+            model = onnx.load(str(prepared))
+            graph = model.graph
             weights = {value.name for value in graph.initializer}
             from_left = [n.name for n in graph.node if n.op_type == "MatMul" and n.input[0] in weights]
+            if way == OWN_RANGES:
+                del graph.value_info[:]  # shapes of weights that the quantiser is going to replace
+                onnx.save(model, str(prepared))
+                quantize_dynamic(
+                    str(prepared),
+                    str(out / f"{MODEL}{ENDING}"),
+                    op_types_to_quantize=["MatMul"],
+                    per_channel=True,
+                    weight_type=QuantType.QInt8,
+                    nodes_to_exclude=from_left,
+                )
+                return
             only = {"op_types_to_quantize": list(PRODUCTS)} if way == PRODUCTS_ALONE else {}
             quantize_static(
                 str(prepared),
