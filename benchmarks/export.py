@@ -2,10 +2,14 @@
 
 python benchmarks/export.py                                      # random weights, calibrated on drawn shapes
 python benchmarks/export.py --data ../shared/data/imagenette160-val.parquet   # calibrated and compared on photographs
+python benchmarks/export.py --cifar100 cifar/ --run runs/cifar                # what int8 loses of a model of CIFAR-100
 
 Every contender has a process of its own, in which it is timed and its peak memory taken; the processes take turns. All
 have the same weights (timm's, random), 224 pixels and as many threads (--threads 2), and their outputs are compared.
 timm is given images that are normalised already; the artefacts take bytes and normalise them inside.
+
+With --cifar100, a folder of train-*.parquet and val.parquet, a small ResMLP is trained for eight epochs into --run, or
+taken from there, and int8 is compared with it on the 10,000 pictures of val.
 """
 
 import argparse
@@ -27,6 +31,13 @@ HERE = Path(__file__).parent
 NETWORK, TIMM, SIZE = "resmlp_s12", "resmlp_12_224", 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BATCHES = (1, 8)
+# Of `patchloom train`, for a model of CIFAR-100 that two cores train in minutes.
+SMALL = (
+    *("--model", "resmlp_s12", "--size", "32", "--epochs", "8", "--set", "model.options.patch_size=4"),
+    *("--set", "model.options.dim=96", "--set", "model.options.depth=4", "--set", "optim.batch_size=128"),
+    *("--set", "augment.policy=none", "--set", "augment.erasing=0", "--set", "augment.mixup=0"),
+    *("--set", "augment.mix_probability=0", "--set", "model.drop_path=0", "--set", "objective.smoothing=0"),
+)
 CONTENDERS = {
     "timm": "timm, eager",
     "timm.onnx": "timm, torch.onnx.export",
@@ -180,8 +191,27 @@ def spread_of(values: list[float], digits: int) -> str:
     return f"{median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
+def cifar100(data: str, run: Path) -> None:
+    """The table of the ways of int8 that were tried, up to the one that is kept."""
+    import patchloom
+    from patchloom.deployment.export.parity import columns
+
+    if not (run / "run.json").exists():
+        command = [sys.executable, "-m", "patchloom.cli", "train", data, "--out", str(run), *SMALL]
+        subprocess.run(command, check=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        done = patchloom.export(str(run), f"{temporary}/int8", int8=True, images=10_000, data=data)
+    for note in done.notes:
+        print(f"note: {note}")
+    print(f"| {' | '.join(columns(done.measure))} |")
+    for row in done.rows:
+        print(f"| {' | '.join(row.cells())} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--cifar100", help="folder of its parquet files")
+    parser.add_argument("--run", type=Path, default=Path("runs/cifar"), help="of --cifar100")
     parser.add_argument("--data", default="shapes:count=200,size=224")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5, help="in which the contenders take turns")
@@ -191,6 +221,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.part:
         measure(Path(given.folder), given.part, given.threads, given.calls)
+        return
+    if given.cifar100:
+        cifar100(given.cifar100, given.run)
         return
     folder = Path(tempfile.mkdtemp())
     try:

@@ -125,6 +125,8 @@ def test_the_runtime_answers_without_torch_and_patchloom(exported: Exported, tra
     one = sorted((trained / "data").rglob("*.png"))[0]
     code = (
         f"import sys, hashlib; sys.path.insert(0, {str(tmp_path)!r})\n"
+        # What onnxruntime asks pip for and this does not need (docs/deployment.md).
+        "sys.modules.update(dict.fromkeys(('flatbuffers', 'google', 'packaging', 'sympy')))\n"
         "import patchloom_runtime\n"
         f"model = patchloom_runtime.load({str(exported.folder)!r})\n"
         f"print(model.predict({str(one)!r}))\n"
