@@ -137,7 +137,7 @@ def load(source: str | os.PathLike[str], *, threads: int | None = None) -> Any:
         check_shape(labels, list[str])
     except ValueError as error:
         raise CheckpointError(f"{folder / LABELS} is damaged: {error}. Export it again.") from error
-    module, _, attribute = TASKS[about.task].partition(":")
+    module, _, attribute = TASKS[about.task].answers.partition(":")
     made: type[Artefact] = getattr(import_module(module), attribute)
     form = graph_format(about.to)
     with _unpacked(folder, about) as place:

@@ -52,17 +52,30 @@ _SHAPE = {
     "files": dict[str, str],
     "own_sha256": str,
 }
-# Task → what answers.
-TASKS = {
-    "classification": "patchloom.deployment.artefact:ArtefactClassifier",
-    "embedding": "patchloom.deployment.artefact:ArtefactClassifier",
-    "segmentation": "patchloom.deployment.artefact_segmenter:ArtefactSegmenter",
-    "detection": "patchloom.deployment.artefact_detector:ArtefactDetector",
-    "translation": "patchloom.deployment.artefact_translator:ArtefactTranslator",
-}
-# Parts that the graph of a task has, where there are more than one.
 STEP, VOCABULARY = "step", "vocabulary.model"  # of a translator
-PARTS = {"detection": {MODEL, "regions"}, "translation": {MODEL, STEP}}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an artefact of a task has."""
+
+    answers: str  # module:class
+    parts: tuple[str, ...] = (MODEL,)
+    fields: tuple[str, ...] = ("preprocessing",)  # of its description, that others may not have
+    files: tuple[str, ...] = ()  # beside graph and labels
+
+
+TASKS = {
+    "classification": Kind("patchloom.deployment.artefact:ArtefactClassifier"),
+    "embedding": Kind("patchloom.deployment.artefact:ArtefactClassifier"),
+    "segmentation": Kind("patchloom.deployment.artefact_segmenter:ArtefactSegmenter"),
+    "detection": Kind(
+        "patchloom.deployment.artefact_detector:ArtefactDetector", (MODEL, "regions"), ("preprocessing", "detection")
+    ),
+    "translation": Kind(
+        "patchloom.deployment.artefact_translator:ArtefactTranslator", (MODEL, STEP), ("translation",), (VOCABULARY,)
+    ),
+}
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 RESIZES = ("short_side", "square")
 MOST_PIXELS = 4096  # of a side
@@ -143,13 +156,13 @@ def read_about(folder: Path) -> About:
             _one_of("task", values["task"], TASKS),
             values["network"],
             tuple(values["outputs"]),
-            _transform(values["preprocessing"]) if "preprocessing" in values else None,
+            _transform(told) if (told := values.get("preprocessing")) else None,
             {_plain(name): digest for name, digest in values["files"].items()},
             _windows(values["windows"]) if "windows" in values else Windows(),
             {_plain(name): _size(size) for name, size in values.get("packed", {}).items()},
-            _choice(values["detection"]) if "detection" in values else None,
+            _choice(told) if (told := values.get("detection")) else None,
             tuple(map(_plain, values.get("parts", [MODEL]))),
-            _translation(values["translation"]) if "translation" in values else None,
+            _translation(told) if (told := values.get("translation")) else None,
         )
         _check(about)
         return about
@@ -162,16 +175,15 @@ def read_about(folder: Path) -> About:
 def _check(about: About) -> None:
     """A ValueError where it does not say all that its task needs."""
     files = [f"{name}{PACKED}" if name in about.packed else name for name in graph_format(about.to).files(about.parts)]
-    needed = (*files, LABELS, *([VOCABULARY] if about.task == "translation" else []))
+    kind = TASKS[about.task]
+    needed = (*files, LABELS, *kind.files)
     if missing := [name for name in needed if name not in about.files]:
         raise ValueError(f"it has no checksum of {', '.join(missing)}")
-    wanted = PARTS.get(about.task, {MODEL})
-    if not wanted <= set(about.parts):
-        raise ValueError(f"its parts are {', '.join(about.parts)}, expected {', '.join(sorted(wanted))}")
-    told = {"detection": about.choice, "translation": about.translation}
-    field = about.task if about.task in told else "preprocessing"
-    if told.get(field, about.shown) is None or (about.task != "translation" and about.shown is None):
-        raise ValueError(f"it has no field {field!r}")
+    if not set(kind.parts) <= set(about.parts):
+        raise ValueError(f"its parts are {', '.join(about.parts)}, expected {', '.join(kind.parts)}")
+    told = {"preprocessing": about.shown, "detection": about.choice, "translation": about.translation}
+    if absent := [field for field in kind.fields if told[field] is None]:
+        raise ValueError(f"it has no field {absent[0]!r}")
 
 
 def _transform(values: Mapping[str, Any]) -> EvaluationTransform:

@@ -80,6 +80,11 @@ class DetectorSubject(Subject):
 
         return answer
 
+    def seen_in_words(self) -> str:
+        """How pictures of any size become what the graph takes."""
+        height, width = self.shown.image_size
+        return f"Pictures are resized in shape to fit {height}×{width} and lie at the top left (Pillow, bicubic)."
+
     @torch.inference_mode()
     def run(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """As it answers `patchloom predict`, on canvases."""

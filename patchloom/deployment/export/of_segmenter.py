@@ -58,6 +58,11 @@ class SegmenterSubject(Subject):
         """Logits at a quarter of the sides."""
         return Maps(self.model, self.shown.mean, self.shown.std, half=half)
 
+    def seen_in_words(self) -> str:
+        """How pictures of any size become what the graph takes."""
+        height, width = self.shown.image_size
+        return f"Pictures of any size are seen through windows of {height}×{width}."
+
     @torch.inference_mode()
     def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
         """As a window is seen by `patchloom predict`."""

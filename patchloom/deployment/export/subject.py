@@ -18,7 +18,6 @@ from patchloom.deployment.export.formats import MODEL, Graph, GraphFormat
 from patchloom.deployment.export.graph import FromPixels, Traced
 from patchloom.deployment.export.parity import BATCH, Outputs, differences
 from patchloom.errors import DataError, UsageError
-from patchloom.runs.config import Preprocessing
 from patchloom.runs.record import read_run_record
 
 
@@ -59,9 +58,18 @@ class Subject(ABC):
 
     def in_words(self, outputs: Sequence[str]) -> str:
         """What the graph takes and gives, for the card."""
-        shown, (height, width) = self.shown, self.shown.image_size
+        height, width = self.shown.image_size
         takes = f"The graph takes `pixels`, {self.takes.format(height, width)}, and gives `{'` and `'.join(outputs)}`."
-        return f"{takes} Mean and\ndeviation are inside it. {_resized(shown, seen_by=self.task)}"
+        return f"{takes} Mean and\ndeviation are inside it. {self.seen_in_words()}"
+
+    def seen_in_words(self) -> str:
+        """How pictures of any size become what the graph takes."""
+        shown, (height, width) = self.shown, self.shown.image_size
+        by = f"(Pillow, {shown.interpolation})"
+        if shown.resize == "square":
+            return f"Images are resized to a square of which the middle {shown.crop_ratio:g} of each side is seen {by}."
+        whole = f"a centre crop of {height}×{width} is {shown.crop_ratio:g} of the short side"
+        return f"Images are resized so that {whole} {by}."
 
     def module(self, *, half: bool) -> FromPixels:
         """What is traced, where it is one part."""
@@ -95,20 +103,6 @@ class Subject(ABC):
     @abstractmethod
     def right(self, found: Outputs) -> float | None:
         """How good the answers are, in percent; None without labels."""
-
-
-def _resized(shown: Preprocessing, seen_by: str) -> str:
-    height, width = shown.image_size
-    if seen_by == "segmentation":
-        return f"Pictures of any size are seen through windows of {height}×{width}."
-    if seen_by == "detection":
-        return f"Pictures are resized in shape to fit {height}×{width} and lie at the top left (Pillow, bicubic)."
-    by = f"(Pillow, {shown.interpolation})"
-    if shown.resize == "square":
-        return f"Images are resized to a square of which the middle {shown.crop_ratio:g} of each side is seen {by}."
-    return (
-        f"Images are resized so that a centre crop of {height}×{width} is {shown.crop_ratio:g} of the short side {by}."
-    )
 
 
 def data_of(folder: Path | None) -> str:
