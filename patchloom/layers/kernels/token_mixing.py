@@ -19,7 +19,7 @@ def _mix(
     N: tl.constexpr, M: tl.constexpr, ADDED: tl.constexpr, NB: tl.constexpr, MB: tl.constexpr, CB: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Every so manieth tile; with ADDED tokens + scale · (weight · tokens + bias), without weight · tokens + bias."""
+    """One program: weight · tokens + bias of its tiles, or with ADDED tokens + scale · (weight · tokens + bias)."""
     rows, columns = tl.program_id(1) * MB + tl.arange(0, MB), tl.arange(0, NB)
     known = rows[:, None] < M
     matrix = tl.load(weight + rows[:, None] * N + columns[None, :], mask=known & (columns[None, :] < N), other=0.0)

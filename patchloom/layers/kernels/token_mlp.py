@@ -83,8 +83,7 @@ def _(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
-    added_to, tokens, *weights, ctx.tanh = inputs
-    ctx.of_sum = added_to.dtype
+    _, tokens, *weights, ctx.tanh = inputs
     ctx.save_for_backward(tokens, *weights)
 
 
