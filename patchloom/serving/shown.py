@@ -74,7 +74,7 @@ def in_base64(picture: Image.Image) -> str:
 
 
 def thumbnail(path: str, side: int) -> str | None:
-    """A file of the index, made anew with at most `side` pixels a side; None where it is no longer a picture."""
+    """A file of the index, made anew with at most `side` pixels per side; None where it is no longer a picture."""
     try:
         return in_base64(thumbnail_of(path, side))
     except PatchloomError:

@@ -100,7 +100,7 @@ def picture_of(given: One, name: str = "the picture") -> Image.Image:
 
 
 def thumbnail_of(path: str, side: int) -> Image.Image:
-    """The picture of a file with at most `side` pixels a side; a large JPEG is decoded smaller."""
+    """The picture of a file with at most `side` pixels per side; a large JPEG is decoded smaller."""
 
     def reduction(size: tuple[int, int]) -> int:
         return next(factor for factor in (8, 4, 2, 1) if min(size) >= 2 * side * factor or factor == 1)
