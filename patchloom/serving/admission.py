@@ -37,14 +37,10 @@ class Admission:
         self.processes = 0  # ready ones
         self.in_process = 0  # inputs that the model's processes have
         self.held_bytes = 0  # of bodies, from their first byte to their answer
+        self.waiting = 0  # inputs in the queue, counted as they come and go, so that refusing looks at none of them
         self._waiting: deque[Request] = deque()
         self._seconds_each: float | None = None  # of the model, per input
         self._arrived = asyncio.Event()
-
-    @property
-    def waiting(self) -> int:
-        """Inputs in the queue."""
-        return sum(len(request.inputs) for request in self._waiting)
 
     def expected_seconds(self) -> float:
         """Until one that comes now would be begun; 0 while nothing was measured."""
@@ -71,6 +67,7 @@ class Admission:
         self.check(len(request.inputs))
         request.began = time.monotonic()
         self._waiting.append(request)
+        self.waiting += len(request.inputs)
         self._arrived.set()
         try:
             async with asyncio.timeout(self.limits.deadline_seconds):
@@ -79,12 +76,15 @@ class Admission:
             seconds = f"{self.limits.deadline_seconds:g} s"
             raise Refused(HTTPStatus.GATEWAY_TIMEOUT, f"there was no answer within {seconds}") from None
         finally:
-            if request in self._waiting:
+            given_up = request.answer.cancelled()  # its deadline has passed, or its client has gone
+            if given_up and request in self._waiting:
                 self._waiting.remove(request)
+                self.waiting -= len(request.inputs)
 
     def again(self, requests: Sequence[Request]) -> None:
         """Put back those whose process ended, before all others."""
         self._waiting.extendleft(reversed(requests))
+        self.waiting += sum(len(request.inputs) for request in requests)
         self._arrived.set()
 
     async def arrived(self) -> None:
@@ -99,12 +99,13 @@ class Admission:
         inputs = 0
         while self._waiting:
             first = self._waiting[0]
-            if first.answer.done():  # its deadline has passed
-                self._waiting.popleft()
-                continue
+            is_wanted = not first.answer.done()  # its deadline has not passed
             full = inputs + len(first.inputs) > self.limits.batch or first.tries or (taken and taken[-1].tries)
-            if taken and full:
+            if is_wanted and taken and full:
                 break
-            taken.append(self._waiting.popleft())
-            inputs += len(first.inputs)
+            self._waiting.popleft()
+            self.waiting -= len(first.inputs)
+            if is_wanted:
+                taken.append(first)
+                inputs += len(first.inputs)
         return taken

@@ -1,6 +1,7 @@
 """What Prometheus reads: how many requests came of it, how long each waited and why, what waits now."""
 
 import os
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,7 +22,7 @@ class Histogram:
         """Note one value."""
         key = tuple(labels.items())
         counts = self._counts.setdefault(key, [0] * (len(self._bounds) + 1))
-        counts[next((at for at, bound in enumerate(self._bounds) if value <= bound), len(self._bounds))] += 1
+        counts[bisect_left(self._bounds, value)] += 1
         self._sums[key] += value  # type: ignore[assignment]
 
     def lines(self) -> Iterator[str]:

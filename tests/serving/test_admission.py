@@ -81,18 +81,40 @@ def test_a_request_without_an_answer_is_given_up_and_left_out() -> None:
     asyncio.run(run())
 
 
+def test_one_that_was_given_up_takes_no_room_wherever_it_is_found() -> None:
+    async def run() -> None:
+        room = admission(batch=4)
+        (gone, late, wanted), tasks = await waiting(room, 2, 3, 1)
+        tasks[0].cancel()  # its client has gone
+        await asyncio.sleep(0)
+        assert (gone.answer.cancelled(), room.waiting) == (True, 4)
+        late.answer.cancel()  # and nobody has told the queue yet
+        assert room.take() == [wanted]
+        assert room.waiting == 0
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert room.waiting == 0
+
+    asyncio.run(run())
+
+
 def test_batches_are_full_and_in_order_and_one_that_ended_a_process_goes_alone() -> None:
     async def run() -> None:
         room = admission(batch=4)
         requests, tasks = await waiting(room, 1, 2, 3, 9, 1, 1)
+        assert room.waiting == 17
         assert room.take() == requests[:2]
+        assert room.waiting == 14
         assert room.take() == requests[2:3]
         assert room.take() == requests[3:4]  # larger than a batch: alone
         requests[4].tries = 1
         assert room.take() == requests[4:5]
         assert room.take() == requests[5:]
         room.again(requests[:2])
+        assert room.waiting == 3
         assert room.take() == requests[:2]
+        assert room.waiting == 0
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
