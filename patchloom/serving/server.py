@@ -85,6 +85,7 @@ async def _serve(bound: socket.socket, app: App, say: Say, began: Callable[[str,
     await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
     if starting.done():
         starting.result()
+        _leave_the_core_to_the_model()
         _allow_open_files()
         bound.listen(CONNECTIONS)
         server, address = _granian(app, bound), address_of(bound)
@@ -128,6 +129,16 @@ def _on_signals(stopping: asyncio.Event, processes: ModelProcesses) -> None:
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup
             loop.add_signal_handler(number, told, number)
+
+
+def _leave_the_core_to_the_model() -> None:
+    """Where both have one core: its turn ends before requests are taken, several at once, not with each of them.
+
+    Granian's threads, begun later, inherit it.
+    """
+    if hasattr(os, "SCHED_BATCH"):  # Linux
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _allow_open_files() -> None:

@@ -216,6 +216,15 @@ def test_a_full_queue_refuses_at_once_and_answers_the_others(server: Server, man
     assert sum(one.result()[0] == 200 for one in asked) == 40 - len(refused) >= 16
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has it")
+def test_requests_are_taken_without_ending_the_models_turn(server: Server) -> None:
+    assert server.ask("POST", "/predict", PICTURES[0])[0] == 200
+    threads = [int(name) for name in os.listdir(f"/proc/{server.process.pid}/task")]
+    assert len(threads) > 1  # Granian's too
+    assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(server.pid) == os.SCHED_OTHER
+
+
 def test_a_model_that_dies_is_started_again_and_what_it_had_is_answered(
     server: Server, many: ThreadPoolExecutor
 ) -> None:
