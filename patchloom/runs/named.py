@@ -12,16 +12,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.sources.torchvision_sets import NAMES as DATA_SETS
 from patchloom.disk import atomic_write, disk_errors, one_at_a_time
 from patchloom.errors import CheckpointError, UsageError
 from patchloom.foreign import parse_json, read_plain
-from patchloom.models.downloads import fetched
-from patchloom.models.published import load_published
-from patchloom.models.registry import create_model
 from patchloom.models.weights_table import Weights, is_published_name, weights_named
 from patchloom.runs.config import Preprocessing, is_run
-from patchloom.runs.imagenet import imagenet_labels
 from patchloom.runs.published import published_folder, write_published
 
 PREFIX = "hub:"
@@ -70,7 +65,11 @@ def is_on_hub(source: str | os.PathLike[str]) -> bool:
 def is_foreign(source: str | os.PathLike[str]) -> bool:
     """Whether a user names a network of timm or torchvision; torchvision:cifar10 is data."""
     library, _, rest = os.fspath(source).partition(":")
-    return library == "timm" or (library == "torchvision" and rest.partition("@")[0] not in DATA_SETS)
+    if library != "torchvision":
+        return library == "timm"
+    from patchloom.data.sources.torchvision_sets import NAMES
+
+    return rest.partition("@")[0] not in NAMES
 
 
 def is_here(source: str) -> bool:
@@ -121,6 +120,12 @@ def _is_made(folder: Path, weights: Weights) -> bool:
 
 
 def _make(weights: Weights, folder: Path) -> None:
+    # Runs that are read do without these, which know every family and the names of its published weights.
+    from patchloom.models.downloads import fetched
+    from patchloom.models.published import load_published
+    from patchloom.models.registry import create_model
+    from patchloom.runs.imagenet import imagenet_labels
+
     file = fetched(weights)
     network = create_model(
         weights.variant, num_classes=weights.classes, image_size=weights.image_size, **weights.options

@@ -167,3 +167,13 @@ def test_predicting_imports_few_modules_and_no_training(tmp_path: Path) -> None:
     assert len(modules) <= 52, modules
     rooms = {name.split(".")[1] for name in modules if "." in name}
     assert not rooms & {"training", "objectives", "recipes", "inspection", "evaluation", "engine"}
+
+
+def test_loading_a_run_knows_nothing_of_published_weights_and_data_sets() -> None:
+    run_folder = Path(__file__).parent.parent / "golden" / "classifier"
+    said = run(
+        f"import sys, patchloom; patchloom.load({str(run_folder)!r}, device='cpu')\n"
+        "print(*(name for name in sys.modules if name.startswith('patchloom')))"
+    )
+    unneeded = {"models.published", "models.published_names", "models.downloads", "data.sources.torchvision_sets"}
+    assert not {f"patchloom.{name}" for name in unneeded} & set(said.split())
