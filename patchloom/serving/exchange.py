@@ -22,7 +22,6 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON = "application/json"
 _ALWAYS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 _MOST_DRAINED = 64 << 20  # bytes of a refused body that are read, so that its client gets to read the answer
-_DRAINED_TOGETHER = 0.05  # seconds: bodies refused meanwhile are read at once, which wakes a busy core's threads once
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,6 @@ class Exchange:
             await self._drain()
 
     async def _drain(self) -> None:
-        await asyncio.sleep(_DRAINED_TOGETHER - time.monotonic() % _DRAINED_TOGETHER)
         size = 0
         try:
             async with asyncio.timeout(self._limits.upload_seconds):
