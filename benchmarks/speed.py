@@ -29,6 +29,7 @@ from patchloom.inspection.cost import cost
 from patchloom.models.absorb import absorb
 from patchloom.models.by_block import CompiledByBlock
 from patchloom.models.conversion import converted
+from patchloom.models.recorded import Recorded
 
 PEERS: dict[str, Callable[[], nn.Module]] = {
     "resmlp_s12": lambda: timm.create_model("resmlp_12_224"),
@@ -88,9 +89,9 @@ def same_weights(name: str) -> tuple[nn.Module, nn.Module]:
 
 
 def forms_of(name: str, kind: str, asked: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
-    """Label → network: for a forward pass in eval mode, patchloom's absorbed; for training as it is.
+    """Label → network: for a forward pass in eval mode, patchloom's absorbed and recorded; for training as it is.
 
-    The peer is compiled as a whole, as one would; patchloom block by block, as it does itself.
+    The peer is compiled as a whole, as one would; patchloom block by block and recorded, as it does itself.
     """
     for label in asked:
         ours, theirs = same_weights(name)
@@ -99,7 +100,9 @@ def forms_of(name: str, kind: str, asked: Sequence[str]) -> Iterator[tuple[str, 
         if label == "peer compiled":
             network = torch.compile(network)  # type: ignore[assignment]
         elif label == "patchloom compiled":
-            network = CompiledByBlock(network)  # type: ignore[arg-type]
+            network = Recorded(CompiledByBlock(network))  # type: ignore[arg-type]
+        elif label == "patchloom" and kind == "forward":
+            network = Recorded(network)
         yield label, network
 
 
@@ -133,9 +136,8 @@ def measured(
             continue
         for _ in range(3):
             work()
-        _settle(cuda, reset=True)
-        work()
         _settle(cuda)
+        # From the first call on: a replay of what was recorded allocates nothing any more.
         row["peak_gib"] = round((torch.cuda.max_memory_allocated() - held) / 2**30, 2) if cuda else None
         works[label], rows[label] = work, row
     took: dict[str, list[float]] = {label: [] for label in works}

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.kernels import usable
+from patchloom.layers.kernels import usable, usable_without_gradients
 from patchloom.layers.linear import fold_input_, fold_output_
 from patchloom.layers.token_mixing import TokenLinear
 
 MOST_KEYS = 1024  # of a row that one program of the kernel of talking heads holds
+MOST_TOKENS = 256  # that one program of the kernel of the whole attention holds
 
 
 class Attend(nn.Module):
@@ -81,6 +82,16 @@ class TalkingHeadsAttention(Attention):
         super().__init__(dim, heads)
         self.before = TokenLinear((heads,))
         self.after = TokenLinear((heads,))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, N, C) → (B, N, C)."""
+        before, after = self.before, self.after
+        few = tokens.shape[1] <= MOST_TOKENS and self.recorded is None
+        if few and usable_without_gradients(tokens, before.weight):
+            from patchloom.layers.kernels.talking_attention import talking_attention
+
+            return self.proj(talking_attention(self.qkv(tokens), before.weight, after.weight, after.bias))
+        return super().forward(tokens)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
         """(B, H, T, d), (B, H, N, d) twice → (B, T, H·d); of an image every patch is seen."""

@@ -9,9 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.layers.kernels import usable_without_gradients
 from patchloom.layers.linear import fold_input_, fold_output_
 from patchloom.layers.mlp import activated
 from patchloom.layers.resample import Grid
+
+
+def joins_gelu(maps: Tensor, weight: Tensor) -> bool:
+    """Whether a kernel does what stands before a GELU with it; a compiler does so by itself."""
+    return usable_without_gradients(maps, weight) and not torch.compiler.is_compiling()
 
 
 class Conv3x3(nn.Conv2d):
@@ -23,6 +29,18 @@ class Conv3x3(nn.Conv2d):
     def forward(self, maps: Tensor) -> Tensor:
         """(B, H, W, C) → (B, H, W, C)."""
         return super().forward(maps.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    def unbiased(self, maps: Tensor) -> Tensor:
+        """The same without its bias, which a GPU adds in a pass of its own: whoever comes next adds it as it reads."""
+        return F.conv2d(maps.permute(0, 3, 1, 2), self.weight, padding=1, groups=self.groups).permute(0, 2, 3, 1)
+
+    def activated(self, maps: Tensor) -> Tensor:
+        """GELU of the convolution."""
+        if self.bias is None or not joins_gelu(maps, self.bias):
+            return F.gelu(self(maps))
+        from patchloom.layers.kernels.gelu import affine_gelu
+
+        return affine_gelu(self.unbiased(maps), None, self.bias)
 
     def absorb_output_(self, scale: Tensor, shift: Tensor | None = None) -> None:
         """Take over a following scale · x + shift."""
@@ -64,8 +82,11 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, H, W, C) → (B, H, W, C)."""
-        gate = self.expand(F.relu(self.reduce(maps.mean(dim=(1, 2)))))
-        return maps * torch.sigmoid(gate)[:, None, None, :]
+        return maps * self.gate(maps.mean(dim=(1, 2)))[:, None, None, :]
+
+    def gate(self, means: Tensor) -> Tensor:
+        """(B, C) → (B, C), how far each channel is let through."""
+        return torch.sigmoid(self.expand(F.relu(self.reduce(means))))
 
 
 class PatchConv(nn.Module):
@@ -82,6 +103,18 @@ class PatchConv(nn.Module):
         """(B, H, W, C) → (B, H, W, C)."""
         maps = self.spatial(activated("gelu", self.first, maps))
         return self.last(self.gate(F.gelu(maps)))
+
+    def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
+        """x + self(y) without gradients, where there are kernels for it; otherwise None."""
+        if scale is not None or self.spatial.bias is None or not usable_without_gradients(y, self.last.weight):
+            return None
+        from patchloom.layers.kernels.gated_linear import gated_linear
+        from patchloom.layers.kernels.gelu import gelu_and_mean
+
+        maps = self.spatial.unbiased(activated("gelu", self.first, y)).flatten(1, 2)
+        maps, means = gelu_and_mean(maps, self.spatial.bias)
+        last = self.last
+        return gated_linear(x.flatten(1, 2), maps, self.gate.gate(means), last.weight, last.bias).view_as(x)
 
     def absorb_input_(self, weight: Tensor, bias: Tensor) -> Tensor | None:
         """Take over a preceding weight · x + bias."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.kernels import usable
+from patchloom.layers.kernels import usable_without_gradients
 from patchloom.layers.linear import as_it_acts, fold_input, fold_input_, fold_output, fold_output_
 
 ActivationName = Literal["gelu", "gelu_tanh", "silu", "hardswish", "relu"]
@@ -51,11 +51,6 @@ def activated(name: str, linear: nn.Linear, x: Tensor) -> Tensor:
     return activate(name, linear(x))
 
 
-def usable_without_gradients(x: Tensor, weight: Tensor) -> bool:
-    """Whether a kernel for inference takes x and weight as they are."""
-    return usable(x) and weight.dtype == x.dtype and not torch.is_grad_enabled()
-
-
 class MLP(nn.Module):
     """fc2(activation(fc1(x))) over the last dimension."""
 
@@ -71,11 +66,15 @@ class MLP(nn.Module):
         return self._drop(self.fc2(self._drop(hidden)))
 
     def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
-        """x + self(y), where the second layer has no bias and its product can begin with x; otherwise None."""
+        """x + self(y) in the place of x, where the last bias was left to whoever made x (`owe_bias_`); otherwise None.
+
+        That is the branch before this one in a block: nobody else reads x. A new tensor would be filled with x first.
+        """
         if scale is not None or self.fc2.bias is not None or not usable_without_gradients(x, self.fc2.weight):
             return None
         hidden = activated(self.activation, self.fc1, y)
-        return torch.addmm(x.flatten(0, -2), hidden.flatten(0, -2), self.fc2.weight.T).view_as(x)
+        x.view(-1, x.shape[-1]).addmm_(hidden.flatten(0, -2), self.fc2.weight.T)
+        return x
 
     def folded(self, x: Tensor, norm: tuple[Tensor, Tensor] | None, scale: Tensor) -> Tensor:
         """scale · self(weight · x + bias), with `norm` = (weight, bias) and the scale folded into the two layers."""

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.layers.kernels import usable, usable_without_gradients
+
 NormName = Literal["affine", "layer", "batch", "l2"]
 
 
@@ -34,6 +36,15 @@ class Affine(nn.Module):
 class LayerNorm(nn.LayerNorm):
     """Zero mean and unit variance of each token."""
 
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
+        # A compiler joins it with what stands beside it.
+        if usable_without_gradients(x, self.weight, self.bias) and not torch.compiler.is_compiling():
+            from patchloom.layers.kernels.layer_norm import layer_norm
+
+            return layer_norm(x, self.weight, self.bias, self.eps)
+        return super().forward(x)
+
     def split(self) -> tuple[nn.Module, Tensor, Tensor]:
         """The standardisation stays."""
         bare = LayerNorm(self.normalized_shape, eps=self.eps, elementwise_affine=False)
@@ -52,6 +63,27 @@ class BatchNorm(nn.BatchNorm1d):
         mean, var = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
         weight = self.weight * torch.rsqrt(var + self.eps)
         return nn.Identity(), weight, self.bias - mean * weight
+
+    def activated(self, x: Tensor) -> Tensor:
+        """GELU of it; (..., C) → (..., C)."""
+        if not (self.training and self.running_mean is not None and self.momentum is not None and usable(x)):
+            return F.gelu(self(x))
+        from patchloom.layers.kernels.batch_norm_gelu import batch_norm_gelu
+
+        found, mean, var = batch_norm_gelu(x, self.weight, self.bias, self.eps)
+        with torch.no_grad():
+            count = x.numel() // x.shape[-1]
+            cast(Tensor, self.num_batches_tracked).add_(1)
+            self.running_mean.lerp_(mean, self.momentum)
+            cast(Tensor, self.running_var).lerp_(var * (count / (count - 1)), self.momentum)
+        return found
+
+    def as_affine(self) -> Affine:
+        """What it is in eval mode."""
+        _, weight, bias = self.split()
+        affine = Affine(self.num_features)
+        affine.weight, affine.bias = nn.Parameter(weight.detach()), nn.Parameter(bias.detach())
+        return affine
 
 
 class L2Norm(nn.Module):

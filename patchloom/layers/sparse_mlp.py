@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.convolution import Conv3x3
-from patchloom.layers.norms import BatchNorm
+from patchloom.layers.convolution import Conv3x3, joins_gelu
+from patchloom.layers.kernels import usable_without_gradients
+from patchloom.layers.norms import Affine, BatchNorm
 from patchloom.layers.resample import Grid
-from patchloom.layers.token_mixing import TokenLinear, TokenMLP
+from patchloom.layers.token_mixing import FEW_POSITIONS, TokenLinear, TokenMLP
 
 Fusion = Literal["concat", "sum", "weighted"]
 
@@ -49,6 +50,21 @@ class SparseMLP(nn.Module):
         columns = self.along_height(read_by_columns.reshape(b, h, w * c)).view(b, h, w, c)
         branches = [columns] if self.sequential else [rows, columns]
         return self._fused([maps, *branches] if self.identity else branches)
+
+    def joins(self, maps: Tensor) -> bool:
+        """Whether there is a kernel for `added_to` these maps."""
+        plain = self.fuse is not None and self.identity and not self.sequential
+        few = max(maps.shape[1:3]) <= FEW_POSITIONS
+        return plain and few and usable_without_gradients(maps, self.along_width.weight)
+
+    def added_to(self, x: Tensor, y: Tensor) -> Tensor:
+        """x + self(y), without gradients."""
+        assert self.fuse is not None
+        from patchloom.layers.kernels.rows_and_columns import beside_rows_and_columns
+
+        rows, columns = self.along_width, self.along_height
+        beside = beside_rows_and_columns(y, rows.weight, rows.bias, columns.weight, columns.bias)
+        return torch.addmm(x.flatten(0, -2), beside.flatten(0, -2), self.fuse.weight.T).view_as(x)
 
     def _fused(self, branches: list[Tensor]) -> Tensor:
         if self.fuse is not None:
@@ -103,18 +119,59 @@ class NormActMix(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, H, W, C) → (B, H, W, C)."""
-        return self.mix(F.gelu(self.norm(maps)))
+        return self.mix(self.activated(maps))
+
+    def activated(self, maps: Tensor) -> Tensor:
+        """What is mixed."""
+        norm = self.norm
+        if isinstance(norm, Affine) and joins_gelu(maps, norm.weight):
+            from patchloom.layers.kernels.gelu import affine_gelu
+
+            return affine_gelu(maps, norm.weight, norm.bias)
+        return norm.activated(maps) if isinstance(norm, BatchNorm) else F.gelu(norm(maps))
+
+    def activated_after(self, mix: nn.Module, maps: Tensor) -> Tensor:
+        """What is mixed, where another mixing stands before this unit."""
+        if isinstance(mix, Conv3x3) and isinstance(self.norm, nn.Identity):
+            return mix.activated(maps)
+        return self.activated(mix(maps))
 
 
 class NormActMixes(nn.Sequential):
     """Several such units one after the other."""
 
+    @property
+    def units(self) -> list[NormActMix]:
+        """Them."""
+        return list(self)  # type: ignore[arg-type]
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, H, W, C) → (B, H, W, C)."""
+        return self.units[-1].mix(self._before_last(maps))
+
+    def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
+        """x + self(y) without gradients, where there is a kernel for the last mixing; otherwise None."""
+        last = self.units[-1].mix
+        if scale is not None or not isinstance(last, SparseMLP) or not last.joins(y):
+            return None
+        return last.added_to(x, self._before_last(y))
+
+    def _before_last(self, maps: Tensor) -> Tensor:
+        """What the last unit mixes."""
+        units = self.units
+        maps = units[0].activated(maps)
+        for unit, after in itertools.pairwise(units):
+            maps = after.activated_after(unit.mix, maps)
+        return maps
+
     @torch.no_grad()
     def absorb_(self) -> None:
-        """Fold each BatchNorm that follows a convolution into it."""
-        for before, after in itertools.pairwise(self):
-            if isinstance(before, NormActMix) and isinstance(before.mix, Conv3x3):
-                assert isinstance(after, NormActMix)
+        """Fold each BatchNorm that follows a convolution into it; of the first its weight and bias are left."""
+        first = self.units[0]
+        if isinstance(first.norm, BatchNorm):
+            first.norm = first.norm.as_affine()
+        for before, after in itertools.pairwise(self.units):
+            if isinstance(before.mix, Conv3x3):
                 stays, weight, bias = after.norm.split()  # type: ignore[operator]
                 before.mix.absorb_output_(weight, bias)
                 after.norm = stays

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import UsageError
-from patchloom.layers.kernels import usable
-from patchloom.layers.mlp import ActivationName, activate, usable_without_gradients
+from patchloom.layers.kernels import usable, usable_without_gradients
+from patchloom.layers.mlp import ActivationName, activate
 from patchloom.layers.resample import Grid, Resampled, resample_columns, resample_rows
 
 FEW_POSITIONS = 64  # up to which the kernel is ahead of cuBLAS

@@ -7,40 +7,36 @@ is what it would have joined across two blocks, some hundredths of a step (bench
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchloom.models.network import Network
+from patchloom.models.wrapped import Wrapped
 
 SHAPES = 64  # sizes, modes and batches for which blocks of one class may be compiled
 
 
-class CompiledByBlock(nn.Module):
-    """Calls the network with its blocks compiled; the network itself stays as it is, where torch.compile keeps it."""
+class CompiledByBlock(Wrapped):
+    """Calls the network with its blocks compiled; the network itself stays as it is."""
 
     def __init__(self, network: Network, **options: Any) -> None:
-        super().__init__()
-        from torch._dynamo import config  # seconds, which a run that compiles nothing is spared
+        super().__init__(network)
+        # Seconds, which a run that compiles nothing is spared.
+        from torch._dynamo import config
+        from torch._functorch import config as joint_graphs
 
+        self._joint_graphs = joint_graphs
         config.recompile_limit = max(SHAPES, config.recompile_limit)
-        self._orig_mod = network
         self._calls = [
             (block, torch.compile(block._call_impl, dynamic=False, **options)) for block in network.repeated_blocks()
         ]
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, **options: Any) -> Any:
         """As the network's."""
         for block, call in self._calls:
             block._compiled_call_impl = call  # what Module.compile sets for good
         try:
-            out: Tensor = self._orig_mod(images)
+            with self._joint_graphs.patch(activation_memory_budget=self._orig_mod.kept_for_backward):
+                return self._orig_mod(images, **options)
         finally:
             for block, _ in self._calls:
                 block._compiled_call_impl = None
-        return out
-
-    def __getattr__(self, name: str) -> Any:
-        """The network's, where it is no own."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("_orig_mod"), name)

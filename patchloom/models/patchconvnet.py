@@ -133,6 +133,7 @@ class PatchConvNet(AttentionPooled):
 
     Config = PatchConvNetConfig
     config: PatchConvNetConfig
+    kept_for_backward = 0.6
 
     def __init__(self, config: PatchConvNetConfig) -> None:
         super().__init__(config)

@@ -12,6 +12,7 @@ from patchloom.engine.run import Run
 from patchloom.errors import UsageError
 from patchloom.models.by_block import CompiledByBlock
 from patchloom.models.network import Network
+from patchloom.models.recorded import Recorded
 from patchloom.recipes.methods import method_of
 from patchloom.runs.checkpoints import Folder
 from patchloom.tasks.plan import Plan
@@ -127,11 +128,12 @@ def compiles_by_block(network: nn.Module) -> bool:
 def _compile(plan: Plan, run: Run, network: nn.Module) -> None:
     """Compile the network and what runs beside it: followers, and what its task adds."""
     options = plan.task.compile_options
-    mode = "reduce-overhead" if runs_as_graphs(run) and not options else None
-    if compiles_by_block(network):
-        run.model = CompiledByBlock(network)  # type: ignore[arg-type]
-    else:
-        run.model = torch.compile(network, mode=mode, **options)  # type: ignore[assignment]
+    graphs = runs_as_graphs(run) and not options
+    mode = "reduce-overhead" if graphs else None
+    by_block = compiles_by_block(network)
+    compiled: Any = CompiledByBlock(network) if by_block else torch.compile(network, **options)  # type: ignore[arg-type]
+    # Every step is the same replay, also the first after a resume, so that it gives the same weights to the bit.
+    run.model = Recorded(compiled) if graphs else compiled
     for follower in run.objective.followers:
         follower.compile(mode=mode)
     plan.task.prepare_compiling(plan, network, mode)

@@ -58,8 +58,11 @@ def test_all_ways_answer_as_the_command_does(
     path = files[mode]
     done = command(("predict", run, path, "--json", "--device", "cpu"), monkeypatch, capsys)
     first = json.loads(done.output)[0]  # of an animation, its first frame
-    said = [(name, share) for name, share in first["answers"]]
     classifier = patchloom.load(run, device="cpu")
+    said = classifier.predict(path)
+    # The command shows all frames of an animation at once, and some processors round products of other sizes otherwise.
+    assert [name for name, _ in said] == [name for name, _ in first["answers"]]
+    assert [share for _, share in said] == pytest.approx([share for _, share in first["answers"]], rel=1e-4)
     vector, found = classifier.embed(str(path)), index.search(path)
     for name, given in ways_of(mode, path):
         assert classifier.predict(given) == said, name

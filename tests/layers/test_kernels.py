@@ -14,8 +14,9 @@ CODE = """
 import sys
 import torch
 from torch.nn import functional as F
-from patchloom.layers import attention, mlp, norms, residual, token_mixing
-from patchloom.layers.kernels import linear_gelu, talking_heads, token_mlp
+from patchloom.layers import attention, convolution, kernels, mlp, norms, residual, sparse_mlp, token_mixing
+from patchloom.layers.kernels import batch_norm_gelu, gated_linear, gelu, layer_norm, linear_gelu, rows_and_columns
+from patchloom.layers.kernels import talking_attention, talking_heads, token_mlp
 from patchloom.layers.kernels import token_mixing as mixing
 
 DEVICE = sys.argv[1]
@@ -45,6 +46,18 @@ def heads(logits, before, idle, after, bias):
     return talking_heads.plain(logits, before, after, bias) + 0 * idle.sum()
 
 
+def attended(qkv, before, after, bias):
+    b, t, c = qkv.shape
+    q, k, v = qkv.view(b, t, 3, len(before), -1).permute(2, 0, 3, 1, 4)
+    weights = talking_heads.plain(q * q.shape[-1] ** -0.5 @ k.transpose(2, 3), before, after, bias)
+    return (weights @ v).transpose(1, 2).flatten(2)
+
+
+def beside(maps, rows, row_bias, columns, column_bias):
+    mixed = torch.einsum("vw,bhwc->bhvc", rows, maps) + row_bias[:, None]
+    return torch.cat([maps, mixed, torch.einsum("gh,bhwc->bgwc", columns, maps) + column_bias[:, None, None]], dim=-1)
+
+
 # Interpreted products of two bytes a number are wrong in Triton, so they are tried on a GPU alone.
 for low, tolerance in ((torch.float32, 1e-5), *([(torch.bfloat16, 1e-2)] if DEVICE == "cuda" else [])):
     for b, h, t, n in ((2, 4, 5, 7), (1, 3, 17, 19)):
@@ -63,12 +76,40 @@ for low, tolerance in ((torch.float32, 1e-5), *([(torch.bfloat16, 1e-2)] if DEVI
         same(lambda *x: token_mlp.token_mlp(*x, how == "tanh"), plain, given, tolerance)
     given = [each.detach() for each in leaves(low, (2, 3, 5), (7, 5), (7,))]
     same(linear_gelu.linear_gelu, lambda x, w, s: F.gelu(F.linear(x, w, s)), given, 1e-2, with_gradients=False)
+    for b, t, h, d in ((2, 5, 4, 6), (1, 19, 3, 50), (1, 33, 8, 16)):
+        given = [each.detach() for each in leaves(low, (b, t, 3 * h * d), (h, h), (h, h), (h,))]
+        same(talking_attention.talking_attention, attended, given, tolerance, with_gradients=False)
+    for b, h, w, c in ((2, 3, 5, 4), (1, 17, 9, 130)):
+        given = [each.detach() for each in leaves(low, (b, h, w, c), (w, w), (w,), (h, h), (h,))]
+        same(rows_and_columns.beside_rows_and_columns, beside, given, tolerance, with_gradients=False)
+    for b, p, c, d in ((2, 5, 7, 9), (3, 70, 130, 140)):
+        given = [each.detach() for each in leaves(low, (b, p, d), (b, p, c), (b, c), (d, c), (d,))]
+        plain = lambda to, x, gate, w, s: to + F.linear(x * gate[:, None], w, s)
+        same(gated_linear.gated_linear, plain, given, tolerance, with_gradients=False)
+        given = [each.detach() for each in leaves(low, (b, p, c), (c,))]
+        plain = lambda x, s: (F.gelu(x + s), F.gelu(x + s).mean(dim=1))
+        same(gelu.gelu_and_mean, plain, given, tolerance, with_gradients=False)
+        given = [each.detach() for each in leaves(low, (b, p, c), (c,), (c,))]
+        same(gelu.affine_gelu, lambda x, w, s: F.gelu(w * x + s), given, tolerance, with_gradients=False)
+        plain = lambda x, w, s: F.layer_norm(x, (c,), w, s, 1e-5)
+        same(lambda *x: layer_norm.layer_norm(*x, 1e-5), plain, given, tolerance, with_gradients=False)
+    for shape in ((2, 5, 7, 6), (4, 8, 8, 40), (3, 1, 67, 130)):
+        x, *weights = leaves(low, shape, shape[-1:], shape[-1:])
+        x = (3 + x).detach().requires_grad_()
+        plain = lambda x, w, s: F.gelu(F.batch_norm(x.flatten(0, 2), None, None, w, s, True)).view_as(x)
+        same(lambda *x: batch_norm_gelu.batch_norm_gelu(*x, 1e-5)[0], plain, [x, *weights], 2 * tolerance)
+        found = batch_norm_gelu.batch_norm_gelu(x, *weights, 1e-5)[1:]
+        for one, other in zip(found, (x.float().mean((0, 1, 2)), x.float().var((0, 1, 2), correction=0)), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    given = [each.detach() for each in leaves(low, (2, 3, 4, 9))]
+    same(lambda x: layer_norm.layer_norm(x, None, None, 1e-6), lambda x: F.layer_norm(x, (9,), eps=1e-6), given,
+         tolerance, with_gradients=False)
 
 
-def with_and_without(layer, x, modules, tolerance, gradients):
+def with_and_without(layer, x, tolerance, gradients):
     results = []
     for choice in (False, True):
-        for module in modules:
+        for module in (kernels, attention, norms, token_mixing):
             module.usable = lambda x: choice
         with torch.set_grad_enabled(gradients):
             out = layer(x)
@@ -78,11 +119,14 @@ def with_and_without(layer, x, modules, tolerance, gradients):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance / 10)
 
 
-tokens, layers = torch.randn(2, 6, 12, device=DEVICE), (mlp, token_mixing)
-with_and_without(attention.TalkingHeadsAttention(12, 3).to(DEVICE), tokens, [attention], 1e-4, True)
+tokens = torch.randn(2, 6, 12, device=DEVICE)
+talking = attention.TalkingHeadsAttention(12, 3).to(DEVICE)
+with_and_without(talking, tokens, 1e-4, True)
+with_and_without(talking, tokens, 1e-4, False)
+with_and_without(norms.LayerNorm(12).to(DEVICE), tokens, 1e-4, False)
 mixer = residual.Residual(torch.nn.LayerNorm(12), token_mixing.TokenMLP((2, 3), 10)).to(DEVICE)
-with_and_without(mixer, tokens, layers, 1e-4, True)
-with_and_without(token_mixing.TokenLinear((6,)).to(DEVICE), tokens, layers, 1e-4, True)
+with_and_without(mixer, tokens, 1e-4, True)
+with_and_without(token_mixing.TokenLinear((6,)).to(DEVICE), tokens, 1e-4, True)
 branches = [token_mixing.TokenLinear((2, 3)), mlp.MLP(12, 20)]
 branches = [residual.Residual(norms.Affine(12), each, torch.nn.Parameter(torch.rand(12) + 0.1)) for each in branches]
 block = residual.Block(tokens=branches[0], channels=branches[1]).to(DEVICE).eval()
@@ -91,7 +135,31 @@ for each in (*branches, block):
     each.absorb_()
 assert block.channels.mix.fc2.bias is None
 torch.testing.assert_close(block(tokens), expected, rtol=1e-4, atol=1e-5)
-with_and_without(block, tokens, layers, 1e-2, False)
+with_and_without(block, tokens, 1e-2, False)
+
+maps = torch.randn(2, 3, 5, 12, device=DEVICE)
+conv = residual.Residual(norms.LayerNorm(12), convolution.PatchConv(12), torch.nn.Parameter(torch.rand(12)))
+units = [convolution.Conv3x3(12, depthwise=True, bias=False), sparse_mlp.SparseMLP(12, (3, 5))]
+units = sparse_mlp.NormActMixes(*(sparse_mlp.NormActMix(12, each) for each in units))
+sparse = residual.Residual(torch.nn.Identity(), units)
+statistics = []
+for choice in (False, True):
+    norms.usable = lambda x: choice
+    norm = norms.BatchNorm(12).to(DEVICE)
+    norm.activated(maps)
+    norm.activated(2 * maps + 1)
+    statistics.append([each.float() for each in norm.buffers()])
+for one, other in zip(*statistics, strict=True):
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+with_and_without(sparse_mlp.NormActMix(12, torch.nn.Linear(12, 3)).to(DEVICE), maps, 1e-3, True)
+for layer in (conv, sparse):
+    layer.to(DEVICE)(maps)  # statistics
+    expected = layer.eval()(maps)
+    for each in reversed(list(layer.modules())):
+        if hasattr(each, "absorb_"):
+            each.absorb_()
+    torch.testing.assert_close(layer(maps), expected, rtol=1e-4, atol=1e-5)
+    with_and_without(layer, maps, 1e-2, False)
 print("all equal")
 """
 

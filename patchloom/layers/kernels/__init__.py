@@ -5,7 +5,6 @@ where it was measured faster (benchmarks/LOG.md). Without a GPU tests run them i
 """
 
 import os
-from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -13,13 +12,14 @@ from torch import Tensor
 
 SWITCH = "PATCHLOOM_KERNELS"  # 0 leaves all work to PyTorch
 LOW = (torch.bfloat16, torch.float16)
-
-
-@cache
-def _found() -> bool:
-    return os.environ.get(SWITCH, "1") != "0" and find_spec("triton") is not None
+FOUND = os.environ.get(SWITCH, "1") != "0" and find_spec("triton") is not None
 
 
 def usable(x: Tensor) -> bool:
     """For tensors of two bytes per number on a GPU, for which the kernels were measured."""
-    return x.is_cuda and x.dtype in LOW and _found()
+    return FOUND and x.is_cuda and x.dtype in LOW
+
+
+def usable_without_gradients(x: Tensor, *weights: Tensor | None) -> bool:
+    """Whether a kernel for inference takes x and the weights as they are."""
+    return not torch.is_grad_enabled() and usable(x) and all(each is None or each.dtype == x.dtype for each in weights)

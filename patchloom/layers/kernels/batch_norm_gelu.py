@@ -1,0 +1,164 @@
+"""GELU of a BatchNorm in training, whose statistics are those of the batch: sMLPNet's maps before every mixing.
+
+Letters: M positions of all images, C channels, L columns of rows of one or more positions. There are two passes forward
+(sums; GELU) and two backward (sums; gradients), each of which reads what it needs once; nothing but x is kept.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from patchloom.layers.kernels.gelu import WIDTH, affine_gelu, folded
+
+ROWS, PER_CORE = 32, 4  # of one step; programs per core of a GPU
+
+
+@triton.jit
+def _slope(z):
+    """Derivative of GELU: Φ(z) + z · φ(z)."""
+    return 0.5 * (1 + tl.math.erf(z * 0.7071067811865476)) + z * 0.3989422804014327 * tl.exp(-0.5 * z * z)
+
+
+@triton.jit
+def _sums(x, first, second, rows, L, C, RB: tl.constexpr, CB: tl.constexpr):
+    """Sums and sums of squares of x less its first row, of some columns and every so manieth row."""
+    columns = tl.program_id(1) * CB + tl.arange(0, CB)
+    inside = columns < L
+    offset = tl.load(x + columns % C, mask=inside, other=0.0).to(tl.float32)[None, :]
+    total, squares = tl.zeros((RB, CB), tl.float32), tl.zeros((RB, CB), tl.float32)
+    for begin in tl.range(tl.program_id(0) * RB, rows, tl.num_programs(0) * RB, num_stages=3):
+        row = (begin + tl.arange(0, RB)).to(tl.int64)[:, None]
+        there = (row < rows) & inside[None, :]
+        seen = tl.load(x + row * L + columns[None, :], mask=there, other=0.0).to(tl.float32) - offset
+        seen = tl.where(there, seen, 0.0)
+        total += seen
+        squares += seen * seen
+    place = tl.program_id(0) * L + columns
+    tl.store(first + place, tl.sum(total, axis=0), mask=inside)
+    tl.store(second + place, tl.sum(squares, axis=0), mask=inside)
+
+
+@triton.jit
+def _back_sums(x, grad, scale, shift, first, second, rows, L, C, RB: tl.constexpr, CB: tl.constexpr):
+    """Sums of the gradient before the GELU, alone and times x."""
+    columns = tl.program_id(1) * CB + tl.arange(0, CB)
+    inside = columns < L
+    factor = tl.load(scale + columns % C, mask=inside, other=0.0)[None, :]
+    added = tl.load(shift + columns % C, mask=inside, other=0.0)[None, :]
+    offset = tl.load(x + columns % C, mask=inside, other=0.0).to(tl.float32)[None, :]
+    total, products = tl.zeros((RB, CB), tl.float32), tl.zeros((RB, CB), tl.float32)
+    for begin in tl.range(tl.program_id(0) * RB, rows, tl.num_programs(0) * RB, num_stages=3):
+        row = (begin + tl.arange(0, RB)).to(tl.int64)[:, None]
+        places, there = row * L + columns[None, :], (row < rows) & inside[None, :]
+        seen = tl.load(x + places, mask=there, other=0.0).to(tl.float32)
+        back = tl.load(grad + places, mask=there, other=0.0).to(tl.float32) * _slope(seen * factor + added)
+        total += back
+        products += back * (seen - offset)
+    place = tl.program_id(0) * L + columns
+    tl.store(first + place, tl.sum(total, axis=0), mask=inside)
+    tl.store(second + place, tl.sum(products, axis=0), mask=inside)
+
+
+@triton.jit
+def _back(x, grad, scale, shift, slope, constant, out, rows, L, C, RB: tl.constexpr, CB: tl.constexpr):
+    """scale · gradient before the GELU + slope · x + constant."""
+    row = (tl.program_id(0) * RB + tl.arange(0, RB)).to(tl.int64)[:, None]
+    columns = tl.program_id(1) * CB + tl.arange(0, CB)
+    inside, channels = columns < L, columns % C
+    factor = tl.load(scale + channels, mask=inside, other=0.0)[None, :]
+    added = tl.load(shift + channels, mask=inside, other=0.0)[None, :]
+    places, there = row * L + columns[None, :], (row < rows) & inside[None, :]
+    seen = tl.load(x + places, mask=there, other=0.0).to(tl.float32)
+    back = tl.load(grad + places, mask=there, other=0.0).to(tl.float32) * _slope(seen * factor + added)
+    found = factor * back + tl.load(slope + channels, mask=inside, other=0.0)[None, :] * seen
+    found += tl.load(constant + channels, mask=inside, other=0.0)[None, :]
+    tl.store(out + places, found.to(out.dtype.element_ty), mask=there)
+
+
+def _column_sums(kernel: Any, x: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Two sums per channel, by `kernel`, in float32."""
+    c = x.shape[-1]
+    rows, length = folded(x.numel() // c, c)
+    cores = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+    blocks = triton.cdiv(length, WIDTH)
+    programs = max(1, min(triton.cdiv(rows, ROWS), PER_CORE * cores // blocks))
+    partial = x.new_empty((2, programs, length), dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        kernel[(programs, blocks)](x, *inputs, *partial, rows, length, c, ROWS, WIDTH)
+    first, second = partial.sum(dim=1).view(2, -1, c).sum(dim=1)
+    return first, second
+
+
+@torch.library.custom_op("patchloom::batch_norm_gelu", mutates_args=())
+def batch_norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """GELU(BatchNorm(x)), mean and variance of the batch; (..., C), (C) twice → (..., C), (C) twice in float32."""
+    x = x.contiguous()
+    c = x.shape[-1]
+    m = x.numel() // c
+    total, squares = _column_sums(_sums, x)
+    offset = x.view(m, c)[0].float()
+    mean, var = offset + total / m, squares / m - (total / m).square()
+    return affine_gelu(x, *_affine(weight, bias, mean, var, eps)), mean, var
+
+
+@batch_norm_gelu.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    del bias, eps
+    mean, var = (weight.new_empty(weight.shape, dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), mean, var
+
+
+def _affine(weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """BatchNorm as scale · x + shift."""
+    scale = weight * torch.rsqrt(var + eps)
+    return scale, bias - mean * scale
+
+
+@torch.library.custom_op("patchloom::batch_norm_gelu_backward", mutates_args=())
+def batch_norm_gelu_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias."""
+    x, grad = x.contiguous(), grad.contiguous()
+    c = x.shape[-1]
+    m = x.numel() // c
+    scale, shift = _affine(weight.float(), bias.float(), mean, var, eps)
+    of_bias, products = _column_sums(_back_sums, x, grad, scale, shift)
+    deviation = torch.rsqrt(var + eps)
+    offset = x.view(m, c)[0].float()
+    of_weight = (products + (offset - mean) * of_bias) * deviation
+    slope = -scale * of_weight * deviation / m
+    constant = -scale * of_bias / m - slope * mean
+    out = torch.empty_like(x)
+    rows, length = folded(m, c)
+    with torch.cuda.device_of(x):
+        _back[(triton.cdiv(rows, ROWS), triton.cdiv(length, WIDTH))](
+            x, grad, scale, shift, slope, constant, out, rows, length, c, ROWS, WIDTH
+        )
+    return out, of_weight.to(weight.dtype), of_bias.to(bias.dtype)
+
+
+@batch_norm_gelu_backward.register_fake
+def _(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    del grad, mean, var, eps
+    return x.new_empty(x.shape), torch.empty_like(weight), torch.empty_like(bias)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, ctx.eps = inputs
+    _, mean, var = output
+    ctx.mark_non_differentiable(mean, var)
+    ctx.save_for_backward(x, weight, bias, mean, var)
+
+
+def _gradients(ctx: Any, grad: Tensor, of_mean: Tensor, of_var: Tensor) -> tuple[Tensor | None, ...]:
+    del of_mean, of_var
+    return *batch_norm_gelu_backward(grad, *ctx.saved_tensors, ctx.eps), None
+
+
+batch_norm_gelu.register_autograd(_gradients, setup_context=_keep)

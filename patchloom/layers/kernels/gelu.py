@@ -1,0 +1,105 @@
+"""GELU with what stands before and after it, in one pass over maps or tokens, for inference.
+
+Letters: B images, P positions, C channels. PyTorch adds or multiplies one number per channel in a pass of its own, and
+one that reads two bytes at a time.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+POSITIONS, CHANNELS = 32, 64  # of one step
+WIDTH = 128  # of rows that are cut for programs
+
+
+@triton.jit
+def gelu(x):
+    """x · Φ(x)."""
+    return 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def gelu_tanh(x):
+    """Its approximation: 0.5 · x · (1 + tanh(…)), in one exponential."""
+    inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    return x / (1 + tl.exp(-2 * inner))
+
+
+@triton.jit
+def _affine_gelu(x, weight, bias, out, rows, L, C, WEIGHTED: tl.constexpr, RB: tl.constexpr, CB: tl.constexpr):
+    """Some columns of some rows, which are L wide."""
+    row = (tl.program_id(0) * RB + tl.arange(0, RB)).to(tl.int64)
+    columns = tl.program_id(1) * CB + tl.arange(0, CB)
+    there = (row[:, None] < rows) & (columns[None, :] < L)
+    places = row[:, None] * L + columns[None, :]
+    seen = tl.load(x + places, mask=there, other=0.0).to(tl.float32)
+    if WEIGHTED:
+        seen *= tl.load(weight + columns % C, mask=columns < L, other=0.0).to(tl.float32)[None, :]
+    seen += tl.load(bias + columns % C, mask=columns < L, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + places, gelu(seen).to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _gelu_and_mean(x, bias, out, means, C, P: tl.constexpr, PB: tl.constexpr, CB: tl.constexpr):
+    """Some channels of all positions of one image."""
+    image = tl.program_id(0).to(tl.int64)
+    channels = tl.program_id(1) * CB + tl.arange(0, CB)
+    inside = channels < C
+    shift = tl.load(bias + channels, mask=inside, other=0.0).to(tl.float32)[None, :]
+    total = tl.zeros((PB, CB), tl.float32)
+    for first in tl.range(0, P, PB, num_stages=3):
+        positions = first + tl.arange(0, PB)
+        there = (positions[:, None] < P) & inside[None, :]
+        places = (image * P + positions[:, None]) * C + channels[None, :]
+        found = gelu(tl.load(x + places, mask=there, other=0.0).to(tl.float32) + shift)
+        total += tl.where(there, found, 0.0)
+        tl.store(out + places, found.to(out.dtype.element_ty), mask=there)
+    mean = tl.sum(total, axis=0) / P
+    tl.store(means + image * C + channels, mean.to(means.dtype.element_ty), mask=inside)
+
+
+def folded(positions: int, channels: int) -> tuple[int, int]:
+    """Rows and columns of the same memory, a row of as many positions as fill the width of programs."""
+    at_once = WIDTH // math.gcd(channels, WIDTH)
+    whole = positions % at_once == 0
+    return (positions // at_once, channels * at_once) if whole else (positions, channels)
+
+
+@torch.library.custom_op("patchloom::affine_gelu", mutates_args=())
+def affine_gelu(x: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
+    """GELU(weight · x + bias), without gradients; (..., C), (C) twice → (..., C)."""
+    x = x.contiguous()
+    out, channels = torch.empty_like(x), x.shape[-1]
+    rows, length = folded(x.numel() // channels, channels)
+    with torch.cuda.device_of(x):
+        _affine_gelu[(triton.cdiv(rows, POSITIONS), triton.cdiv(length, WIDTH))](
+            x, bias if weight is None else weight, bias, out, rows, length, channels,
+            weight is not None, POSITIONS, WIDTH,
+        )  # fmt: skip
+    return out
+
+
+@affine_gelu.register_fake
+def _(x: Tensor, weight: Tensor | None, bias: Tensor) -> Tensor:
+    del weight, bias
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("patchloom::gelu_and_mean", mutates_args=())
+def gelu_and_mean(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """GELU(x + bias) and its mean over the positions, without gradients; (B, P, C), (C) → (B, P, C), (B, C)."""
+    x = x.contiguous()
+    b, p, c = x.shape
+    out, means = torch.empty_like(x), x.new_empty(b, c)
+    with torch.cuda.device_of(x):
+        _gelu_and_mean[(b, triton.cdiv(c, CHANNELS))](x, bias, out, means, c, p, POSITIONS, CHANNELS)
+    return out, means
+
+
+@gelu_and_mean.register_fake
+def _(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    del bias
+    return x.new_empty(x.shape), x.new_empty(x.shape[0], x.shape[2])

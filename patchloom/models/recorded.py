@@ -1,0 +1,147 @@
+"""A network on a GPU as recorded CUDA graphs: the host launches one of them instead of some hundred kernels.
+
+Between two small kernels a GPU waits for the host. A recorded pass has the same kernels, so the same results; every
+replay reads and writes the same memory, the network's weights among it, which may change in between.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchloom.data.batches.recorded_graph import record
+from patchloom.models.wrapped import Wrapped
+
+SHAPES = 8  # of images for which inference is recorded; each keeps the memory of one pass
+ROUNDS = 2  # before a recording: what is compiled, tuned or made once must not be recorded
+# Other threads may use the device meanwhile.
+CAPTURE: Any = {"capture_error_mode": "thread_local"}
+
+
+class Recorded(Wrapped):
+    """Calls a network by replaying what was recorded: a pass with gradients once, one without for each shape of images.
+
+    What cannot be replayed is called as it is: on a CPU; other images than the first, with gradients; and a second
+    forward pass before the backward pass of the first, whose memory it would overwrite. Results with gradients, and the
+    gradients themselves, lie in recorded memory until the next pass: forget them (zero_grad) before it.
+    """
+
+    def __init__(self, called: nn.Module) -> None:
+        """Give a network, or what stands for it, such as a compiled one."""
+        super().__init__(getattr(called, "_orig_mod", called))
+        self._called = called.__call__  # no module of this one, whose weights would be listed twice
+        self._replays: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
+        self._pass: _Pass | None = None
+
+    def forward(self, images: Tensor, **options: Any) -> Any:
+        """As the network's."""
+        if not images.is_cuda:
+            return self._called(images, **options)
+        if torch.is_grad_enabled():
+            if self._pass is None:
+                self._pass = _Pass(self._called, self._orig_mod, images, options)
+            replays = self._pass.fits(images, options)
+            return self._pass(images) if replays else self._called(images, **options)
+        key = (images.shape, images.dtype, self._orig_mod.training, torch.is_autocast_enabled("cuda"))
+        if options or (key not in self._replays and len(self._replays) == SHAPES):
+            return self._called(images, **options)
+        if key not in self._replays:
+            called = _without_cached_casts(self._called)
+            with torch.inference_mode(False), torch.no_grad():
+                self._replays[key] = record(lambda x: (called(x),), images.clone())
+        return self._replays[key](images)[0]
+
+
+class _Pass:
+    """A recorded forward and backward pass of a network."""
+
+    def __init__(self, called: Callable[..., Any], network: nn.Module, images: Tensor, options: dict[str, Any]) -> None:
+        self.network, self.training, self.options = network, network.training, options
+        self.parameters = [each for each in network.parameters() if each.requires_grad]
+        self.images = images.detach().clone()
+        self.waits: weakref.ref[_Waiting] | None = None
+        noted = [(buffer, buffer.clone()) for buffer in network.buffers()]
+        with torch.random.fork_rng(devices=[images.device]):
+            self._record(_without_cached_casts(called))
+        for buffer, before in noted:  # running statistics
+            buffer.copy_(before)
+
+    def _record(self, called: Callable[..., Any]) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(ROUNDS):
+                found = _several(called(self.images, **self.options))
+                self._gradients(found, tuple(torch.zeros_like(each) for each in found))
+            del found
+        torch.cuda.synchronize()
+        self.ahead, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.ahead, stream=stream, **CAPTURE):
+            out = called(self.images, **self.options)
+        found = _several(out)
+        self.given = tuple(torch.empty_like(each) for each in found)
+        with torch.cuda.graph(self.back, stream=stream, pool=self.ahead.pool(), **CAPTURE):
+            self.gradients = self._gradients(found, self.given)
+        self.one, self.out = isinstance(out, Tensor), tuple(each.detach() for each in found)
+
+    def _gradients(self, out: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(out, self.parameters, given, allow_unused=True)
+
+    def fits(self, images: Tensor, options: dict[str, Any]) -> bool:
+        """Whether a replay gives what a call would, and nobody waits for the gradients of the last one."""
+        waiting = self.waits() if self.waits else None
+        same = images.shape == self.images.shape and images.dtype == self.images.dtype and options == self.options
+        return same and self.network.training == self.training and (waiting is None or waiting.done)
+
+    def __call__(self, images: Tensor) -> Any:
+        waiting = _Waiting()
+        self.waits = weakref.ref(waiting)
+        out = _Replay.apply(self, waiting, images, *self.parameters)
+        return out[0] if self.one else out
+
+
+class _Waiting:
+    """Whether the backward pass of a forward pass was made; it lives as long as that may come."""
+
+    done = False
+
+
+class _Replay(torch.autograd.Function):
+    """The recorded passes, as autograd calls them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, recorded: _Pass, waiting: _Waiting, images: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
+        """What the network gives, in recorded memory."""
+        del parameters
+        ctx.recorded, ctx.waiting = recorded, waiting
+        recorded.images.copy_(images)
+        recorded.ahead.replay()
+        return tuple(each.detach() for each in recorded.out)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the parameters, in recorded memory."""
+        recorded: _Pass = ctx.recorded
+        for own, grad in zip(recorded.given, given, strict=True):
+            own.copy_(grad)
+        recorded.back.replay()
+        ctx.waiting.done = True
+        return None, None, None, *(each if each is None else each.detach() for each in recorded.gradients)
+
+
+def _several(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (out,) if isinstance(out, Tensor) else out
+
+
+def _without_cached_casts(called: Callable[..., Any]) -> Callable[..., Any]:
+    """Under autocast weights are cast anew by every call: a cast made before the recording would never change again."""
+
+    def call(images: Tensor, **options: Any) -> Any:
+        with torch.autocast("cuda", enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
+            return called(images, **options)
+
+    return call

@@ -1,0 +1,87 @@
+"""Recorded networks compute the same: with gradients, without, and where nothing can be replayed."""
+
+import pytest
+import torch
+from torch import nn
+
+import patchloom
+from patchloom.engine.distribution import unwrap
+from patchloom.models.by_block import CompiledByBlock
+from patchloom.models.recorded import Recorded
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU")
+
+
+def small_network(**options: object) -> nn.Module:
+    torch.manual_seed(0)
+    return patchloom.create_model("smlpnet_t", image_size=32, num_classes=3, dim=8, depths=(2, 2), **options)
+
+
+def test_it_stands_for_the_network() -> None:
+    network, images = small_network(), torch.randn(2, 3, 32, 32)
+    for inner in (network, CompiledByBlock(network)):
+        recorded = Recorded(inner)
+        assert unwrap(recorded) is network
+        assert recorded.config is network.config
+        assert list(recorded.state_dict()) == [f"_orig_mod.{name}" for name in network.state_dict()]
+        assert recorded.train(False)._orig_mod.training is False
+    network.eval()
+    torch.testing.assert_close(Recorded(network)(images), network(images))
+
+
+def test_options_reach_the_network() -> None:
+    class TwoHeads(nn.Module):
+        def forward(self, images: torch.Tensor, *, both_heads: bool = False) -> object:
+            return (images, 2 * images) if both_heads else images
+
+        def repeated_blocks(self) -> list[nn.Module]:
+            return []
+
+        kept_for_backward = 1.0
+
+    for wrapped in (Recorded(TwoHeads()), CompiledByBlock(TwoHeads())):  # type: ignore[arg-type]
+        first, second = wrapped(torch.ones(1), both_heads=True)
+        assert (first.item(), second.item()) == (1, 2)
+
+
+@on_a_gpu
+def test_training_is_the_same_to_the_bit() -> None:
+    weights = []
+    for wrap in (lambda network: network, Recorded):
+        network = small_network(drop_path=0.2).cuda()
+        model, optimizer = wrap(network), torch.optim.SGD(network.parameters(), 0.1)
+        torch.manual_seed(1)
+        for _ in range(3):
+            images = torch.randn(4, 3, 32, 32, device="cuda")
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = model(images).float().square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append([value.clone() for value in network.state_dict().values()])
+    for one, other in zip(*weights, strict=True):
+        assert torch.equal(one, other)
+
+
+@on_a_gpu
+def test_two_passes_before_the_gradients_of_the_first() -> None:
+    network = small_network(drop_path=0.0).cuda().eval()
+    recorded = Recorded(network)
+    first, second = (torch.randn(2, 3, 32, 32, device="cuda") for _ in range(2))
+    expected = torch.autograd.grad(network(first).sum() + network(second).square().sum(), network.parameters())
+    found = torch.autograd.grad(recorded(first).sum() + recorded(second).square().sum(), network.parameters())
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    other_size = torch.randn(3, 3, 32, 32, device="cuda")
+    torch.testing.assert_close(recorded(other_size), network(other_size))
+
+
+@on_a_gpu
+def test_inference_follows_the_weights() -> None:
+    network = small_network().cuda().eval()
+    recorded = Recorded(network)
+    with torch.no_grad():
+        for count in (2, 3, 2):
+            images = torch.randn(count, 3, 32, 32, device="cuda")
+            torch.testing.assert_close(recorded(images), network(images))
+            network.classifier.weight.mul_(2)
