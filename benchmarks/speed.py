@@ -2,6 +2,7 @@
 
     python benchmarks/speed.py                                   # a GPU: bfloat16, batch 256; a CPU: float32, batch 8
     python benchmarks/speed.py resmlp_s24 cait_s24 --kind training --out speed.json
+    python benchmarks/speed.py --warm 6 --kind training          # compile in six processes first, then measure alone
 
 The peer is timm's network, or the authors' layout where timm has none (benchmarks/peers.py). Networks take turns, a
 round each, so that noise hits all alike. Outputs are compared first; a row whose outputs differ is not measured.
@@ -14,27 +15,34 @@ import gc
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import peers
 import timm
 import torch
+from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
 from torch import Tensor, nn
 
 import patchloom
 from patchloom.inspection.cost import cost
 from patchloom.models.absorb import absorb
 from patchloom.models.by_block import CompiledByBlock
-from patchloom.models.conversion import converted
+from patchloom.models.published_names import named_as
 from patchloom.models.recorded import Recorded
 
 PEERS: dict[str, Callable[[], nn.Module]] = {
     "resmlp_s12": lambda: timm.create_model("resmlp_12_224"),
     "resmlp_s24": lambda: timm.create_model("resmlp_24_224"),
-    "resmlp_b24": lambda: timm.create_model("resmlp_big_24_224", patch_size=16),
+    "resmlp_b24": lambda: MlpMixer(  # timm's own B24 has patches of 8 pixels
+        num_blocks=24, embed_dim=768, mlp_ratio=4, block_layer=partial(ResBlock, init_values=1e-6), norm_layer=Affine
+    ),
     "mixer_b16": lambda: timm.create_model("mixer_b16_224"),
     "deit_s": lambda: timm.create_model("deit_small_patch16_224"),
     "deit_b": lambda: timm.create_model("deit_base_patch16_224"),
@@ -57,8 +65,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--forms", nargs="*", default=FORMS, choices=FORMS)
+    parser.add_argument("--warm", type=int, default=0, help="processes that compile everything before it is measured")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    kinds = ("forward", "training") if given.kind == "both" else (given.kind,)
+    if given.warm:
+        warm(given.warm, [(name, kind, form) for kind in kinds for name in given.networks for form in given.forms])
     cuda = torch.cuda.is_available()
     torch.set_float32_matmul_precision("high")
     device, dtype, batch = ("cuda", torch.bfloat16, 256) if cuda else ("cpu", torch.float32, 8)
@@ -70,11 +82,24 @@ def main() -> None:
     rows = []
     for name in given.networks:
         images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0)).to(device)
-        for kind in ("forward", "training") if given.kind == "both" else (given.kind,):
+        for kind in kinds:
             forms = dict(forms_of(name, kind, given.forms))
             rows += measured(name, kind, forms, images, dtype, given.rounds, ceiling)
             if given.out:
                 given.out.write_text(json.dumps({**about, "rows": rows}, indent=1))
+
+
+def warm(processes: int, works: Sequence[tuple[str, str, str]]) -> None:
+    """Fill torch's cache of compiled code, each network and form in a process of its own."""
+
+    def compiled(work: tuple[str, str, str]) -> None:
+        name, kind, form = work
+        command = [sys.executable, __file__, name, "--kind", kind, "--forms", form, "--rounds", "0"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        print(f"compiled {name}, {kind}, {form}" if not done.returncode else done.stderr[-500:], flush=True)
+
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(compiled, [work for work in works if work[2].endswith("compiled")]))
 
 
 def same_weights(name: str) -> tuple[nn.Module, nn.Module]:
@@ -84,7 +109,8 @@ def same_weights(name: str) -> tuple[nn.Module, nn.Module]:
     with torch.no_grad():
         for parameter in ours.parameters():  # what starts at 0 or nearly so would hide what a branch computes
             parameter.add_(0.02 * torch.randn_like(parameter))
-    theirs.load_state_dict(converted(ours, "authors" if name in ("smlpnet_t", "patchconvnet_s60") else "timm").state)
+    state, _ = named_as(ours, "authors" if name in ("smlpnet_t", "patchconvnet_s60") else "timm")  # type: ignore[arg-type]
+    theirs.load_state_dict(state)
     return ours, theirs
 
 
@@ -140,6 +166,8 @@ def measured(
         # From the first call on: a replay of what was recorded allocates nothing any more.
         row["peak_gib"] = round((torch.cuda.max_memory_allocated() - held) / 2**30, 2) if cuda else None
         works[label], rows[label] = work, row
+    if not rounds:
+        return []
     took: dict[str, list[float]] = {label: [] for label in works}
     for _ in range(rounds):
         for label, work in works.items():

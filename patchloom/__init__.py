@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from patchloom.layers.attention import record_attention as record_attention
     from patchloom.models.absorb import absorb as absorb
     from patchloom.models.published import load_published as load_published
+    from patchloom.models.recorded import Recorded as Recorded
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
     from patchloom.recipes import get_recipe as get_recipe
@@ -42,6 +43,7 @@ _WHERE = {
     "Artefact": "patchloom.deployment.artefact",
     "Classifier": "patchloom.deployment.classifier",
     "Reading": "patchloom.data.reading",
+    "Recorded": "patchloom.models.recorded",
     "Segmenter": "patchloom.deployment.segmenter",
     "Translator": "patchloom.deployment.translator",
     "absorb": "patchloom.models.absorb",

@@ -76,7 +76,7 @@ def dies(seeds: Path, folder: Path) -> None:
 
 def eats(seeds: Path, folder: Path) -> int:
     """Takes more than it may."""
-    return len(bytearray(b"x") * (400 << 20))  # much more: what this process frees meanwhile must not hide it
+    return len(bytearray(b"x") * (1 << 30))  # much more: what this process frees meanwhile must not hide it
 
 
 def touches(seeds: Path, folder: Path) -> None:

@@ -173,7 +173,7 @@ def test_masks_and_boxes(kind: str, width: int, addresses: dict[str, str], brows
         page.fill("#range", "5")
     together, rows = opened.drawn("seen"), page.locator("#rows label").count()
     assert rows > 1
-    page.check("#rows label:nth-child(2) input")
+    page.click("#rows label:nth-child(2)")
     alone = opened.drawn("seen")
     assert rows == 2 or alone != together
     page.fill("#range", "100" if kind == "detector" else "0")
@@ -186,7 +186,7 @@ def test_masks_and_boxes(kind: str, width: int, addresses: dict[str, str], brows
         inside = np.repeat(np.arange(len(found)) % 2 == 1, found)
         assert (bits == inside.reshape(30, 40).T).all()
     else:  # the colours alone are those of the classes
-        page.check("#rows label:nth-child(1) input")
+        page.click("#rows label:nth-child(1)")
         page.fill("#range", "100")
         colours = page.evaluate(COLOURS)
         assert 0 < len(colours) < rows
