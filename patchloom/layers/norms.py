@@ -66,16 +66,16 @@ class BatchNorm(nn.BatchNorm1d):
 
     def activated(self, x: Tensor) -> Tensor:
         """GELU of it; (..., C) → (..., C)."""
-        if not (self.training and self.running_mean is not None and self.momentum is not None and usable(x)):
+        count, mean_so_far, momentum = x.numel() // x.shape[-1], self.running_mean, self.momentum
+        if not self.training or mean_so_far is None or momentum is None or count == 1 or not usable(x):
             return F.gelu(self(x))
         from patchloom.layers.kernels.batch_norm_gelu import batch_norm_gelu
 
         found, mean, var = batch_norm_gelu(x, self.weight, self.bias, self.eps)
         with torch.no_grad():
-            count = x.numel() // x.shape[-1]
             cast(Tensor, self.num_batches_tracked).add_(1)
-            self.running_mean.lerp_(mean, self.momentum)
-            cast(Tensor, self.running_var).lerp_(var * (count / (count - 1)), self.momentum)
+            mean_so_far.lerp_(mean, momentum)
+            cast(Tensor, self.running_var).lerp_(var * (count / (count - 1)), momentum)
         return found
 
     def as_affine(self) -> Affine:

@@ -23,3 +23,8 @@ def usable(x: Tensor) -> bool:
 def usable_without_gradients(x: Tensor, *weights: Tensor | None) -> bool:
     """Whether a kernel for inference takes x and the weights as they are."""
     return not torch.is_grad_enabled() and usable(x) and all(each is None or each.dtype == x.dtype for each in weights)
+
+
+def cores(device: torch.device) -> int:
+    """Multiprocessors of a GPU; interpreted, few, so that one program has several steps."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

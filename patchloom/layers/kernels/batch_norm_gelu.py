@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from patchloom.layers.kernels import cores
 from patchloom.layers.kernels.gelu import WIDTH, affine_gelu, folded
 
 ROWS, PER_CORE = 32, 4  # of one step; programs per core of a GPU
@@ -24,7 +25,7 @@ def _slope(z):
 
 @triton.jit
 def _sums(x, first, second, rows, L, C, RB: tl.constexpr, CB: tl.constexpr):
-    """Sums and sums of squares of x less its first row, of some columns and every so manieth row."""
+    """Sums and sums of squares of x less its first row, of some columns; programs take turns with the rows."""
     columns = tl.program_id(1) * CB + tl.arange(0, CB)
     inside = columns < L
     offset = tl.load(x + columns % C, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -82,9 +83,8 @@ def _column_sums(kernel: Any, x: Tensor, *inputs: Tensor) -> tuple[Tensor, Tenso
     """Two sums per channel, by `kernel`, in float32."""
     c = x.shape[-1]
     rows, length = folded(x.numel() // c, c)
-    cores = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
     blocks = triton.cdiv(length, WIDTH)
-    programs = max(1, min(triton.cdiv(rows, ROWS), PER_CORE * cores // blocks))
+    programs = max(1, min(triton.cdiv(rows, ROWS), PER_CORE * cores(x.device) // blocks))
     partial = x.new_empty((2, programs, length), dtype=torch.float32)
     with torch.cuda.device_of(x):
         kernel[(programs, blocks)](x, *inputs, *partial, rows, length, c, ROWS, WIDTH)
@@ -100,7 +100,7 @@ def batch_norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tupl
     m = x.numel() // c
     total, squares = _column_sums(_sums, x)
     offset = x.view(m, c)[0].float()
-    mean, var = offset + total / m, squares / m - (total / m).square()
+    mean, var = offset + total / m, (squares / m - (total / m).square()).clamp(min=0)
     return affine_gelu(x, *_affine(weight, bias, mean, var, eps)), mean, var
 
 

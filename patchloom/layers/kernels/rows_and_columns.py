@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from patchloom.layers.kernels import cores
+
 NUMBERS = 128  # of each position, of one program
 
 
@@ -49,11 +51,10 @@ def beside_rows_and_columns(
     maps, row_weight, column_weight = (each.contiguous() for each in (maps, row_weight, column_weight))
     b, h, w, c = maps.shape
     out = maps.new_empty(b, h, w, 3 * c)
-    cores = torch.cuda.get_device_properties(maps.device).multi_processor_count if maps.is_cuda else 2
 
     def launch(weight: Tensor, bias: Tensor, lines: int, length: int, part: int) -> None:
         n = len(weight)
-        programs = min(lines * triton.cdiv(length, NUMBERS), 4 * cores)
+        programs = min(lines * triton.cdiv(length, NUMBERS), 4 * cores(maps.device))
         _mix[(programs,)](
             maps, weight, bias, out, lines, length, c, part, part == 1,
             n, max(16, triton.next_power_of_2(n)), NUMBERS, num_warps=4,

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from patchloom.layers.kernels import cores
+
 
 @triton.jit
 def _mix(
@@ -56,16 +58,12 @@ def _launched(tokens: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, *, ad
     else:
         mb, cb, per_core, stages = (64, 64, 1, 3) if c < 512 else (128, 32, 1, 3)
     tiles = b * triton.cdiv(c, cb)
-    programs = min(tiles, _cores(tokens.device) * per_core)
+    programs = min(tiles, cores(tokens.device) * per_core)
     with torch.cuda.device_of(tokens):
         _mix[(programs, triton.cdiv(m, mb))](
             tokens, weight, scale, bias, out, tiles, c, n, m, added, nb, mb, cb, stages, num_warps=4
         )
     return out
-
-
-def _cores(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @torch.library.custom_op("patchloom::mixed_and_added", mutates_args=())
