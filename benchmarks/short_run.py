@@ -61,7 +61,10 @@ def run(photos: Path, tree: str, room: Path) -> dict[str, float]:
     timed = ["/usr/bin/env", "python3", "-c", _CHILD, *line]
     found: dict[str, float] = {}
     begun = time.perf_counter()
-    process = subprocess.Popen(timed, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    # Elsewhere than here: Python looks for packages in its working folder first.
+    process = subprocess.Popen(
+        timed, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=out
+    )
     assert process.stdout is not None
     last = ""
     for said in process.stdout:
