@@ -4,6 +4,7 @@ Between two small kernels a GPU waits for the host. A recorded pass has the same
 replay reads and writes the same memory, the network's weights among it, which may change in between.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +24,10 @@ CAPTURE: Any = {"capture_error_mode": "thread_local"}
 class Recorded(Wrapped):
     """Calls a network by replaying what was recorded: a pass with gradients once, one without for each shape of images.
 
-    What cannot be replayed is called as it is: on a CPU; other images than the first, with gradients; and a second
-    forward pass before the backward pass of the first, whose memory it would overwrite. Results with gradients, and the
-    gradients themselves, lie in recorded memory until the next pass: forget them (zero_grad) before it.
+    What cannot be replayed is called as it is: on a CPU; other images than the first, with gradients; a second forward
+    pass before the backward pass of the first, whose memory it would overwrite; a network that waits for the device.
+    Results with gradients, and the gradients themselves, lie in recorded memory until the next pass: forget them
+    (zero_grad) before it.
     """
 
     def __init__(self, called: nn.Module) -> None:
@@ -34,24 +36,40 @@ class Recorded(Wrapped):
         self._called = called.__call__  # no module of this one, whose weights would be listed twice
         self._replays: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
         self._pass: _Pass | None = None
+        self._records = True
 
     def forward(self, images: Tensor, **options: Any) -> Any:
         """As the network's."""
-        if not images.is_cuda:
-            return self._called(images, **options)
-        if torch.is_grad_enabled():
-            if self._pass is None:
-                self._pass = _Pass(self._called, self._orig_mod, images, options)
-            replays = self._pass.fits(images, options)
-            return self._pass(images) if replays else self._called(images, **options)
+        replay = self._replay_of(images, options) if images.is_cuda and self._records else None
+        return self._called(images, **options) if replay is None else replay(images)
+
+    def _replay_of(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
+        """What was recorded for such images, now if need be; None where they are to be called."""
+        try:
+            return (self._with_gradients if torch.is_grad_enabled() else self._without_gradients)(images, options)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._records = False
+            first = str(error).partition("\n")[0]
+            warnings.warn(f"the network cannot be recorded and is called kernel by kernel: {first}", stacklevel=2)
+            return None
+
+    def _with_gradients(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
+        if self._pass is None:
+            self._pass = _Pass(self._called, self._orig_mod, images, options)
+        return self._pass if self._pass.fits(images, options) else None
+
+    def _without_gradients(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
         key = (images.shape, images.dtype, self._orig_mod.training, torch.is_autocast_enabled("cuda"))
         if options or (key not in self._replays and len(self._replays) == SHAPES):
-            return self._called(images, **options)
+            return None
         if key not in self._replays:
             called = _without_cached_casts(self._called)
             with torch.inference_mode(False), torch.no_grad():
                 self._replays[key] = record(lambda x: (called(x),), images.clone())
-        return self._replays[key](images)[0]
+        recorded = self._replays[key]
+        return lambda x: recorded(x)[0]
 
 
 class _Pass:
@@ -63,10 +81,12 @@ class _Pass:
         self.images = images.detach().clone()
         self.waits: weakref.ref[_Waiting] | None = None
         noted = [(buffer, buffer.clone()) for buffer in network.buffers()]
-        with torch.random.fork_rng(devices=[images.device]):
-            self._record(_without_cached_casts(called))
-        for buffer, before in noted:  # running statistics
-            buffer.copy_(before)
+        try:
+            with torch.random.fork_rng(devices=[images.device]):
+                self._record(_without_cached_casts(called))
+        finally:
+            for buffer, before in noted:  # running statistics
+                buffer.copy_(before)
 
     def _record(self, called: Callable[..., Any]) -> None:
         stream = torch.cuda.Stream()

@@ -6,6 +6,7 @@ from torch import nn
 
 import patchloom
 from patchloom.engine.distribution import unwrap
+from patchloom.models import recorded as recorded_module
 from patchloom.models.by_block import CompiledByBlock
 from patchloom.models.recorded import Recorded
 
@@ -42,6 +43,33 @@ def test_options_reach_the_network() -> None:
     for wrapped in (Recorded(TwoHeads()), CompiledByBlock(TwoHeads())):  # type: ignore[arg-type]
         first, second = wrapped(torch.ones(1), both_heads=True)
         assert (first.item(), second.item()) == (1, 2)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_what_cannot_be_recorded_is_called(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu:
+        """As much of images as is looked at."""
+
+        is_cuda, shape, dtype, clone = True, (2,), torch.float32, lambda self: self
+
+    class Counts(nn.Module):
+        def forward(self, images: object) -> int:
+            tried.append(images)
+            return len(tried)
+
+    def waits(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    tried: list[object] = []
+    monkeypatch.setattr(recorded_module, "_Pass", waits)
+    monkeypatch.setattr(recorded_module, "record", waits)
+    recorded = Recorded(Counts())
+    with torch.set_grad_enabled(gradients):
+        with pytest.warns(
+            UserWarning, match="called kernel by kernel: operation not permitted when stream is capturing$"
+        ):
+            assert recorded(OnGpu()) == 1
+        assert recorded(OnGpu()) == 2
 
 
 @on_a_gpu
