@@ -40,13 +40,15 @@ class Recorded(Wrapped):
 
     def forward(self, images: Tensor, **options: Any) -> Any:
         """As the network's."""
-        replay = self._replay_of(images, options) if images.is_cuda and self._records else None
+        records = images.is_cuda and self._records and not images.requires_grad
+        replay = self._replay_of(images, options) if records else None
         return self._called(images, **options) if replay is None else replay(images)
 
     def _replay_of(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
         """What was recorded for such images, now if need be; None where they are to be called."""
+        learns = torch.is_grad_enabled() and any(each.requires_grad for each in self._orig_mod.parameters())
         try:
-            return (self._with_gradients if torch.is_grad_enabled() else self._without_gradients)(images, options)
+            return (self._with_gradients if learns else self._without_gradients)(images, options)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

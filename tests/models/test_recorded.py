@@ -50,9 +50,13 @@ def test_what_cannot_be_recorded_is_called(gradients: bool, monkeypatch: pytest.
     class OnGpu:
         """As much of images as is looked at."""
 
-        is_cuda, shape, dtype, clone = True, (2,), torch.float32, lambda self: self
+        is_cuda, requires_grad, shape, dtype, clone = True, False, (2,), torch.float32, lambda self: self
 
     class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1), requires_grad=gradients)
+
         def forward(self, images: object) -> int:
             tried.append(images)
             return len(tried)
@@ -61,15 +65,11 @@ def test_what_cannot_be_recorded_is_called(gradients: bool, monkeypatch: pytest.
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     tried: list[object] = []
-    monkeypatch.setattr(recorded_module, "_Pass", waits)
-    monkeypatch.setattr(recorded_module, "record", waits)
+    monkeypatch.setattr(recorded_module, "_Pass" if gradients else "record", waits)
     recorded = Recorded(Counts())
-    with torch.set_grad_enabled(gradients):
-        with pytest.warns(
-            UserWarning, match="called kernel by kernel: operation not permitted when stream is capturing$"
-        ):
-            assert recorded(OnGpu()) == 1
-        assert recorded(OnGpu()) == 2
+    with pytest.warns(UserWarning, match="kernel by kernel: operation not permitted when stream is capturing$"):
+        assert recorded(OnGpu()) == 1
+    assert recorded(OnGpu()) == 2
 
 
 @on_a_gpu
@@ -106,10 +106,9 @@ def test_two_passes_before_the_gradients_of_the_first() -> None:
 
 @on_a_gpu
 def test_inference_follows_the_weights() -> None:
-    network = small_network().cuda().eval()
+    network = small_network().cuda().eval().requires_grad_(False)
     recorded = Recorded(network)
-    with torch.no_grad():
-        for count in (2, 3, 2):
-            images = torch.randn(count, 3, 32, 32, device="cuda")
-            torch.testing.assert_close(recorded(images), network(images))
-            network.classifier.weight.mul_(2)
+    for count in (2, 3, 2):
+        images = torch.randn(count, 3, 32, 32, device="cuda")
+        torch.testing.assert_close(recorded(images), network(images))
+        network.classifier.weight.mul_(2)
