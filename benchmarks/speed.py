@@ -70,7 +70,8 @@ def main() -> None:
     given = parser.parse_args()
     kinds = ("forward", "training") if given.kind == "both" else (given.kind,)
     if given.warm:
-        warm(given.warm, [(name, kind, form) for kind in kinds for name in given.networks for form in given.forms])
+        works = [(name, kind, form) for kind in kinds for name in given.networks for form in given.forms]
+        warm(given.warm, works, given.batch)
     cuda = torch.cuda.is_available()
     torch.set_float32_matmul_precision("high")
     device, dtype, batch = ("cuda", torch.bfloat16, 256) if cuda else ("cpu", torch.float32, 8)
@@ -89,12 +90,13 @@ def main() -> None:
                 given.out.write_text(json.dumps({**about, "rows": rows}, indent=1))
 
 
-def warm(processes: int, works: Sequence[tuple[str, str, str]]) -> None:
+def warm(processes: int, works: Sequence[tuple[str, str, str]], batch: int | None) -> None:
     """Fill torch's cache of compiled code, each network and form in a process of its own."""
 
     def compiled(work: tuple[str, str, str]) -> None:
         name, kind, form = work
         command = [sys.executable, __file__, name, "--kind", kind, "--forms", form, "--rounds", "0"]
+        command += ["--batch", str(batch)] if batch else []
         done = subprocess.run(command, capture_output=True, text=True)
         print(f"compiled {name}, {kind}, {form}" if not done.returncode else done.stderr[-500:], flush=True)
 

@@ -9,15 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.kernels import usable_without_gradients
+from patchloom.layers.kernels import usable_uncompiled, usable_without_gradients
 from patchloom.layers.linear import fold_input_, fold_output_
 from patchloom.layers.mlp import activated
 from patchloom.layers.resample import Grid
-
-
-def joins_gelu(maps: Tensor, weight: Tensor) -> bool:
-    """Whether a kernel does what stands before a GELU with it; a compiler does so by itself."""
-    return usable_without_gradients(maps, weight) and not torch.compiler.is_compiling()
 
 
 class Conv3x3(nn.Conv2d):
@@ -36,7 +31,7 @@ class Conv3x3(nn.Conv2d):
 
     def activated(self, maps: Tensor) -> Tensor:
         """GELU of the convolution."""
-        if self.bias is None or not joins_gelu(maps, self.bias):
+        if self.bias is None or not usable_uncompiled(maps, self.bias):
             return F.gelu(self(maps))
         from patchloom.layers.kernels.gelu import affine_gelu
 

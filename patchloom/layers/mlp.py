@@ -66,15 +66,11 @@ class MLP(nn.Module):
         return self._drop(self.fc2(self._drop(hidden)))
 
     def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
-        """x + self(y) in the place of x, where the last bias was left to whoever made x (`owe_bias_`); otherwise None.
-
-        That is the branch before this one in a block: nobody else reads x. A new tensor would be filled with x first.
-        """
+        """x + self(y), where the second layer has no bias and its product can begin with x; otherwise None."""
         if scale is not None or self.fc2.bias is not None or not usable_without_gradients(x, self.fc2.weight):
             return None
         hidden = activated(self.activation, self.fc1, y)
-        x.view(-1, x.shape[-1]).addmm_(hidden.flatten(0, -2), self.fc2.weight.T)
-        return x
+        return torch.addmm(x.flatten(0, -2), hidden.flatten(0, -2), self.fc2.weight.T).view_as(x)
 
     def folded(self, x: Tensor, norm: tuple[Tensor, Tensor] | None, scale: Tensor) -> Tensor:
         """scale · self(weight · x + bias), with `norm` = (weight, bias) and the scale folded into the two layers."""

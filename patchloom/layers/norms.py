@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.kernels import usable, usable_without_gradients
+from patchloom.layers.kernels import usable, usable_uncompiled
 
 NormName = Literal["affine", "layer", "batch", "l2"]
 
@@ -28,6 +28,14 @@ class Affine(nn.Module):
         """(..., C) → (..., C)."""
         return torch.addcmul(self.bias, self.weight, x)
 
+    def activated(self, x: Tensor) -> Tensor:
+        """GELU of it; (..., C) → (..., C)."""
+        if not usable_uncompiled(x, self.weight):
+            return F.gelu(self(x))
+        from patchloom.layers.kernels.gelu import affine_gelu
+
+        return affine_gelu(x, self.weight, self.bias)
+
     def split(self) -> tuple[nn.Module, Tensor, Tensor]:
         """Nothing stays."""
         return nn.Identity(), self.weight, self.bias
@@ -38,8 +46,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) → (..., C)."""
-        # A compiler joins it with what stands beside it.
-        if usable_without_gradients(x, self.weight, self.bias) and not torch.compiler.is_compiling():
+        if usable_uncompiled(x, self.weight, self.bias):
             from patchloom.layers.kernels.layer_norm import layer_norm
 
             return layer_norm(x, self.weight, self.bias, self.eps)

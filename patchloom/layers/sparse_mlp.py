@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.convolution import Conv3x3, joins_gelu
+from patchloom.layers.convolution import Conv3x3
 from patchloom.layers.kernels import usable_without_gradients
 from patchloom.layers.norms import Affine, BatchNorm
 from patchloom.layers.resample import Grid
@@ -124,11 +124,7 @@ class NormActMix(nn.Module):
     def activated(self, maps: Tensor) -> Tensor:
         """What is mixed."""
         norm = self.norm
-        if isinstance(norm, Affine) and joins_gelu(maps, norm.weight):
-            from patchloom.layers.kernels.gelu import affine_gelu
-
-            return affine_gelu(maps, norm.weight, norm.bias)
-        return norm.activated(maps) if isinstance(norm, BatchNorm) else F.gelu(norm(maps))
+        return norm.activated(maps) if isinstance(norm, Affine | BatchNorm) else F.gelu(norm(maps))
 
     def activated_after(self, mix: nn.Module, maps: Tensor) -> Tensor:
         """What is mixed, where another mixing stands before this unit."""
@@ -142,7 +138,7 @@ class NormActMixes(nn.Sequential):
 
     @property
     def units(self) -> list[NormActMix]:
-        """Them."""
+        """The units in their order."""
         return list(self)  # type: ignore[arg-type]
 
     def forward(self, maps: Tensor) -> Tensor:

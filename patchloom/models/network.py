@@ -112,8 +112,8 @@ class Network(nn.Module):
     notes: tuple[str, ...] = ()  # what was asked for and could not be had
     pixel_mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # the family's; of a trained network those of its run
     pixel_std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    # Of what a compiled block would keep for its backward pass; the rest is computed again. Less than 1 as measured,
-    # where blocks have many maps that are cheap to compute.
+    # The share that a compiled block keeps of its activations; the backward pass computes the rest again. Below 1, as
+    # measured, where blocks have many maps that are cheap to compute.
     kept_for_backward: float = 1.0
 
     classifier: nn.Module

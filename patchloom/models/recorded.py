@@ -2,6 +2,8 @@
 
 Between two small kernels a GPU waits for the host. A recorded pass has the same kernels, so the same results; every
 replay reads and writes the same memory, the network's weights among it, which may change in between.
+torch.cuda.make_graphed_callables would draw random numbers and change running statistics as it records, lets no other
+thread use the device meanwhile, and overwrites what a second forward pass still needs.
 """
 
 import warnings
@@ -63,7 +65,7 @@ class Recorded(Wrapped):
         return self._pass if self._pass.fits(images, options) else None
 
     def _without_gradients(self, images: Tensor, options: dict[str, Any]) -> Callable[[Tensor], Any] | None:
-        key = (images.shape, images.dtype, self._orig_mod.training, torch.is_autocast_enabled("cuda"))
+        key = (images.shape, images.dtype, self._orig_mod.training, _precision())
         if options or (key not in self._replays and len(self._replays) == SHAPES):
             return None
         if key not in self._replays:
@@ -79,6 +81,7 @@ class _Pass:
 
     def __init__(self, called: Callable[..., Any], network: nn.Module, images: Tensor, options: dict[str, Any]) -> None:
         self.network, self.training, self.options = network, network.training, options
+        self.precision = _precision()
         self.parameters = [each for each in network.parameters() if each.requires_grad]
         self.images = images.detach().clone()
         self.waits: weakref.ref[_Waiting] | None = None
@@ -115,7 +118,8 @@ class _Pass:
         """Whether a replay gives what a call would, and nobody waits for the gradients of the last one."""
         waiting = self.waits() if self.waits else None
         same = images.shape == self.images.shape and images.dtype == self.images.dtype and options == self.options
-        return same and self.network.training == self.training and (waiting is None or waiting.done)
+        same = same and self.network.training == self.training and _precision() == self.precision
+        return same and (waiting is None or waiting.done)
 
     def __call__(self, images: Tensor) -> Any:
         waiting = _Waiting()
@@ -153,6 +157,11 @@ class _Replay(torch.autograd.Function):
         recorded.back.replay()
         ctx.waiting.done = True
         return None, None, None, *(each if each is None else each.detach() for each in recorded.gradients)
+
+
+def _precision() -> torch.dtype | None:
+    """Of autocast, where it is on."""
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
 
 
 def _several(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

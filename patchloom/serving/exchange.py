@@ -41,8 +41,7 @@ def json_response(value: Any, status: int = HTTPStatus.OK, headers: Mapping[str,
 
 def refusal(refused: Refused) -> Response:
     """The reason as JSON."""
-    body = b'{"error": ' + json.dumps(refused.reason).encode() + b"}"
-    return Response(refused.status, body, JSON, refused.headers)
+    return json_response({"error": refused.reason}, refused.status, refused.headers)
 
 
 class Exchange:

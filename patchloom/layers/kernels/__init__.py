@@ -25,6 +25,11 @@ def usable_without_gradients(x: Tensor, *weights: Tensor | None) -> bool:
     return not torch.is_grad_enabled() and usable(x) and all(each is None or each.dtype == x.dtype for each in weights)
 
 
+def usable_uncompiled(x: Tensor, *weights: Tensor | None) -> bool:
+    """The same for one that a compiler would join with what stands beside it: nothing is being compiled."""
+    return usable_without_gradients(x, *weights) and not torch.compiler.is_compiling()
+
+
 def cores(device: torch.device) -> int:
     """Multiprocessors of a GPU; interpreted, few, so that one program has several steps."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
