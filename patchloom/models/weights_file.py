@@ -48,14 +48,16 @@ def check_weights_file(path: Path) -> None:
     """A CheckpointError for a file that asks for foreign code, or that unpacks to far more than its size."""
     if path.suffix == ".safetensors":
         return  # holds no code and is never compressed
-    if zipfile.is_zipfile(path):
-        _check_size(path)
+    _check_size(path)
     if path.suffix != ".npz":
         _check_globals(path)
 
 
 def _check_size(path: Path) -> None:
+    """Of a zip; older formats hold what they show."""
     try:
+        if not zipfile.is_zipfile(path):
+            return
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
     except Exception as error:  # damaged: zipfile has several kinds for it

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from patchloom.data.batches.sampler import Plan
 from patchloom.data.labels.taxonomy import read_taxonomy
 from patchloom.data.sources.labels_file import open_labels_file
+from patchloom.data.trees.archive import ArchiveTree
 from patchloom.errors import CheckpointError, PatchloomError
 from patchloom.models.weights_file import read_weights_file
 from patchloom.recipes import get_recipe
@@ -200,3 +201,11 @@ def test_any_damage_to_weights_is_one_line(
     for place, value in changes:
         content[int(place * len(content))] = value
     written(name, bytes(content[: int(kept * len(content)) + 1]), read_weights_file)
+
+
+def test_a_damaged_end_of_a_zip_is_one_line(files: dict[str, bytes]) -> None:
+    """Python's own question whether a file is a zip fails on it."""
+    content = bytearray(files["new.pth"])
+    content[content.index(b"PK\x06\x07") + 4] = 1  # the disk on which the index begins
+    written("new.pth", bytes(content), read_weights_file)
+    written("folder.tar", bytes(content), ArchiveTree)

@@ -48,7 +48,7 @@ class ArchiveFile:
     def __init__(self, file: Path, shown: str) -> None:
         self.file = file
         self.shown = shown
-        self.zipped = file.suffix.lower() == ".zip" or zipfile.is_zipfile(file)
+        self.zipped = file.suffix.lower() == ".zip" or _is_zip(file)
 
     def read(self, member: Member, where: str) -> bytes:
         """The member's bytes; a DataError where they are not those that its header promises."""
@@ -69,6 +69,13 @@ class ArchiveFile:
         if len(data) != member.size or (member.crc != _NO_CRC and zlib.crc32(data) != member.crc):
             raise DataError(f"{where}: damaged archive (other bytes than its index promises)")
         return data
+
+
+def _is_zip(file: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(file)
+    except zipfile.BadZipFile:  # a damaged one, as whoever reads its index says
+        return True
 
 
 def _unpacked(packed: bytes, member: Member, where: str) -> bytes:
