@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.kernels import usable, usable_without_gradients
+from patchloom.layers.kernels import aligned, usable, usable_without_gradients
 from patchloom.layers.linear import fold_input_, fold_output_
 from patchloom.layers.token_mixing import TokenLinear
 
@@ -95,20 +95,25 @@ class TalkingHeadsAttention(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # type: ignore[override]
         """(B, H, T, d), (B, H, N, d) twice → (B, T, H·d); of an image every patch is seen."""
-        weights = self._weights(self.logits(q, k))
+        t, n = q.shape[2], k.shape[2]
+        if kernel := usable(q) and n <= MOST_KEYS:
+            q, k, v = (aligned(each, -2) for each in (q, k, v))
+        weights = self._by_kernel(self.logits(q, k), n) if kernel else self._weights(self.logits(q, k))
         if self.recorded is not None:
-            self.recorded.append(weights.detach())
-        return (weights @ v).transpose(1, 2).flatten(2)
+            self.recorded.append(weights[:, :, :t, :n].detach())
+        return (weights @ v)[:, :, :t].transpose(1, 2).flatten(2)
 
     def _weights(self, logits: Tensor) -> Tensor:
         """(B, H, T, N), mixed, as probabilities, and mixed again."""
-        if usable(logits) and logits.shape[-1] <= MOST_KEYS:
-            from patchloom.layers.kernels.talking_heads import talking_heads
-
-            before, after = self.before, self.after
-            return talking_heads(logits, before.weight, before.bias, after.weight, after.bias)
         weights = self.before(logits.flatten(2)).view_as(logits).softmax(dim=-1)
         return self.after(weights.flatten(2)).view_as(weights)
+
+    def _by_kernel(self, logits: Tensor, seen: int) -> Tensor:
+        """The same of the first `seen` keys."""
+        from patchloom.layers.kernels.talking_heads import talking_heads
+
+        before, after = self.before, self.after
+        return talking_heads(logits, before.weight, before.bias, after.weight, after.bias, seen)
 
 
 class ClassAttention(Attend):

@@ -24,6 +24,12 @@ class ShiftedLinear(nn.Linear):
         return F.linear(x, *as_it_acts(self))
 
 
+def as_autocast(x: Tensor) -> Tensor:
+    """As a product under autocast sees it."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 def as_it_acts(linear: nn.Linear) -> tuple[Tensor, Tensor]:
     """Weight and bias of a plain linear layer that does the same."""
     if isinstance(linear, ShiftedLinear):

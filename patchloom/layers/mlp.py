@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.layers.kernels import usable_without_gradients
-from patchloom.layers.linear import as_it_acts, fold_input, fold_input_, fold_output, fold_output_
+from patchloom.layers.kernels import usable, usable_without_gradients
+from patchloom.layers.linear import as_autocast, as_it_acts, fold_input, fold_input_, fold_output, fold_output_
 
 ActivationName = Literal["gelu", "gelu_tanh", "silu", "hardswish", "relu"]
 
@@ -62,6 +62,9 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) → (..., C)."""
+        found = self._by_kernels(x, as_it_acts(self.fc1), as_it_acts(self.fc2))
+        if found is not None:
+            return found
         hidden = activated(self.activation, self.fc1, x)  # (..., hidden)
         return self._drop(self.fc2(self._drop(hidden)))
 
@@ -75,8 +78,25 @@ class MLP(nn.Module):
     def folded(self, x: Tensor, norm: tuple[Tensor, Tensor] | None, scale: Tensor) -> Tensor:
         """scale · self(weight · x + bias), with `norm` = (weight, bias) and the scale folded into the two layers."""
         inner = as_it_acts(self.fc1) if norm is None else fold_input(self.fc1, *norm)
+        outer = fold_output(self.fc2, scale)
+        found = self._by_kernels(x, inner, outer)
+        if found is not None:
+            return found
         hidden = activate(self.activation, F.linear(x, *inner))
-        return self._drop(F.linear(self._drop(hidden), *fold_output(self.fc2, scale)))
+        return self._drop(F.linear(self._drop(hidden), *outer))
+
+    def _by_kernels(
+        self, x: Tensor, inner: tuple[Tensor, Tensor], outer: tuple[Tensor, Tensor | None]
+    ) -> Tensor | None:
+        """With the weights and biases given, in training on a GPU; otherwise None."""
+        gelu = self.activation in ("gelu", "gelu_tanh") and not (self.dropout and self.training)
+        trains = torch.is_grad_enabled() and outer[1] is not None
+        if not (gelu and trains and x.is_cuda and usable(low := as_autocast(x))):
+            return None
+        from patchloom.layers.kernels.gelu_mlp import GeluMLP
+
+        found: Tensor = GeluMLP.apply(low, *inner, *outer, self.activation == "gelu_tanh")
+        return found
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout) if self.dropout and self.training else x

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchloom.errors import UsageError
-from patchloom.layers.kernels import usable, usable_without_gradients
+from patchloom.layers.kernels import aligned, usable, usable_without_gradients
+from patchloom.layers.linear import as_autocast
 from patchloom.layers.mlp import ActivationName, activate
 from patchloom.layers.resample import Grid, Resampled, resample_columns, resample_rows
 
@@ -30,12 +31,6 @@ def mix_tokens(weight: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
     if torch.compiler.is_exporting():  # an exported graph would hold the expanded weight as an operator
         return torch.matmul(weight, tokens) + bias
     return torch.baddbmm(bias, weight.expand(tokens.shape[0], -1, -1), tokens)
-
-
-def as_autocast(x: Tensor) -> Tensor:
-    """As a product under autocast sees it."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class ScaledMix(torch.autograd.Function):
@@ -106,7 +101,11 @@ class TokenLinear(AcrossPositions, Resampled):
             shift = torch.outer(self.weight.sum(dim=1), bias * scale) + shift
             scale = scale * weight
         tokens = as_autocast(tokens)
-        return ScaledMix.apply(tokens, self.weight.to(tokens.dtype), scale, shift)
+        weight = self.weight.to(tokens.dtype)
+        if not usable(tokens):
+            return ScaledMix.apply(tokens, weight, scale, shift)
+        padded = ScaledMix.apply(aligned(tokens, -2), aligned(weight, -2, -1), scale, aligned(shift, -2))
+        return padded[:, : len(weight)]
 
     def added_to(self, x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor | None:
         """x + scale · self(x) in one pass, without gradients, of a layer that absorbed its norm; otherwise None."""

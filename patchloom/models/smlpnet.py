@@ -58,7 +58,6 @@ class SMLPNet(Network):
     Config = SMLPNetConfig
     config: SMLPNetConfig
     averages_patches = True
-    kept_for_backward = 0.8
 
     def __init__(self, config: SMLPNetConfig) -> None:
         super().__init__(config)

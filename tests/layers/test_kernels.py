@@ -15,8 +15,8 @@ import sys
 import torch
 from torch.nn import functional as F
 from patchloom.layers import attention, convolution, kernels, mlp, norms, residual, sparse_mlp, token_mixing
-from patchloom.layers.kernels import batch_norm_gelu, gated_linear, gelu, layer_norm, linear_gelu, rows_and_columns
-from patchloom.layers.kernels import talking_attention, talking_heads, token_mlp
+from patchloom.layers.kernels import batch_norm_gelu, gated_linear, gelu, gelu_mlp, layer_norm, linear_gelu
+from patchloom.layers.kernels import rows_and_columns, talking_attention, talking_heads, token_mlp
 from patchloom.layers.kernels import token_mixing as mixing
 
 DEVICE = sys.argv[1]
@@ -62,7 +62,9 @@ def beside(maps, rows, row_bias, columns, column_bias):
 for low, tolerance in ((torch.float32, 1e-5), *([(torch.bfloat16, 1e-2)] if DEVICE == "cuda" else [])):
     for b, h, t, n in ((2, 4, 5, 7), (1, 3, 17, 19)):
         given = leaves(low, (b, h, t, n), (h, h), (h,), (h, h), (h,))
-        same(talking_heads.talking_heads, heads, given, tolerance)
+        for seen in (n, n - 3):
+            kernel = lambda *x: talking_heads.talking_heads(*x, seen)
+            same(kernel, lambda x, *w: F.pad(heads(x[..., :seen], *w), (0, n - seen)), given, tolerance)
     for b, n, m, c in ((3, 7, 7, 130), (1, 19, 5, 3), (2, 56, 1, 16)):
         given = leaves(low, (b, n, c), (m, n), (m,))
         same(mixing.mixed, lambda x, w, s: w @ x + s[:, None], given, tolerance)
@@ -74,6 +76,10 @@ for low, tolerance in ((torch.float32, 1e-5), *([(torch.bfloat16, 1e-2)] if DEVI
         given = leaves(low, (b, n, c), (b, n, c), (d, n), (d,), (n, d), (n,))
         plain = lambda to, x, u, s, v, t: to + v @ F.gelu(u @ x + s[:, None], approximate=how) + t[:, None]
         same(lambda *x: token_mlp.token_mlp(*x, how == "tanh"), plain, given, tolerance)
+    for b, n, c, d, e, how in ((2, 5, 7, 9, 3, "none"), (1, 77, 12, 130, 20, "tanh"), (3, 33, 4, 260, 8, "none")):
+        given = leaves(low, (b, n, c), (d, c), (d,), (e, d), (e,))
+        plain = lambda x, u, s, v, t: F.linear(F.gelu(F.linear(x, u, s), approximate=how), v, t)
+        same(lambda *x: gelu_mlp.GeluMLP.apply(*x, how == "tanh"), plain, given, tolerance)
     given = [each.detach() for each in leaves(low, (2, 3, 5), (7, 5), (7,))]
     same(linear_gelu.linear_gelu, lambda x, w, s: F.gelu(F.linear(x, w, s)), given, 1e-2, with_gradients=False)
     for b, t, h, d in ((2, 5, 4, 6), (1, 19, 3, 50), (1, 33, 8, 16)):
@@ -109,7 +115,7 @@ for low, tolerance in ((torch.float32, 1e-5), *([(torch.bfloat16, 1e-2)] if DEVI
 def with_and_without(layer, x, tolerance, gradients):
     results = []
     for choice in (False, True):
-        for module in (kernels, attention, norms, token_mixing):
+        for module in (kernels, attention, mlp, norms, token_mixing):
             module.usable = lambda x: choice
         with torch.set_grad_enabled(gradients):
             out = layer(x)
@@ -127,7 +133,12 @@ with_and_without(norms.LayerNorm(12).to(DEVICE), tokens, 1e-4, False)
 mixer = residual.Residual(torch.nn.LayerNorm(12), token_mixing.TokenMLP((2, 3), 10)).to(DEVICE)
 with_and_without(mixer, tokens, 1e-4, True)
 with_and_without(token_mixing.TokenLinear((6,)).to(DEVICE), tokens, 1e-4, True)
-branches = [token_mixing.TokenLinear((2, 3)), mlp.MLP(12, 20)]
+for name in ("gelu", "gelu_tanh"):
+    with_and_without(mlp.MLP(12, 20, activation=name).to(DEVICE), tokens, 1e-4, True)
+branches = [token_mixing.TokenLinear((2, 3)), mlp.MLP(12, 4)]
+for each in branches:
+    scaled = residual.Residual(norms.Affine(12), each, torch.nn.Parameter(torch.rand(12) + 0.1)).to(DEVICE)
+    with_and_without(scaled, tokens, 1e-4, True)
 branches = [residual.Residual(norms.Affine(12), each, torch.nn.Parameter(torch.rand(12) + 0.1)) for each in branches]
 block = residual.Block(tokens=branches[0], channels=branches[1]).to(DEVICE).eval()
 expected = block(tokens)

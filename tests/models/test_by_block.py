@@ -34,6 +34,21 @@ def test_blocks_of_one_shape_are_compiled_once(name: str, shapes: int) -> None:
     torch.compiler.reset()
 
 
+def test_the_compiler_sees_channels_where_it_expects_them() -> None:
+    seen: list[torch.Tensor] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        seen.extend(each for each in inputs if each.ndim == 4 and len(each) == 2)
+        return graph.forward
+
+    network = patchloom.create_model("patchconvnet_s60", image_size=48, num_classes=3, dim=8, depth=2)
+    torch.compiler.reset()
+    with torch.no_grad():
+        CompiledByBlock(network, backend=backend)(torch.randn(2, 3, 48, 48))
+    torch.compiler.reset()
+    assert [maps.shape for maps in seen] == [(2, 8, 3, 3)]
+
+
 def test_deep_networks_are_compiled_by_block() -> None:
     with torch.device("meta"):
         deep, flat = (patchloom.create_model("resmlp_s12", depth=depth) for depth in (MOST_BLOCKS + 1, MOST_BLOCKS))

@@ -8,10 +8,11 @@ import os
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 SWITCH = "PATCHLOOM_KERNELS"  # 0 leaves all work to PyTorch
 LOW = (torch.bfloat16, torch.float16)
+ALIGNED = 8  # numbers of two bytes in 16
 FOUND = os.environ.get(SWITCH, "1") != "0" and find_spec("triton") is not None
 
 
@@ -28,6 +29,17 @@ def usable_without_gradients(x: Tensor, *weights: Tensor | None) -> bool:
 def usable_uncompiled(x: Tensor, *weights: Tensor | None) -> bool:
     """The same for one that a compiler would join with what stands beside it: nothing is being compiled."""
     return usable_without_gradients(x, *weights) and not torch.compiler.is_compiling()
+
+
+def aligned(x: Tensor, *dims: int) -> Tensor:
+    """x with zeros after it along `dims`, counted from the last, up to rows of 16 bytes.
+
+    A product whose rows are others (196 positions) takes twice as long (benchmarks/LOG.md).
+    """
+    room = [0] * (2 * x.ndim)
+    for dim in dims:
+        room[-2 * dim - 1] = -x.shape[dim] % ALIGNED
+    return nn.functional.pad(x, room) if any(room) else x
 
 
 def cores(device: torch.device) -> int:

@@ -12,15 +12,16 @@ import triton.language as tl
 from torch import Tensor
 
 from patchloom.layers.kernels import cores
-from patchloom.layers.kernels.gelu import WIDTH, affine_gelu, folded
+from patchloom.layers.kernels.gelu import WIDTH, affine_gelu, cumulative, folded
 
 ROWS, PER_CORE = 32, 4  # of one step; programs per core of a GPU
 
 
 @triton.jit
 def _slope(z):
-    """Derivative of GELU: Φ(z) + z · φ(z)."""
-    return 0.5 * (1 + tl.math.erf(z * 0.7071067811865476)) + z * 0.3989422804014327 * tl.exp(-0.5 * z * z)
+    """Derivative of GELU."""
+    _, slope = cumulative(z)
+    return slope
 
 
 @triton.jit

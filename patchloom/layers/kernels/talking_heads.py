@@ -1,6 +1,7 @@
 """Talking heads between the two products of attention: heads mixed, softmax, heads mixed, in one pass over the logits.
 
-Letters: B images, H heads, T queries, N keys. One program holds the H rows of one query of one image.
+Letters: B images, H heads, T queries, N keys. One program holds the H rows of one query of one image. Of the keys some
+may only fill the rows up: their weights and gradients are 0.
 
     weights = after · softmax(before · logits) + bias
 
@@ -16,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 14  # queries of one program of the backward pass
+ROWS = 10  # queries of one program of the backward pass
 
 
 def plain(logits: Tensor, before: Tensor, after: Tensor, bias: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ def _mixed_softmax(logits, before, SEEN: tl.constexpr, keys):
 @triton.jit
 def _forward(
     logits, before, after, bias, out, T,
-    N: tl.constexpr, H: tl.constexpr, HB: tl.constexpr, NB: tl.constexpr,
+    SEEN: tl.constexpr, N: tl.constexpr, H: tl.constexpr, HB: tl.constexpr, NB: tl.constexpr,
 ):  # fmt: skip
     """One query of one image."""
     image, query = tl.program_id(0) // T, tl.program_id(0) % T
@@ -49,17 +50,17 @@ def _forward(
     inside = (heads[:, None] < H) & (tl.arange(0, HB)[None, :] < H)
     rows = tl.load(logits + places, mask=there, other=0.0)
     first = tl.load(before + square, mask=inside, other=0.0).to(rows.dtype)
-    weights = _mixed_softmax(rows, first, N, keys[None, :])
+    weights = _mixed_softmax(rows, first, SEEN, keys[None, :])
     second = tl.load(after + square, mask=inside, other=0.0).to(rows.dtype)
     mixed = tl.dot(second, weights.to(rows.dtype), input_precision="ieee")
     mixed += tl.load(bias + heads, mask=heads < H, other=0.0).to(tl.float32)[:, None]
-    tl.store(out + places, mixed.to(rows.dtype), mask=there)
+    tl.store(out + places, tl.where(keys[None, :] < SEEN, mixed, 0.0).to(rows.dtype), mask=there)
 
 
 @triton.jit
 def _backward(
     logits, before, after, grad, of_logits, of_before, of_after, T,
-    ROWS: tl.constexpr, N: tl.constexpr, H: tl.constexpr, HB: tl.constexpr, NB: tl.constexpr,
+    ROWS: tl.constexpr, SEEN: tl.constexpr, N: tl.constexpr, H: tl.constexpr, HB: tl.constexpr, NB: tl.constexpr,
 ):  # fmt: skip
     """ROWS queries of one image: gradients of their logits, and what they add to those of the two matrices."""
     groups = tl.cdiv(T, ROWS)
@@ -77,8 +78,8 @@ def _backward(
         places = ((image * H + heads[:, None]).to(tl.int64) * T + query) * N + keys[None, :]
         there = (heads[:, None] < H) & (keys[None, :] < N) & (query + 0 * keys[None, :] < T)
         rows = tl.load(logits + places, mask=there, other=0.0)
-        back = tl.load(grad + places, mask=there, other=0.0)
-        weights = _mixed_softmax(rows, first, N, keys[None, :])
+        back = tl.load(grad + places, mask=there & (keys[None, :] < SEEN), other=0.0)
+        weights = _mixed_softmax(rows, first, SEEN, keys[None, :])
         to_second += tl.dot(back, tl.trans(weights.to(low)), input_precision="ieee")
         of_weights = tl.dot(tl.trans(second), back, input_precision="ieee")
         of_mixed = weights * (of_weights - tl.sum(weights * of_weights, axis=1)[:, None])
@@ -91,26 +92,29 @@ def _backward(
 
 
 @torch.library.custom_op("patchloom::talking_heads", mutates_args=())
-def talking_heads(logits: Tensor, before: Tensor, idle: Tensor, after: Tensor, bias: Tensor) -> Tensor:
-    """(B, H, T, N), (H, H), (H), (H, H), (H) → weights (B, H, T, N); `idle` is the bias that changes nothing."""
+def talking_heads(logits: Tensor, before: Tensor, idle: Tensor, after: Tensor, bias: Tensor, seen: int) -> Tensor:
+    """(B, H, T, N), (H, H), (H), (H, H), (H) → weights (B, H, T, N), 0 after the first `seen` keys.
+
+    `idle` is the bias that changes nothing.
+    """
     del idle
     logits, before, after = logits.contiguous(), before.contiguous(), after.contiguous()
     out = torch.empty_like(logits)
     b, h, t, n = logits.shape
     with torch.cuda.device_of(logits):
-        _forward[(b * t,)](logits, before, after, bias, out, t, n, h, *_blocks(h, n), num_warps=4)
+        _forward[(b * t,)](logits, before, after, bias, out, t, seen, n, h, *_blocks(h, n), num_warps=4)
     return out
 
 
 @talking_heads.register_fake
-def _(logits: Tensor, before: Tensor, idle: Tensor, after: Tensor, bias: Tensor) -> Tensor:
-    del before, idle, after, bias
+def _(logits: Tensor, before: Tensor, idle: Tensor, after: Tensor, bias: Tensor, seen: int) -> Tensor:
+    del before, idle, after, bias, seen
     return logits.new_empty(logits.shape)
 
 
 @torch.library.custom_op("patchloom::talking_heads_backward", mutates_args=())
 def talking_heads_backward(
-    logits: Tensor, before: Tensor, after: Tensor, grad: Tensor
+    logits: Tensor, before: Tensor, after: Tensor, grad: Tensor, seen: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of logits, before and after; nothing but the logits was kept."""
     logits, grad = logits.contiguous(), grad.contiguous()
@@ -121,27 +125,28 @@ def talking_heads_backward(
     with torch.cuda.device_of(logits):
         _backward[(programs,)](
             logits, before.contiguous(), after.contiguous(), grad, of_logits, *partial,
-            t, ROWS, n, h, *_blocks(h, n), num_warps=4,
+            t, ROWS, seen, n, h, *_blocks(h, n), num_warps=4,
         )  # fmt: skip
     return of_logits, partial[0].sum(dim=0).to(before.dtype), partial[1].sum(dim=0).to(after.dtype)
 
 
 @talking_heads_backward.register_fake
-def _(logits: Tensor, before: Tensor, after: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    del grad
+def _(logits: Tensor, before: Tensor, after: Tensor, grad: Tensor, seen: int) -> tuple[Tensor, Tensor, Tensor]:
+    del grad, seen
     return logits.new_empty(logits.shape), torch.empty_like(before), torch.empty_like(after)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
-    ctx.save_for_backward(*inputs)
+    *tensors, ctx.seen = inputs
+    ctx.save_for_backward(*tensors)
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     logits, before, idle, after, bias = ctx.saved_tensors
-    of_bias = grad.sum(dim=(0, 2, 3), dtype=torch.float32).to(bias.dtype)
-    of_logits, of_before, of_after = talking_heads_backward(logits, before, after, grad)
-    return of_logits, of_before, torch.zeros_like(idle), of_after, of_bias
+    of_bias = grad[..., : ctx.seen].sum(dim=(0, 2, 3), dtype=torch.float32).to(bias.dtype)
+    of_logits, of_before, of_after = talking_heads_backward(logits, before, after, grad, ctx.seen)
+    return of_logits, of_before, torch.zeros_like(idle), of_after, of_bias, None
 
 
 talking_heads.register_autograd(_gradients, setup_context=_keep)

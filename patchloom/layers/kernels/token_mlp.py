@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchloom.layers.kernels import aligned
 from patchloom.layers.kernels.gelu import gelu, gelu_tanh
 
 HIDDEN, CHANNELS = 64, 128  # of one step, of one program
@@ -81,9 +82,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """The hidden layer is computed again: nothing but the tokens was kept."""
     tokens, weight1, bias1, weight2, bias2 = ctx.saved_tensors
-    b, low = tokens.shape[0], tokens.dtype
-    first, second, back = weight1.to(low), weight2.to(low), grad.to(low)
-    hidden = torch.baddbmm(bias1.to(low).unsqueeze(-1), first.expand(b, -1, -1), tokens)  # (B, D, C)
+    (b, n, _), low = tokens.shape, tokens.dtype
+    tokens, back = aligned(tokens, -2), aligned(grad.to(low), -2)
+    first, second = aligned(weight1.to(low), -1), aligned(weight2.to(low), -2)
+    # A product that begins with the bias would first fill its result with it, in a pass of its own.
+    hidden = torch.bmm(first.expand(b, -1, -1), tokens) + bias1.to(low).unsqueeze(-1)  # (B, D, C)
     how = "tanh" if ctx.tanh else "none"
     of_weight2 = torch.bmm(back, F.gelu(hidden, approximate=how).transpose(1, 2)).sum(dim=0, dtype=torch.float32)
     of_hidden = torch.bmm(second.T.expand(b, -1, -1), back)
@@ -91,10 +94,10 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     of_weight1 = torch.bmm(of_hidden, tokens.transpose(1, 2)).sum(dim=0, dtype=torch.float32)
     return (
         grad,
-        torch.bmm(first.T.expand(b, -1, -1), of_hidden),
-        of_weight1.to(weight1.dtype),
+        torch.bmm(first.T.expand(b, -1, -1), of_hidden)[:, :n],
+        of_weight1[:, :n].to(weight1.dtype),
         of_hidden.sum(dim=(0, 2), dtype=torch.float32).to(bias1.dtype),
-        of_weight2.to(weight2.dtype),
+        of_weight2[:n].to(weight2.dtype),
         grad.sum(dim=(0, 2), dtype=torch.float32).to(bias2.dtype),
         None,
     )
