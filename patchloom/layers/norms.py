@@ -73,18 +73,17 @@ class BatchNorm(nn.BatchNorm1d):
 
     def activated(self, x: Tensor) -> Tensor:
         """GELU of it; (..., C) → (..., C)."""
-        rows = x.flatten(0, -2)  # of maps a compiler would keep copies in another order
-        mean_so_far, momentum = self.running_mean, self.momentum
-        if not self.training or mean_so_far is None or momentum is None or len(rows) == 1 or not usable(x):
-            return F.gelu(self(rows)).view_as(x)
+        count, mean_so_far, momentum = x.numel() // x.shape[-1], self.running_mean, self.momentum
+        if not self.training or mean_so_far is None or momentum is None or count == 1 or not usable(x):
+            return F.gelu(self(x))
         from patchloom.layers.kernels.batch_norm_gelu import batch_norm_gelu
 
-        found, mean, var = batch_norm_gelu(rows, self.weight, self.bias, self.eps)
+        found, mean, var = batch_norm_gelu(x, self.weight, self.bias, self.eps)
         with torch.no_grad():
             cast(Tensor, self.num_batches_tracked).add_(1)
             mean_so_far.lerp_(mean, momentum)
-            cast(Tensor, self.running_var).lerp_(var * (len(rows) / (len(rows) - 1)), momentum)
-        return found.view_as(x)
+            cast(Tensor, self.running_var).lerp_(var * (count / (count - 1)), momentum)
+        return found
 
     def as_affine(self) -> Affine:
         """What it is in eval mode."""

@@ -4,11 +4,10 @@ Compiled as a whole, a network of 60 blocks is 60 blocks to the compiler, and ta
 is what it would have joined across two blocks, some hundredths of a step (benchmarks/LOG.md).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchloom.models.network import Network
 from patchloom.models.wrapped import Wrapped
@@ -24,42 +23,26 @@ class CompiledByBlock(Wrapped):
         # Seconds, which a run that compiles nothing is spared.
         from torch._dynamo import config
         from torch._functorch import config as joint_graphs
+        from torch._inductor import config as generated
 
-        self._joint_graphs = joint_graphs
+        self._joint_graphs, self._generated = joint_graphs, generated
         config.recompile_limit = max(SHAPES, config.recompile_limit)
-        self._calls = [(block, _compiled(block, **options)) for block in network.repeated_blocks()]
+        self._calls = [
+            (block, torch.compile(block._call_impl, dynamic=False, **options)) for block in network.repeated_blocks()
+        ]
 
     def forward(self, images: Tensor, **options: Any) -> Any:
         """As the network's."""
         for block, call in self._calls:
             block._compiled_call_impl = call  # what Module.compile sets for good
         try:
-            with self._joint_graphs.patch(activation_memory_budget=self._orig_mod.kept_for_backward):
+            with (
+                self._joint_graphs.patch(activation_memory_budget=self._orig_mod.kept_for_backward),
+                # Maps (B, H, W, C) are laid out for convolutions already. For a GPU the compiler would take their rows
+                # for channels, and keep transposed copies for the backward pass.
+                self._generated.patch(layout_optimization=not images.is_cuda),
+            ):
                 return self._orig_mod(images, **options)
         finally:
             for block, _ in self._calls:
                 block._compiled_call_impl = None
-
-
-def _compiled(block: nn.Module, **options: Any) -> Callable[..., Tensor]:
-    """The block's call; compiled, it is given maps (B, H, W, C) as (B, C, H, W), which are the same numbers in memory.
-
-    Before a convolution torch's compiler takes the second dimension for channels, and would keep maps for the backward
-    pass as copies in which the rows come last.
-    """
-
-    def on_images(images: Tensor) -> Tensor:
-        out: Tensor = block._call_impl(images.permute(0, 2, 3, 1))
-        return out.permute(0, 3, 1, 2)
-
-    of_tokens = torch.compile(block._call_impl, dynamic=False, **options)
-    of_images = torch.compile(on_images, dynamic=False, **options)
-
-    def call(x: Tensor, *others: Tensor) -> Tensor:
-        if x.ndim == 4:
-            out: Tensor = of_images(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-            return out
-        found: Tensor = of_tokens(x, *others)
-        return found
-
-    return call

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch._inductor import config
 
 import patchloom
 from patchloom.engine.distribution import unwrap
@@ -34,19 +35,23 @@ def test_blocks_of_one_shape_are_compiled_once(name: str, shapes: int) -> None:
     torch.compiler.reset()
 
 
-def test_the_compiler_sees_channels_where_it_expects_them() -> None:
-    seen: list[torch.Tensor] = []
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_for_a_gpu_the_compiler_leaves_maps_as_they_lie(is_cuda: bool) -> None:
+    class Images:
+        """As much of them as is looked at."""
 
-    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
-        seen.extend(each for each in inputs if each.ndim == 4 and len(each) == 2)
-        return graph.forward
+    class Notes(torch.nn.Module):
+        kept_for_backward = 1.0
 
-    network = patchloom.create_model("patchconvnet_s60", image_size=48, num_classes=3, dim=8, depth=2)
-    torch.compiler.reset()
-    with torch.no_grad():
-        CompiledByBlock(network, backend=backend)(torch.randn(2, 3, 48, 48))
-    torch.compiler.reset()
-    assert [maps.shape for maps in seen] == [(2, 8, 3, 3)]
+        def forward(self, images: Images) -> bool:
+            return config.layout_optimization
+
+        def repeated_blocks(self) -> list[torch.nn.Module]:
+            return []
+
+    images = Images()
+    images.is_cuda = is_cuda  # type: ignore[attr-defined]
+    assert CompiledByBlock(Notes())(images) is not is_cuda  # type: ignore[arg-type]
 
 
 def test_deep_networks_are_compiled_by_block() -> None:

@@ -34,7 +34,7 @@ def usable_uncompiled(x: Tensor, *weights: Tensor | None) -> bool:
 def aligned(x: Tensor, *dims: int) -> Tensor:
     """x with zeros after it along `dims`, counted from the last, up to rows of 16 bytes.
 
-    A product whose rows are others (196 positions) takes twice as long (benchmarks/LOG.md).
+    A product with other rows, as of 196 positions, takes twice as long (benchmarks/LOG.md).
     """
     room = [0] * (2 * x.ndim)
     for dim in dims:

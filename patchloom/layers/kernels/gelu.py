@@ -1,4 +1,4 @@
-"""GELU with what stands before and after it, in one pass over maps or tokens, for inference.
+"""GELU as kernels compute it; with what stands before and after it, in one pass over maps or tokens, for inference.
 
 Letters: B images, P positions, C channels. PyTorch adds or multiplies one number per channel in a pass of its own, and
 one that reads two bytes at a time.
