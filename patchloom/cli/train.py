@@ -1,5 +1,6 @@
 """`patchloom train DATA`: from images, or sentence pairs, to a trained model, its numbers and a report."""
 
+from time import perf_counter
 from typing import Annotated, Any
 
 import typer
@@ -153,6 +154,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a classifier, or a translator (--recipe translation-small); the same command again resumes."""
+    started = perf_counter()  # before torch is imported: --time includes that
     changed = pairs(changes or [])
     _announce(data)
     from patchloom.cli.output import is_quiet, print_json, print_result
@@ -172,7 +174,7 @@ def train(
         strict=strict,
         trackers=tuple(log or ()),
     )  # fmt: skip
-    result = run_training(settings, dry_run=dry_run, say=print)
+    result = run_training(settings, dry_run=dry_run, say=print, started=started)
     if as_json:
         print_json(result.summary())
     elif is_quiet():

@@ -36,10 +36,12 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
     """Train from the start, or exactly on from `snapshot`; raises Stopped, once saved, when told to by a signal."""
     forward = run.processes.prepare(Step(run.model, run.objective))
     progress, notes = restore(run, snapshot) if snapshot else (Progress(), [])
-    if progress.ended and not (progress.ended == "finished" and progress.epoch < run.epochs):
+    if progress.has_ended(run.epochs):
         return Outcome(progress.ended, progress)
     progress.ended = ""
-    if beyond := progress.epoch >= run.epochs:
+    if run.epochs > progress.planned_epochs:  # a run that was fitted to a time goes on by epochs
+        progress.total_steps = 0
+    if beyond := not progress.total_steps and progress.epoch >= run.epochs:
         notes = [*notes, f"{progress.epoch} epochs are trained and {run.epochs} were asked for: none is added"]
     progress.records = run.records.begin(progress.records, notes)
     loop = _Loop(run, forward, progress)
@@ -50,9 +52,9 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
         while not progress.ended:
             loop.set_mode()
             done = progress.step - progress.epoch * run.loader.steps_per_epoch
-            for batch in loop.batches(done, caught):
+            for batch in () if loop.is_last_step() else loop.batches(done, caught):
                 asked = loop.update(batch, partial(loop.wishes, caught))
-                progress.step += 1
+                loop.advance()
                 loop.reporter.after_step()
                 if asked.terminate or asked.interrupt:
                     raise loop.stopped(caught.number or (signal.SIGTERM if asked.terminate else signal.SIGINT))
@@ -62,12 +64,16 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
                     return Outcome("time limit", progress)
                 if asked.save:
                     loop.save()
-            epoch = progress.epoch + 1
-            if epoch >= run.epochs or epoch % run.evaluate_every == 0:
+                if loop.is_last_step():
+                    break
+            last, whole = loop.is_last_step(), progress.step >= (progress.epoch + 1) * run.loader.steps_per_epoch
+            epoch = progress.epoch + whole
+            if last or (epoch % run.evaluate_every == 0 and loop.affords_evaluation()):
                 loop.evaluate(epoch, caught)
             progress.epoch = epoch
-            loop.after_epoch()
-            if progress.epoch >= run.epochs:
+            if whole:
+                loop.after_epoch()
+            if last:
                 progress.ended = "finished"
             elif run.patience is not None and progress.not_better >= run.patience:
                 progress.ended = "no better"
@@ -102,6 +108,36 @@ class _Loop:
         self.selection = Selection(run, progress, self.reporter)
         self._saved_at = perf_counter()
 
+    def advance(self) -> None:
+        """Count an update; with a time budget, move through the schedule at its pace and correct that."""
+        run, progress, budget = self.run, self.progress, self.run.time_budget
+        if progress.total_steps:
+            left = progress.total_steps - progress.step
+            progress.position += (run.schedule.total_steps - progress.position) / left
+        progress.step += 1
+        total = self.total_steps
+        if budget and budget.check_due(progress.step, total) and progress.step < total:
+            steps_per_evaluation = run.loader.steps_per_epoch * run.evaluate_every
+            fitted = run.processes.from_main(budget.corrected(progress.step, total, steps_per_evaluation))
+            if fitted != total:
+                if not progress.total_steps:
+                    progress.position, progress.planned_epochs = float(progress.step), run.epochs
+                progress.total_steps = fitted
+
+    @property
+    def total_steps(self) -> int:
+        """Updates of the whole run, as planned or as fitted to its time."""
+        return self.progress.total_steps or self.run.schedule.total_steps
+
+    def is_last_step(self) -> bool:
+        """Whether the newest update was the last one."""
+        return self.progress.step >= self.total_steps
+
+    def affords_evaluation(self) -> bool:
+        """Whether there is time for an evaluation before the last; all ranks together."""
+        budget = self.run.time_budget
+        return budget is None or self.run.processes.from_main(budget.affords_evaluation())
+
     def set_mode(self) -> None:
         """Training mode, which an evaluation leaves."""
         self.forward.train()
@@ -128,7 +164,8 @@ class _Loop:
         try:
             self.progress.epoch = epoch
             # Several ranks would have to give it up together.
-            with caught.giving_up() if alone else nullcontext():
+            budget = self.run.time_budget
+            with caught.giving_up() if alone else nullcontext(), budget.evaluating() if budget else nullcontext():
                 self.selection.evaluate()
         except (DataError, ResourceError, GivenUp):
             self.progress.epoch = before
@@ -141,7 +178,7 @@ class _Loop:
 
     def stopped(self, number: int) -> Stopped:
         """Save, and say by which signal the run was stopped and where."""
-        return Stopped(number, self.progress.step, self.run.schedule.total_steps, saved=self.save())
+        return Stopped(number, self.progress.step, self.total_steps, saved=self.save())
 
     def wishes(self, caught: Caught) -> Wishes:
         """What this rank asks for."""
@@ -157,13 +194,15 @@ class _Loop:
     def update(self, batch: Any, wishes: Callable[[], Wishes]) -> Wishes:
         """One update of the weights; returns what all ranks ask for after it."""
         run, step = self.run, self.progress.step
-        set_rates(run.optimizer, run.schedule.lr(step), run.schedule.weight_decay(step))
+        position = self.progress.position if self.progress.total_steps else step
+        self.reporter.lr = run.schedule.lr(position)
+        set_rates(run.optimizer, self.reporter.lr, run.schedule.weight_decay(position))
         try:
             self._add_gradients(batch, wishes)
             loss, asked = self.pulse.receive(wishes)
             if is_bad(loss):
                 raise _bad_loss(loss, step, self.progress.epoch, batch)
-            run.objective.before_update(run.model, step)
+            run.objective.before_update(run.model, int(position))
             run.processes.update(run.optimizer, run.clip_norm, run.clip_each)
         except RuntimeError as error:
             if not _is_out_of_memory(error):
@@ -174,7 +213,7 @@ class _Loop:
             ) from error
         if run.average:
             run.average.update(step)
-        run.objective.after_update(run.model, step)
+        run.objective.after_update(run.model, int(position))
         self.meter.add(len_of(batch) * run.processes.world)
         return asked
 

@@ -142,8 +142,8 @@ class Schedule:
         """Updates of the warm-up."""
         return self.schedule.warmup_steps or self.schedule.warmup_epochs * self.steps_per_epoch
 
-    def lr(self, step: int) -> float:
-        """The rate of the update that follows `step` others."""
+    def lr(self, step: float) -> float:
+        """The rate of the update that follows `step` others; between two steps where a time budget sets the pace."""
         part, peak, warmup = self.schedule, self.optim.peak_lr, self.warmup_steps
         if step < warmup:
             return part.warmup_lr + (peak - part.warmup_lr) * step / warmup
@@ -158,7 +158,7 @@ class Schedule:
         left = (1 - done) ** part.power if part.decay == "poly" else _LEFT[part.decay](done)
         return part.min_lr + (peak - part.min_lr) * left
 
-    def weight_decay(self, step: int) -> float | None:
+    def weight_decay(self, step: float) -> float | None:
         """The decay of the update that follows `step` others, along a cosine (DINO); None where it stays."""
         start, end = self.optim.weight_decay, self.optim.weight_decay_end
         if end is None:

@@ -11,16 +11,21 @@ class Reporter:
 
     def __init__(self, run: Run, progress: Progress, meter: Meter) -> None:
         self._run, self._progress, self._meter = run, progress, meter
+        self.lr = 0.0  # of the newest update
 
     def after_step(self) -> None:
         """Called by all ranks after every update."""
         run, step = self._run, self._progress.step
-        if self._meter.tick_due() or step == run.schedule.total_steps:
+        if self._meter.tick_due() or step == self._total_steps:
             self._show()
         if step % run.log_every == 0 or step % run.loader.steps_per_epoch == 0:
-            values = run.averages.read(run.processes) | {"lr": run.schedule.lr(step - 1)}
+            values = run.averages.read(run.processes) | {"lr": self.lr}
             run.averages.reset()
             self.write("train", values)
+
+    @property
+    def _total_steps(self) -> int:
+        return self._progress.total_steps or self._run.schedule.total_steps
 
     def write(self, kind: str, values: dict[str, float], weights: str = "model") -> None:
         """One record, with where the run is and what the clock says."""
@@ -42,17 +47,18 @@ class Reporter:
             return
         speed = self._meter.speed()
         best = f"best {run.metric} {progress.best:.4g}" if progress.best is not None else ""
-        epochs = run.schedule.schedule.epochs
+        total_steps = self._total_steps
+        epochs = -(-total_steps // run.loader.steps_per_epoch)
         self._run.records.tick(
             Status(
                 step=progress.step,
-                total_steps=run.schedule.total_steps,
+                total_steps=total_steps,
                 epoch=min(progress.epoch + 1, epochs),
                 epochs=epochs,
-                lr=run.schedule.lr(progress.step - 1),
+                lr=self.lr,
                 images_per_s=speed["images_per_s"],
                 data_share=speed["data_share"],
-                left_s=self._meter.left_s(run.schedule.total_steps - progress.step),
+                left_s=self._meter.left_s(total_steps - progress.step),
                 memory_mib=speed["memory_mib"],
                 values=run.averages.read(),
                 best=best,

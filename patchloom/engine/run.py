@@ -1,4 +1,4 @@
-"""What the loop is told: one value with the objects of a run. `build.py` makes it from a recipe."""
+"""What the loop is told: one value with the objects of a run. `training/assemble.py` makes it from a plan."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from patchloom.engine.averages import Averages
 from patchloom.engine.distribution import Processes
 from patchloom.engine.optimisation import Schedule
 from patchloom.engine.records import Records
+from patchloom.engine.time_budget import TimeBudget
 from patchloom.objectives.objective import Objective
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class Run:
     tie_breaker: str | None = None  # of the evaluators' names: of equal metrics, the one with less of it is kept
     patience: int | None = None  # evaluations without a better metric before the run ends
     time_limit_s: float | None = None  # of this call
+    time_budget: TimeBudget | None = None  # that the number of updates is fitted to
     save_every_s: float = 300.0
     unit: str = "img"  # of what the speed counts
     log_every: int = 50  # steps that a line of metrics.jsonl averages over

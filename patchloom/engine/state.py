@@ -42,6 +42,16 @@ class Progress:
     not_better: int = 0  # evaluations since the best
     records: int = 0  # lines of metrics.jsonl
     ended: str = ""  # why, once nothing is left to do
+    # Of a run that is fitted to a time budget; 0 in all others:
+    total_steps: int = 0  # updates of the whole run
+    position: float = 0.0  # place in the schedule, in its steps
+    planned_epochs: int = 0  # epochs of the schedule
+
+    def has_ended(self, epochs: int) -> bool:
+        """Whether a run of so many epochs has nothing left to do."""
+        if self.ended == "finished":
+            return epochs <= max(self.epoch, self.planned_epochs)
+        return bool(self.ended)
 
 
 @dataclass(frozen=True)

@@ -196,9 +196,15 @@ def find_checkpoint(folder: Path, read: Callable[[Path], Snapshot] = load_checkp
 
 
 def epochs_begun(folder: Path) -> int:
-    """Epochs of which the newest checkpoint that can be read has at least a part; 0 where there is none."""
+    """Epochs of which the newest checkpoint that can be read has at least a part; 0 where there is none.
+
+    A run that is fitted to a time budget may have more of them than its recipe plans; these count as planned.
+    """
     values = _newest_state(folder)
-    return -(-values["progress"]["step"] // values["steps_per_epoch"]) if values else 0
+    if not values:
+        return 0
+    begun = -(-values["progress"]["step"] // values["steps_per_epoch"])
+    return min(begun, values["progress"].get("planned_epochs") or begun)
 
 
 def lines_written(folder: Path) -> int:

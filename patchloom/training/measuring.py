@@ -25,8 +25,6 @@ MOST_IMAGES = 64  # of those that stand for a batch
 GROWTH = 4
 # The last evaluation aside, what a run writes at its end: weights, numbers, a page with pictures.
 REPORT_S = 4.0
-# Of the planned time; the rest is for what was not measured, and for a machine that others use too.
-PLANNED_SHARE = 0.93
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,12 @@ class Measured:
 def measure(run: Run, *, most_s: float | None = None) -> Measured:
     """Time a few steps, which change the weights: the run is thrown away, or made anew."""
     budget_s = MEASURING_S if most_s is None else min(MEASURING_S, most_s)
-    per_image, update_s, count = _of_few(run, budget_s / 2)
+    per_image, update_s, count, largest = _of_few(run, budget_s / 2)
     images = max(1, run.schedule.optim.batch_size // run.processes.world)
     step_s, on = per_image * images + update_s, f"{count} images at a time"
-    # The loader has workers to start and a first batch to prepare: about three steps are the least that tell.
-    if not per_image or 3 * step_s <= budget_s:
+    # The loader has workers to start and a first batch to prepare: about three steps are the least that tell. Where
+    # there was no time for as many images as a step has, those few are no measure of it: a GPU hardly notices them.
+    if not per_image or (3 if count == largest else 1) * step_s <= budget_s:
         seconds = list(_whole_steps(run, budget_s))
         step_s = sorted(seconds)[len(seconds) // 2]
         on = f"{len(seconds)} step{'s' * (len(seconds) > 1)}"
@@ -108,10 +107,13 @@ def seconds_per_image(run: Run) -> float:
         return min(_gradients_s(run, batch) for _ in range(2)) / len_of(batch)
 
 
-def _of_few(run: Run, budget_s: float) -> tuple[float, float, int]:
-    """Seconds an image and an update take, on as many images as there is time for; 0 where there is no such sample."""
+def _of_few(run: Run, budget_s: float) -> tuple[float, float, int, int]:
+    """Return seconds per image and per update, the images they were measured on, and the most that would be measured.
+
+    All are 0 for a loader without samples.
+    """
     if not isinstance(run.loader, SampledBatches):
-        return 0.0, 0.0, 0
+        return 0.0, 0.0, 0, 0
     largest = min(MOST_IMAGES, max(1, run.schedule.optim.batch_size // run.processes.world // run.accumulate))
     count, deadline = min(FEW_IMAGES, largest), clock.perf_counter() + budget_s
     device = run.processes.device
@@ -131,7 +133,7 @@ def _of_few(run: Run, budget_s: float) -> tuple[float, float, int]:
         # A small network takes as long for 4 images as for 16, so more of them tell more.
         more_s = GROWTH * (made_s + 2 * gradients_s)
         if count >= largest or clock.perf_counter() + more_s > deadline:
-            return (gradients_s + made_s / helpers) / len_of(batch), update_s, len_of(batch)
+            return (gradients_s + made_s / helpers) / len_of(batch), update_s, count, largest
         count = min(GROWTH * count, largest)
 
 

@@ -17,6 +17,7 @@ from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import Outcome
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.run import Run
+from patchloom.engine.state import Progress
 from patchloom.errors import CheckpointError, DataError, NumericalError
 from patchloom.pages.notebook import number_texts, numbers_line, piece
 from patchloom.printable import printable
@@ -81,13 +82,19 @@ class Trained:
         return piece(str(self.folder), detail=ended, facts=facts, notes=[f"report: {self.folder / 'report.html'}"])
 
 
-def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Callable[[str], None] = print) -> Trained:
-    """The whole of `patchloom train`: plan it, say it, do it, report it."""
+def run_training(
+    settings: TrainingSettings,
+    *,
+    dry_run: bool = False,
+    say: Callable[[str], None] = print,
+    started: float | None = None,
+) -> Trained:
+    """Plan a run, print the plan, train and report. A time budget counts from `started` (default: now)."""
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kind_of(device)  # a device that is not here is said before the data are looked through
-    started = clock.perf_counter()
+    started = clock.perf_counter() if started is None else started
     plan = make_plan(settings, device)
     task = plan.task
     processes = Processes(plan.recipe.precision, device=device)
@@ -97,9 +104,10 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
         plan = task.prepare(plan, processes)
         _same_on_all(plan, processes)
         stores: Stores = {}
+        budget = None
         if plan.time_s:
             say(f"time       measuring a few steps, to plan the whole run into {settings.time}")
-            plan = planned_into_time(plan, processes, stores, started)
+            plan, budget = planned_into_time(plan, processes, stores, started)
         for line in plan.lines(dry_run=dry_run):
             say(line)
         lock = stack.enter_context(locked(plan.folder)) if not dry_run and processes.is_main else None
@@ -118,6 +126,7 @@ def run_training(settings: TrainingSettings, *, dry_run: bool = False, say: Call
             return Trained(plan.folder, None, {}, len(plan.left_out), planned(plan, run, measured, seconds))
         for line in takes_days(plan, estimated_s(run)):
             say(line)
+        run.time_budget = budget
         return _train_and_report(plan, run, network, lock, _time_limit_s(settings, started), say)
 
 
@@ -205,8 +214,7 @@ def guarded(run: Run, lock: Lock | None, write_files: Callable[[], None]) -> Cal
 
 def has_ended(found: Found, run: Run) -> bool:
     """Whether the checkpoint is of a run that has nothing left to do."""
-    progress = found.snapshot.values["progress"]
-    return bool(progress["ended"]) and not (progress["ended"] == "finished" and progress["epoch"] < run.epochs)
+    return Progress(**found.snapshot.values["progress"]).has_ended(run.epochs)
 
 
 def already_ended(outcome: Outcome) -> str:

@@ -1,0 +1,78 @@
+"""Fits the number of updates to a wall-clock budget while a run goes on.
+
+A plan made before the first step is a guess: the first steps are slow, and another program may take half of the cores
+later. So the budget measures every step and every evaluation and corrects the number of updates whenever the run would
+end too early or too late. The schedule is followed to its end whatever the number is: `Progress.position` moves through
+it faster or slower, so the learning rate never jumps and always reaches its last value.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+CHECKS = 50  # corrections are considered about this often
+TOLERANCE = 0.01  # share of the budget that the predicted end may be off by
+WINDOW_SHARE = 0.25  # the speed is that of the last quarter of the time, and of the last WINDOW_S at least
+WINDOW_S = 5.0
+EVALUATION_SHARE = 0.2  # of the time, at most, for evaluations before the last
+
+
+@dataclass
+class TimeBudget:
+    """The time that a run may take, and what its steps and evaluations have taken so far."""
+
+    budget_s: float
+    started: float  # when the command started, by `clock`
+    evaluation_s: float  # estimate for one evaluation; measured ones replace it
+    report_s: float  # for what follows the last evaluation
+    most_steps: int  # updates that the run may have however fast it is
+    clock: Callable[[], float] = perf_counter
+    _evaluated_s: float = 0.0
+    _next_check: int = 2
+    _marks: deque[tuple[int, float]] = field(default_factory=deque)  # step, seconds in steps so far
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left for steps and for evaluations before the last."""
+        # The best weights are evaluated once more for the report.
+        return self.budget_s - (self.clock() - self.started) - 2 * self.evaluation_s - self.report_s
+
+    def check_due(self, step: int, total: int) -> bool:
+        """Whether the number of updates should be reconsidered after `step` updates; the same on all ranks."""
+        self._mark(step)
+        if step < self._next_check:
+            return False
+        self._next_check = step + max(1, min(step, total // CHECKS))
+        return True
+
+    def corrected(self, step: int, total: int, steps_per_evaluation: int) -> int:
+        """Return the number of updates that ends the run in time, or `total` if that is close enough."""
+        (first, first_s), (last, last_s) = self._marks[0], self._marks[-1]
+        if last_s <= first_s:
+            return total
+        step_s = (last_s - first_s) / (last - first)
+        evaluating_s = min(self.evaluation_s / steps_per_evaluation, EVALUATION_SHARE / (1 - EVALUATION_SHARE) * step_s)
+        fitting = min(self.most_steps, step + max(1, int(self.left_s / (step_s + evaluating_s))))
+        return fitting if abs(fitting - total) * step_s > max(step_s, TOLERANCE * self.budget_s) else total
+
+    def affords_evaluation(self) -> bool:
+        """Whether one more evaluation before the last keeps evaluations within their share of the time."""
+        spent_s = self.clock() - self.started
+        return self._evaluated_s + self.evaluation_s <= EVALUATION_SHARE * (spent_s + self.evaluation_s)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Measure an evaluation; its time does not count as that of steps."""
+        begun = self.clock()
+        yield
+        self.evaluation_s = self.clock() - begun
+        self._evaluated_s += self.evaluation_s
+
+    def _mark(self, step: int) -> None:
+        now = self.clock() - self._evaluated_s
+        self._marks.append((step, now))
+        window_s = max(WINDOW_S, WINDOW_SHARE * (self._marks[-1][1] - self.started))
+        while len(self._marks) > 2 and now - self._marks[1][1] > window_s:
+            self._marks.popleft()
