@@ -138,8 +138,8 @@ def train(
     val: Annotated[
         str | None,
         typer.Option(
-            metavar="held-out",
-            help="Take val images out of train, and keep the data's own val, or test, unseen.",
+            metavar="held-out|test",
+            help="Validate on images held out of train (default without a val split), or on the test images.",
             rich_help_panel=DATA,
         ),
     ] = None,

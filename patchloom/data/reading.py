@@ -20,13 +20,15 @@ class Reading:
     taxonomy: str | os.PathLike[str] | None = None  # a file of class → coarser classes
     classes: Literal["innermost", "outermost"] | None = None  # which of nested folders are the classes
     without: str | os.PathLike[str] | None = None  # a list of training pictures that are left out
-    val: Literal["held-out"] | None = None  # held-out: of train, so that the data's own val, or test, stays unseen
+    # held-out: images of train, so that the data's own val, or test, stays unseen; test: the test images.
+    # By default the data's val split, or images held out of train if there is none.
+    val: Literal["held-out", "test"] | None = None
 
     def __post_init__(self) -> None:
         if self.classes not in (None, "innermost", "outermost"):
             raise UsageError(f"classes is {self.classes!r}, expected innermost or outermost (of nested folders)")
-        if self.val not in (None, "held-out"):
-            raise UsageError(f"val is {self.val!r}, expected held-out (pictures of train), or nothing")
+        if self.val not in (None, "held-out", "test"):
+            raise UsageError(f"val is {self.val!r}, expected held-out (images of train) or test (the test images)")
 
     @classmethod
     def of(cls, settings: object) -> "Reading":

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,10 @@ def make_splits(
         kept, held_out = split_rows(train, val_fraction, seed, copies)
         train, val = _subset(train, kept), _subset(train, held_out)
         together = ", copies together" if copies else ""
-        notes.append(f"no val split: {len(val)} of {len(kept) + len(val)} pictures held out (seed {seed}{together})")
+        unseen = "; test stays unseen" if source.test is not None else ""
+        notes.append(
+            f"no val split: {len(val)} of {len(kept) + len(val)} pictures held out (seed {seed}{together}){unseen}"
+        )
     else:
         val = match(source.val, table, strict=strict)
     test, of_test = _matched_test(source, table, strict=strict)
@@ -58,6 +61,8 @@ def make_splits(
     if not len(train) or not len(val):
         empty = "train" if not len(train) else "val"
         why = "; copies of one picture are kept together" if copies and source.val is None else ""
+        if empty == "val" and source.test is not None:
+            why += "; --val test validates on the test images"
         raise DataError(f"{source.name}: no picture is left for {empty} ({len(train)} train, {len(val)} val{why})")
     return Splits(source.name, train, val, (*source.notes, *notes, *val.notes, *of_test), test)
 
@@ -261,26 +266,17 @@ def listings_by_split(
     return pick(names.train), val, test, notes
 
 
-def with_test_as_val(source: Source) -> Source:
-    """A source without val is validated on its test pictures, which a note says."""
-    if source.val is not None or source.test is None:
-        return source
-    said = (
-        f"no val split: the {len(source.test):,} pictures of test take its place, so the best epoch is chosen by what "
-        "it is then tested on; a val folder or split of its own keeps test unseen"
-    )
-    return replace(source, val=source.test, notes=(*source.notes, said))
-
-
-def with_val_of_train(source: Source) -> Source:
-    """A source whose val is made of train: its own stays unseen as its test, unless it has both."""
-    kept = source.test if source.test is not None else source.val
-    if source.is_part or kept is None or (source.val is not None and source.val is not kept):
-        return source
-    told = "no val split: the "  # what `with_test_as_val` said is no longer so
-    notes = tuple(note for note in source.notes if not note.startswith(told))
-    said = f"val is taken out of train; the {len(kept):,} pictures of its own are kept for a test"
-    return replace(source, val=None, test=kept, notes=(*notes, said))
+def with_val(source: Source, choice: Literal["held-out", "test"]) -> Source:
+    """Return the source with the val split that the user chose."""
+    if choice == "test":
+        if source.test is None:
+            raise UsageError(f"--val test: {source.name} has no test split; it has {' and '.join(source.listings)}")
+        note = "validated on test: the best epoch is chosen on the images that the result is reported on"
+        return replace(source, val=source.test, notes=(*source.notes, note))
+    if source.is_part or source.val is None or source.test is not None:
+        return source  # has no val split to set aside, or one beside its test split
+    note = f"val is taken out of train; the {len(source.val):,} images of its own are kept for a test"
+    return replace(source, val=None, test=source.val, notes=(*source.notes, note))
 
 
 def share_of_train(splits: Splits, share: float) -> Splits:

@@ -54,7 +54,7 @@ class RunRecord:
     taxonomy: str | None = None
     classes: Literal["innermost", "outermost"] | None = None
     without: str | None = None
-    val: Literal["held-out"] | None = None
+    val: Literal["held-out", "test"] | None = None
     init: str | None = None  # what it started from
     ended: str = ""  # "finished", "no better", "time limit"
     epochs: int = 0

@@ -60,7 +60,7 @@ class TrainingSettings:
     taxonomy: str | None = None
     classes: Literal["innermost", "outermost"] | None = None
     without: str | None = None
-    val: Literal["held-out"] | None = None
+    val: Literal["held-out", "test"] | None = None
     strict: bool = False
     trackers: tuple[str, ...] = ()
 

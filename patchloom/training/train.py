@@ -43,7 +43,7 @@ def train(
     taxonomy: str | None = None,
     classes: Literal["innermost", "outermost"] | None = None,
     without: str | None = None,
-    val: Literal["held-out"] | None = None,
+    val: Literal["held-out", "test"] | None = None,
     strict: bool = False,
     trackers: tuple[str, ...] = (),
 ) -> Trained:
@@ -72,7 +72,8 @@ def train(
         taxonomy        file of levels above the classes
         classes         which of nested folders are the classes: 'innermost' or 'outermost'
         without         list of training images to leave out, such as `check A --against B` writes
-        val             'held-out' takes val images out of train and keeps the data's own val, or test, unseen
+        val             'held-out' validates on images of train and keeps the data's own val, or test, unseen; 'test'
+                        validates on the test images, as published CIFAR results do
         strict          unreadable images and stray classes are errors
 
     The run

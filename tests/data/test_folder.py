@@ -50,7 +50,7 @@ def test_other_names_of_the_splits(clean, train, val):
     (clean / "train").rename(clean / "t")
     (clean / "val").rename(clean / val)
     (clean / "t").rename(clean / train)
-    data = open_data(clean)
+    data = open_data(clean, reading=Reading(val="test" if val == "test" else None))
     assert (len(data.train), len(data.val)) == (9, 6)
 
 
@@ -196,7 +196,7 @@ def test_labels_file_with_levels_and_splits(tmp_path):
                 draw(tmp_path / f"{split}{label}{i}.png")
                 lines.append(f"{split}{label}{i}.png,{label},{kind},{split}")
     (tmp_path / "labels.csv").write_text("\n".join(lines))
-    data = open_data(tmp_path, reading=Reading(labels=tmp_path / "labels.csv"))
+    data = open_data(tmp_path, reading=Reading(labels=tmp_path / "labels.csv", val="test"))
     assert data.classes.names == ("elm", "oak", "rose")
     assert data.classes.levels == {"kind": (("flower", "tree"), (1, 1, 0))}
     assert names_of(data.val) == {"testrose0.png": "rose", "testoak0.png": "oak", "testelm0.png": "elm"}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchloom.data.reading import Reading
 from patchloom.data.sources import parquet
 from patchloom.data.sources.parquet import open_parquet
 from patchloom.data.sources.source import open_data, open_for
@@ -51,7 +52,7 @@ def files(tmp_path):
 
 
 def test_files_named_by_split(files):
-    data = open_data(files)
+    data = open_data(files, reading=Reading(val="test"))
     assert data.name == f"{files.name} (parquet)"
     assert data.classes.names == ("cat", "dog", "oak")
     assert data.classes.levels == {"coarse": (("animal", "plant"), (0, 0, 1))}
@@ -63,7 +64,7 @@ def test_files_named_by_split(files):
 
 
 def test_pickled_copy_opens_its_files_again(files):
-    train = open_data(files).train
+    train = open_data(files, reading=Reading(val="test")).train
     stored = pickle.dumps(train)
     assert png(21) not in stored
     assert pickle.loads(stored).read(3).getpixel((0, 0)) == (21, 0, 0)
@@ -76,7 +77,7 @@ def first_pixel(pictures, index, answers):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_worker_processes_read_the_same(files, method):
-    train = open_data(files).train
+    train = open_data(files, reading=Reading(val="test")).train
     context = multiprocessing.get_context(method)
     answers = context.Queue()
     worker = context.Process(target=first_pixel, args=(train, 2, answers))
@@ -104,7 +105,7 @@ def test_the_same_name_in_two_folders(tmp_path):
     for split, count in (("train", 4), ("test", 2)):
         (tmp_path / split).mkdir()
         write(tmp_path / split / "0000.parquet", INFO, image=[png(1)] * count, label=[0, 1] * (count // 2))
-    data = open_data(tmp_path / "*" / "0000.parquet")
+    data = open_data(tmp_path / "*" / "0000.parquet", reading=Reading(val="test"))
     assert (len(data.train), len(data.val)) == (4, 2)
 
 

@@ -220,7 +220,16 @@ def test_label_columns_of_hugging_face_data_are_levels(tmp_path):
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "saved")
     data = open_data(tmp_path / "saved")
     assert data.classes.levels == {"family": (("canid", "felid", "fish"), (2, 1, 0, 1))}
-    assert open_data(tmp_path / "saved", level="family").val.labels.tolist() == [1, 1, 1, 1, 0, 0, 2, 2]
+    assert open_data(tmp_path / "saved", level="family", reading=Reading(val="test")).val.labels.tolist() == [
+        1,
+        1,
+        1,
+        1,
+        0,
+        0,
+        2,
+        2,
+    ]
 
 
 # ImageNet's coarse classes --------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from patchloom.data.checking.check import check
-from patchloom.data.checking.survey import survey
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source, open_data, open_for
 from patchloom.errors import DataError, UsageError
@@ -97,18 +96,23 @@ def test_hugging_face_data_have_three_splits(folders):
     assert {split: len(listing) for split, listing in source.listings.items()} == {"train": 8, "val": 4, "test": 6}
 
 
-def test_test_takes_the_place_of_val_where_there_is_none(folders):
+def test_without_val_images_of_train_are_held_out_and_test_stays_unseen(folders):
     shutil.rmtree(folders / "val")
     data = open_data(folders)
-    assert (len(data.val), data.test) == (6, None)
-    assert data.notes == (
-        "no val split: the 6 pictures of test take its place, so the best epoch is chosen by what it is then tested "
-        "on; a val folder or split of its own keeps test unseen",
-    )
-    test, val = (open_for(folders, data.classes, split=split) for split in ("test", "val"))
-    assert [test.key(i) for i in range(6)] == [val.key(i) for i in range(6)] == [data.val.key(i) for i in range(6)]
-    assert list(survey(find_source(folders)).readable().listings) == ["train", "val"]
-    assert check(folders).splits == {"train": 8, "val": 6}
+    assert (len(data.train), len(data.val), len(data.test)) == (6, 2, 6)
+    assert len(open_for(folders, data.classes)) == 6  # test, where nothing is said
+    assert {split: len(open_for(folders, data.classes, split=split)) for split in ("train", "val", "test")} == {
+        "train": 6, "val": 2, "test": 6,
+    }  # fmt: skip
+    assert check(folders).splits == {"train": 8, "test": 6}
+
+
+def test_test_images_validate_where_the_user_says_so(folders):
+    shutil.rmtree(folders / "val")
+    data = open_data(folders, reading=Reading(val="test"))
+    assert (len(data.train), len(data.val), data.test) == (8, 6, None)
+    test = open_for(folders, data.classes, split="test")
+    assert [test.key(i) for i in range(6)] == [data.val.key(i) for i in range(6)]
 
 
 def test_a_split_that_is_not_there_is_refused(folders):

@@ -45,7 +45,7 @@ def test_other_data_count_as_a_whole(trained: Path, tmp_path: Path) -> None:
     class_folders(tmp_path / "other", pictures=31)
     found = patchloom.load(trained / "a", device="cpu").evaluate(str(tmp_path / "other"))
     assert len(found.report.index) == 62
-    assert any("every picture counts" in note for note in found.notes)
+    assert any("no val split" in note for note in found.notes)
     damaged = Path(shutil.copytree(trained / "a", tmp_path / "a"))
     (damaged / "data.json").write_text("{")
     assert len(patchloom.load(damaged, device="cpu").evaluate(str(trained / "data")).report.index) == 60

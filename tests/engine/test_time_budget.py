@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_the_learning_rate_follows_the_whole_schedule_without_a_jump() -> None:
     peak = max(rates)
     assert peak == pytest.approx(0.01, rel=0.05)
     assert rates[-1] < 0.02 * peak
-    assert max(abs(after - before) for before, after in zip(rates, rates[1:], strict=False)) <= 0.21 * peak  # warm-up
+    assert max(abs(after - before) for before, after in pairwise(rates)) <= 0.21 * peak  # warm-up
 
 
 def test_a_machine_as_fast_as_planned_changes_nothing() -> None:

@@ -157,11 +157,17 @@ def test_a_share_is_of_every_class_and_part_of_a_larger_one(place: Path) -> None
 
 
 def test_val_held_out_keeps_what_the_data_have_for_a_test(place: Path, tmp_path: Path) -> None:
-    assert len(open_data(place / "a").val) == 6  # test in its place
-    splits = open_data(place / "a", reading=Reading(val="held-out"))
-    assert (len(splits.train), len(splits.val), len(splits.test)) == (20, 4, 6)
-    assert any(note.startswith("val is taken out of train; the 6 pictures") for note in splits.notes)
-    assert not any("take its place" in note for note in splits.notes)
+    for reading in (Reading(), Reading(val="held-out")):
+        splits = open_data(place / "a", reading=reading)
+        assert (len(splits.train), len(splits.val), len(splits.test)) == (20, 4, 6)
+    tested = open_data(place / "a", reading=Reading(val="test"))
+    assert (len(tested.train), len(tested.val), tested.test) == (24, 6, None)
+    shutil.copytree(place / "a", tmp_path / "b")
+    (tmp_path / "b" / "test").rename(tmp_path / "b" / "val")
+    own = open_data(tmp_path / "b", reading=Reading(val="held-out"))
+    assert (len(own.train), len(own.val), len(own.test)) == (20, 4, 6)
+    with pytest.raises(UsageError, match="has no test split"):
+        open_data(tmp_path / "b", reading=Reading(val="test"))
     shutil.copytree(place / "a", tmp_path / "c")
     class_folders(tmp_path / "c" / "val", pictures=2)
     both = open_data(tmp_path / "c", reading=Reading(val="held-out"))
@@ -277,7 +283,7 @@ def test_pictures_of_a_list_are_left_out_of_train(place: Path, tmp_path: Path) -
     assert len(source.train) == 22
     assert f"2 training pictures left out by {file}" in source.notes
     plan = make_plan(TrainingSettings(data=str(place / "a"), changes=CHANGES, without=str(file), **GIVEN), "cpu")
-    assert len(plan.splits.train) == 22
+    assert len(plan.splits.train) + len(plan.splits.val) == 22
     part = find_source(place / "a" / "test", reading=Reading(without=file))
     assert len(part.train) == 6  # a list is of train
     file.write_text("train/red/99.png\n")
@@ -288,5 +294,5 @@ def test_pictures_of_a_list_are_left_out_of_train(place: Path, tmp_path: Path) -
 
 
 def test_val_is_held_out_or_as_the_data_have_it() -> None:
-    with pytest.raises(UsageError, match="val is 'test', expected held-out"):
-        Reading(val="test")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"'fold'.*held-out.*test"):
+        Reading(val="fold")  # type: ignore[arg-type]

@@ -53,8 +53,7 @@ from patchloom.data.splits import (
     make_splits,
     match,
     usable_classes,
-    with_test_as_val,
-    with_val_of_train,
+    with_val,
 )
 from patchloom.data.trees.archive import archive_stem, holds_folders
 from patchloom.data.trees.archives import ARCHIVES, is_archive, open_archive
@@ -117,8 +116,9 @@ def open_for(
     """A data set to evaluate a model on: its labels are matched to the model's `classes` by name.
 
     `split` is 'train', 'val' (held out as `open_data` would, where there is none), 'test' or 'all'. By default the
-    val split where the data have one, else everything. Where no `level` is given, it is the one that the model's
-    classes are of. Classes the model does not know are left out and named in `.notes`, or are an error where `strict`.
+    val split where the data have one, else the test split, else everything. Where no `level` is given, it is the one
+    that the model's classes are of. Classes the model does not know are left out and named in `.notes`, or are an error
+    where `strict`.
     """
     if split not in (None, "train", "val", "test", "all"):
         raise UsageError(f"split is {split!r}, expected train, val, test or all")
@@ -136,14 +136,15 @@ def open_for(
     elif split == "all" and len(source.listings) > 1:
         raise UsageError(f"{source.name} has {' and '.join(source.listings)}; choose one of them")
     else:
-        chosen_split = split if split in ("train", "test") else "val"
-        listing = {"train": source.train, "test": source.test, "val": source.val}[chosen_split] or source.train
+        own = source.val if source.val is not None else source.test
+        listing = {"train": source.train, "test": source.test}.get(split or "", own) or source.train
         listing = coarsen(listing, level) if level else listing
     matched = match(listing, classes, strict=strict, what=source.name, known_by="the model")
-    everything = "no val split, so every picture counts; those a run on these data held out are split val"
+    no_val = "no val split: evaluating "
+    no_val += "test" if source.test is not None else "all images (use --split val for the ones held out in training)"
     notes = (
         *source.notes,
-        *([everything] if source.val is None and split is None and not source.is_part else []),
+        *([no_val] if source.val is None and split is None and not source.is_part else []),
         *matched.notes,
     )
     return replace(matched, notes=notes)
@@ -173,7 +174,7 @@ def find_source(
         raise DataError(f"{source.name}: no pictures inside; expected at least one")
     if reading.without is not None:
         source = leave_out(source, Path(os.path.expanduser(reading.without)))
-    return tidy(with_val_of_train(source) if reading.val else source)
+    return tidy(with_val(source, reading.val) if reading.val else source)
 
 
 def _find(spec: Spec | Sequence[Spec], reading: Reading, root: Spec | None, strict: bool, download: bool) -> Source:
@@ -189,7 +190,7 @@ def _find(spec: Spec | Sequence[Spec], reading: Reading, root: Spec | None, stri
     levels = read_taxonomy(own) if own is not None else {}
     _check_reading(reading, path)
     if reading.labels is not None and not is_archive(path):
-        return with_test_as_val(open_labels_file(Path(reading.labels), path, levels, strict, reading.label_column))
+        return open_labels_file(Path(reading.labels), path, levels, strict, reading.label_column)
     if reading.label_pattern is not None and os.path.isdir(path):
         source = open_by_pattern(FolderTree(path), reading.label_pattern, strict)
     elif os.path.isdir(path):
@@ -208,7 +209,7 @@ def _find(spec: Spec | Sequence[Spec], reading: Reading, root: Spec | None, stri
 
     train = leveled(source.train)
     assert train is not None
-    return with_test_as_val(replace(source, train=train, val=leveled(source.val), test=leveled(source.test)))
+    return replace(source, train=train, val=leveled(source.val), test=leveled(source.test))
 
 
 def parts_of(spec: Spec | Sequence[Spec]) -> list[str]:
@@ -246,9 +247,9 @@ def _find_several(
     ends = {path.suffix.lower() for path in paths}
     if ends == {".parquet"} or (ends == {".tar"} and all(map(os.path.isfile, paths)) and not holds_folders(paths[0])):
         shown = ", ".join(printable(path.name) for path in paths[:3]) + (" …" if len(paths) > 3 else "")
-        return with_test_as_val(_open_files(paths, name or shown))
+        return _open_files(paths, name or shown)
     sources = [find_source(spec, reading=reading, root=root, strict=strict, download=download) for spec in specs]
-    return with_test_as_val(join_sources([printable(archive_stem(path.resolve())) for path in paths], sources))
+    return join_sources([printable(archive_stem(path.resolve())) for path in paths], sources)
 
 
 def _check_reading(reading: Reading, path: Path) -> None:
