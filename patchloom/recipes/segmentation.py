@@ -71,7 +71,8 @@ def upernet_beit(model: str = "deit3_b") -> Recipe:
 # Rules of thumb -------------------------------------------------------------------------------------------------------
 
 # Windows of all images that a run sees; least and most epochs; the largest window; channels of the head.
-BUDGETS = {"cpu": (8_000, (5, 60), 64, 64), "cuda": (240_000, (40, 600), 512, 256)}
+BUDGETS = {"cpu": (8_000, (5, 60), 96, 64), "cuda": (240_000, (40, 600), 512, 256)}
+PRETRAINED_PIXELS = 128  # largest window on a CPU for a network that is trained already
 LEAST_PLACES = 16  # patches along a window
 FEW_WINDOWS = 20_000  # below: nothing is altered, as for images that are seen a few times
 PRETRAINED_SHARE = 0.4  # of the windows, where the weights know pictures already
@@ -84,9 +85,13 @@ def auto_segmentation(facts: Facts, model: str | None, given: Mapping[str, Any])
     windows, (fewest, most), largest, channels = BUDGETS[facts.device]
     name = str(given.get("model.name", model or ("smlpnet_t" if facts.device == "cpu" else "patchconvnet_s20")))
     reasons = [Reason("model.name", name, "as asked" if model or "model.name" in given else _why_network(name))]
+    if facts.device == "cpu" and facts.pretrained:
+        largest = PRETRAINED_PIXELS
     side = known.get("model.image_size") or max(32, min(facts.image_size_median, largest) // 32 * 32)
     why = f"windows of images whose shorter side is about {facts.image_size_median} pixels, in multiples of 32"
     reasons.append(Reason("model.image_size", side, why))
+    if facts.device == "cpu" and facts.image_size_median > side:
+        reasons.append(Reason("augment.short_side", side, "without a GPU images are resized, so a window is most of one"))
     if not facts.pretrained:
         reasons += _fine_patches(name, side, known) + (_small(name) if facts.device == "cpu" and not model else [])
     batch = known.get("optim.batch_size") or min(32, max(8, fitted_batch(facts.images, 32)))
