@@ -20,17 +20,22 @@ SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 ADVICE = "Allow more open files with ulimit -n, or give fewer --workers, and run the command again."
 
 
-def open_plain(path: str | os.PathLike[str]) -> FileIO:
+# Without O_NONBLOCK a pipe that nobody writes to is waited for.
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_plain(path: str | os.PathLike[str], *, links: bool = True) -> FileIO:
     """A file to read from; an OSError too where it is a pipe, a device or a folder, which is never waited for.
 
-    Where too many files are open, a ResourceError.
+    Where too many files are open, a ResourceError. With `links=False`, an OSError also where the file or a folder on
+    the way to it is a symbolic link; the path is then absolute, as `os.path.realpath` returns it.
     """
     given = os.fspath(path)
     if "\0" in given:
         raise OSError(errno.EINVAL, "a NUL character is in its name", given)
     try:
-        # Without O_NONBLOCK a pipe that nobody writes to is waited for.
-        descriptor = os.open(given, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(given, _READING) if links else _open_without_links(given)
     except OSError as error:
         if error.errno in SCARCE:  # which is no fact about the file
             raise ResourceError(f"{given} cannot be read now: {error.strerror}. {ADVICE}") from error
@@ -41,10 +46,40 @@ def open_plain(path: str | os.PathLike[str]) -> FileIO:
     return os.fdopen(descriptor, "rb", buffering=0)
 
 
-def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
+def _open_without_links(path: str) -> int:
+    """Open a folder at a time, so that none of them can be replaced by a link meanwhile."""
+    *folders, name = path.removeprefix(os.sep).split(os.sep)
+    folder = os.open(os.sep, _FOLDER)
+    try:
+        for each in folders:
+            inner = os.open(each, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        return os.open(name, _READING | os.O_NOFOLLOW, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def path_within(path: str, roots: Sequence[str]) -> str | None:
+    """Return the real path of a file that a stranger names, if it is one of `roots` or inside one, else None.
+
+    A relative path is read from each of them. Open the result with `links=False`.
+    """
+    try:
+        folders = [os.path.realpath(root) for root in roots]
+        for folder in folders:
+            real = os.path.realpath(os.path.join(folder, path))
+            if any(real == root or real.startswith(os.path.join(root, "")) for root in folders):
+                return real
+    except ValueError:  # a NUL character, or half of a surrogate pair
+        pass
+    return None
+
+
+def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES, *, links: bool = True) -> bytes:
     """The bytes of a file; an OSError too where `open_plain` has one, or where it has more than `most` bytes."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with open_plain(path) as file:
+    with open_plain(path, links=links) as file:
         size = os.fstat(file.fileno()).st_size
         if memory < size <= most:  # a file of holes has any size
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, this machine's memory {memory:,}", os.fspath(path))

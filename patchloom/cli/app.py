@@ -21,6 +21,14 @@ def app(
         ),
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name that requests may come by, such as a proxy's; may be given several times."),
+    ] = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder whose images an index may show; may be given several times."),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     model: Annotated[str | None, typer.Option(help="Where the run of an index lies now, if it was moved.")] = None,
     name: Annotated[str | None, typer.Option(help="Title of the page; by default the folder's name.")] = None,
@@ -31,19 +39,20 @@ def app(
     Pictures are dropped, pasted, chosen or photographed; they go to this command alone. Ctrl-C ends it.
     """
     import sys
-    from functools import partial
 
     from patchloom.cli.output import print_json, print_result
     from patchloom.printable import printable
     from patchloom.serving.admission import Admission
     from patchloom.serving.app import App
     from patchloom.serving.limits import Limits
-    from patchloom.serving.naming import check_given, is_local, served_name
+    from patchloom.serving.naming import NO_IMAGES, check_given, image_roots, is_local, served_name
     from patchloom.serving.page import PageApp
     from patchloom.serving.processes import ModelProcesses
     from patchloom.serving.server import free_port, serve
+    from patchloom.serving.thumbnails import ThumbnailProcess
 
     check_given(served)
+    roots = image_roots(served, images or ())
 
     def say(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
@@ -52,6 +61,8 @@ def app(
         about = made.processes.about
         if not is_local(host):
             say(f"note: whoever reaches {host} may use the page")
+        if "search" in about["verbs"] and not roots:
+            say(NO_IMAGES)
         if as_json:
             print_json({"url": url, "model": made.name, "verbs": about["verbs"], "pids": made.processes.pids})
         else:
@@ -64,9 +75,20 @@ def app(
         say("note: port 8000 is taken by another program; a free one is used")
     elif port is not None:
         chosen = port
-    processes = ModelProcesses(served, Admission(Limits()), device=device, model=model, say=say)
+    limits = Limits()
+    processes = ModelProcesses(served, Admission(limits), device=device, model=model, say=say)
     called = served_name(served if name is None else name)
-    serve(processes, called, host=host, port=chosen, say=say, began=began, make=partial(PageApp, host=host))
+    serve(
+        processes,
+        called,
+        host=host,
+        port=chosen,
+        say=say,
+        began=began,
+        make=PageApp,
+        allowed_hosts=allow_host or (),
+        thumbnails=ThumbnailProcess(roots, limits, say=say) if roots else None,
+    )
 
 
 def _open(url: str) -> None:

@@ -27,6 +27,10 @@ def search(
         int | None, typer.Option(min=1, help="Files that vote for the class of --condition; by default 20.")
     ] = None,
     page: Annotated[str | None, typer.Option(help="Write a contact sheet here (HTML).")] = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder whose images the page may show; may be given several times."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Where the index's run lies now, if it was moved.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     exact: Annotated[bool, typer.Option("--exact", help="Compare with all files where faiss would search.")] = False,
@@ -37,10 +41,10 @@ def search(
 
     from patchloom.cli.output import JsonList, print_result
     from patchloom.deployment.index import open_index
-    from patchloom.deployment.search_page import count_right, write_search_page
+    from patchloom.deployment.search_page import count_right, note_on_images, write_search_page
     from patchloom.errors import DataError
 
-    opened = open_index(index, model=model, device=device)
+    opened = open_index(index, model=model, device=device, images=images or ())
     found = opened.search(
         queries,
         top=top,
@@ -56,6 +60,8 @@ def search(
         raise DataError(faults[0] + others)
     if page:
         write_search_page(Path(page), opened, found)
+        if note := note_on_images(found):
+            print(f"note: {note}")
     if as_json:
         listed = JsonList()
         for one in found:

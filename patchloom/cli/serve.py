@@ -21,6 +21,14 @@ def serve(
         ),
     ] = "127.0.0.1",
     workers: Annotated[int, typer.Option(min=1, help="Processes that hold the model; they share the cores.")] = 1,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name that requests may come by, such as a proxy's; may be given several times."),
+    ] = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder whose images an index may show; may be given several times."),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     model: Annotated[str | None, typer.Option(help="Where the run of an index lies now, if it was moved.")] = None,
     name: Annotated[str | None, typer.Option(help="What clients call the model; by default its folder's name.")] = None,
@@ -59,11 +67,13 @@ def serve(
     from patchloom.serving.admission import Admission
     from patchloom.serving.app import App
     from patchloom.serving.limits import Limits
-    from patchloom.serving.naming import check_given, is_local, served_name
+    from patchloom.serving.naming import NO_IMAGES, check_given, image_roots, is_local, served_name
     from patchloom.serving.processes import ModelProcesses
     from patchloom.serving.server import serve as serve_model
+    from patchloom.serving.thumbnails import ThumbnailProcess
 
     check_given(served)
+    roots = image_roots(served, images or ())
     if api_key is not None and (not api_key.strip() or not api_key.isascii()):
         raise UsageError(
             "the key of --api-key or PATCHLOOM_API_KEY is empty or has letters outside ASCII; give another"
@@ -76,6 +86,8 @@ def serve(
         about = app.processes.about
         if not is_local(host) and api_key is None:
             say(f"note: whoever reaches {host} may ask; PATCHLOOM_API_KEY sets a key")
+        if "search" in about["verbs"] and not roots:
+            say(NO_IMAGES)
         if as_json:
             print_json({"url": url, "model": app.name, "verbs": about["verbs"], "pids": app.processes.pids})
             return
@@ -96,4 +108,14 @@ def serve(
     )
     processes = ModelProcesses(served, Admission(limits), count=workers, device=device, model=model, say=say)
     called = served_name(served if name is None else name)
-    serve_model(processes, called, host=host, port=port, api_key=api_key, say=say, began=began)
+    serve_model(
+        processes,
+        called,
+        host=host,
+        port=port,
+        api_key=api_key,
+        say=say,
+        began=began,
+        allowed_hosts=allow_host or (),
+        thumbnails=ThumbnailProcess(roots, limits, say=say) if roots else None,
+    )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, NamedTuple, overload
+from typing import IO, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -53,6 +53,9 @@ EXACT_UP_TO = 1_000_000  # files; two cores compare a query with as many in less
 PART_FILES, PART_SECONDS = 4096, 60.0
 
 
+Paths: TypeAlias = Sequence[str | os.PathLike[str]]
+
+
 class Listed(NamedTuple):
     """An image file of a collection."""
 
@@ -74,8 +77,9 @@ class Built:
 class Index:
     """An index that is open: its files, and the model that embeds what is searched for."""
 
-    def __init__(self, folder: Path, about: About, classifier: Classifier) -> None:
+    def __init__(self, folder: Path, about: About, classifier: Classifier, images: Paths = ()) -> None:
         self.folder, self.about, self.classifier = folder, about, classifier
+        self.images = tuple(os.path.realpath(path) for path in images)  # folders that hits may be shown from
         self._vectors = StoredVectors(folder, about)
 
     def __len__(self) -> int:
@@ -170,7 +174,7 @@ class Index:
             raise UsageError(
                 "neighbours vote for the class a search is conditioned on; give condition, or leave it out"
             )
-        asked = Asked(self._vectors, top, skip_self, exact, self._level(level))
+        asked = Asked(self._vectors, top, skip_self, exact, self._level(level), images=self.images)
         if condition is not None:
             at, _, given = condition.partition("=")
             asked = replace(asked, voters=Neighbours(self._vectors, at, neighbours), given=given)
@@ -208,8 +212,17 @@ class Index:
 
 
 @with_near_options
-def open_index(folder: str | os.PathLike[str], *, model: str | None = None, device: str = "auto") -> Index:
-    """The index in `folder`; `model` says where its run lies now, if it was moved."""
+def open_index(
+    folder: str | os.PathLike[str], *, model: str | None = None, device: str = "auto", images: Paths = ()
+) -> Index:
+    """The index in `folder`; `model` says where its run lies now, if it was moved.
+
+    Hits are shown as pictures only if their files are in the folders `images`: an index from somebody else can name any
+    file of this machine.
+    """
+    for path in images:
+        if not os.path.exists(path):
+            raise UsageError(f"{os.fspath(path)}, which --images names, does not exist; give the folder of the images")
     about = read_about(Path(folder))
     source = model or about.model
     if model is None and is_on_hub(source):
@@ -221,13 +234,13 @@ def open_index(folder: str | os.PathLike[str], *, model: str | None = None, devi
         raise UsageError(f"{folder} was made by {source}, which is no longer there. Say where it is: --model RUN")
     classifier = load(source, device=device, trunk=about.trunk)
     check_model(about, classifier, Path(folder), source)
-    return Index(Path(folder), about, classifier)
+    return Index(Path(folder), about, classifier, images)
 
 
 @with_near_options
 def index(
     model: str,
-    images: Sequence[str | os.PathLike[str]],
+    images: Paths,
     *,
     out: str | os.PathLike[str],
     batch: int = 64,
@@ -290,7 +303,7 @@ def index(
     if not len(about):
         first = next(iter(unreadable.values()))
         raise DataError(f"none of {len(files)} pictures can be read; the first: {first}")
-    built = Index(folder, about, classifier)
+    built = Index(folder, about, classifier, images)
     return Built(built, len(missing) - len(unreadable), len(files) - len(missing), gone, unreadable)
 
 

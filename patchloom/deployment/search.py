@@ -35,6 +35,7 @@ class Found:
     error: str = ""  # why the file cannot be read
     condition: Condition | None = None  # the coarse class it was conditioned on
     level: str = FINEST  # of the labels
+    images: tuple[str, ...] = ()  # folders that pictures of the hits may be read from
 
     def right(self, hit: Hit) -> bool | None:
         """Whether the labels are the same; None where one is not known."""
@@ -48,9 +49,9 @@ class Found:
         return f"Found({self._name()}: {', '.join(hits) or 'nothing'}{more})"
 
     def _repr_html_(self) -> str:
-        from patchloom.deployment.search_page import found_card  # which builds on this module
+        from patchloom.deployment.search_page import found_card, note_on_images  # which build on this module
 
-        notes = [self.error] if self.error else []
+        notes = [note for note in (self.error, note_on_images([self])) if note]
         return piece(f"Most like {self._name()}", queries=[] if self.error else [found_card(self)], notes=notes)
 
     def _name(self) -> str:
@@ -68,6 +69,7 @@ class Asked:
     level: str
     voters: Neighbours | None = None  # where it is conditioned on a coarse class
     given: str = ""  # that class, where the user says it
+    images: tuple[str, ...] = ()  # folders that pictures of the hits may be read from
 
     def find(self, queries: Tensor, paths: Sequence[str]) -> list[Found]:
         """Unit vectors (Q, C) and their files, '' for none."""
@@ -99,5 +101,5 @@ class Asked:
                 for total, score, file in near
             ]
             hits = [hit for hit in hits if not (self.skip_self and hit.itself)][: self.top]
-            found.append(Found(path, hits, condition=condition, level=self.level or FINEST))
+            found.append(Found(path, hits, condition=condition, level=self.level or FINEST, images=self.images))
         return found

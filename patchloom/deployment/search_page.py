@@ -9,6 +9,7 @@ from PIL import Image
 
 from patchloom.data.pictures.given import thumbnail_of
 from patchloom.errors import DataError
+from patchloom.foreign import path_within
 from patchloom.pages.page import data_uri, write_page
 from patchloom.printable import printable
 
@@ -26,6 +27,8 @@ def write_search_page(path: Path, index: "Index", found: "Sequence[Found]") -> N
     notes = [one.error for one in found if one.error]
     if len(shown) > QUERIES:
         notes.append(f"the first {QUERIES} of {len(shown):,} queries are shown")
+    if note := note_on_images(shown):
+        notes.append(note)
     facts = [
         ("files in the index", f"{len(index):,}"),
         ("model", Path(index.about.model).name),
@@ -51,6 +54,18 @@ def count_right(found: "Sequence[Found]") -> tuple[int, int] | None:
     return (sum(known), len(known)) if known else None
 
 
+def note_on_images(found: "Sequence[Found]") -> str:
+    """Say which hits are not shown as pictures and how to show them; '' where all may be."""
+    hidden = sorted({hit.path for one in found for hit in one.hits if path_within(hit.path, one.images) is None})
+    if not hidden:
+        return ""
+    return (
+        f"{len(hidden):,} {'images are' if len(hidden) > 1 else 'image is'} not shown, such as {short(hidden[0])}: an "
+        "index can name any file. Add --images FOLDER for each folder whose images may be shown, in Python "
+        "open_index(…, images=[FOLDER])."
+    )
+
+
 def short(path: str) -> str:
     """The path for a reader: from here on where it lies below, else whole."""
     here = os.path.join(os.getcwd(), "")
@@ -71,14 +86,14 @@ def _hit(one: "Found", hit: "Hit") -> dict[str, Any]:
         "path": printable(hit.path),
         "name": name,
         "right": one.right(hit),
-        "picture": _thumbnail(hit.path),
+        "picture": _thumbnail(hit.path, one.images),
     }
 
 
-def _thumbnail(path: str) -> str:
-    """The picture as a JPEG inside an address; grey where the file has gone since."""
+def _thumbnail(path: str, roots: Sequence[str] | None = None) -> str:
+    """The picture as a JPEG inside an address; grey where the file has gone since or is outside the roots."""
     try:
-        picture = thumbnail_of(path, 2 * THUMBNAIL)
+        picture = thumbnail_of(path, 2 * THUMBNAIL, roots)
     except DataError:
         picture = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "grey")
     return data_uri(picture, "JPEG", quality=80)

@@ -198,7 +198,7 @@ function runsOf(text) {
 
     card({ path, score, label, match, thumbnail }) {
       const file = said(path.split("/").pop())
-      const small = thumbnail ? made("img", { src: `data:${kindOf(thumbnail)};base64,${thumbnail}`, alt: file }) : made("span", { className: "gone", textContent: "no longer there" })
+      const small = thumbnail ? made("img", { src: `data:${kindOf(thumbnail)};base64,${thumbnail}`, alt: file }) : made("span", { className: "gone", textContent: "not shown" })
       small.addEventListener("load", () => small.classList.toggle("tiny", small.naturalWidth <= 64))
       const words = [made("b", { textContent: said(label) || "no label" })]
       if (levels.length > 1 && label) words.push(made("span", match ? { className: "same", textContent: `same ${match === levels[0] ? "class" : said(match)}` } : { textContent: "another class" }))

@@ -15,8 +15,8 @@ from patchloom.data.pictures.given import picture_within
 from patchloom.deployment.artefact import Artefact, is_artefact
 from patchloom.deployment.artefact import load as load_artefact
 from patchloom.errors import UsageError
-from patchloom.serving.shown import explained, found_in, levels_of
-from patchloom.serving.verbs import IMAGES, VERBS
+from patchloom.serving.shown import explained, found_in, levels_of, small_pictures
+from patchloom.serving.verbs import IMAGES, THUMBNAILS, VERBS
 
 Answer: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], list[dict[str, Any]]]
 
@@ -49,6 +49,11 @@ def asked_of(model: Any) -> dict[str, Answer]:
     return _ASKED[kind](model)
 
 
+def asked_for_thumbnails(roots: Sequence[str]) -> dict[str, Any]:
+    """What the process that makes thumbnails answers."""
+    return {THUMBNAILS: partial(small_pictures, roots)}
+
+
 def described(model: Any) -> dict[str, Any]:
     """What clients are told of it."""
     judge = getattr(model, "classifier", model)
@@ -69,7 +74,7 @@ def described(model: Any) -> dict[str, Any]:
 
 def read_inputs(verb: str, parts: Sequence[bytes], pixels: int) -> list[Any]:
     """Pictures, or lines of text, of one request."""
-    if VERBS[verb].takes != IMAGES:
+    if verb == THUMBNAILS or VERBS[verb].takes != IMAGES:
         return [part.decode() for part in parts]
     names = ["the image"] if len(parts) == 1 else [f"image {number}" for number in range(len(parts))]
     return [picture_within(part, name, pixels) for part, name in zip(parts, names, strict=True)]

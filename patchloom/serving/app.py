@@ -17,11 +17,13 @@ from typing import Any, TypeAlias
 from patchloom.serving import inference_protocol
 from patchloom.serving.admission import Admission, Request
 from patchloom.serving.exchange import Exchange, Receive, Response, Scope, Send, json_response, refusal
+from patchloom.serving.hosts import Hosts
 from patchloom.serving.metrics import Metrics
 from patchloom.serving.processes import ModelProcesses
 from patchloom.serving.reading import check_encoding, inputs_and_options
 from patchloom.serving.refusal import Refused
 from patchloom.serving.schema import openapi
+from patchloom.serving.thumbnails import add_thumbnails, check_thumbnails
 
 Handler: TypeAlias = Callable[[Exchange], Awaitable[Response]]
 OPEN = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")  # what probes ask has no key
@@ -30,8 +32,17 @@ OPEN = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")  # what prob
 class App:
     """ASGI: the served model with its routes."""
 
-    def __init__(self, processes: ModelProcesses, name: str, *, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        processes: ModelProcesses,
+        name: str,
+        *,
+        api_key: str | None = None,
+        hosts: Hosts | None = None,
+        thumbnails: ModelProcesses | None = None,
+    ) -> None:
         self.name, self.metrics = name, Metrics()
+        self.hosts, self.thumbnails = hosts or Hosts(), thumbnails
         self.processes, self.admission = processes, processes.admission
         self.processes.batch_inputs = self.metrics.batch
         self.is_ending = False  # told to stop: what came is answered, nothing new is wanted
@@ -41,6 +52,8 @@ class App:
     async def start(self) -> None:
         """Load the model, if nobody has, and open the routes of what it does."""
         await self.processes.start()
+        if self.thumbnails is not None:
+            await self.thumbnails.start()
         about = self.processes.about
         self._routes = {
             "/": {"GET": self._index},
@@ -60,6 +73,22 @@ class App:
                 f"/v2/models/{name}/infer": {"POST": partial(self._infer, name, verb)},
             }
 
+    async def stop(self) -> None:
+        """End all processes."""
+        await self.processes.stop()
+        if self.thumbnails is not None:
+            await self.thumbnails.stop()
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What runs beside the requests; one that ends has met a fault of ours."""
+        return self.processes.tasks + (self.thumbnails.tasks if self.thumbnails else [])
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all processes that are ready."""
+        return self.processes.pids + (self.thumbnails.pids if self.thumbnails else [])
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the life of the application."""
         if scope["type"] == "lifespan":
@@ -75,7 +104,7 @@ class App:
         await self.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        await self.processes.stop()
+        await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _exchange(self, exchange: Exchange) -> None:
@@ -94,6 +123,7 @@ class App:
         await exchange.respond(response)
 
     def _handler(self, exchange: Exchange) -> Handler:
+        self.hosts.check(exchange)
         if self._key is not None and exchange.path not in OPEN:
             self._check_key(exchange)
         methods = self._routes.get(exchange.path)
@@ -120,11 +150,17 @@ class App:
     # What the model is asked ----------------------------------------------------------------------------------------
 
     async def _native(self, verb: str, exchange: Exchange) -> Response:
+        requests: list[Request] = []
+
         def read(body: bytes) -> Request:
             inputs, options = inputs_and_options(verb, exchange.kind, exchange.query, body)
-            return Request(verb, options, inputs)
+            check_thumbnails(len(inputs), options)
+            requests.append(Request(verb, options, inputs))
+            return requests[0]
 
         results = await self._asked(exchange, read)
+        if self.thumbnails is not None and (side := requests[0].options.get("thumbnails")):
+            results = await add_thumbnails(results, side, self.thumbnails, requests[0].began)
         return Response(body=b'{"results": ' + results + b"}")
 
     async def _infer(self, name: str, verb: str, exchange: Exchange) -> Response:

@@ -3,11 +3,14 @@
 They bring their own connections and their own end; queue, batches, model processes, routes and metrics are the same.
 """
 
+from collections.abc import Sequence
+
 from patchloom.serving.admission import Admission
 from patchloom.serving.app import App
 from patchloom.serving.limits import Limits
-from patchloom.serving.naming import check_given, served_name
+from patchloom.serving.naming import check_given, image_roots, served_name
 from patchloom.serving.processes import ModelProcesses
+from patchloom.serving.thumbnails import ThumbnailProcess
 
 
 def asgi(
@@ -19,14 +22,17 @@ def asgi(
     device: str = "auto",
     model: str | None = None,
     api_key: str | None = None,
+    images: Sequence[str] = (),
     limits: Limits | None = None,
 ) -> App:
     """The application of a run, an artefact or an index; the model is loaded when the server starts it (lifespan).
 
     `workers` processes hold the model, with `threads` each: where several such applications share a machine, give each
-    its part.
+    its part. `images` are the folders whose images an index may show.
     """
     check_given(source)
+    roots = image_roots(source, images)
     admission = Admission(limits or Limits())
     processes = ModelProcesses(source, admission, count=workers, threads=threads, device=device, model=model)
-    return App(processes, served_name(source if name is None else name), api_key=api_key)
+    thumbnails = ThumbnailProcess(roots, admission.limits) if roots else None
+    return App(processes, served_name(source if name is None else name), api_key=api_key, thumbnails=thumbnails)

@@ -52,13 +52,17 @@ class Exchange:
         self.query: bytes = scope.get("query_string", b"")
         self.seconds: dict[str, float] = {}  # of waiting, by reason
         self.began = time.monotonic()
-        self._headers: dict[bytes, bytes] = dict(scope["headers"])  # names in lower case, as ASGI has them
+        self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])  # names in lower case, as ASGI has them
         self._receive, self._send, self._limits = receive, send, limits
         self._unread = True
 
     def header(self, name: str) -> str:
-        """Its value, '' where it was not sent."""
-        return self._headers.get(name.encode(), b"").decode("latin-1")
+        """Its value, '' where it was not sent; the last of several."""
+        return next(iter(reversed(self.headers(name))), "")
+
+    def headers(self, name: str) -> list[str]:
+        """All of its values."""
+        return [bytes(value).decode("latin-1") for each, value in self._headers if each == name.encode()]
 
     @property
     def kind(self) -> str:

@@ -3,7 +3,8 @@
     python -m patchloom.serving.model_process DESCRIPTOR SETTINGS
 
 It is started by `processes.py`. Pictures are decoded here too, so that a bad one costs clients nothing but its own
-request. Signals that a whole group is told are left to the process that talks to clients: this one ends with it.
+request. Signals that a whole group is told are left to the process that talks to clients: this one ends with it. With
+`roots` in its settings it holds no model and makes thumbnails of the files in these folders.
 """
 
 import json
@@ -50,8 +51,11 @@ def main(descriptor: int, settings: Mapping[str, Any]) -> None:
 
 def _loaded(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What answers each verb, warm, and what clients are told of it."""
-    from patchloom.serving.answers import asked_of, described, load_served
+    from patchloom.serving.answers import asked_for_thumbnails, asked_of, described, load_served
     from patchloom.serving.warming import warm
+
+    if "roots" in settings:
+        return asked_for_thumbnails(settings["roots"]), {}
 
     given = {name: settings[name] for name in ("device", "model", "threads")}
     model = load_served(settings["source"], **given)

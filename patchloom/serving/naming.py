@@ -2,8 +2,11 @@
 
 import ipaddress
 import os
+from collections.abc import Sequence
 
 from patchloom.errors import UsageError
+
+NO_IMAGES = "note: images of the index are not shown: it can name any file. Add --images FOLDER for each folder to show"
 
 
 def served_name(source: str) -> str:
@@ -23,6 +26,16 @@ def check_given(source: str) -> None:
         raise UsageError(
             f"{source} does not exist; give a run, an artefact, an index, or weights such as resmlp_s12:in1k"
         )
+
+
+def image_roots(source: str, images: Sequence[str]) -> list[str]:
+    """Real paths of the folders that images of an index may be shown from; a UsageError where there is none."""
+    if images and not os.path.isfile(os.path.join(source, "index.json")):
+        raise UsageError(f"--images names folders of an index's images; {source} is no index")
+    for folder in images:
+        if not os.path.isdir(folder):
+            raise UsageError(f"{folder}, which --images names, is no folder; give the folder of the index's images")
+    return [os.path.realpath(folder) for folder in images]
 
 
 def is_local(host: str) -> bool:

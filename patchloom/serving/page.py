@@ -1,28 +1,27 @@
 """`patchloom app`: the served model with a page at / for a person, and the report of its run at /report.
 
 The page asks this server alone: its policy names the scripts and the style that it holds by their hashes, and allows no
-other address. On a machine's own address, requests that came by another name are refused, so that no page of a stranger
-can make a browser read the pictures of an index.
+other address. `hosts.py` keeps pages of strangers from asking through somebody's browser.
 """
 
 import asyncio
 import base64
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from patchloom.foreign import open_plain, read_plain
 from patchloom.pages.map_words import ABOUT_MAPS
 from patchloom.pages.page import page_script, render
-from patchloom.serving.app import App, Handler
+from patchloom.serving.app import App
 from patchloom.serving.exchange import Exchange, Response
-from patchloom.serving.naming import is_local
-from patchloom.serving.processes import ModelProcesses
 from patchloom.serving.refusal import Refused
 from patchloom.serving.schema import page_paths
 
@@ -43,39 +42,27 @@ _CLOSED = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
-_MOST_REPORT = 256 << 20  # bytes
 _POLICY = "the policy of this page"  # stands in the page until its hashes are known
 
 
 class PageApp(App):
     """The application with a page."""
 
-    def __init__(
-        self, processes: ModelProcesses, name: str, *, host: str = "127.0.0.1", api_key: str | None = None
-    ) -> None:
-        super().__init__(processes, name, api_key=api_key)
-        self._is_local = is_local(host)
-        self.report: Path | None = None
-        self._page = Response()
+    report: str | None = None
+    _page = Response()
 
     async def start(self) -> None:
         """Load the model, write the page of what it does, and open the routes."""
         await super().start()
-        about = self.processes.about
+        about = self.processes.about | {"images": self.thumbnails is not None}
         self.report = report_of(self.processes.source, about.get("folder"))
         limits = {"bytes": self.admission.limits.body_bytes, "pixels": self.admission.limits.pixels}
-        where = f"this {'machine' if self._is_local else 'server'} alone"
+        where = f"this {'machine' if self.hosts.is_local else 'server'} alone"
         has_report = self.report is not None
         self._page = page_response(self.name, about, where=where, has_report=has_report, limits=limits)
         self._routes["/"] = {"GET": self._show_page}
         if self.report is not None:
             self._routes["/report"] = {"GET": self._show_report}
-
-    def _handler(self, exchange: Exchange) -> Handler:
-        if self._is_local and not is_local(_hostname(exchange.header("host"))):
-            told = "this page is open to this machine alone; --host lets others ask"
-            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, told)
-        return super()._handler(exchange)
 
     async def _show_page(self, _: Exchange) -> Response:
         return self._page
@@ -83,7 +70,7 @@ class PageApp(App):
     async def _show_report(self, _: Exchange) -> Response:
         assert self.report is not None
         try:
-            body = await asyncio.to_thread(_read_report, self.report)
+            body = await asyncio.to_thread(read_plain, self.report, links=False)
         except OSError:
             raise Refused(HTTPStatus.NOT_FOUND, "the report is no longer there; `patchloom report` writes it") from None
         return Response(body=body, kind=HTML, headers={"Content-Security-Policy": _REPORT_POLICY, **_CLOSED})
@@ -94,15 +81,13 @@ class PageApp(App):
         return schema
 
 
-def report_of(source: str, folder: str | None) -> Path | None:
-    """The report of the run that is served, or of the run of the index."""
-    places = [Path(source), *([Path(folder)] if folder else [])]
-    return next((place / REPORT for place in places if (place / REPORT).is_file()), None)
-
-
-def _read_report(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(_MOST_REPORT)
+def report_of(source: str, folder: str | None) -> str | None:
+    """The report of the run that is served, or of the run of the index, if it is a plain file of that folder."""
+    for place in (source, folder) if folder else (source,):
+        path = os.path.join(os.path.realpath(place), REPORT)
+        with suppress(OSError), open_plain(path, links=False):
+            return path
+    return None
 
 
 def page_response(
@@ -184,10 +169,3 @@ def _facts(about: Mapping[str, Any]) -> list[tuple[str, str]]:
     if about["files"] is not None:
         facts.append(("pictures in the index", f"{about['files']:,}"))
     return facts
-
-
-def _hostname(header: str) -> str:
-    """Of a Host header, without the port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return (header.rpartition(":")[0] if ":" in header else header).lower()

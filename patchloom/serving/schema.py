@@ -11,7 +11,8 @@ from patchloom.serving.verbs import IMAGES, VERBS, Verb
 _ERROR = {"$ref": "#/components/schemas/Error"}
 # Status → when.
 _ASKED = {
-    "400": "The body cannot be read",
+    "400": "The body cannot be read, or not one host is named",
+    "403": "A page of another origin asks",
     "408": "The body came too slowly",
     "413": "The body is too large",
     "415": "A body of this type is not read",
@@ -62,6 +63,7 @@ def _content(schema: dict[str, Any], kind: str = "application/json") -> dict[str
 
 
 def _refusals(told: dict[str, str], keyed: bool) -> dict[str, Any]:
+    told = {"400": "Not one host is named", "421": "The server does not answer to this host"} | told
     told = told | ({"401": "The key is missing or wrong"} if keyed else {})
     return {status: {"description": when, "content": _content(_ERROR)} for status, when in told.items()}
 

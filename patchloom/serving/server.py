@@ -10,12 +10,13 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from patchloom.errors import UsageError
 from patchloom.serving.app import App
+from patchloom.serving.hosts import Hosts
 from patchloom.serving.limits import CONNECTIONS, HEADER_BYTES, UNREAD_SECONDS
 from patchloom.serving.processes import ModelProcesses
 
@@ -35,6 +36,8 @@ def serve(
     say: Say = print,
     began: Callable[[str, App], None] = lambda _url, _app: None,
     make: Callable[..., App] = App,
+    allowed_hosts: Sequence[str] = (),
+    thumbnails: ModelProcesses | None = None,
 ) -> None:
     """Serve until a signal; `began` is told the address, once it answers."""
     try:
@@ -42,7 +45,9 @@ def serve(
     except ModuleNotFoundError:
         raise UsageError("serving needs Granian: pip install 'patchloom[serve]'") from None
     with listening(host, port) as bound:
-        asyncio.run(_serve(bound, make(processes, name, api_key=api_key), say, began))
+        hosts = Hosts(host, *bound.getsockname()[:2], allowed_hosts)
+        app = make(processes, name, api_key=api_key, hosts=hosts, thumbnails=thumbnails)
+        asyncio.run(_serve(bound, app, say, began))
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -77,9 +82,9 @@ def free_port(host: str, wanted: int) -> int:
 
 
 async def _serve(bound: socket.socket, app: App, say: Say, began: Callable[[str, App], None]) -> None:
-    processes, limits = app.processes, app.admission.limits
+    limits = app.admission.limits
     stopping = asyncio.Event()
-    _on_signals(stopping, processes)
+    _on_signals(stopping, app)
     starting = asyncio.create_task(app.start())
     stopped = asyncio.create_task(stopping.wait())
     await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -91,8 +96,8 @@ async def _serve(bound: socket.socket, app: App, say: Say, began: Callable[[str,
         server, address = _granian(app, bound), address_of(bound)
         serving = asyncio.create_task(server.serve())
         began(address, app)
-        await asyncio.wait([serving, stopped, *processes.tasks], return_when=asyncio.FIRST_COMPLETED)
-        app.is_ending, broken = True, [task for task in processes.tasks if task.done()]
+        await asyncio.wait([serving, stopped, *app.tasks], return_when=asyncio.FIRST_COMPLETED)
+        app.is_ending, broken = True, [task for task in app.tasks if task.done()]
         say("told to stop: no further requests are taken, those that were are answered")
         server.stop()
         with suppress(TimeoutError):
@@ -102,7 +107,7 @@ async def _serve(bound: socket.socket, app: App, say: Say, began: Callable[[str,
         broken = []
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-    await processes.stop()
+    await app.stop()
     for task in broken:
         task.result()  # raises: a fault of ours
     say(f"stopped; {sum(app.metrics.requests.values()):,} requests were answered")
@@ -114,13 +119,13 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _on_signals(stopping: asyncio.Event, processes: ModelProcesses) -> None:
+def _on_signals(stopping: asyncio.Event, app: App) -> None:
     """The first asks to stop, the second ends all at once."""
     loop = asyncio.get_running_loop()
 
     def told(number: int) -> None:
         if stopping.is_set():
-            for pid in processes.pids:
+            for pid in app.pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             os._exit(128 + number)

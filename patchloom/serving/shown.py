@@ -1,11 +1,11 @@
 """Answers that a person looks at: the map of what spoke for a class, and small pictures of an index's files.
 
-This runs where the model is. A client names a class or a number of pixels, never a file: pictures are sent of those
-files alone that the index itself has found.
+This runs where the model is, but for `small_pictures`, which the process of `thumbnails.py` runs.
 """
 
 import base64
 import io
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,10 +73,14 @@ def in_base64(picture: Image.Image) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def thumbnail(path: str, side: int) -> str | None:
-    """A file of the index, made anew with at most `side` pixels per side; None where it is no longer a picture."""
+def small_pictures(roots: Sequence[str], lines: Sequence[str], options: Mapping[str, Any]) -> list[str | None]:
+    """Return a thumbnail per path, which is JSON in its line; None if it is outside the roots or has no picture."""
+    return [_thumbnail(json.loads(line), options["side"], roots) for line in lines]
+
+
+def _thumbnail(path: str, side: int, roots: Sequence[str]) -> str | None:
     try:
-        return in_base64(thumbnail_of(path, side))
+        return in_base64(thumbnail_of(path, side, roots))
     except PatchloomError:
         return None
 
@@ -85,7 +89,7 @@ def found_in(index: Any, pictures: Sequence[Any], options: Mapping[str, Any]) ->
     """The nearest files of an index; with voters, what class they vote for and at which level each file matches it."""
     from patchloom.data.labels.taxonomy import FINEST, level_named
 
-    about, voters, side = index.about, options["neighbours"], options["thumbnails"]
+    about, voters = index.about, options["neighbours"]
     level = about.level if options["level"] is None else level_named(options["level"], about.levels)
     told = []
     # Of the labels themselves, which say those of every level.
@@ -98,7 +102,7 @@ def found_in(index: Any, pictures: Sequence[Any], options: Mapping[str, Any]) ->
                 "score": hit.score,
                 "label": about.at(hit.label, level),
                 "match": _match(about, hit.label, best),
-                "thumbnail": thumbnail(hit.path, side) if side else None,
+                "thumbnail": None,  # the process of `thumbnails.py` makes it
             }
             for hit in one.hits[: options["top"]]
         ]

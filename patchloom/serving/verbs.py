@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 IMAGES, LINES = "images", "lines"
+THUMBNAILS = "thumbnails"  # what the process of `thumbnails.py` is asked, and no client
 TOP = 1_000
 
 
@@ -69,7 +70,7 @@ VERBS = {
             Option("top", int, 10, "How many files.", 1, TOP),
             Option("level", str, None, "Of the labels, where not the index's own.", most=200),
             Option("neighbours", int, 0, "How many of the nearest files vote for a class.", 0, TOP),
-            Option("thumbnails", int, 0, "Pixels of a side of small pictures of the files; 0 sends none.", 0, 512),
+            Option("thumbnails", int, 0, "Pixels per side of small pictures of the files; 0 sends none.", 0, 512),
         ),
         _object(
             hits=_list(

@@ -69,7 +69,7 @@ async def ask(
     method: str,
     path: str,
     body: bytes | Sequence[bytes] = b"",
-    headers: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
     query: str = "",
 ) -> Told:
     """One request; a body in parts comes in so many pieces."""
@@ -85,7 +85,8 @@ async def ask(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    listed = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
+    listed = [(name.lower().encode(), value.encode()) for name, value in pairs]
     scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": listed}
     await app(scope, receive, send)
     start, answer = sent
@@ -99,7 +100,7 @@ def asked(app: App, *requests: tuple[Any, ...], **named: Any) -> list[Told]:
     async def run() -> list[Told]:
         await app.start()
         told = await asyncio.gather(*(ask(app, *request, **named) for request in requests))
-        for task in app.processes.tasks:
+        for task in app.tasks:
             task.cancel()
         return told
 

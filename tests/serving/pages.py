@@ -19,7 +19,8 @@ from patchloom.deployment.segmenter import Segmenter
 from patchloom.models.detector import make_detector
 from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.runs.config import Preprocessing, RunFiles
-from patchloom.serving.answers import asked_of, described, load_served
+from patchloom.serving.answers import asked_for_thumbnails, asked_of, described, load_served
+from patchloom.serving.hosts import Hosts
 from patchloom.serving.page import PageApp
 from tests.serving.clients import InThisProcess, asked
 from tests.serving.conftest import GOLDEN
@@ -91,10 +92,14 @@ MODELS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def page_of(model: Any, source: str = "", **options: Any) -> PageApp:
+LOCAL = Hosts("127.0.0.1", "127.0.0.1", 8000)
+
+
+def page_of(model: Any, source: str = "", images: Path | None = None, hosts: Hosts = LOCAL) -> PageApp:
     processes = InThisProcess(asked_of(model), described(model))
     processes.source = source
-    return PageApp(processes, "model", **options)
+    thumbnails = None if images is None else InThisProcess(asked_for_thumbnails([str(images)]), {})
+    return PageApp(processes, "model", hosts=hosts, thumbnails=thumbnails)
 
 
 @contextmanager
@@ -120,6 +125,7 @@ def over_http(app: PageApp) -> Iterator[str]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    app.hosts = Hosts("127.0.0.1", "127.0.0.1", server.server_port)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

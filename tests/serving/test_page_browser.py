@@ -37,8 +37,9 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
 
     class Begun(dict[str, str]):
         def __missing__(self, kind: str) -> str:
-            model = MODELS[kind](tmp_path_factory.mktemp("model"))
-            self[kind] = started.enter_context(over_http(page_of(model)))
+            folder = tmp_path_factory.mktemp("model")
+            page = page_of(MODELS[kind](folder), images=folder / "files" if kind == "index" else None)
+            self[kind] = started.enter_context(over_http(page))
             return self[kind]
 
     with ExitStack() as started:

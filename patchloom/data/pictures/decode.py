@@ -209,13 +209,16 @@ def _facts(name: str, image: ImageFile, data: bytes, where: str) -> ImageFacts:
         )
 
 
-def read_file(path: Path, where: str) -> bytes:
-    """The bytes of a regular file; anything else is refused unopened, since a pipe would never answer."""
+def read_file(path: Path, where: str, *, links: bool = True) -> bytes:
+    """The bytes of a regular file; anything else is refused unopened, since a pipe would never answer.
+
+    `links` is that of `foreign.open_plain`.
+    """
     try:
         size = refuse_special(path, where, "an image file")
         if size > MAX_FILE_BYTES:
             raise DataError(f"{where}: {size:,} bytes, more than the limit of {MAX_FILE_BYTES:,}")
-        return read_plain(path, MAX_FILE_BYTES)
+        return read_plain(path, MAX_FILE_BYTES, links=links)
     except FileNotFoundError:
         reason = "a link to a file that does not exist" if path.is_symlink() else "no such file"
         raise DataError(f"{where}: {reason}") from None

@@ -15,7 +15,7 @@ iterated over; they are read one at a time.
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
@@ -37,6 +37,7 @@ from patchloom.data.pictures.decode import (
 )
 from patchloom.data.sets import ImageSet
 from patchloom.errors import DataError, UsageError
+from patchloom.foreign import path_within
 from patchloom.printable import printable
 
 if TYPE_CHECKING:
@@ -99,13 +100,19 @@ def picture_of(given: One, name: str = "the picture") -> Image.Image:
     return _named(given, name).read()
 
 
-def thumbnail_of(path: str, side: int) -> Image.Image:
-    """The picture of a file with at most `side` pixels per side; a large JPEG is decoded smaller."""
+def thumbnail_of(path: str, side: int, roots: Sequence[str] | None = None) -> Image.Image:
+    """The picture of a file with at most `side` pixels per side; a large JPEG is decoded smaller.
+
+    Give `roots` for a path that an index names, which may be a stranger's: a file outside these folders is a DataError.
+    """
 
     def reduction(size: tuple[int, int]) -> int:
         return next(factor for factor in (8, 4, 2, 1) if min(size) >= 2 * side * factor or factor == 1)
 
-    picture, _ = decode_shrunk(read_file(Path(path), path), path, reduction)
+    real = path if roots is None else path_within(path, roots)
+    if real is None:
+        raise DataError(f"{path}: outside the folders that images may be read from; name its folder with --images")
+    picture, _ = decode_shrunk(read_file(Path(real), path, links=roots is None), path, reduction)
     picture.thumbnail((side, side))
     return picture
 
