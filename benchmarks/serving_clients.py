@@ -23,7 +23,7 @@ class Target:
 
     @property
     def message(self) -> bytes:
-        head = f"POST /predict HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: {self.kind}\r\n"
+        head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: {self.kind}\r\n"
         return f"{head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
 
 

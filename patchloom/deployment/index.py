@@ -220,6 +220,8 @@ def open_index(
     Hits are shown as pictures only if their files are in the folders `images`: an index from somebody else can name any
     file of this machine.
     """
+    if isinstance(images, str | os.PathLike):
+        raise UsageError(f"images is {os.fspath(images)!r}, expected a list of folders")
     for path in images:
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)}, which --images names, does not exist; give the folder of the images")

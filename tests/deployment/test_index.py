@@ -21,10 +21,11 @@ from patchloom import cli
 from patchloom.deployment import file_embeddings
 from patchloom.deployment import index as indexing
 from patchloom.deployment.embedding import embed_batches
-from patchloom.deployment.index import Built, index, open_index
+from patchloom.deployment.index import Built, Index, index, open_index
 from patchloom.deployment.search_page import write_search_page
 from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.evaluation import exact_search
+from patchloom.pages.page import data_uri
 from patchloom.runs.checksums import write_checked
 from tests.forked import Forked
 from tests.reliability.commands import class_folders, command
@@ -213,6 +214,40 @@ def test_labels_and_frames_on_the_page(built: Built, trained: Path, tmp_path: Pa
     assert text.count("data:image/jpeg") == 61
 
 
+def test_hits_are_shown_from_the_named_folders_alone(built: Built, trained: Path, tmp_path: Path) -> None:
+    query = trained / "data" / "red" / "3.png"
+    page = tmp_path / "page.html"
+
+    def pictures(index: Index) -> int:
+        found = index.search([query], top=60)
+        write_search_page(page, index, found)
+        html = page.read_text("utf-8")
+        assert html.count("data:image/jpeg") == 61
+        assert ("--images" in html) == ("--images" in found[0]._repr_html_())
+        grey = data_uri(Image.new("RGB", (150, 150), "grey"), "JPEG", quality=80)
+        assert html.count(grey) == found[0]._repr_html_().count(grey)
+        assert (html.count(grey) > 0) == ("--images" in html)
+        return 60 - html.count(grey)
+
+    opened = partial(open_index, built.index.folder, device="cpu")
+    assert pictures(built.index) == pictures(opened(images=[trained / "data"])) == 60
+    assert pictures(opened(images=[trained / "data" / "blue"])) == 30
+    assert pictures(opened(images=[query])) == 1
+    assert pictures(opened()) == pictures(opened(images=[tmp_path])) == 0
+    for images in (str(trained / "data"), [tmp_path / "gone"]):
+        with pytest.raises(UsageError, match=str(images if isinstance(images, str) else images[0])):
+            opened(images=images)
+
+
+def test_the_page_of_a_strangers_index_says_what_it_does_not_show(
+    built: Built, trained: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    query, page = trained / "data" / "red" / "0.png", tmp_path / "page.html"
+    done = command(("search", built.index.folder, query, "--top", "2", "--page", page), monkeypatch, capsys)
+    assert (done.code, done.output.count("note: 2 images")) == (0, 1)
+    assert "--images" in done.output
+
+
 def test_what_is_not_known_has_no_frame(built: Built, trained: Path, tmp_path: Path) -> None:
     loose = shutil.copy(trained / "data" / "red" / "0.png", tmp_path / "loose.png")
     write_search_page(tmp_path / "page.html", built.index, built.index.search([loose], top=3))
@@ -335,8 +370,10 @@ def test_the_commands(trained: Path, tmp_path: Path, monkeypatch, capsys) -> Non
     assert (told["files"], told["embedded"], told["unchanged"], told["exact"]) == (60, 0, 60, True)
 
     page = tmp_path / "page.html"
-    done = run("search", out, data / "red" / "0.png", data / "blue", "--top", "3", "--page", page)
+    asked = ("search", out, data / "red" / "0.png", data / "blue", "--top", "3", "--page", page, "--images", data)
+    done = run(*asked)
     assert done.code == 0
+    assert "note:" not in done.output
     assert str(data / "red" / "0.png") in done.output
     assert "itself" in done.output
     assert "nearest file has the query's label: " in done.output

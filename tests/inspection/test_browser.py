@@ -55,7 +55,7 @@ def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 def searched(trained: Path, folder: Path) -> Path:  # noqa: F811
     index(str(trained / "vit"), [str(trained / "data")], out=str(folder / "index"))
-    opened = open_index(folder / "index")
+    opened = open_index(folder / "index", images=[trained / "data"])
     write_search_page(folder / "search.html", opened, opened.search([str(trained / "data" / "red")], top=5))
     return folder / "search.html"
 
@@ -64,7 +64,7 @@ def noted(trained: Path, folder: Path) -> Path:  # noqa: F811
     """What a notebook shows, one output below the other."""
     seeing, picture = load(trained / "vit", device="cpu"), trained / "data" / "red" / "0.png"
     both = evaluate([trained / "a", trained / "vit"])
-    found = open_index(folder / "index").search(picture)
+    found = open_index(folder / "index", images=[trained / "data"]).search(picture)
     outputs = [one._repr_html_() for one in (seeing, seeing.look(picture), both, *both.evaluations.values(), found)]
     page = folder / "notebook.html"
     page.write_text("<!doctype html><meta charset='utf-8'>" + "<br>".join(outputs), "utf-8")

@@ -134,13 +134,16 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def post(length: object, rest: bytes = b"", more: bytes = b"") -> bytes:
-    return b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: %s\r\n%s\r\n" % (str(length).encode(), more) + rest
+    return (
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %s\r\n%s\r\n" % (str(length).encode(), more)
+        + rest
+    )
 
 
 def test_slow_clients_are_cut(server: Server) -> None:
     idle = server.raw(b"")
-    half = server.raw(b"POST /predict HTTP/1.1\r\nHost: a\r\n")
-    kept = server.raw(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+    half = server.raw(b"POST /predict HTTP/1.1\r\nHost: localhost\r\n")
+    kept = server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     slow = server.raw(post(1000, b"abc"))
     assert read_all(idle) == read_all(half) == b""
     assert read_all(kept).endswith(b'{"live": true}')
@@ -178,10 +181,10 @@ def _closed(connection: socket.socket) -> None:
 
 def test_rude_clients_get_a_reason(server: Server) -> None:
     assert read_all(server.raw(b"\0\1\2\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
-    big = b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 200_000
+    big = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000
     with server.raw(big + b"\r\n\r\n") as connection:
         assert connection.recv(20).startswith(b"HTTP/1.1 431 ")
-    chunked = b"POST /predict HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunked = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     told = read_all(server.raw(chunked + b"ZZ\r\nabc"))
     assert told.startswith(b"HTTP/1.1 400 ")
     assert b"the body ended before its end" in told

@@ -83,6 +83,7 @@ def test_the_model_answers_while_thumbnails_are_made() -> None:
         (1, 17, 512, 422),
         (16, 1, 512, 200),
         (1, 256, 1, 200),
+        (1, 12, 320, 200),  # what the page asks for
     ],
 )
 def test_the_thumbnails_of_one_answer_are_bounded(inputs: int, top: int, side: int, expected: int) -> None:
