@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.cli.app import _open as open_page
+from patchloom.deployment.index import index
 from patchloom.errors import UsageError
 from patchloom.inspection.explaining import class_map, strengths
 from patchloom.inspection.look import show
@@ -136,7 +138,7 @@ def test_the_nearest_are_shown_small_with_the_level_at_which_they_match(searched
 
 
 def test_an_index_shows_images_of_the_named_folders_alone(tmp_path: Path) -> None:
-    index = MODELS["index"](tmp_path)
+    opened = MODELS["index"](tmp_path)
     picture = (tmp_path / "files" / "navy" / "0.jpg").read_bytes()
     query = "top=12&thumbnails=96"
 
@@ -145,15 +147,15 @@ def test_an_index_shows_images_of_the_named_folders_alone(tmp_path: Path) -> Non
         assert len(told["hits"]) == 12
         return {one["path"] for one in told["hits"] if one["thumbnail"] is not None}
 
-    assert shown(page_of(index)) == set()
-    assert "--images" in ask(page_of(index), "GET", "/").body.decode()
+    assert shown(page_of(opened)) == set()
+    assert "--images" in ask(page_of(opened), "GET", "/").body.decode()
     (tmp_path / "other").mkdir()
-    assert shown(page_of(index, images=tmp_path / "other")) == set()
+    assert shown(page_of(opened, images=tmp_path / "other")) == set()
     navy = tmp_path / "files" / "navy"
-    assert shown(page_of(index, images=navy)) == {str(file) for file in navy.iterdir()}
+    assert shown(page_of(opened, images=navy)) == {str(file) for file in navy.iterdir()}
     (navy / "0.jpg").rename(tmp_path / "private.jpg")
     (navy / "0.jpg").symlink_to(tmp_path / "private.jpg")
-    assert shown(page_of(index, images=navy)) == {str(navy / f"{number}.jpg") for number in (1, 2, 3)}
+    assert shown(page_of(opened, images=navy)) == {str(navy / f"{number}.jpg") for number in (1, 2, 3)}
 
 
 def large(path: Path) -> None:
@@ -279,6 +281,31 @@ def test_a_real_one() -> None:
         started.process.send_signal(signal.SIGINT)
         assert started.process.wait(20) == 0
         assert started.process.communicate() == ("", "")
+
+
+def test_a_real_one_of_an_index(tmp_path: Path) -> None:
+    pytest.importorskip("granian", reason="pip install 'patchloom[serve]'")
+    from tests.serving.test_server import Server, is_alive
+
+    shutil.copytree(GOLDEN / "classifier", tmp_path / "run")
+    os.mkfifo(tmp_path / "run" / "report.html")
+    pictures = tmp_path / "pictures"
+    shutil.copytree(GOLDEN / "pictures", pictures)
+    index(str(tmp_path / "run"), [str(pictures)], out=tmp_path / "index", device="cpu")
+    line = [sys.executable, "-m", "patchloom.cli", "app", str(tmp_path / "index"), "--images", str(pictures)]
+    started = Server([*line, "--no-browser", "--port", "0", "--json", "-q"])
+    children = Path(f"/proc/{started.process.pid}/task/{started.process.pid}/children").read_text().split()
+    try:
+        assert started.ask("GET", "/report")[0] == 404
+        status, _, body = started.ask("POST", "/search?thumbnails=64&top=3", PICTURES[0])
+        assert status == 200
+        assert all(hit["thumbnail"] for hit in json.loads(body)["results"][0]["hits"])
+        assert len(children) == 2  # the model, and what makes thumbnails
+    finally:
+        started.process.send_signal(signal.SIGTERM)
+        assert started.process.wait(20) == 0
+        started.process.communicate()
+    assert not any(is_alive(int(pid)) for pid in children)
 
 
 def test_no_browser_where_there_is_no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
