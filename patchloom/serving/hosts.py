@@ -40,8 +40,9 @@ class Hosts:
     def check(self, exchange: Exchange) -> None:
         """Refuse a request that came by another host, or that a page of another origin makes a browser post."""
         hosts = [host.lower() for host in exchange.headers("host")]
-        if len(hosts) > 1 or not (hosts or self._any):
-            raise Refused(HTTPStatus.BAD_REQUEST, f"the request has {len(hosts)} Host headers, expected one")
+        if len(hosts) > 1 or not (self._any or any(hosts)):
+            named = f"{len(hosts)} Host headers" if len(hosts) > 1 else "no host"
+            raise Refused(HTTPStatus.BAD_REQUEST, f"the request has {named}, expected one")
         if hosts and not self._takes(hosts[0]):
             told = f"{hosts[0]!r} is not a host that this server answers to; --allow-host adds one"
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, told)
