@@ -147,7 +147,8 @@ class ModelProcesses:
         threads = threads or max(1, cores() // count)
         self.source, self.admission, self.count, self.threads = source, admission, count, threads
         pixels = admission.limits.pixels
-        self._settings = {"source": source, "device": device, "model": model, "threads": threads, "pixels": pixels}
+        self._settings: dict[str, Any] = {"source": source, "device": device, "model": model, "threads": threads}
+        self._settings["pixels"] = pixels
         self._say = say
         self.about: dict[str, Any] = {}
         self.ready: list[ModelProcess] = []

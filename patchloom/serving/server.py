@@ -45,7 +45,8 @@ def serve(
     except ModuleNotFoundError:
         raise UsageError("serving needs Granian: pip install 'patchloom[serve]'") from None
     with listening(host, port) as bound:
-        hosts = Hosts(host, *bound.getsockname()[:2], allowed_hosts)
+        address, own_port = bound.getsockname()[:2]
+        hosts = Hosts(host, address, own_port, allowed_hosts)
         app = make(processes, name, api_key=api_key, hosts=hosts, thumbnails=thumbnails)
         asyncio.run(_serve(bound, app, say, began))
 
