@@ -17,7 +17,7 @@ from patchloom.data.pictures.given import Given, One, files_of, is_one, picture_
 from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ClassTable, ImageSet, Progress
-from patchloom.disk import atomic_write
+from patchloom.disk import atomic_write, make_folder
 from patchloom.errors import DataError, UsageError, at_least, with_near_options
 from patchloom.models.network import Network
 from patchloom.printable import printable
@@ -433,7 +433,7 @@ class Classifier:
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the model, labels, preprocessing and a model card: the hub's form, and a folder `load` reads."""
         target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
+        make_folder(target)
         write_run_files(
             target, self.model, self.preprocessing, self._files.recipe, self.labels, self.level, task=self._files.task
         )

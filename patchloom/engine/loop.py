@@ -251,6 +251,7 @@ class _Loop:
         self.selection.save_weights()
         snapshot = capture(run, self.progress)
         if run.saver and run.processes.is_main:
+            run.records.sync()  # the checkpoint counts its lines
             run.saver.save(snapshot)
         run.processes.barrier()
         self._saved_at, run.records.wants_save = perf_counter(), False
