@@ -16,7 +16,6 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +33,13 @@ from patchloom.deployment.artefact import load as load_artefact
 from patchloom.deployment.export.export import export
 from patchloom.deployment.index_files import StoredVectors, read_about
 from patchloom.errors import PatchloomError
-from patchloom.runs.checkpoints import Folder, find_checkpoint, read_checkpoint
-from patchloom.runs.metrics import METRICS, read_metrics
-from patchloom.runs.record import fault_of_metrics
-from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.verify import verify
-from patchloom.training import run as training
 from patchloom.training.sweeps import sweep as sweeping
 from patchloom.training.sweeps.record import read_results
 from tests.forked import Forked
+from tests.reliability.cut_runs import DATA, TINY, check_run, left_by, train_tiny
 from tests.reliability.power_cuts import Replayed, mark, materialized, recorded, replayed, why_not_here
 
-DATA = "shapes:count=24,size=16"
-TINY = {"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_size": 8}
 EMBEDDED = 4  # files per part of the index
 
 
@@ -93,71 +86,6 @@ def faults_of(read: Callable[[], object]) -> str:
 
 
 # train --------------------------------------------------------------------------------------------------------------
-
-
-def train_tiny(out: Path) -> None:
-    """A run of two epochs that saves after every step, and marks what it has saved."""
-    make_run, save = training.make_run, Folder.save
-
-    def saving_often(*given: Any, **options: Any) -> Any:
-        run, *rest = make_run(*given, **options)
-        return replace(run, save_every_s=0.0, log_every=1), *rest
-
-    def marking(self: Folder, snapshot: Any) -> None:
-        save(self, snapshot)
-        mark(f"saved {snapshot.step}")
-
-    training.make_run, Folder.save = saving_often, marking  # type: ignore[method-assign]
-    random.seed(0)  # Python gives each copy of a process another seed
-    training.run_training(
-        TrainingSettings(
-            data=DATA, recipe="small_images", out=str(out), epochs=2, batch=8, size=16, workers=0, device="cpu",
-            changes=TINY | {"optim.ema_decay": 0.9, "augment.mixup": 0.8},
-        )
-    )  # fmt: skip
-    mark("finished")
-
-
-def check_run(folder: Path, marks: list[str]) -> str:
-    """A run folder has the newest checkpoint that was promised, or a newer one, and nothing that is damaged."""
-    saved = [int(text.partition(" ")[2]) for text in marks if text.startswith("saved")]
-    try:
-        found = find_checkpoint(folder, read_checkpoint)
-    except PatchloomError as error:
-        return str(error)
-    step = found.snapshot.step if found else -1
-    if saved and step < saved[-1]:
-        return f"step {saved[-1]} was saved, step {step} is there"
-    if found and found.notes:
-        return found.notes[0]
-    if found and (fault := fault_of_metrics(folder)):
-        return fault
-    if (folder / "config.json").is_file():
-        checked = verify(folder)
-        if checked.wrong:
-            return "; ".join(f"{name}: {fault}" for name, fault in checked.wrong.items())
-        if saved and checked.missing:
-            lost = [name for name in checked.missing if name in ("weights.safetensors", "metrics.jsonl", "config.json")]
-            if lost and found and found.snapshot.values["progress"]["best_weights"]:
-                return f"missing: {lost}"
-    elif saved:
-        return "config.json is missing"
-    if "finished" in marks and not all((folder / name).is_file() for name in ("run.json", "report.html")):
-        return "the finished run has no run.json or no report.html"
-    return ""
-
-
-def left_by(out: Path) -> dict[str, Any]:
-    """Best weights, last checkpoint and metrics; without what the clock decides."""
-    found = find_checkpoint(out)
-    assert found is not None
-    return {
-        "best": (out / "weights.safetensors").read_bytes(),
-        "last": {p: {n: t.numpy().tobytes() for n, t in named.items()} for p, named in found.snapshot.tensors.items()},
-        "metrics": [
-            {key: value for key, value in record.items() if key != "time"} for record in read_metrics(out / METRICS)
-        ],
-    }
 
 
 def train(scratch: Path, chances: int, resumes: int) -> Trial:

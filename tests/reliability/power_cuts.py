@@ -118,7 +118,7 @@ class _Log:
     def operations(self, log: Path) -> Iterator[Operation]:
         """Those below the root, in the order in which the calls ended."""
         begun: dict[str, str] = {}
-        for line in log.open():
+        for line in log.read_text().split("\n"):
             if cut := _UNFINISHED.match(line):
                 begun[cut[1]] = f"{cut[1]} {cut[2]}"
                 continue
