@@ -1,5 +1,6 @@
 """What went wrong, in one line a user can act on. Each kind has the exit code of the command line."""
 
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -55,6 +56,41 @@ class ResourceError(PatchloomError):
     """Not enough memory or disk."""
 
     exit_code = 6
+
+
+class DeviceError(ResourceError):
+    """A device that failed: nothing on it can be read any more, by this process."""
+
+
+# torch has classes for some of these; the libraries below it, NCCL and a CPU without memory have sentences alone.
+_NO_MEMORY = re.compile(r"CUDA out of memory|error: out of memory|_STATUS_ALLOC_FAILED|DefaultCPUAllocator")
+_FAILED = re.compile(
+    r"(CUDA|HIP|NCCL) error|_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)|device-side assert|"
+    r"ECC error|GPU is lost|fallen off the bus"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or torch on a CPU, had too little memory; others may go on with less."""
+    return type(error).__name__ == "OutOfMemoryError" or (
+        isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+    )
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Whether a device failed, so that this process cannot use it any more."""
+    if isinstance(error, DeviceError):
+        return True
+    return (
+        isinstance(error, RuntimeError)
+        and not is_out_of_memory(error)
+        and bool(type(error).__name__ == "AcceleratorError" or _FAILED.search(str(error)))
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says first, without a full stop; the rest is for those who write it."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def nearest(given: str, known: list[str] | tuple[str, ...], *, limit: int = 3) -> str:
