@@ -88,6 +88,14 @@ def is_device_failure(error: BaseException) -> bool:
     )
 
 
+def not_finite(what: str) -> NumericalError:
+    """The error for answers of a network whose weights are finite, as those of every loaded one are."""
+    return NumericalError(
+        f"the network's answer about {what} is not finite, though its weights are: the device or its precision is at "
+        "fault. Try --device cpu."
+    )
+
+
 def first_line(error: BaseException) -> str:
     """What a library says first, without a full stop; the rest is for those who write it."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
