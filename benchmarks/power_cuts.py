@@ -57,12 +57,12 @@ def main() -> int:
     for name in given.trials or known:
         with tempfile.TemporaryDirectory() as scratch:
             started = time.perf_counter()
-            found, continued = known[name](Path(scratch), given.chances, given.resumes)
-            more = f"; continued {continued[0]} of {continued[1]} to the same bytes" if continued[1] else ""
+            found, (good, tried) = known[name](Path(scratch), given.chances, given.resumes)
+            more = f"; continued {good} of {tried} to the same bytes" if tried else ""
             print(f"{name:8} {found}{more}   {time.perf_counter() - started:.0f} s", flush=True)
             for fault in list(found.faults.values())[:8]:
                 print(f"         {fault}", flush=True)
-            wrong += bool(found.faults) or continued[0] < continued[1]
+            wrong += bool(found.faults) or good < tried
     return int(wrong > 0)
 
 
@@ -76,13 +76,12 @@ def in_a_copy(work: Callable[[], object]) -> str:
     return said[-500:] if process.returncode else ""
 
 
-def faults_of(read: Callable[[], object]) -> str:
-    """What a reader of patchloom says, or raises; '' where it reads."""
+def fault_of(check: Callable[[], str]) -> str:
+    """What a check says, or the reader of patchloom in it; '' where nothing is wrong."""
     try:
-        read()
-    except (PatchloomError, OSError, AssertionError) as error:
+        return check()
+    except (PatchloomError, OSError) as error:
         return f"{type(error).__name__}: {error}"
-    return ""
 
 
 # train --------------------------------------------------------------------------------------------------------------
@@ -94,22 +93,22 @@ def train(scratch: Path, chances: int, resumes: int) -> Trial:
     root.mkdir()
     operations = recorded(root, lambda: train_tiny(root / out))
     found = replayed({}, operations, lambda folder, marks: check_run(folder / out, marks), chances=chances)
-    expected = left_by(root / out)
-    good, chosen = 0, sample(found, resumes)
-    for state in chosen:
-        with materialized(found.states[state][0]) as folder:
-            said = in_a_copy(lambda folder=folder: train_tiny(folder / out))
-            if said or left_by(folder / out) != expected:
-                print(f"         not continued to the same bytes: {said or 'another result'}")
-                continue
-            good += 1
-    return found, (good, len(chosen))
+    return found, continued(found, lambda at: train_tiny(at / out), lambda at: left_by(at / out), root, resumes)
 
 
-def sample(found: Replayed, count: int) -> list[str]:
-    """States spread over the whole record."""
-    states = list(found.states)
-    return [states[int(at)] for at in np.linspace(0, len(states) - 1, min(count, len(states)))]
+def continued(
+    found: Replayed, work: Callable[[Path], object], left: Callable[[Path], Any], whole: Path, count: int
+) -> tuple[int, int]:
+    """Continue states spread over the whole record; how many of how many end as the undisturbed one."""
+    states, good = list(found.states.values()), 0
+    chosen = np.linspace(0, len(states) - 1, min(count, len(states))).astype(int)
+    for at in chosen:
+        with materialized(states[at][0]) as folder:
+            said = in_a_copy(lambda folder=folder: work(folder))
+            good += (is_same := not said and left(folder) == left(whole))
+            if not is_same:
+                print(f"         not continued to the same bytes: {said or 'another result'}", flush=True)
+    return good, len(chosen)
 
 
 # index --------------------------------------------------------------------------------------------------------------
@@ -146,37 +145,16 @@ def index(scratch: Path, chances: int, resumes: int) -> Trial:
             indexing.index(str(run), given, out=out, batch=EMBEDDED, device="cpu")
 
     def check(folder: Path, marks: list[str]) -> str:
-        if not (folder / "indexes" / "a" / "index.json").exists():
+        if not (folder / "index.json").exists():
             return "the index is gone" if marks else ""
         promised = int(marks[-1].partition(" ")[2]) if marks else 0
-        about = read_about(folder / "indexes" / "a")
-        checked = verify(folder / "indexes" / "a")
-        files = StoredVectors(folder / "indexes" / "a", about).files(torch.arange(len(about)))
-        if checked.wrong or len(files) < promised:
-            return f"{len(files)} files of {promised}; {checked.wrong}"
-        return ""
+        checked, files = verify(folder), contents_of(folder)
+        return f"{len(files)} files of {promised}; {checked.wrong}" if checked.wrong or len(files) < promised else ""
 
-    def checked(folder: Path, marks: list[str]) -> str:
-        said = ""
-
-        def read() -> None:
-            nonlocal said
-            said = check(folder, marks)
-
-        return faults_of(read) or said
-
-    operations = recorded(root, lambda: build(root / "indexes" / "a"))
-    found = replayed({}, operations, checked, chances=chances)
-    expected = contents_of(root / "indexes" / "a")
-    good, chosen = 0, sample(found, resumes)
-    for state in chosen:
-        with materialized(found.states[state][0]) as folder:
-            said = in_a_copy(lambda folder=folder: build(folder / "indexes" / "a"))
-            if said or contents_of(folder / "indexes" / "a") != expected:
-                print(f"         not continued to the same files: {said or 'others'}")
-                continue
-            good += 1
-    return found, (good, len(chosen))
+    out = Path("indexes", "a")
+    operations = recorded(root, lambda: build(root / out))
+    found = replayed({}, operations, lambda at, marks: fault_of(lambda: check(at / out, marks)), chances=chances)
+    return found, continued(found, lambda at: build(at / out), lambda at: contents_of(at / out), root, resumes)
 
 
 def contents_of(folder: Path) -> dict[Any, bytes]:
@@ -204,15 +182,14 @@ def exported(scratch: Path, chances: int, resumes: int) -> Trial:
 
     def check(folder: Path, marks: list[str]) -> str:
         for name in ("plain", "packed"):
-            out = folder / "artefacts" / name
-            if not out.exists():
-                if name in marks:
-                    return f"{name} is gone"
-            elif wrong := faults_of(lambda out=out: load_artefact(out)):  # type: ignore[misc]
-                return wrong
+            if (folder / "artefacts" / name).exists():
+                load_artefact(folder / "artefacts" / name)
+            elif name in marks:
+                return f"{name} is gone"
         return ""
 
-    return replayed({}, recorded(root, write), check, chances=chances), (0, 0)
+    operations = recorded(root, write)
+    return replayed({}, operations, lambda at, marks: fault_of(lambda: check(at, marks)), chances=chances), (0, 0)
 
 
 # sweep --------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ _UNFINISHED = re.compile(r"(\d+) +(.*) <unfinished \.\.\.>$")
 _RESUMED = re.compile(r"(\d+) +<\.\.\. \w+ resumed>(.*)$")
 _CALL = re.compile(r"\d+ +(\w+)\((.*)\) += (-?\d+)(?:<(.*)>)?")
 _HEX = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
-_PLACE = re.compile(r"(-?\w+)<((?:\\x[0-9a-f]{2})*)>")
+_PLACE = re.compile(r"(-?\w+)<((?:\\x[0-9a-f]{2})*)>(?!\(deleted\))")
 PR_SET_PTRACER, PTRACER_ANY = 0x59616D61, -1
 
 
@@ -182,7 +182,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _text(text: str) -> str:
-    return os.fsdecode(_bytes(text)).removesuffix(" (deleted)")
+    return os.fsdecode(_bytes(text))
 
 
 @dataclass(eq=False)

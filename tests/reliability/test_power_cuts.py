@@ -31,7 +31,8 @@ from tests.reliability.power_cuts import (
     why_not_here,
 )
 
-strace = pytest.mark.skipif(bool(why_not_here()), reason=why_not_here() or "strace")
+NOT_HERE = why_not_here()
+strace = pytest.mark.skipif(bool(NOT_HERE), reason=NOT_HERE)
 CREATED = [Operation("create", "new"), Operation("write", "new", data=b"new")]
 RENAMED = Operation("rename", "new", "file")
 
