@@ -62,10 +62,10 @@ class DeviceError(ResourceError):
     """A device that failed: nothing on it can be read any more, by this process."""
 
 
-# torch has classes for some of these; the libraries below it, NCCL and a CPU without memory have sentences alone.
+# torch has classes for some of these; the libraries below it and a CPU without memory have sentences alone.
 _NO_MEMORY = re.compile(r"CUDA out of memory|error: out of memory|_STATUS_ALLOC_FAILED|DefaultCPUAllocator")
 _FAILED = re.compile(
-    r"(CUDA|HIP|NCCL) error|_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)|device-side assert|"
+    r"(CUDA|HIP) error|_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)|device-side assert|"
     r"ECC error|GPU is lost|fallen off the bus"
 )
 
@@ -78,14 +78,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Whether a device failed, so that this process cannot use it any more."""
+    """Whether a device failed, so that this process cannot use it any more; NCCL speaks of those of other ranks."""
     if isinstance(error, DeviceError):
         return True
-    return (
-        isinstance(error, RuntimeError)
-        and not is_out_of_memory(error)
-        and bool(type(error).__name__ == "AcceleratorError" or _FAILED.search(str(error)))
-    )
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error) or "NCCL" in str(error):
+        return False
+    return type(error).__name__ == "AcceleratorError" or bool(_FAILED.search(str(error)))
 
 
 def not_finite(what: str) -> NumericalError:

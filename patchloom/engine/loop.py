@@ -54,7 +54,7 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
         notes = [*notes, f"{progress.epoch} epochs are trained and {run.epochs} were asked for: none is added"]
     progress.records = run.records.begin(progress.records, notes)
     loop = _Loop(run, forward, progress)
-    with caught_signals() as caught, closing(run.records), loop.device_faults("between steps. Give a smaller --batch."):
+    with caught_signals() as caught, closing(run.records), loop.device_faults("between steps. Free some of it."):
         if beyond:
             loop.evaluate(progress.epoch, caught)
             progress.ended = "finished"
@@ -156,7 +156,7 @@ class _Loop:
     def batches(self, done: int, caught: Caught) -> Iterator[Any]:
         """The rest of this epoch; where the data fails, what was learned until then is saved first."""
         try:
-            with self.device_faults("for a batch of images. Give a smaller --batch."):
+            with self.device_faults(f"for a batch. {self._smaller_parts()}"):
                 yield from self.feed(self.run.loader.epoch(self.progress.epoch, done))
         except DeviceError:
             raise
@@ -178,7 +178,7 @@ class _Loop:
             # Several ranks would have to give it up together.
             giving_up = caught.giving_up() if alone else nullcontext()
             timed = self.run.time_budget.evaluating() if self.run.time_budget else nullcontext()
-            with self.device_faults("in an evaluation. Give a smaller --batch."), giving_up, timed:
+            with self.device_faults("in an evaluation. Free some of it."), giving_up, timed:
                 self.selection.evaluate()
         except DeviceError:
             raise
@@ -202,10 +202,10 @@ class _Loop:
                 clear_frames(error.__traceback__)  # which hold what the device was computing with
                 raise ResourceError(f"Memory of {device} ran out {advice} The same command resumes the run.") from error
             if is_device_failure(error):
-                last = f"resumes from step {self._saved_step}" if self._saved_step else "starts again"
+                saved = f"resumes from step {self._saved_step}, which is saved" if self._saved_step else "starts again"
                 raise DeviceError(
                     f"{device} failed after step {self.progress.step}: {first_line(error)}. Nothing can be read from "
-                    f"it; the last checkpoint is intact, and the same command {last}."
+                    f"it; the same command {saved}."
                 ) from error
             raise
 
@@ -231,10 +231,7 @@ class _Loop:
         self.reporter.lr = run.schedule.lr(position)
         set_rates(run.optimizer, self.reporter.lr, run.schedule.weight_decay(position))
         before = run.processes.generators(), dict(run.averages.sums), run.averages.count
-        advice = (
-            f"with {len_of(batch)} examples in {run.accumulate} micro-batch(es). Give --micro-batches "
-            f"{2 * run.accumulate}: an update stays that of the whole batch."
-        )
+        advice = f"with {len_of(batch)} examples in {run.accumulate} micro-batch(es). {self._smaller_parts()}"
         try:
             with self.device_faults(advice):
                 self._add_gradients(batch, wishes)
@@ -272,6 +269,9 @@ class _Loop:
                 if last:
                     self.pulse.send(total, wishes)
                 run.processes.backward(loss)
+
+    def _smaller_parts(self) -> str:
+        return f"Give --micro-batches {2 * self.run.accumulate}: an update stays that of the whole batch."
 
     def _save_before_step(self, generators: list[Tensor], sums: dict[str, Tensor], count: float) -> None:
         """Save the run as it was before a step without its update, where no forward pass leaves more behind."""
