@@ -53,7 +53,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """A path to write a new file at, for those who need a stream or a path; it becomes `path` in the end."""
     temporary = temporary_beside(path)
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         try:
             yield temporary
             os.replace(temporary, path)
@@ -83,6 +83,24 @@ def write_new(path: Path, data: bytes) -> str:
             rest = rest[file.write(rest) :]
         os.fsync(file.fileno())
     return hashlib.sha256(data).hexdigest()
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, so that no power cut takes away what is synced in it."""
+    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        with suppress(PermissionError):  # one that may be written to and not read
+            sync_folder(folder.parent)
+
+
+def sync_tree(folder: Path) -> None:
+    """Have everything below a folder on disk, whoever wrote it: before the folder is renamed to where it counts."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with open(Path(path, name), "rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(path))
 
 
 def sync_folder(folder: Path) -> None:
@@ -152,7 +170,7 @@ class Lock:
         """Keep the folder for this process; a UsageError names the process that has it already."""
         path = self.folder / ".lock"
         with disk_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             try:
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                 file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)

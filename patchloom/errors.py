@@ -1,5 +1,6 @@
 """What went wrong, in one line a user can act on. Each kind has the exit code of the command line."""
 
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -55,6 +56,47 @@ class ResourceError(PatchloomError):
     """Not enough memory or disk."""
 
     exit_code = 6
+
+
+class DeviceError(ResourceError):
+    """A device that failed: nothing on it can be read any more, by this process."""
+
+
+# torch has classes for some of these; the libraries below it and a CPU without memory have sentences alone.
+_NO_MEMORY = re.compile(r"CUDA out of memory|error: out of memory|_STATUS_ALLOC_FAILED|DefaultCPUAllocator")
+_FAILED = re.compile(
+    r"(CUDA|HIP) error|_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)|device-side assert|"
+    r"ECC error|GPU is lost|fallen off the bus"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or torch on a CPU, had too little memory; others may go on with less."""
+    return type(error).__name__ == "OutOfMemoryError" or (
+        isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+    )
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Whether a device failed, so that this process cannot use it any more; NCCL speaks of those of other ranks."""
+    if isinstance(error, DeviceError):
+        return True
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error) or "NCCL" in str(error):
+        return False
+    return type(error).__name__ == "AcceleratorError" or bool(_FAILED.search(str(error)))
+
+
+def not_finite(what: str) -> NumericalError:
+    """The error for answers of a network whose weights are finite, as those of every loaded one are."""
+    return NumericalError(
+        f"the network's answer about {what} is not finite, though its weights are: the device or its precision is at "
+        "fault. Try --device cpu."
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says first, without a full stop; the rest is for those who write it."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def nearest(given: str, known: list[str] | tuple[str, ...], *, limit: int = 3) -> str:

@@ -6,7 +6,7 @@ every option, panel by panel.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from patchloom.cli import output
+from patchloom.errors import DeviceError, ResourceError, first_line, is_device_failure, is_out_of_memory
 
 OUTPUT = "What is printed"  # panel of the help
 _ALL = "patchloom.help_all"
@@ -70,7 +71,12 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
         del help_all  # which ends the command by itself
         output.be(quiet=quiet, verbose=verbose)
         with output.only_results(as_json=given.get("as_json", False)):
-            function(**given)
+            try:
+                function(**given)
+            except RuntimeError as error:
+                if fault := _device_fault(error, given):
+                    raise fault from error
+                raise
 
     shared = {"quiet": Quiet, "verbose": Verbose, "help_all": HelpAll}
     own = inspect.signature(function)
@@ -79,6 +85,21 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
     run.__annotations__ = function.__annotations__ | shared
     return run
+
+
+def _device_fault(error: RuntimeError, given: Mapping[str, Any]) -> ResourceError | None:
+    """What a device refused, in a line with the options of this verb that help; None for any other error."""
+    on_cpu = ", or --device cpu" if "device" in given else ""
+    if is_out_of_memory(error):
+        batch = f"a --batch smaller than {given['batch']}" if given.get("batch") else "a smaller --batch"
+        less = batch if "batch" in given else "fewer or smaller images"
+        return ResourceError(f"there is not enough memory ({first_line(error)}). Give {less}{on_cpu}.")
+    if is_device_failure(error):
+        return DeviceError(
+            f"the device failed ({first_line(error)}). Run the same command again{on_cpu}; `nvidia-smi` may say why it "
+            "failed."
+        )
+    return None
 
 
 def completed(kind: str) -> Callable[[str], list[str]]:

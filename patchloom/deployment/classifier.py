@@ -1,5 +1,6 @@
 """A trained model as it is used: with its labels and its preprocessing."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from patchloom.data.pictures.given import Given, One, files_of, is_one, picture_
 from patchloom.data.pictures.image_batch import ImageBatch, normalise
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ClassTable, ImageSet, Progress
-from patchloom.disk import atomic_write
-from patchloom.errors import DataError, UsageError, at_least, with_near_options
+from patchloom.disk import atomic_write, make_folder
+from patchloom.errors import DataError, UsageError, at_least, not_finite, with_near_options
 from patchloom.models.network import Network
 from patchloom.printable import printable
 from patchloom.runs.checksums import write_checked
@@ -228,6 +229,9 @@ class Classifier:
 
             def by_classifier(batch: Sequence[tuple[str, np.ndarray]]) -> list[Answer]:
                 decided = self._decide([pixels for _, pixels in batch], top)
+                for (name, _), answers in zip(batch, decided, strict=True):
+                    if not math.isfinite(answers[0][1]):
+                        raise not_finite(printable(name))
                 return [Answer(name, answers) for (name, _), answers in zip(batch, decided, strict=True)]
 
             return by_classifier
@@ -433,7 +437,7 @@ class Classifier:
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the model, labels, preprocessing and a model card: the hub's form, and a folder `load` reads."""
         target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
+        make_folder(target)
         write_run_files(
             target, self.model, self.preprocessing, self._files.recipe, self.labels, self.level, task=self._files.task
         )

@@ -18,7 +18,7 @@ from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.data.pictures.samples import EXTENT
 from patchloom.data.pictures.video import frames_or_error
 from patchloom.deployment.detected_object import SURE, DetectedObject, surest_first
-from patchloom.disk import atomic_write
+from patchloom.disk import atomic_write, make_folder
 from patchloom.errors import UsageError, with_near_options
 from patchloom.evaluation.detection import Found
 from patchloom.evaluation.finding import find_objects
@@ -144,7 +144,7 @@ class Written:
         self._folder, self._labels = folder, tuple(labels)
         self._images: list[dict[str, Any]] = []
         self._annotations: list[dict[str, Any]] = []
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
 
     def with_overlay(self, answer: Detected) -> Detected:
         """The answer, whose overlay is written and whose objects are noted."""

@@ -26,7 +26,7 @@ from patchloom.data.sources.source import open_data, open_for
 from patchloom.data.splits import match
 from patchloom.deployment.embedding import check_shown, embed_batches
 from patchloom.deployment.held_out import held_out_of
-from patchloom.errors import UsageError, at_least
+from patchloom.errors import UsageError, at_least, not_finite
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings
@@ -36,6 +36,7 @@ from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, f
 from patchloom.evaluation.sgd_probe import BATCH, SgdProbe, check_epochs, sgd_probe
 from patchloom.models.network import Network
 from patchloom.pages.notebook import number_texts, numbers_line, piece
+from patchloom.printable import printable
 from patchloom.recipes.parts import AugmentPart
 from patchloom.runs.predictions import fingerprint
 
@@ -143,6 +144,10 @@ def evaluate_on(classifier: "Classifier", pictures: PictureSet, shown: Shown, *,
         pixel_mean=own.mean,
         pixel_std=own.std,
     )
+    bad = np.flatnonzero(~np.isfinite(report.confidence))
+    if len(bad):
+        first = printable(pictures.where(int(report.index[bad[0]])))
+        raise not_finite(f"{first} and {len(bad) - 1:,} others of {len(report.index):,} images")
     right = None
     if shown.real is not None:
         names = [pictures.where(int(i)) for i in report.index]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from patchloom.data.pictures.given import Given, files_of, is_one, pictures_in
 from patchloom.deployment.class_maps import ClassMaps, Showing
-from patchloom.disk import atomic_write
+from patchloom.disk import atomic_write, make_folder
 from patchloom.errors import at_least
 from patchloom.inspection.mask_overlays import class_shares, coloured, index_image, overlaid
 from patchloom.models.from_config import load_weights, make_for
@@ -97,7 +97,7 @@ class Segmenter:
             f"{name}.colour.png": coloured(numbers, classes),
             f"{name}.overlay.jpg": overlaid(picture, numbers, classes),
         }
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for file, image in made.items():
             atomic_write(folder / file, _encoded(image, file))
         return [str(folder / file) for file in made]

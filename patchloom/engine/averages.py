@@ -17,7 +17,8 @@ class Averages:
         """Count in the scalars of a micro-batch that is `share` of a batch."""
         for name, value in values.items():
             if name in self.sums:
-                self.sums[name].add_(value.detach(), alpha=share)
+                # A new tensor, so that whoever copied the dict can go back to it.
+                self.sums[name] = self.sums[name].add(value.detach(), alpha=share)
             else:
                 self.sums[name] = value.detach().float() * share
         self.count += share

@@ -171,6 +171,17 @@ class Processes:
                 "the same command resumes from the last checkpoint."
             ) from error
 
+    def generators(self) -> list[Tensor]:
+        """States of the generators that a network draws from."""
+        on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return [torch.get_rng_state(), *on_device]
+
+    def set_generators(self, states: list[Tensor]) -> None:
+        """Go back to what `generators` returned."""
+        torch.set_rng_state(states[0])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(states[1], self.device)
+
     @contextmanager
     def randomness_kept(self) -> Iterator[None]:
         """Random numbers drawn inside do not change those drawn after."""

@@ -2,10 +2,11 @@
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -20,7 +21,15 @@ from patchloom.engine.run import Run
 from patchloom.engine.selection import Selection
 from patchloom.engine.signals import Caught, GivenUp, Stopped, caught_signals
 from patchloom.engine.state import Progress, Snapshot, capture, restore
-from patchloom.errors import DataError, NumericalError, ResourceError
+from patchloom.errors import (
+    DataError,
+    DeviceError,
+    NumericalError,
+    ResourceError,
+    first_line,
+    is_device_failure,
+    is_out_of_memory,
+)
 from patchloom.objectives.objective import Objective
 
 
@@ -45,7 +54,7 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
         notes = [*notes, f"{progress.epoch} epochs are trained and {run.epochs} were asked for: none is added"]
     progress.records = run.records.begin(progress.records, notes)
     loop = _Loop(run, forward, progress)
-    with caught_signals() as caught, closing(run.records):
+    with caught_signals() as caught, closing(run.records), loop.device_faults("between steps. Free some of it."):
         if beyond:
             loop.evaluate(progress.epoch, caught)
             progress.ended = "finished"
@@ -106,7 +115,7 @@ class _Loop:
         self.pulse = Pulse(run.processes)
         self.reporter = Reporter(run, progress, self.meter)
         self.selection = Selection(run, progress, self.reporter)
-        self._saved_at = perf_counter()
+        self._saved_at, self._saved_step = perf_counter(), progress.step
 
     def advance(self) -> None:
         """Count an update; with a time budget, move through the schedule at its pace and correct that."""
@@ -147,7 +156,10 @@ class _Loop:
     def batches(self, done: int, caught: Caught) -> Iterator[Any]:
         """The rest of this epoch; where the data fails, what was learned until then is saved first."""
         try:
-            yield from self.feed(self.run.loader.epoch(self.progress.epoch, done))
+            with self.device_faults(f"for a batch. {self._smaller_parts()}"):
+                yield from self.feed(self.run.loader.epoch(self.progress.epoch, done))
+        except DeviceError:
+            raise
         except (DataError, ResourceError):
             # Several ranks save together or not at all, and the others do not know.
             if self.run.processes.world > 1:
@@ -164,9 +176,12 @@ class _Loop:
         try:
             self.progress.epoch = epoch
             # Several ranks would have to give it up together.
-            budget = self.run.time_budget
-            with caught.giving_up() if alone else nullcontext(), budget.evaluating() if budget else nullcontext():
+            giving_up = caught.giving_up() if alone else nullcontext()
+            timed = self.run.time_budget.evaluating() if self.run.time_budget else nullcontext()
+            with self.device_faults("in an evaluation. Free some of it."), giving_up, timed:
                 self.selection.evaluate()
+        except DeviceError:
+            raise
         except (DataError, ResourceError, GivenUp):
             self.progress.epoch = before
             if not alone:
@@ -174,6 +189,24 @@ class _Loop:
             if caught.number:
                 raise self.stopped(caught.number) from None
             self.save()
+            raise
+
+    @contextmanager
+    def device_faults(self, advice: str) -> Iterator[None]:
+        """Name a device without memory, with `advice`, and one that failed, with the step to resume from."""
+        device = self.run.processes.device
+        try:
+            yield
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                clear_frames(error.__traceback__)  # which hold what the device was computing with
+                raise ResourceError(f"Memory of {device} ran out {advice} The same command resumes the run.") from error
+            if is_device_failure(error):
+                saved = f"resumes from step {self._saved_step}, which is saved" if self._saved_step else "starts again"
+                raise DeviceError(
+                    f"{device} failed after step {self.progress.step}: {first_line(error)}. Nothing can be read from "
+                    f"it; the same command {saved}."
+                ) from error
             raise
 
     def stopped(self, number: int) -> Stopped:
@@ -197,20 +230,22 @@ class _Loop:
         position = self.progress.position if self.progress.total_steps else step
         self.reporter.lr = run.schedule.lr(position)
         set_rates(run.optimizer, self.reporter.lr, run.schedule.weight_decay(position))
+        before = run.processes.generators(), dict(run.averages.sums), run.averages.count
+        advice = f"with {len_of(batch)} examples in {run.accumulate} micro-batch(es). {self._smaller_parts()}"
         try:
-            self._add_gradients(batch, wishes)
-            loss, asked = self.pulse.receive(wishes)
-            if is_bad(loss):
-                raise _bad_loss(loss, step, self.progress.epoch, batch)
+            with self.device_faults(advice):
+                self._add_gradients(batch, wishes)
+                loss, asked = self.pulse.receive(wishes)
+        except DeviceError:
+            raise
+        except ResourceError:
+            self._save_before_step(*before)
+            raise
+        if is_bad(loss):
+            raise _bad_loss(loss, step, self.progress.epoch, batch)
+        with self.device_faults(advice):
             run.objective.before_update(run.model, int(position))
             run.processes.update(run.optimizer, run.clip_norm, run.clip_each)
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
-                raise
-            raise ResourceError(
-                f"Memory of {run.processes.device} ran out with {len_of(batch)} examples in {run.accumulate} "
-                f"micro-batch(es). Give --micro-batches {2 * run.accumulate}: an update stays that of the whole batch."
-            ) from error
         if run.average:
             run.average.update(step)
         run.objective.after_update(run.model, int(position))
@@ -235,6 +270,23 @@ class _Loop:
                     self.pulse.send(total, wishes)
                 run.processes.backward(loss)
 
+    def _smaller_parts(self) -> str:
+        return f"Give --micro-batches {2 * self.run.accumulate}: an update stays that of the whole batch."
+
+    def _save_before_step(self, generators: list[Tensor], sums: dict[str, Tensor], count: float) -> None:
+        """Save the run as it was before a step without its update, where no forward pass leaves more behind."""
+        run = self.run
+        kept_by_forward = self.forward.state_dict().keys() - dict(self.forward.named_parameters(remove_duplicate=False))
+        if run.processes.world > 1 or self.progress.step == self._saved_step or kept_by_forward:
+            return
+        run.processes.set_generators(generators)
+        run.averages.sums, run.averages.count = sums, count
+        try:
+            self.save()
+        except RuntimeError as error:
+            if not is_out_of_memory(error) and not is_device_failure(error):
+                raise
+
     def after_epoch(self) -> None:
         """What else the run wants done then; like an evaluation, it leaves no trace in the training."""
         run = self.run
@@ -251,15 +303,12 @@ class _Loop:
         self.selection.save_weights()
         snapshot = capture(run, self.progress)
         if run.saver and run.processes.is_main:
+            run.records.sync()  # the checkpoint counts its lines
             run.saver.save(snapshot)
         run.processes.barrier()
         self._saved_at, run.records.wants_save = perf_counter(), False
+        self._saved_step = self.progress.step
         return True
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    # On a CPU torch has no class for it.
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _bad_loss(loss: float, step: int, epoch: int, batch: Any) -> NumericalError:

@@ -24,6 +24,9 @@ class Sink(Protocol):
     def write(self, record: Record) -> None:
         """Add a record."""
 
+    def sync(self) -> None:
+        """Have on disk what was written; a checkpoint that counts on it follows."""
+
     def close(self) -> None:
         """Finish."""
 
@@ -47,6 +50,10 @@ class TensorBoard:
         """Add scalars."""
         for name, value in record["values"].items():
             self._writer.add_scalar(_label(record, name), value, record["step"])
+
+    def sync(self) -> None:
+        """Flush."""
+        self._writer.flush()
 
     def close(self) -> None:
         """Flush and close."""
@@ -73,6 +80,9 @@ class WandB:
         """Log the values of one record."""
         values = {_label(record, name): value for name, value in record["values"].items()}
         self._run.log(values, step=record["step"])
+
+    def sync(self) -> None:
+        """Leave it to wandb, which uploads in the background."""
 
     def close(self) -> None:
         """Finish the upload."""
@@ -112,6 +122,11 @@ class Records:
             sink.write(record)
         if record["kind"] == "evaluation":
             self._show(lambda display: display.show_values(record))
+
+    def sync(self) -> None:
+        """Have on disk what was written."""
+        for sink in self._sinks:
+            sink.sync()
 
     def tick(self, status: Status) -> None:
         """Show how far the run is."""

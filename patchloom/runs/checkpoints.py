@@ -21,6 +21,7 @@ from patchloom.disk import (
     Lock,
     atomic_write,
     disk_errors,
+    make_folder,
     plain_name,
     sync_folder,
     temporary_beside,
@@ -117,7 +118,7 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
         refuse_bad(tensors, f"{part} at step {snapshot.step}")
     parent = folder / "checkpoints"
     with disk_errors(parent):
-        parent.mkdir(parents=True, exist_ok=True)
+        make_folder(parent)
         _remove_unfinished(parent)
         target = _free_name(parent, snapshot.step)
         temporary = temporary_beside(target)
@@ -130,16 +131,22 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
             write_new(temporary / "manifest.json", _manifest(digests))
             sync_folder(temporary)
             os.rename(temporary, target)
+            _rename_old(folder, target)
             sync_folder(parent)
-        except OSError:
+        except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        # By the time of writing: a damaged one of a later step must not push out those of the run that went on.
-        others = sorted((p for p in checkpoints_of(folder) if p != target), key=_written_at, reverse=True)
-        for old in others[KEPT - 1 :]:
-            if old.is_dir() and not old.is_symlink():  # what a stranger put there stays
-                shutil.rmtree(old)
+        _remove_unfinished(parent)
     return target
+
+
+def _rename_old(folder: Path, newest: Path) -> None:
+    """Give all but the newest two the names of unfinished ones: whatever interrupts their removal, none is half one."""
+    # By the time of writing: a damaged one of a later step must not push out those of the run that went on.
+    others = sorted((p for p in checkpoints_of(folder) if p != newest), key=_written_at, reverse=True)
+    for old in others[KEPT - 1 :]:
+        if old.is_dir() and not old.is_symlink():  # what a stranger put there stays
+            os.rename(old, temporary_beside(old))
 
 
 def load_checkpoint(path: Path) -> Snapshot:
@@ -257,7 +264,7 @@ def _check_part(part: str, tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _remove_unfinished(parent: Path) -> None:
-    """What a killed save left; links are left alone."""
+    """Remove what a killed save left, and old ones; links are left alone."""
     for path in parent.glob(".step-*.tmp"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -53,6 +53,11 @@ class MetricsFile:
         with disk_errors(self.path):
             self._file.write(self._next({**record, "values": finite}))
 
+    def sync(self) -> None:
+        """Have all lines on disk."""
+        with disk_errors(self.path):
+            os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close the file."""
         if not self._is_there():

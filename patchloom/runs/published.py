@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from patchloom.disk import atomic_write, disk_errors, sync_folder, temporary_beside
+from patchloom.disk import atomic_write, disk_errors, make_folder, sync_folder, sync_tree, temporary_beside
 from patchloom.errors import UsageError
 from patchloom.models.network import Network
 from patchloom.runs.card import card
@@ -63,10 +63,11 @@ def new_folder(out: Path) -> Iterator[Path]:
     refuse_taken(out)
     temporary = temporary_beside(out)
     with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
         try:
             temporary.mkdir()
             yield temporary
+            sync_tree(temporary)
             os.rename(temporary, out)
             sync_folder(out.parent)
         except BaseException:

@@ -16,10 +16,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from patchloom.errors import PatchloomError, ResourceError
+from patchloom.errors import PatchloomError, ResourceError, first_line, is_device_failure, is_out_of_memory
 from patchloom.serving.messages import Connection
 
 OK, UNPROCESSABLE, FAILED, SHORT_OF_MEMORY = 200, 422, 500, 503
+DEVICE_FAILED = 6  # exit code
 
 
 class Asked(NamedTuple):
@@ -41,6 +42,11 @@ def main(descriptor: int, settings: Mapping[str, Any]) -> None:
         answers, about = _loaded(settings)
     except PatchloomError as error:
         connection.write({"error": str(error), "kind": type(error).__name__})
+        return
+    except RuntimeError as error:
+        if not is_out_of_memory(error) and not is_device_failure(error):
+            raise
+        connection.write({"error": f"the device refused the model: {first_line(error)}", "kind": "ResourceError"})
         return
     connection.write(about)
     while (message := connection.read()) is not None:
@@ -96,14 +102,22 @@ def _of_group(answers: Mapping[str, Any], group: Sequence[Asked]) -> dict[int, t
             for asked in group
         }
     except Exception as error:
+        _end_with_device(error)
         if len(group) == 1:
             return {group[0].place: _fault(error)}
-        # The fault is of one of them: the others are answered.
-        return {place: told for asked in group for place, told in _of_group(answers, [asked]).items()}
+    # The fault is of one of them, or they are too many: each alone, without what the error holds of the memory.
+    return {place: told for asked in group for place, told in _of_group(answers, [asked]).items()}
+
+
+def _end_with_device(error: Exception) -> None:
+    """End this process where its device failed: another one may be able to use it, and tries the batch again."""
+    if is_device_failure(error):
+        print(f"the device failed: {first_line(error)}", file=sys.stderr, flush=True)
+        os._exit(DEVICE_FAILED)  # whatever else ends a process may wait for the device
 
 
 def _fault(error: Exception) -> tuple[int, bytes]:
-    if isinstance(error, ResourceError | MemoryError):
+    if isinstance(error, ResourceError | MemoryError) or is_out_of_memory(error):
         return SHORT_OF_MEMORY, b"there is not enough memory for this request now"
     if isinstance(error, PatchloomError):
         return UNPROCESSABLE, str(error).encode()

@@ -23,6 +23,7 @@ from patchloom.data.text.cleaning import clean
 from patchloom.data.text.pairs import LeftOut, Pairs, read_pairs
 from patchloom.data.text.sentences import SentenceSplit, not_utf8, parallel_split
 from patchloom.data.text.words import normalise_punctuation, words
+from patchloom.disk import make_folder, sync_folder, sync_tree
 from patchloom.errors import DataError, ResourceError, UsageError, nearest
 from patchloom.printable import table_cell
 
@@ -93,10 +94,12 @@ def prepare_wmt14(folder: Path, pair: str, out: Path, *, val_every: int | None =
     files = _find(folder, chosen, needs_val=val_every is None and bool(chosen.val))
     writing = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
     try:
-        writing.mkdir(parents=True)
+        make_folder(writing)
         prepared = _write(writing, pair, chosen, files, chosen.val_every if val_every is None else val_every)
         (writing / "prepared.json").write_text(json.dumps(asdict(prepared), indent=2) + "\n", "utf-8")
+        sync_tree(writing)
         os.rename(writing, out)
+        sync_folder(out.parent)
     except OSError as error:
         raise ResourceError(f"{out} cannot be written ({error.strerror or error})") from error
     finally:

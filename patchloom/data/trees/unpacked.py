@@ -87,6 +87,8 @@ def _unpack(file: Path, opener: Callable[..., Any], target: Path) -> None:
                         f"({_human(done)} so far); free some, or unpack it yourself"
                     )
                 copy.write(chunk)
+            copy.flush()
+            os.fsync(copy.fileno())  # nobody looks again whether the copy is whole
         os.replace(partial, target)
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError(f"{printable(file)}: damaged archive ({error})") from error

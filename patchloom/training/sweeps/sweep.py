@@ -15,7 +15,7 @@ from patchloom.engine.devices import kind_of
 from patchloom.engine.display import duration
 from patchloom.engine.rendezvous import place_from
 from patchloom.engine.signals import Stopped
-from patchloom.errors import PatchloomError, UsageError, with_near_options
+from patchloom.errors import PatchloomError, UsageError, is_device_failure, with_near_options
 from patchloom.judging.several_runs import evaluate
 from patchloom.printable import printable
 from patchloom.recipes.schema import Recipe
@@ -165,6 +165,8 @@ def _do(found: _Found, say: Callable[[str], None]) -> None:
         except Stopped:
             raise
         except (PatchloomError, RuntimeError, OSError, MemoryError) as error:
+            if is_device_failure(error):
+                raise  # all that follow would fail too
             reason = " ".join(printable(str(error)).split())
             say(f"failed     {about}: {reason}")
             found.keep(run.name, RunResult(data=run.data, setting=run.setting, failed=reason or type(error).__name__))
