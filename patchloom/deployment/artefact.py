@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -35,7 +36,6 @@ from patchloom.deployment.artefact_about import (
     read_whole,
 )
 from patchloom.deployment.export.formats import MODEL, Graph, graph_format
-from patchloom.disk import temporary_folder
 from patchloom.errors import CheckpointError, UsageError, at_least, with_near_options
 from patchloom.foreign import check_shape, parse_json
 from patchloom.printable import printable
@@ -157,7 +157,7 @@ def _unpacked(folder: Path, about: About) -> Iterator[Path]:
     if not about.packed:
         yield folder
         return
-    with temporary_folder() as temporary:
+    with TemporaryDirectory() as temporary:
         for name, size in about.packed.items():
             packed = folder / f"{name}{PACKED}"
             unpacking = zlib.decompressobj()
@@ -167,5 +167,5 @@ def _unpacked(folder: Path, about: About) -> Iterator[Path]:
                 raise CheckpointError(f"{packed} is damaged: {error}. Export it again.") from error
             if len(data) != size or not unpacking.eof:
                 raise CheckpointError(f"{packed} is damaged: {FILE} tells {size:,} bytes of it. Export it again.")
-            (temporary / name).write_bytes(data)
-        yield temporary
+            Path(temporary, name).write_bytes(data)
+        yield Path(temporary)

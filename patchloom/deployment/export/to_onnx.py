@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from patchloom.deployment.export.formats import MODEL, Graph, GraphFormat
-from patchloom.disk import temporary_folder
 from patchloom.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -88,6 +87,8 @@ class Onnx(GraphFormat):
         import onnx
         import onnxruntime
 
+        from patchloom.disk import temporary_folder  # which the light runtime does without
+
         with temporary_folder() as temporary:
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 3
@@ -115,6 +116,8 @@ class Onnx(GraphFormat):
             quantize_static,
         )
         from onnxruntime.quantization.shape_inference import quant_pre_process
+
+        from patchloom.disk import temporary_folder
 
         class Reader(CalibrationDataReader):
             """The batches, one after the other."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from patchloom.deployment.export.formats import MODEL, Graph, GraphFormat
-from patchloom.disk import write_new
 from patchloom.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ class TorchProgram(GraphFormat):
     def write(self, traced: "Traced", folder: Path) -> None:
         """The module gives a dict of outputs, whose names the program keeps."""
         import torch
+
+        from patchloom.disk import write_new  # which the light runtime does without
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
