@@ -127,6 +127,8 @@ def _run(stdout: Failures) -> int:
     except ImportError as error:
         if not any(words in str(error) for words in _NO_ROOM):
             raise
+        if output.is_verbose():
+            traceback.print_exc()
         return _complain(
             f"there is not enough memory to load a library ({error}). PyTorch takes {TORCH_ADDRESS_SPACE}: allow "
             "more with ulimit -v, or free some.",

@@ -26,9 +26,9 @@ _LABEL_COLUMNS = ("label", "labels", "fine_label")
 class HubPictures(Pictures):
     """The image column of one split; `rows` is a `datasets.Dataset` that pickles and forks by itself."""
 
-    def __init__(self, rows: Any, column: str, name: str, root: Path) -> None:
+    def __init__(self, rows: Any, column: str, name: str, roots: Sequence[Path]) -> None:
         self._rows = rows
-        self._root = root
+        self._roots = tuple(roots)  # whose files rows may name
         self._column = column
         self._name = name
         self._files = [file["filename"] for file in rows.cache_files]
@@ -53,10 +53,10 @@ class HubPictures(Pictures):
             return bytes(value["bytes"]), where
         if not path:
             raise DataError(f"{where}: no image in column {self._column!r}")
-        inside = below(self._root, path)
-        if inside is None:
-            raise DataError(f"{where}: the image is a file outside of {printable(self._root)}; expected one in it")
-        return read_file(self._root / inside, where), where
+        for root in self._roots:
+            if (inside := below(root, path)) is not None:
+                return read_file(root / inside, where), where
+        raise DataError(f"{where}: the image is a file outside of {printable(self._roots[0])}; expected one in it")
 
     def where(self, index: int) -> str:
         """Data set, split and row."""
@@ -94,15 +94,16 @@ def open_huggingface(name: str) -> Source:
     notes: tuple[str, ...] = (f"splits not used: {', '.join(said.unused)}",) if said.unused else ()
     chosen = {"train": said.train, "val": said.val, "test": said.test}
     # Rows may name files: those that were saved with them, or that the library downloaded.
-    root = folder if folder.exists() else Path(datasets.config.HF_CACHE_HOME)
-    found_in = {split: _listing(splits[of[0]], f"hf:{name}, {of[0]}", root) for split, of in chosen.items() if of}
+    caches = [Path(datasets.config.HF_CACHE_HOME), Path(datasets.config.HF_DATASETS_CACHE)]
+    roots = [folder] if folder.exists() else caches
+    found_in = {split: _listing(splits[of[0]], f"hf:{name}, {of[0]}", roots) for split, of in chosen.items() if of}
     notes += tuple(note for _, more in found_in.values() for note in more)
     listings = {split: listing for split, (listing, _) in found_in.items()}
     title = f"{folder.name if folder.exists() else name} (Hugging Face)"
     return Source(title, listings["train"], listings.get("val"), notes, test=listings.get("test"))
 
 
-def _listing(rows: Any, name: str, root: Path) -> tuple[Listing, tuple[str, ...]]:
+def _listing(rows: Any, name: str, roots: Sequence[Path]) -> tuple[Listing, tuple[str, ...]]:
     """The rows with their labels and levels, and notes."""
     import datasets
 
@@ -111,7 +112,7 @@ def _listing(rows: Any, name: str, root: Path) -> tuple[Listing, tuple[str, ...]
     if image is None:
         raise DataError(f"{name}: columns {', '.join(kinds)}; expected one of images")
     undecoded = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
-    pictures = HubPictures(undecoded, image, name, root)
+    pictures = HubPictures(undecoded, image, name, roots)
     column = next((column for column in _LABEL_COLUMNS if column in kinds), None)
     order = np.arange(len(rows))
     if column is None:
