@@ -191,7 +191,7 @@ def _names(root: Path) -> tuple[str, ...] | None:
         told: Any = load_yaml(read_plain(file, MOST_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise DataError(f"{printable(file)}: cannot be read as YAML ({error})") from error
-    given = told.get("names") if isinstance(told, dict) else None
+    given: Any = told.get("names") if isinstance(told, dict) else None
     if isinstance(given, dict) and given.keys() == set(range(len(given))):
         given = [given[i] for i in range(len(given))]
     try:
