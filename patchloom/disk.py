@@ -1,7 +1,8 @@
 """Files of a folder, written so that whoever reads them finds the old or the new one, whole; and what the disk refuses.
 
 A folder may be a stranger's. So a temporary file has a name nobody can guess and is made, never opened where something
-lies already; links are not followed; what killed writers left is removed only where it is a plain file of such a name.
+lies already; links are not followed. The name also says which process on which system made it: what killed writers left
+is removed by the next one, and what a living process writes is not.
 """
 
 import errno
@@ -10,36 +11,68 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
-from patchloom.errors import CheckpointError, ResourceError, UsageError
+from patchloom.errors import CheckpointError, PatchloomError, ResourceError, UsageError
 
-_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.tmp", re.DOTALL)
-# Of another writer that is still at work, a temporary file is never this old.
-_LEFTOVER_AFTER_S = 600.0
+# System, process, when it began, random digits; earlier versions had the last alone.
+_LEFTOVER = re.compile(r"\..+?\.(?:([0-9a-f]{8})-([0-9]{1,9})-([0-9]{1,19})\.)?[0-9a-f]{16}\.tmp", re.DOTALL)
+# Of a writer that is still at work, a file whose process cannot be looked up was changed since.
+_UNNAMED_AFTER_S, _ELSEWHERE_AFTER_S = 600.0, 86_400.0
+_ROOM_BYTES = 1 << 20  # a writer that failed has left less
+_swept: set[str] = set()  # folders where this process has removed leftovers
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 _EXCLUSIVE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder of the system's for what is removed at the end; a ResourceError names it where it is full."""
+    place = Path(tempfile.gettempdir())
+    # Once before the folder is removed, while what fills it is there.
+    with disk_errors(place), tempfile.TemporaryDirectory() as folder, disk_errors(place):
+        yield Path(folder)
+
+
+@contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Writing `path`: a full disk is a ResourceError, anything else the system refuses a UsageError."""
+    full = f"There is no space left to write {path}. What was saved before is intact: free some space and run again."
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceError(full) from error
+        if error.errno == errno.EIO:
             raise ResourceError(
-                f"There is no space left to write {path}. What was saved before is intact: free some space and "
-                "run again."
+                f"{path} cannot be written: the disk failed ({error.strerror}). What was saved before is intact: "
+                "check the disk, or choose another folder."
             ) from error
-        raise UsageError(f"{path} cannot be written: {error.strerror}. Give a folder that can.") from error
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}. Choose a folder that you can write to."
+        ) from error
+    except Exception as error:
+        # Libraries that write by themselves have errors of their own for it: torch, onnxruntime, faiss.
+        if isinstance(error, PatchloomError) or not _is_full(path):
+            raise
+        raise ResourceError(full) from error
+
+
+def _is_full(path: Path) -> bool:
+    """Whether the file system of `path` has no room for as much as a small file."""
+    existing = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    space = os.statvfs(existing)
+    return space.f_bavail * space.f_frsize < _ROOM_BYTES
 
 
 def atomic_write(path: Path, data: bytes) -> None:
@@ -65,9 +98,44 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A hidden name in the same folder that nobody can guess."""
+    """A hidden name in the same folder that nobody can guess; the first one there removes what killed writers left."""
+    folder = os.path.abspath(path.parent)
+    if folder not in _swept:
+        _swept.add(folder)
+        with suppress(OSError):
+            remove_leftovers(path.parent)
+    process = os.getpid()
+    owner = f"{_system()}-{process}-{_began(process) or 0}"
     # Of a long name only the beginning: with what is added it must still be a name the file system takes.
-    return path.with_name(f".{path.name[:80]}.{secrets.token_hex(8)}.tmp")
+    return path.with_name(f".{path.name[:40]}.{owner}.{secrets.token_hex(8)}.tmp")
+
+
+@cache
+def _system() -> str:
+    """Digits for this system since it started, and its numbering of processes; others may share the file system."""
+    parts = [os.uname().nodename]
+    with suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+
+
+def _began(process: int) -> int | None:
+    """When a process began, in ticks; 0 if it has ended and nobody has asked how, None where that cannot be told."""
+    try:
+        state, *numbers = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+        return 0 if state == b"Z" else int(numbers[18])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_running(process: int, began: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return _began(process) in (began, None)
 
 
 def open_new(path: Path) -> FileIO:
@@ -113,14 +181,26 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left: plain files with the names of `temporary_beside`, once they are old."""
+    """Remove what killed writers left: plain files and folders with the names of `temporary_beside`.
+
+    Those of this system go as soon as their process has ended, others once they are old.
+    """
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if _LEFTOVER.fullmatch(entry.name)]
+        names = [match for entry in entries if (match := _LEFTOVER.fullmatch(entry.name))]
     for name in names:
+        path, (system, process, began) = folder / name[0], name.groups()
         with suppress(OSError):
-            found = os.lstat(folder / name)
-            if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > _LEFTOVER_AFTER_S:
-                os.unlink(folder / name)
+            facts = os.lstat(path)
+            is_file, is_folder = stat.S_ISREG(facts.st_mode), stat.S_ISDIR(facts.st_mode)
+            if system == _system():
+                is_left = not _is_running(int(process), int(began))
+            else:
+                age = time.time() - facts.st_mtime
+                is_left = age > (_UNNAMED_AFTER_S if system is None and is_file else _ELSEWHERE_AFTER_S)
+            if is_left and is_file:
+                os.unlink(path)
+            elif is_left and is_folder:
+                shutil.rmtree(path)
 
 
 def open_lock(path: Path) -> TextIO:

@@ -107,6 +107,13 @@ def parse_json(data: bytes | str, most: int = MOST_BYTES, **options: Any) -> Any
     return value
 
 
+def parse_number(text: str) -> float:
+    """The finite number that plain digits write; a ValueError for what else `float` reads: 1_0, ٣, nan."""
+    if not text.isascii() or "_" in text or not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:60]!r} is no plain number")
+    return number
+
+
 def own_sha256(values: Mapping[str, Any]) -> str:
     """The checksum of a JSON object that keeps its own, as `own_sha256`: of everything else in it."""
     others = {name: value for name, value in values.items() if name != "own_sha256"}

@@ -22,6 +22,8 @@ from patchloom.printable import printable
 
 LOST = ResourceError.exit_code
 _USUAL = {"--knn": "20", "--linear-sgd": "100"}  # values of options that may be given alone
+_NO_ROOM = ("failed to map segment", "annot allocate memory")  # of the dynamic linker
+TORCH_ADDRESS_SPACE = "about 3 GiB of address space"  # VmSize after importing torch 2.15 for CUDA 13.2 was 3,080 MiB
 STOPPED = 128  # exit codes above it: by a signal, which is no error
 
 TRAIN, USE, MEASURE, KNOW = "Train", "Use what was trained", "Measure and show", "Look up"  # panels of the help
@@ -122,6 +124,16 @@ def _run(stdout: Failures) -> int:
         return _complain(str(error), error.exit_code)
     except BrokenPipeError:
         return 128 + signal.SIGPIPE  # as any command in a pipe whose reader left
+    except ImportError as error:
+        if not any(words in str(error) for words in _NO_ROOM):
+            raise
+        if output.is_verbose():
+            traceback.print_exc()
+        return _complain(
+            f"there is not enough memory to load a library ({error}). PyTorch takes {TORCH_ADDRESS_SPACE}: allow "
+            "more with ulimit -v, or free some.",
+            ResourceError.exit_code,
+        )
     except (OSError, MemoryError) as error:
         if stdout.first:
             return _lost(stdout.first)

@@ -160,13 +160,16 @@ class Pictures(ABC):
 
     def objects(self, index: int) -> Objects:
         """What there is to find in a picture of a source with boxes."""
-        from patchloom.data.pictures.object_masks import ObjectMask  # which naming classes does without
+        from patchloom.data.pictures.object_masks import masks_of_instances  # which naming classes does without
 
         boxes = np.asarray(self.boxes(index), np.float64).reshape(-1, 5)
         masks, mask = None, self.mask(index) if self.tells_objects_apart else None
         areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
         if mask is not None and mask.instances is not None:
-            masks = [ObjectMask.of(mask.instances == number) for number in range(1, len(boxes) + 1)]
+            try:
+                masks = masks_of_instances(mask.instances, len(boxes))
+            except DataError as error:
+                raise DataError(f"{self.where(index)}: {error}") from error
             areas = np.array([one.area for one in masks], np.float64)
         crowd = self.crowd(index)
         return Objects(boxes, np.zeros(len(boxes), bool) if crowd is None else crowd, areas, masks)

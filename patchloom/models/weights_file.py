@@ -6,7 +6,7 @@ import pickle
 import pickletools
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,14 @@ def read_weights_file(path: Path) -> Mapping[str, Any]:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes safetensors, numpy and torch raise nearly anything
         raise _unreadable(path, error) from error
-    _refuse_expansion(path, sum(map(_bytes_in, _tensors(loaded))))
+    if not isinstance(loaded, Mapping):
+        raise CheckpointError(f"{path} holds a {type(loaded).__name__}, expected named tensors")
+    tensors = _tensors(loaded)
+    for tensor in tensors:
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise CheckpointError(f"{path} holds a {kind} tensor, expected plain ones: save it with dense weights")
+    _refuse_expansion(path, sum(map(_bytes_in, tensors)))
     return loaded
 
 
@@ -73,16 +80,17 @@ def _refuse_expansion(path: Path, unpacked: int) -> None:
         )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested mappings and lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _tensors(inner)
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors in nested mappings and lists, however deep these are, and be it in themselves."""
+    found, rest, visited = [], [value], set()
+    while rest:
+        one = rest.pop()
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        elif isinstance(one, Mapping | list | tuple) and id(one) not in visited:
+            visited.add(id(one))
+            rest += one.values() if isinstance(one, Mapping) else one
+    return found
 
 
 def _bytes_in(tensor: torch.Tensor) -> int:

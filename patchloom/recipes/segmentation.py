@@ -91,7 +91,9 @@ def auto_segmentation(facts: Facts, model: str | None, given: Mapping[str, Any])
     why = f"windows of images whose shorter side is about {facts.image_size_median} pixels, in multiples of 32"
     reasons.append(Reason("model.image_size", side, why))
     if facts.device == "cpu" and facts.image_size_median > side:
-        reasons.append(Reason("augment.short_side", side, "without a GPU images are resized, so a window is most of one"))
+        reasons.append(
+            Reason("augment.short_side", side, "without a GPU images are resized, so a window is most of one")
+        )
     if not facts.pretrained:
         reasons += _fine_patches(name, side, known) + (_small(name) if facts.device == "cpu" and not model else [])
     batch = known.get("optim.batch_size") or min(32, max(8, fitted_batch(facts.images, 32)))

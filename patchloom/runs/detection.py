@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.data.pictures.object_masks import ObjectMask, mask_from_coco
+from patchloom.data.pictures.object_masks import ObjectMask, masks_from_coco
 from patchloom.errors import CheckpointError, DataError
 from patchloom.evaluation.detection import DetectionReport, Found, Truth
 from patchloom.foreign import check_shape, parse_json
@@ -129,7 +129,7 @@ def _boxes(told: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
 def _masks(told: Sequence[Any], size: tuple[int, int]) -> list[ObjectMask] | None:
     if not all("segmentation" in one for one in told):
         return None
-    return [ObjectMask.of(mask_from_coco(one["segmentation"], size)) for one in told]
+    return masks_from_coco([one["segmentation"] for one in told], size)
 
 
 def _read_truth(told: Sequence[Any], size: tuple[int, int]) -> Truth:

@@ -74,12 +74,60 @@ def test_masks_of_coco(tmp_path):
 
 def test_a_mask_that_does_not_fit_is_found(tmp_path):
     file = tmp_path / "data" / "annotations" / "instances_train2017.json"
+    places = [f"{file}, image train2017/{i}.jpg: annotation" for i in (1, 2)]
     rows = [annotation(3, {"size": [48, 48], "counts": [5, 5]}), annotation(7, [[1, 2, 3, 4]], image=2)]
     lengths, points = "run lengths of 10 pixels, the picture has 2,304", "a polygon of 2 points, expected at least 3"
     assert found(outlined(tmp_path / "data", *rows)) == {
-        ("train2017/1.jpg", "mask cannot be read", f"{file}, annotation 3: {lengths}"),
-        ("train2017/2.jpg", "mask cannot be read", f"{file}, annotation 7: {points}, of finite numbers"),
+        ("train2017/1.jpg", "mask cannot be read", f"{places[0]} 3: {lengths}"),
+        ("train2017/2.jpg", "mask cannot be read", f"{places[1]} 7: {points}, of finite numbers"),
     }
+
+
+def test_numbers_of_coco_beyond_floats(tmp_path):
+    rows = [
+        annotation(3, SQUARE, area=10**400),
+        annotation(4, SQUARE, area=float("inf")),
+        annotation(5, SQUARE, area=-1),
+    ]
+    objects = find_source(outlined(tmp_path / "data", *rows)).train.pictures.objects(0)
+    assert objects.areas.tolist() == [16 * 12] * 4
+    outlined(
+        tmp_path / "data", annotation(6, [[1, 2, 10**400, 4, 5, 6]]), annotation(7, SQUARE, bbox=[10**400, 1, 2, 3])
+    )
+    kinds = {kind: detail for _, kind, detail in found(tmp_path / "data")}
+    assert set(kinds) == {"mask cannot be read", "boxes cannot be read"}
+    assert "annotation 6: a polygon" in kinds["mask cannot be read"]
+
+
+@pytest.mark.parametrize("name", ["../../secret.jpg", "{outside}", "a/../../../secret.jpg"])
+def test_coco_names_pictures_of_its_own_folder_alone(tmp_path, name):
+    root = outlined(tmp_path / "data")
+    (tmp_path / "secret.jpg").write_bytes(jpeg(picture(0)))
+    file = root / "annotations" / "instances_train2017.json"
+    content = json.loads(file.read_text())
+    content["images"][0]["file_name"] = name.format(outside=tmp_path / "secret.jpg")
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"instances_train2017\.json: file_name .*secret\.jpg.* is outside of"):
+        find_source(root)
+    # Another spelling of a path in the folder is the same picture.
+    content["images"][0]["file_name"] = str(root / "train2017" / "1.jpg")
+    content["images"][1]["file_name"] = "../train2017/./2.jpg"
+    file.write_text(json.dumps(content))
+    pictures = find_source(root).train.pictures
+    assert [pictures.key(i) for i in range(2)] == ["train2017/1.jpg", "train2017/2.jpg"]
+
+
+def test_entries_of_one_picture_are_joined(tmp_path):
+    root = outlined(tmp_path / "data", *(annotation(10 + i, SQUARE, image=100 + i) for i in range(3)))
+    file = root / "annotations" / "instances_train2017.json"
+    content = json.loads(file.read_text())
+    content["images"] += [{"id": 100 + i, "file_name": f"{'./' * i}1.jpg"} for i in range(3)]
+    file.write_text(json.dumps(content))
+    pictures = find_source(root).train.pictures
+    assert len(pictures) == len({pictures.key(i) for i in range(len(pictures))})
+    assert len(pictures.boxes(0)) == 4
+    faults = [fault for fault in found(root) if fault[1] == "picture listed several times"]
+    assert [(where, "4 entries" in detail) for where, _, detail in faults] == [("train2017/1.jpg", True)]
 
 
 def test_masks_of_some_alone_are_not_learned(tmp_path):
@@ -174,8 +222,14 @@ def test_other_layouts_and_names_of_yolo(tmp_path):
     (root / "data.yaml").write_text("names:\n  0: one\n  1: two\n  2: three\n  3: four\n")
     assert find_source(root).train.pictures.object_names[3] == "four"
     (root / "data.yaml").write_text("names: 3\n")
-    with pytest.raises(DataError, match="expected `names:` with a list"):
+    with pytest.raises(DataError, match=r"data\.yaml: names is 3, expected a list"):
         find_source(root)
+
+
+@pytest.mark.parametrize("names", ["{0: a, b: c}", "{null: a, 0: b}", "{1: a, 2: b}", "[a, null]", "[[a]]", "{}", "[]"])
+def test_names_of_yolo_that_are_none(tmp_path, names):
+    with pytest.raises(DataError, match=r"data\.yaml: .*names"):
+        find_source(make_yolo(tmp_path / "yolo", names=f"names: {names}\n"))
 
 
 def test_polygons_of_yolo_are_masks(tmp_path):
@@ -204,6 +258,20 @@ def test_faults_of_yolo(tmp_path):
         ("images/val/d.jpg", "boxes cannot be read"),
     }
     assert any("a polygon of 15,000 points, expected at most 10,000" in detail for *_, detail in found(root))
+
+
+@pytest.mark.parametrize("number", ["1_0", "٣", "nan", "inf", "0x1"])
+def test_numbers_are_plain_digits(tmp_path, number):
+    root = make_yolo(tmp_path / "yolo", line=f"1 0.5 0.5 {number} 0.5")
+    assert {(kind, number in detail) for _, kind, detail in found(root)} >= {("boxes cannot be read", True)}
+    root = make_voc(tmp_path / "voc")
+    (root / "Annotations" / "a.xml").write_text(xml(("cat", 1, 1, number, 20, 0)))
+    assert {(where, kind) for where, kind, _ in found(root)} == {("JPEGImages/a.jpg", "boxes cannot be read")}
+    rows = annotation(3, SQUARE, bbox=["1", number, 3, 4]), annotation(4, [[1, 2, number, 4, 5, 6]])
+    assert {kind for _, kind, _ in found(outlined(tmp_path / "coco", *rows))} == {
+        "boxes cannot be read",
+        "mask cannot be read",
+    }
 
 
 # Masks of objects' numbers

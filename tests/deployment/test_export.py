@@ -5,7 +5,9 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from patchloom.deployment.export.formats import GRAPHS, GraphFormat, format_name
 from patchloom.deployment.export.graph import Classes
 from patchloom.deployment.export.of_classifier import ClassifierSubject
 from patchloom.deployment.export.parity import TOLERANCE
-from patchloom.errors import CheckpointError, NumericalError, UsageError
+from patchloom.errors import CheckpointError, NumericalError, ResourceError, UsageError
 from patchloom.foreign import own_sha256
 from tests.networks import small
 from tests.reliability.commands import command
@@ -118,6 +120,30 @@ def test_the_file_answers_as_the_run_does(exported: Exported, trained: Path) -> 
     one = sorted((trained / "data").rglob("*.png"))[0]
     assert np.allclose(model.embed(one), classifier.embed(one), atol=1e-4)
     assert "resmlp_s12, onnx float32, 16×16 pixels, 2 classes" in repr(model)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A folder with room for 16 KiB."""
+    place = tmp_path / "full"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", place], capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs rights")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_temporary_folder_is_named(exported: Exported, full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(full))
+    with pytest.raises(ResourceError, match=f"no space left to write {full}"):
+        format_named("onnx").operators(exported.folder)
+    assert list(full.iterdir()) == []
+
+
+def test_a_full_disk_does_not_end_the_process(trained: Path, full: Path) -> None:
+    with pytest.raises(ResourceError, match=f"no space left to write {full}"):
+        export(str(trained / "a"), str(full / "a.torch"), to="torch")
+    assert list(full.iterdir()) == []
 
 
 def test_the_runtime_answers_without_torch_and_patchloom(exported: Exported, trained: Path, tmp_path: Path) -> None:

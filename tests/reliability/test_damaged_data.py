@@ -533,3 +533,74 @@ def test_half_a_character_is_read_as_unknown() -> None:
 def test_captions_of_any_length_take_a_page() -> None:
     drawn = sheet([Line("x" * 100_000, [Cell(Image.new("RGB", (8, 8)), "y" * 100_000)])])
     assert drawn.width < 3_000
+
+
+def coco_image(
+    root: Path, images: list[dict[str, Any]], annotations: list[dict[str, Any]], size: tuple[int, int]
+) -> Path:
+    (root / "train").mkdir(parents=True)
+    (root / "annotations").mkdir()
+    Image.new("L", size).save(root / "train" / "0.png")
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "a"}]}
+    (root / "annotations" / "instances_train.json").write_text(json.dumps(content))
+    return root
+
+
+def test_thousands_of_objects_on_a_large_image(tmp_path: Path) -> None:
+    def annotation(i: int) -> dict[str, Any]:
+        x, y = i % 60 * 100, i // 60 * 79
+        outline = [[x, y, x + 50, y, x + 50, y + 20, x, y + 20]]
+        return {"id": i, "image_id": 0, "category_id": 1, "bbox": [x, y, 50, 20], "segmentation": outline}
+
+    images = [{"id": 0, "file_name": "0.png"}]
+    many = coco_image(tmp_path / "many", images, [annotation(i) for i in range(3_000)], (6_000, 4_000))
+    assert check(many, workers=1, cache=False).faults == ()
+    too_many = coco_image(tmp_path / "too-many", images, [annotation(i % 3_000) for i in range(10_001)], (60, 40))
+    faults = check(too_many, workers=1, cache=False).faults
+    assert {fault.kind for fault in faults} == {"mask cannot be read", "boxes cannot be read"}
+    for fact in ("instances_train.json", "train/0.png", "10,001 objects", "10,000"):
+        assert all(fact in fault.detail for fault in faults), fact
+
+
+def test_a_hundred_thousand_references_to_one_image(tmp_path: Path) -> None:
+    images = [{"id": i, "file_name": "0.png"} for i in range(100_000)]
+    report = check(coco_image(tmp_path / "data", images, [], (600, 400)), workers=1, cache=False)
+    assert report.pictures == 1
+    assert [(fault.kind, "100,000" in fault.detail) for fault in report.faults if "several" in fault.kind] == [
+        ("picture listed several times", True)
+    ]
+
+
+def test_labels_in_the_data_name_nothing_outside(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "data", "cat", "dog")
+    (tmp_path / "secret.png").write_bytes(png(9))
+    lines = "path,label\ncat/0.png,cat\ndog/0.png,dog\n../secret.png,cat\n"
+    (root / "labels.csv").write_text(f"{lines}{tmp_path / 'secret.png'},dog\n")
+    for spec, reading in ((root, Reading(labels=root / "labels.csv")), (root / "labels.csv", Reading())):
+        report = check(spec, reading=reading, workers=1, cache=False)
+        assert report.pictures == 2
+        assert any("2 of 4 files are not in" in note and "../secret.png" in note for note in report.notes)
+    # A list elsewhere is the user's own.
+    (tmp_path / "own.csv").write_text(f"{lines.replace('../', str(tmp_path) + '/')}")
+    report = check(root, reading=Reading(labels=tmp_path / "own.csv"), workers=1, cache=False)
+    assert report.pictures == 3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_saved_dataset_names_nothing_outside(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "secret.png").write_bytes(png(9))
+    named = [{"bytes": None, "path": str(tmp_path / name)} for name in ("secret.png", "saved/own.png")]
+    paths = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    rows = datasets.Dataset.from_dict({"image": [{"bytes": png(0), "path": None}, *named], "label": [0, 1, 1]})
+    rows.cast(datasets.Features({"image": paths, "label": datasets.ClassLabel(names=["no", "yes"])})).save_to_disk(
+        tmp_path / "saved"
+    )
+    (tmp_path / "saved" / "own.png").write_bytes(png(3))
+    # The library itself would store the bytes of an image column.
+    about = tmp_path / "saved" / "dataset_info.json"
+    content = json.loads(about.read_text())
+    content["features"]["image"] = {"_type": "Image"}
+    about.write_text(json.dumps(content))
+    report = check(tmp_path / "saved", workers=1, cache=False)
+    assert [("secret.png" in one.reason, "outside of" in one.reason) for one in report.unreadable] == [(True, True)]

@@ -1,10 +1,14 @@
 """Folders, names and files one did not make: nothing is written or fetched elsewhere, no name steers a terminal."""
 
 import csv
+import errno
 import json
 import os
+import resource
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,12 @@ from PIL import Image
 
 import patchloom
 from patchloom.deployment.index import index, open_index
-from patchloom.disk import atomic_write, locked, write_new
-from patchloom.errors import UsageError
+from patchloom.disk import atomic_write, disk_errors, locked, temporary_beside, write_new
+from patchloom.errors import ResourceError, UsageError
 from patchloom.foreign import own_sha256
 from patchloom.printable import printable, table_cell
-from tests.reliability.commands import OPTIONS, command
+from tests.forked import Forked
+from tests.reliability.commands import OPTIONS, command, started
 
 NAMES = ("x[/z]", "\x1b[31mred", "=cmd()", "a\nb")
 BROKEN = "=cmd()\t\x1b[2Jx\n.png"
@@ -174,7 +179,7 @@ def test_a_lock_that_is_no_file_is_refused(copies: Path, made: Path, monkeypatch
 def test_a_temporary_file_is_made_never_opened(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("patchloom.disk.secrets.token_hex", lambda _: "0" * 16)
     (tmp_path / "victim").write_text("precious")
-    (tmp_path / ".a.0000000000000000.tmp").symlink_to(tmp_path / "victim")
+    temporary_beside(tmp_path / "a").symlink_to(tmp_path / "victim")
     with pytest.raises(UsageError, match="a cannot be written: File exists"):
         atomic_write(tmp_path / "a", b"new")
     assert (tmp_path / "victim").read_text() == "precious"
@@ -193,6 +198,86 @@ def test_only_our_own_old_leftovers_are_removed(tmp_path: Path) -> None:
     with locked(tmp_path):
         assert [path for path in (left, fresh, *others) if not path.exists()] == [left]
     assert linked.is_symlink()
+
+
+def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_never(tmp_path: Path) -> None:
+    def work() -> None:
+        write_new(temporary_beside(tmp_path / "a"), b"half")
+        temporary_beside(tmp_path / "folder").mkdir()
+        time.sleep(60)
+
+    writer = Forked(work)
+    while len(list(tmp_path.glob(".*.tmp"))) < 2:
+        time.sleep(0.01)
+    names = {path.name: path for path in tmp_path.glob(".*.tmp")}
+    system = next(iter(names)).split(".")[2].split("-")[0]
+    for path in names.values():
+        os.utime(path, (1, 1))
+    others = []
+    for age_s in (60, 7_200, 200_000):
+        others.append(tmp_path / f".a.00000000-{writer.pid}-{age_s}.{'0' * 16}.tmp")
+        write_new(others[-1], b"")
+        os.utime(others[-1], (time.time() - age_s,) * 2)
+    number_of_another = tmp_path / f".a.{system}-{writer.pid}-1.{'0' * 16}.tmp"  # an older process of that number
+    write_new(number_of_another, b"")
+    with locked(tmp_path):
+        assert {path.exists() for path in names.values()} == {True}
+        assert [path.exists() for path in others] == [True, True, False]
+        assert not number_of_another.exists()
+    writer.send_signal(signal.SIGKILL)
+    writer.wait(10)
+    with locked(tmp_path):
+        assert {path.exists() for path in names.values()} == {False}
+
+
+@pytest.mark.parametrize("rename", [1, 2, 3])
+def test_a_killed_index_build_leaves_nothing_behind(made: Path, tmp_path: Path, rename: int) -> None:
+    def work() -> None:
+        calls, replace = iter(range(1, 100)), os.replace
+
+        def replace_or_die(*paths: Any) -> None:
+            if next(calls) == rename:
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(*paths)
+
+        os.replace = replace_or_die
+        index(str(made / "run"), [made / "data"], out=tmp_path / "index", device="cpu", workers=0)
+
+    assert Forked(work).wait(60) == -signal.SIGKILL
+    assert list((tmp_path / "index").glob(".*.tmp"))
+    index(str(made / "run"), [made / "data"], out=tmp_path / "index", device="cpu", workers=0)
+    assert not list((tmp_path / "index").glob(".*.tmp"))
+    left, whole = ({path.name for path in folder.iterdir()} for folder in (tmp_path / "index", made / "index"))
+    assert left == whole
+
+
+def test_the_next_writer_of_any_folder_removes_leftovers(tmp_path: Path) -> None:
+    def work() -> None:
+        temporary = temporary_beside(tmp_path / "page.html")
+        write_new(temporary, b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert Forked(work).wait(30) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    atomic_write(tmp_path / "page.html", b"whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_a_failing_disk_is_said_in_a_sentence(tmp_path: Path) -> None:
+    said = r"run cannot be written: the disk failed .*check the disk"
+    with pytest.raises(ResourceError, match=said), disk_errors(tmp_path / "run"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_library_without_room_is_one_line() -> None:
+    def less_memory() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30,) * 2)
+
+    done = started("train", "digits", preexec_fn=less_memory)
+    _, errors = done.communicate(timeout=60)
+    assert (done.returncode, errors.count("\n")) == (6, 1)
+    for fact in ("libtorch", "GiB", "ulimit -v"):
+        assert fact in errors
 
 
 # The hub ------------------------------------------------------------------------------------------------------------

@@ -44,15 +44,46 @@ def compressed(path: Path) -> None:
             archive.writestr(name, content)
 
 
-def not_finite(path: Path) -> None:
+def small_weights() -> dict[str, torch.Tensor]:
     from patchloom.recipes import get_recipe, override
     from patchloom.tasks.image_networks import make_network
 
     small = {"depth": 1, "dim": 16, "patch_size": 8}
     changes = {f"model.options.{key}": value for key, value in small.items()} | {"model.image_size": 16}
-    weights = make_network(override(get_recipe("small_images"), changes), 2).state_dict()
+    return make_network(override(get_recipe("small_images"), changes), 2).state_dict()
+
+
+def not_finite(path: Path) -> None:
+    weights = small_weights()
     next(iter(weights.values())).view(-1)[0] = torch.nan
     torch.save(weights, path)
+
+
+def first_changed(change: Callable[[torch.Tensor], Any]) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        weights = small_weights()
+        name = next(name for name, weight in weights.items() if weight.ndim > 1)
+        torch.save(weights | {name: change(weights[name])}, path)
+
+    return write
+
+
+LISTS = b"]" * 200_000 + b"a" * 199_999  # in lists
+NESTED = b"\x80\x02" + LISTS + b"."
+NESTED_MODEL = b"\x80\x02}X\x05\x00\x00\x00model" + LISTS + b"s."
+ITSELF = b"\x80\x02]q\x00h\x00a."  # of a list that holds itself
+
+
+def in_zip(pickled: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        torch.save({"a": torch.zeros(2)}, path)
+        with zipfile.ZipFile(path) as plain:
+            members = {name: plain.read(name) for name in plain.namelist()}
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, pickled if name.endswith("data.pkl") else content)
+
+    return write
 
 
 Case = tuple[str, str, Callable[[Path], Any]]  # file, words of the line, what writes it
@@ -61,6 +92,12 @@ CASES: dict[str, Case] = {
     "8 zero bytes as pth": ("w.pth", "0 bytes", lambda p: p.touch()),
     "9 truncated": ("w.pth", "not a readable checkpoint", lambda p: p.write_bytes(b"PK\x03\x04" + bytes(90))),
     "11 not finite": ("w.pth", "hold NaN or infinity", not_finite),
+    "12 a sparse tensor": ("w.pth", "sparse", first_changed(torch.Tensor.to_sparse)),
+    "12 a tensor without values": ("w.pth", "meta", first_changed(lambda weight: weight.to("meta"))),
+    "12 lists in lists": ("w.pth", "w.pth", in_zip(NESTED)),
+    "12 lists in lists as the model": ("w.pth", "no tensors", in_zip(NESTED_MODEL)),
+    "12 lists in lists of a plain pickle": ("w.pth", "w.pth", lambda p: p.write_bytes(NESTED)),
+    "12 a list that holds itself": ("w.pth", "w.pth", in_zip(ITSELF)),
     "12 another network": ("w.pth", "does not fit", lambda p: torch.save({"a": torch.zeros(2)}, p)),
     "14 foreign globals": ("w.pth", "would call posix.mkdir", lambda p: torch.save({"a": Attack()}, p)),
     "14 the old format": (

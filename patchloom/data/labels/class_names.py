@@ -91,7 +91,7 @@ def _columns(content: bytes, title: str) -> dict[str, list[str]]:
 
 
 def _whole_numbers(values: Sequence[str]) -> bool:
-    return all(value.isdecimal() for value in values)
+    return all(value.isascii() and value.isdecimal() for value in values)
 
 
 def _files(values: Sequence[str]) -> bool:

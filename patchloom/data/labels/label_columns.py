@@ -99,7 +99,7 @@ def _wanted(table: Table, label_column: str) -> int:
     """The column that was asked for, by name or, counted from 1, by number."""
     by_name = {column.lower(): i for i, column in reversed(list(enumerate(table.columns)))}
     found = by_name.get(label_column.strip().lower())
-    if found is None and label_column.isdecimal() and 1 <= int(label_column) <= len(table.columns):
+    if found is None and re.fullmatch("[0-9]{1,4}", label_column) and 1 <= int(label_column) <= len(table.columns):
         found = int(label_column) - 1
     if found is None:
         known = f"it has {', '.join(table.columns)}" if table.headed else f"it has 1 to {len(table.columns)}, no header"

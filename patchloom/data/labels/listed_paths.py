@@ -3,6 +3,9 @@
 images/a.jpg  images\\a.jpg  ./images/a.jpg     from the folder of the data, or from that of the list
 /data/flowers/images/a.jpg  flowers/images/a.jpg    with the folder's own name, also from another machine
 images/a  a  a.jpg                              without extension or folders, where one file alone fits
+
+A list that lies in the data's folder came with the data: it names no file outside of that folder. A list elsewhere is
+the user's own and may.
 """
 
 import os
@@ -12,16 +15,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from patchloom.data.pictures.decode import EXTENSIONS
+from patchloom.data.trees.files import below
 from patchloom.data.trees.tree import Tree
 
 _UNUSUAL = re.compile(r"\\|^[/.]|/\.|//")  # what a path relative to the folder has not, spelled as on disk
 
 
 class ListedPaths:
-    """Finds the pictures of a list; `base` is the list's folder below the root, `split` the split it is named for."""
+    """Finds the pictures of a list; `base` is the list's folder from the root, `split` the split it is named for."""
 
     def __init__(self, tree: Tree, base: str | None = None, split: str = "") -> None:
         self._tree = tree
+        self._anywhere = base is not None and base.split("/")[0] == ".."
         self._root = os.path.abspath(tree.root)
         self._base = base
         self._split = split
@@ -48,7 +53,7 @@ class ListedPaths:
             return None
         if not _UNUSUAL.search(cell) and self._tree.is_file(cell):
             return cell
-        candidates = list(dict.fromkeys(self._candidates(cell)))
+        candidates = [path for path in dict.fromkeys(self._candidates(cell)) if path is not None]
         direct = next((path for path in candidates if self._tree.is_file(path)), None)
         if direct is not None:
             return direct
@@ -62,7 +67,7 @@ class ListedPaths:
                     return found[0]
         return None
 
-    def _candidates(self, cell: str) -> Iterator[str]:
+    def _candidates(self, cell: str) -> Iterator[str | None]:
         path = cell.replace("\\", "/")
         for given in (cell, path, posixpath.join(self._base, path) if self._base else path):
             yield self._below(given)
@@ -71,10 +76,12 @@ class ListedPaths:
             if part == self._tree.name:
                 yield self._below("/".join(parts[i + 1 :]))
 
-    def _below(self, path: str) -> str:
-        """One name for each file of the tree: without '.' and '..', and relative."""
-        inside = os.path.normpath(os.path.join(self._root, path))
-        return inside.removeprefix(self._root + os.sep).replace(os.sep, "/")
+    def _below(self, path: str) -> str | None:
+        """One name for each file: from the root of the tree, or absolute where the list may name any file."""
+        inside = below(self._root, path)
+        if inside is None and self._anywhere:
+            inside = os.path.normpath(os.path.join(self._root, path))
+        return inside and inside.replace(os.sep, "/")
 
     def _at(self, stem: str, extension: str) -> list[str]:
         """Image files of this path; of any extension where none is given."""

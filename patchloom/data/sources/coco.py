@@ -6,7 +6,9 @@ network is judged by the masks as they are annotated.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from patchloom.data.pictures.decode import upright_size
-from patchloom.data.pictures.object_masks import ObjectMask, mask_from_coco
+from patchloom.data.pictures.object_masks import ObjectMask, Size, masks_from_coco, painted, refuse_many_objects
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.sets import Fault, Listing, Mask, Objects, Source, Stamp, file_state
 from patchloom.data.sources.beside import changed_with
 from patchloom.data.splits import group_by_split
-from patchloom.data.trees.files import FilePictures
+from patchloom.data.trees.files import FilePictures, below
 from patchloom.errors import DataError
 from patchloom.foreign import check_shape, parse_json, read_plain
 from patchloom.printable import printable
@@ -65,7 +67,10 @@ class CocoPictures(FilePictures):
 
     def boxes(self, index: int) -> np.ndarray:
         """Its boxes, in fractions of pixels as COCO has them."""
-        return self._boxes[self._starts[index] : self._starts[index + 1]]
+        start, end = self._starts[index : index + 2]
+        with self._named(index):
+            refuse_many_objects(end - start)
+        return self._boxes[start:end]
 
     def crowd(self, index: int) -> np.ndarray:
         """Which of them are crowds."""
@@ -73,30 +78,32 @@ class CocoPictures(FilePictures):
 
     def objects(self, index: int) -> Objects:
         """With areas as the file has them, and masks that may overlap."""
-        masks = self._masks(index) if self.tells_objects_apart else None
+        masks = self._masks(index, self._size(index)) if self.tells_objects_apart else None
         return Objects(self.boxes(index), self.crowd(index), np.array(self._told[index].areas, np.float64), masks)
 
     def mask(self, index: int) -> Mask | None:
         """Of the smallest object at each pixel; of crowds the class alone."""
         if not self.tells_objects_apart:
             return None
-        size = upright_size(self.encoded(index), self.where(index))
-        classes, instances = np.zeros(size, self.mask_dtype), np.zeros(size, np.int16)
-        masks, crowd, boxes = self._masks(index), self.crowd(index), self.boxes(index)
-        for number in sorted(range(len(masks)), key=lambda i: -masks[i].area):
-            inside = masks[number].whole(size)
-            classes[inside] = boxes[number, 4] + 1
-            instances[inside] = 0 if crowd[number] else number + 1
-        return Mask(classes, instances)
+        size = self._size(index)
+        masks = self._masks(index, size)
+        return Mask(*painted(masks, self.boxes(index)[:, 4], self.crowd(index), size, self.mask_dtype))
 
-    def _masks(self, index: int) -> list[ObjectMask]:
-        size, told, found = upright_size(self.encoded(index), self.where(index)), self._told[index], []
-        for outline, name in zip(told.outlines, told.names, strict=True):
-            try:
-                found.append(ObjectMask.of(mask_from_coco(outline, size)))
-            except DataError as error:
-                raise DataError(f"{printable(self._file)}, annotation {name}: {error}") from error
-        return found
+    def _size(self, index: int) -> Size:
+        return upright_size(self.encoded(index), self.where(index))
+
+    def _masks(self, index: int, size: Size) -> list[ObjectMask]:
+        annotations = self._told[index]
+        with self._named(index):
+            return masks_from_coco(annotations.outlines, size, annotations.names)
+
+    @contextmanager
+    def _named(self, index: int) -> Iterator[None]:
+        """Faults of annotations name their file and the image."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{printable(self._file)}, image {printable(self.key(index))}: {error}") from error
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
         """Of picture and annotations."""
@@ -134,17 +141,19 @@ def _coco_listing(root: Path, file: Path, faults: list[Fault]) -> Listing:
     content = _read_coco(file)
     categories = {category["id"]: str(category["name"]) for category in content["categories"]}
     number = {identity: i for i, identity in enumerate(categories)}
-    names = {image["id"]: str(image["file_name"]) for image in content["images"]}
-    folder = _image_folder(root, split, list(names.values()))
-    told = {identity: _OfPicture() for identity, name in names.items() if os.path.isfile(root / folder / name)}
-    faults += [
-        Fault(printable(root / folder / name), "picture missing", f"{file.name} names it")
-        for identity, name in names.items()
-        if identity not in told
-    ]
+    folder = _image_folder(root, split, [image["file_name"] for image in content["images"]])
+    paths = {image["id"]: _image_path(root, folder, image["file_name"], file) for image in content["images"]}
+    entries = Counter(paths.values())
+    of_path = {path: _OfPicture() for path in entries if os.path.isfile(root / path)}
+    for path, count in entries.items():
+        if path not in of_path:
+            faults.append(Fault(printable(root / path), "picture missing", f"{file.name} names it"))
+        elif count > 1:
+            detail = f"{file.name} has {count:,} entries for it; their annotations are joined"
+            faults.append(Fault(printable(root / path), "picture listed several times", detail))
     for box in content["annotations"]:
         where = f"{printable(file)}, annotation {_shown(box.get('id', '?'))}"
-        if not _is_one_of(box.get("image_id"), names):
+        if not _is_one_of(box.get("image_id"), paths):
             faults.append(Fault(where, "unknown picture", f"image_id {_shown(box.get('image_id'))}"))
         elif not _is_one_of(box.get("category_id"), categories):
             faults.append(Fault(where, "unknown category", f"category_id {_shown(box.get('category_id'))}"))
@@ -152,19 +161,17 @@ def _coco_listing(root: Path, file: Path, faults: list[Fault]) -> Listing:
             faults.append(
                 Fault(where, "boxes cannot be read", f"bbox {_shown(box.get('bbox'))}, expected x, y, width, height")
             )
-        elif box["image_id"] in told:
-            of = told[box["image_id"]]
+        elif of := of_path.get(paths[box["image_id"]]):
             of.boxes.append((*corners, number[box["category_id"]]))
             of.crowd.append(bool(box.get("iscrowd")))
             of.areas.append(_area(box.get("area"), corners))
             of.outlines.append(box.get("segmentation"))
             of.names.append(_shown(box.get("id", "?")))
-    if not told:
-        raise DataError(f"{printable(file)}: none of its {len(names)} pictures is in {printable(root / folder)}")
-    paths = [os.path.join(folder, names[identity]) for identity in told]
+    if not of_path:
+        raise DataError(f"{printable(file)}: none of its {len(entries)} pictures is in {printable(root / folder)}")
     objects = tuple(categories.values())
-    pictures = CocoPictures(root, paths, file, objects, list(told.values()))
-    return Listing(pictures, np.arange(len(paths)), np.full(len(paths), UNLABELLED), objects)
+    pictures = CocoPictures(root, list(of_path), file, objects, list(of_path.values()))
+    return Listing(pictures, np.arange(len(pictures)), np.full(len(pictures), UNLABELLED), objects)
 
 
 def _read_coco(file: Path) -> Mapping[str, Any]:
@@ -188,7 +195,21 @@ def _read_coco(file: Path) -> Mapping[str, Any]:
 def _image_folder(root: Path, split: str, names: Sequence[str]) -> str:
     """Where the pictures of a split lie, below the root: the first place that has one of them."""
     places = [split, os.path.join("images", split), "images", ""]
-    return next((p for p in places if any(os.path.isfile(root / p / name) for name in names[:100])), split)
+    return next((p for p in places if any(_is_inside(root, p, name) for name in names[:100])), split)
+
+
+def _is_inside(root: Path, folder: str, name: str) -> bool:
+    path = below(root, os.path.join(folder, name))
+    return path is not None and os.path.isfile(root / path)
+
+
+def _image_path(root: Path, folder: str, name: str, file: Path) -> str:
+    """The path from the root; a DataError where it leads out of it: whoever wrote the file may be a stranger."""
+    path = below(root, os.path.join(folder, name))
+    if path is None:
+        outside = f"file_name {printable(name)!r} is outside of {printable(root)}"
+        raise DataError(f"{printable(file)}: {outside}; expected a picture in that folder")
+    return path
 
 
 def _is_one_of(value: Any, known: Mapping[Any, Any]) -> bool:
@@ -202,9 +223,11 @@ def _shown(value: Any) -> str:
 
 def _corners(box: Any) -> tuple[float, float, float, float] | None:
     """Corners of (x, y, width, height); None where it is nothing of the kind."""
+    if not isinstance(box, list) or not {*map(type, box)} <= {int, float}:
+        return None
     try:
         x, y, width, height = map(float, box)
-    except (TypeError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         return None
     corners = x, y, x + width, y + height
     return corners if all(math.isfinite(each) and abs(each) < 1 << 31 for each in corners) else None
@@ -212,6 +235,6 @@ def _corners(box: Any) -> tuple[float, float, float, float] | None:
 
 def _area(given: Any, corners: tuple[float, ...]) -> float:
     """As the file has it; that of the box where it has none."""
-    if isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given) and given >= 0:
+    if type(given) in (int, float) and 0 <= given < 1 << 63:
         return float(given)
     return (corners[2] - corners[0]) * (corners[3] - corners[1])

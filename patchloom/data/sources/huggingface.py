@@ -16,7 +16,9 @@ from patchloom.data.pictures.decode import decode, read_file
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.sets import Listing, Pictures, Source, Stamp, common_folder, file_state
 from patchloom.data.splits import group_by_split
+from patchloom.data.trees.files import below
 from patchloom.errors import DataError, UsageError
+from patchloom.printable import printable
 
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
 
@@ -24,8 +26,9 @@ _LABEL_COLUMNS = ("label", "labels", "fine_label")
 class HubPictures(Pictures):
     """The image column of one split; `rows` is a `datasets.Dataset` that pickles and forks by itself."""
 
-    def __init__(self, rows: Any, column: str, name: str) -> None:
+    def __init__(self, rows: Any, column: str, name: str, roots: Sequence[Path]) -> None:
         self._rows = rows
+        self._roots = tuple(roots)  # whose files rows may name
         self._column = column
         self._name = name
         self._files = [file["filename"] for file in rows.cache_files]
@@ -50,7 +53,10 @@ class HubPictures(Pictures):
             return bytes(value["bytes"]), where
         if not path:
             raise DataError(f"{where}: no image in column {self._column!r}")
-        return read_file(Path(path), where), where
+        for root in self._roots:
+            if (inside := below(root, path)) is not None:
+                return read_file(root / inside, where), where
+        raise DataError(f"{where}: the image is a file outside of {printable(self._roots[0])}; expected one in it")
 
     def where(self, index: int) -> str:
         """Data set, split and row."""
@@ -87,14 +93,17 @@ def open_huggingface(name: str) -> Source:
     said = group_by_split(sorted(splits))
     notes: tuple[str, ...] = (f"splits not used: {', '.join(said.unused)}",) if said.unused else ()
     chosen = {"train": said.train, "val": said.val, "test": said.test}
-    found_in = {split: _listing(splits[of[0]], f"hf:{name}, {of[0]}") for split, of in chosen.items() if of}
+    # Rows may name files: those that were saved with them, or that the library downloaded.
+    caches = [Path(datasets.config.HF_CACHE_HOME), Path(datasets.config.HF_DATASETS_CACHE)]
+    roots = [folder] if folder.exists() else caches
+    found_in = {split: _listing(splits[of[0]], f"hf:{name}, {of[0]}", roots) for split, of in chosen.items() if of}
     notes += tuple(note for _, more in found_in.values() for note in more)
     listings = {split: listing for split, (listing, _) in found_in.items()}
     title = f"{folder.name if folder.exists() else name} (Hugging Face)"
     return Source(title, listings["train"], listings.get("val"), notes, test=listings.get("test"))
 
 
-def _listing(rows: Any, name: str) -> tuple[Listing, tuple[str, ...]]:
+def _listing(rows: Any, name: str, roots: Sequence[Path]) -> tuple[Listing, tuple[str, ...]]:
     """The rows with their labels and levels, and notes."""
     import datasets
 
@@ -102,7 +111,8 @@ def _listing(rows: Any, name: str) -> tuple[Listing, tuple[str, ...]]:
     image = next((column for column, kind in kinds.items() if kind == "Image"), None)
     if image is None:
         raise DataError(f"{name}: columns {', '.join(kinds)}; expected one of images")
-    pictures = HubPictures(rows.select_columns([image]).cast_column(image, datasets.Image(decode=False)), image, name)
+    undecoded = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+    pictures = HubPictures(undecoded, image, name, roots)
     column = next((column for column in _LABEL_COLUMNS if column in kinds), None)
     order = np.arange(len(rows))
     if column is None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.pictures.decode import decode_ids
+from patchloom.data.pictures.object_masks import instance_corners, refuse_many_objects
 from patchloom.data.sets import Mask, Source, Stamp
 from patchloom.data.sources.beside import changed_with, images_by_stem, lonely, source_of_splits
 from patchloom.data.splits import group_by_split
@@ -39,6 +40,10 @@ class InstancePictures(FilePictures):
         """Objects numbered from 1, as `boxes` has them."""
         ids = decode_ids(self._masks.encoded(index), self._masks.where(index))
         found, numbers = np.unique(ids, return_inverse=True)
+        try:
+            refuse_many_objects(len(found))
+        except DataError as error:
+            raise DataError(f"{self._masks.where(index)}: {error}") from error
         numbers = numbers.reshape(ids.shape) + (0 if found[0] == 0 else 1)  # 0 is the ground, where there is some
         return Mask((ids > 0).astype(np.uint8), numbers.astype(np.int16))
 
@@ -46,11 +51,8 @@ class InstancePictures(FilePictures):
         """Around the pixels of each number."""
         instances = self.mask(index).instances
         assert instances is not None
-        rows = []
-        for number in range(1, int(instances.max(initial=0)) + 1):
-            down, across = np.nonzero(instances == number)
-            rows.append((across.min(), down.min(), across.max() + 1, down.max() + 1, 0))
-        return np.array(rows, np.int64).reshape(-1, 5)
+        corners = instance_corners(instances, int(instances.max(initial=0)))
+        return np.pad(corners, ((0, 0), (0, 1)))
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
         """Of picture and mask."""

@@ -81,8 +81,9 @@ def _parsed(lines: Sequence[str]) -> MaskNames:
 def _colour(line: str) -> tuple[str, int] | None:
     """Name and colour of a line with three numbers up to 255; None of any other."""
     parts = [part for part in re.split(r"[,;:\t ]+", line) if part]
-    values = [int(part) for part in parts if part.isdecimal() and len(part) <= 3]
-    name = " ".join(part for part in parts if not part.isdecimal())
+    numbers = [part for part in parts if part.isascii() and part.isdecimal()]
+    values = [int(part) for part in numbers if len(part) <= 3]
+    name = " ".join(part for part in parts if part not in numbers)
     if len(values) != 3 or not name or max(values) > 255:
         return None
     red, green, blue = values

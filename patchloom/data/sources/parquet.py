@@ -137,6 +137,8 @@ class ParquetPictures(Pictures):
             return None
         boxes, labels = self._value("boxes", index), 0 if self._instance_masks else self._value("labels", index)
         try:
+            if np.array(boxes).dtype.kind not in "iuf" or np.array(labels).dtype.kind not in "iuf":
+                raise ValueError("of other values than numbers")
             corners = np.array(boxes, dtype=np.int64)
             if not len(corners):
                 return np.zeros((0, 5), dtype=np.int64)

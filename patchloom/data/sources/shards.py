@@ -174,7 +174,7 @@ def _label(content: bytes, extension: str, where: str) -> str | None:
 
 def _class_names(folder: Path, labels: set[str]) -> dict[str, str]:
     """Label as stored → class name, in the order of class numbers."""
-    if not all(label.isdecimal() for label in labels):
+    if not all(label.isascii() and label.isdecimal() for label in labels):
         return {label: label for label in sorted(labels)}
     ordered = sorted(labels, key=int)
     listed = folder / "classes.txt"

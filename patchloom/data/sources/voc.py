@@ -20,12 +20,13 @@ from patchloom.data.sources.beside import by_stem, changed_with, images_by_stem,
 from patchloom.data.splits import SplitNames, group_by_split
 from patchloom.data.trees.files import FilePictures
 from patchloom.errors import DataError
-from patchloom.foreign import read_plain
+from patchloom.foreign import parse_number, read_plain
 from patchloom.printable import printable
 
 IMAGES, ANNOTATIONS = ("JPEGImages", "images", "imgs"), ("Annotations", "annotations", "labels", "xml")
 LISTS = os.path.join("ImageSets", "Main")
 MOST_BYTES = 1 << 20  # of one file
+MOST_PIXELS = 1 << 31  # from the corner of an image
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -126,7 +127,9 @@ def _object(element: ElementTree.Element, where: str) -> VocBox:
     if not name:
         raise DataError(f"{where}: an object without a name")
     try:
-        x0, y0, x1, y1 = (float(element.findtext(f"bndbox/{corner}") or "") for corner in _CORNERS)
+        x0, y0, x1, y1 = (parse_number(element.findtext(f"bndbox/{corner}") or "") for corner in _CORNERS)
     except ValueError as error:
-        raise DataError(f"{where}: {name} has no bndbox of {', '.join(_CORNERS)}") from error
+        raise DataError(f"{where}: {name} has no bndbox of {', '.join(_CORNERS)} ({error})") from error
+    if max(map(abs, (x0, y0, x1, y1))) > MOST_PIXELS:
+        raise DataError(f"{where}: {name} has a bndbox of more than {MOST_PIXELS:,} pixels")
     return VocBox(name, (x0 - 1, y0 - 1, x1, y1), (element.findtext("difficult") or "0").strip() == "1")

@@ -17,13 +17,13 @@ import numpy as np
 
 from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.pictures.decode import upright_size
-from patchloom.data.pictures.object_masks import MOST_POINTS, ObjectMask, mask_from_coco
+from patchloom.data.pictures.object_masks import MOST_POINTS, ObjectMask, masks_from_coco, painted, refuse_many_objects
 from patchloom.data.sets import Mask, Objects, Source, Stamp, file_state
 from patchloom.data.sources.beside import by_stem, changed_with, images_by_stem, source_of_splits
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.files import FilePictures
 from patchloom.errors import DataError
-from patchloom.foreign import read_plain
+from patchloom.foreign import check_shape, parse_number, read_plain
 from patchloom.printable import printable
 from patchloom.recipes.plain_yaml import load_yaml
 
@@ -81,13 +81,8 @@ class YoloPictures(FilePictures):
         """Of the smallest object at each pixel."""
         if not self.tells_objects_apart:
             return None
-        size = self._size(index)
-        classes, instances = np.zeros(size, np.uint8), np.zeros(size, np.int16)
         masks, boxes = self._masks(index), self.boxes(index)
-        for number in sorted(range(len(masks)), key=lambda i: -masks[i].area):
-            inside = masks[number].whole(size)
-            classes[inside], instances[inside] = boxes[number, 4] + 1, number + 1
-        return Mask(classes, instances)
+        return Mask(*painted(masks, boxes[:, 4], np.zeros(len(boxes), bool), self._size(index), np.uint8))
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
         """Of picture and text."""
@@ -123,24 +118,26 @@ class YoloPictures(FilePictures):
     def _masks(self, index: int) -> list[ObjectMask]:
         height, width = size = self._size(index)
         sides = np.array([width, height])
-        return [
-            ObjectMask.of(mask_from_coco([(np.reshape(each.values, (-1, 2)) * sides).ravel().tolist()], size))
-            for each in self._objects(index)
-        ]
+        polygons = [(np.reshape(each.values, (-1, 2)) * sides).ravel().tolist() for each in self._objects(index)]
+        try:
+            return masks_from_coco([[polygon] for polygon in polygons], size)
+        except DataError as error:
+            raise DataError(f"{printable(self._text(index))}: {error}") from error
 
     def _objects(self, index: int) -> list[YoloObject]:
-        place = Path(self.root, self._texts[index])
+        place = self._text(index)
         if not os.path.lexists(place):
             return []
         try:
             text = read_plain(place, MOST_BYTES).decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
+            lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+            refuse_many_objects(len(lines))
+        except (OSError, UnicodeDecodeError, DataError) as error:
             raise DataError(f"{printable(place)}: cannot be read ({error})") from error
-        return [
-            _parsed(line, f"{printable(place)}, line {i}")
-            for i, line in enumerate(text.splitlines(), 1)
-            if line.strip()
-        ]
+        return [_parsed(line, f"{printable(place)}, line {i}") for i, line in lines]
+
+    def _text(self, index: int) -> Path:
+        return Path(self.root, self._texts[index])
 
 
 def open_yolo(root: Path) -> Source | None:
@@ -194,11 +191,15 @@ def _names(root: Path) -> tuple[str, ...] | None:
         told: Any = load_yaml(read_plain(file, MOST_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise DataError(f"{printable(file)}: cannot be read as YAML ({error})") from error
-    given = told.get("names") if isinstance(told, dict) else None
-    if isinstance(given, dict) and sorted(given) == list(range(len(given))):
+    given: Any = told.get("names") if isinstance(told, dict) else None
+    if isinstance(given, dict) and given.keys() == set(range(len(given))):
         given = [given[i] for i in range(len(given))]
-    if not isinstance(given, list) or not given or len(given) > MOST_CLASSES:
-        raise DataError(f"{printable(file)}: expected `names:` with a list, or numbers from 0 with a name each")
+    try:
+        check_shape(given, list[str | float | bool], "names")
+    except ValueError as error:
+        raise DataError(f"{printable(file)}: {error}, or numbers from 0 with a name each") from error
+    if not 0 < len(given) <= MOST_CLASSES:
+        raise DataError(f"{printable(file)}: {len(given):,} names, expected 1 to {MOST_CLASSES:,}")
     return tuple(map(str, given))
 
 
@@ -207,13 +208,13 @@ def _parsed(line: str, where: str) -> YoloObject:
     if len(words) > 1 + 2 * MOST_POINTS:
         raise DataError(f"{where}: a polygon of {len(words) // 2:,} points, expected at most {MOST_POINTS:,}")
     try:
-        number, *values = map(float, words)
+        number, *values = map(parse_number, words)
     except ValueError as error:
         raise DataError(f"{where}: expected a class and numbers ({error})") from error
     count = len(values) + 1
     fits = count == _BOX_NUMBERS or (count >= _FEWEST_OF_POLYGON and count % 2)
     if not fits or not number.is_integer() or not 0 <= number < MOST_CLASSES:
         raise DataError(f"{where}: {count} numbers, expected a class and x, y, width, height, or 3 points or more")
-    if not all(np.isfinite(values)) or max(map(abs, values)) > MOST_CLASSES:
+    if max(map(abs, values)) > MOST_CLASSES:
         raise DataError(f"{where}: numbers that are no shares of a picture")
     return YoloObject(int(number), tuple(values))

@@ -12,7 +12,6 @@ import html
 import json
 import os
 import re
-import secrets
 import shutil
 from collections import Counter
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from patchloom.data.text.cleaning import clean
 from patchloom.data.text.pairs import LeftOut, Pairs, read_pairs
 from patchloom.data.text.sentences import SentenceSplit, not_utf8, parallel_split
 from patchloom.data.text.words import normalise_punctuation, words
-from patchloom.disk import make_folder, sync_folder, sync_tree
+from patchloom.disk import make_folder, sync_folder, sync_tree, temporary_beside
 from patchloom.errors import DataError, ResourceError, UsageError, nearest
 from patchloom.printable import table_cell
 
@@ -92,7 +91,7 @@ def prepare_wmt14(folder: Path, pair: str, out: Path, *, val_every: int | None =
         raise UsageError(f"{out} is already there; give another folder, or delete it first")
     chosen = _PAIRS[pair]
     files = _find(folder, chosen, needs_val=val_every is None and bool(chosen.val))
-    writing = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
+    writing = temporary_beside(out)
     try:
         make_folder(writing)
         prepared = _write(writing, pair, chosen, files, chosen.val_every if val_every is None else val_every)

@@ -15,6 +15,13 @@ from patchloom.errors import DataError
 from patchloom.printable import printable
 
 
+def below(root: str | os.PathLike[str], path: str) -> str | None:
+    """The path from `root`, without '.' and '..'; None where it leads out of that folder."""
+    top = os.path.join(os.path.abspath(root), "")
+    inside = os.path.normpath(os.path.join(top, path))
+    return inside.removeprefix(top) if inside.startswith(top) else None
+
+
 class FilePictures(Pictures):
     """Image files under one root.
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from patchloom.deployment.export.card import artefact_card
 from patchloom.deployment.export.formats import GraphFormat, PageFormat, format_for, format_named
 from patchloom.deployment.export.parity import BATCH, TOLERANCE, Outputs, Row, answers_of, speeds
 from patchloom.deployment.export.subject import Asked, Subject
-from patchloom.disk import atomic_write
+from patchloom.disk import atomic_write, temporary_folder
 from patchloom.errors import NumericalError, UsageError, at_least, with_near_options
 from patchloom.foreign import own_sha256
 from patchloom.printable import printable
@@ -125,11 +124,11 @@ def export(
     kind, folder_of_run = subject_type(run_folder(run)), run_folder(run)
     _check_precision(kind, "float16" if half else "int8" if int8 else "float32")
     subject = kind(folder_of_run, Asked(data, split, size, images))
-    with TemporaryDirectory() as temporary, new_folder(Path(out)) as folder:
+    with temporary_folder() as temporary, new_folder(Path(out)) as folder:
         made = _Exporter(form, subject, half=half, tolerance=tolerance)
         made.plain(folder)
         if int8:
-            made.quantised(folder, Path(temporary), subject.calibration(calibration), allowed_loss)
+            made.quantised(folder, temporary, subject.calibration(calibration), allowed_loss)
         sizes = made.pack(folder) if packed else {}
         notes = (*subject.notes, *made.notes)
         rows, count = tuple(made.rows), len(subject.rows)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,10 +87,12 @@ class Onnx(GraphFormat):
         import onnx
         import onnxruntime
 
-        with TemporaryDirectory() as temporary:
+        from patchloom.disk import temporary_folder  # which the light runtime does without
+
+        with temporary_folder() as temporary:
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 3
-            options.optimized_model_filepath = str(Path(temporary, f"optimised{ENDING}"))
+            options.optimized_model_filepath = str(temporary / f"optimised{ENDING}")
             path = folder / f"{part}{ENDING}"
             onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             return Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
@@ -116,6 +117,8 @@ class Onnx(GraphFormat):
         )
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
+        from patchloom.disk import temporary_folder
+
         class Reader(CalibrationDataReader):
             """The batches, one after the other."""
 
@@ -127,8 +130,8 @@ class Onnx(GraphFormat):
                 pixels = next(self._left, None)
                 return None if pixels is None else {"pixels": pixels}
 
-        with _quiet(), TemporaryDirectory() as temporary:
-            prepared = Path(temporary, f"prepared{ENDING}")
+        with _quiet(), temporary_folder() as temporary:
+            prepared = temporary / f"prepared{ENDING}"
             quant_pre_process(str(folder / f"{MODEL}{ENDING}"), str(prepared), skip_symbolic_shape=True)
             model = onnx.load(str(prepared))
             graph = model.graph

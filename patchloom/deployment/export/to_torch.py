@@ -1,5 +1,6 @@
 """torch's own: a program of torch.export, which runs without the code it was made from."""
 
+import io
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -29,11 +30,15 @@ class TorchProgram(GraphFormat):
         """The module gives a dict of outputs, whose names the program keeps."""
         import torch
 
+        from patchloom.disk import write_new  # which the light runtime does without
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             inputs = tuple(traced.inputs.values())
             program = torch.export.export(traced.module, inputs, dynamic_shapes=traced.dynamic_shapes())
-            torch.export.save(program, folder / f"{traced.part}{ENDING}")
+            packed = io.BytesIO()  # onto a full disk torch's own writer ends the process
+            torch.export.save(program, packed)
+        write_new(folder / f"{traced.part}{ENDING}", packed.getvalue())
 
     def open(self, folder: Path, threads: int | None = None, part: str = MODEL) -> Graph:
         """The program as a module; the number of threads is torch's, which all of the process shares."""
