@@ -14,6 +14,7 @@ from typing import Any
 
 from patchloom.serving.limits import Limits
 from patchloom.serving.refusal import Refused, overloaded
+from patchloom.serving.uploads import Uploads
 
 _NEWEST = 0.2  # share of the newest batch in the measured seconds per input
 
@@ -36,6 +37,7 @@ class Admission:
         self.limits = limits
         self.processes = 0  # ready ones
         self.in_process = 0  # inputs that the model's processes have
+        self.uploads = Uploads()
         self.held_bytes = 0  # of bodies, from their first byte to their answer
         self.waiting = 0  # inputs in the queue, counted as they come and go, so that refusing looks at none of them
         self._waiting: deque[Request] = deque()

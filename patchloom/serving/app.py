@@ -213,6 +213,7 @@ class App:
             "patchloom_queue_limit": ("How many may.", admission.limits.queue),
             "patchloom_in_process_inputs": ("Pictures or lines that model processes have.", admission.in_process),
             "patchloom_expected_wait_seconds": ("Of one that comes now.", admission.expected_seconds()),
+            "patchloom_uploads": ("Bodies that are being read.", len(admission.uploads)),
             "patchloom_held_bytes": ("Of bodies in memory.", admission.held_bytes),
             "patchloom_model_processes": ("That are ready.", len(self.processes.ready)),
             "patchloom_model_restarts_total": ("Of model processes that ended.", self.processes.restarts),

@@ -15,7 +15,7 @@ class Limits:
     deadline_seconds: float = 30.0  # from the end of the upload to the answer
     body_bytes: int = 20_000_000  # of one request
     pixels: int = 25_000_000  # of one picture: those of every command
-    upload_seconds: float = 10.0  # that a body may take, beside what BYTES_PER_SECOND allow it
+    upload_seconds: float = 10.0  # grace period of BYTES_PER_SECOND: the longest pause of a client that sends a body
     header_seconds: float = 5.0  # from the connection, or the last answer, to the end of the next request's headers
 
     def __post_init__(self) -> None:
@@ -34,7 +34,12 @@ class Limits:
 
 INPUTS = 16  # pictures or lines of one request
 LINE_CHARACTERS = 5_000  # of one line to translate
-BYTES_PER_SECOND = 20_000  # a client that sends less for longer than `upload_seconds` is cut
+BYTES_PER_SECOND = 20_000  # a client that falls behind this rate by more than `upload_seconds` is cut
+UPLOADS = 1024  # bodies that are read at once, and at most half of the connections
+SECONDS_BEHIND = 1.0  # behind BYTES_PER_SECOND, after which a body is cut where others need its slot
+UNREAD_GRACE_SECONDS = 2.0  # the same for a refused body, which is read so that its client reads the answer
 HEADER_BYTES = 64 << 10
 UNREAD_SECONDS = 10  # how long an answer may lie at a client that does not read it
-CONNECTIONS = 1024  # at once; further ones wait in the system's queue
+CONNECTIONS = 4096  # at once, where the system allows as many open files; further ones wait in its queue
+BACKLOG = 1024  # length of that queue
+RESERVED_FILES = 64  # open files that are no connections
