@@ -203,7 +203,9 @@ class App:
 
     async def _ready(self, _: Exchange) -> Response:
         ready = bool(self.processes.ready) and not self.is_ending
-        told = {"ready": ready, "processes": len(self.processes.ready)}
+        told: dict[str, Any] = {"ready": ready, "processes": len(self.processes.ready)}
+        if not ready:
+            told["reason"] = "the server is ending" if self.is_ending else self.processes.why_not_ready
         return json_response(told, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _metrics(self, _: Exchange) -> Response:

@@ -9,7 +9,7 @@ from patchloom.errors import UsageError
 class Limits:
     """What `patchloom serve` can be told; the rest are constants below."""
 
-    queue: int = 64  # pictures or lines that may wait; one more is refused
+    queue: int = 64  # images or lines that may wait; one more is refused
     batch: int = 8  # of them answered together
     wait_seconds: float = 0.002  # how long a free model waits for others to join a batch
     deadline_seconds: float = 30.0  # from the end of the upload to the answer
@@ -34,6 +34,8 @@ class Limits:
 
 INPUTS = 16  # pictures or lines of one request
 LINE_CHARACTERS = 5_000  # of one line to translate
+SLOWDOWN = 3  # what is accepted is in time even where the model becomes so many times slower
+QUEUE_SECONDS = 3.0  # expected wait beyond which a request is refused where each model process has its next batch
 BYTES_PER_SECOND = 20_000  # a client that falls behind this rate by more than `upload_seconds` is cut
 UPLOADS = 1024  # bodies that are read at once, and at most half of the connections
 SECONDS_BEHIND = 1.0  # behind BYTES_PER_SECOND, after which a body is cut where others need its slot

@@ -245,6 +245,16 @@ def test_a_model_that_dies_is_started_again_and_what_it_had_is_answered(
     assert server.number("model_restarts_total") == 1
 
 
+def test_a_stopped_model_is_not_ready_until_it_goes_on(server: Server) -> None:
+    with server.stopped():
+        until(lambda: server.ask("GET", "/ready")[0] == 503)
+        assert str(server.pid) in json.loads(server.ask("GET", "/ready")[2])["reason"]
+        status, headers, _ = server.ask("POST", "/predict", PICTURES[0])
+        assert (status, headers["retry-after"]) == (503, "1")
+    until(lambda: server.ask("GET", "/ready")[0] == 200)
+    assert server.ask("POST", "/predict", PICTURES[0])[0] == 200
+
+
 def _child(pid: int) -> int:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return int(file.read().split()[0])
