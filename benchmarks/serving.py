@@ -4,6 +4,7 @@
     python benchmarks/serving.py --seconds 8 --servers patchloom,artefact
     python benchmarks/serving.py --cold 5 --servers patchloom,artefact --times ''   # cold starts alone
     python benchmarks/serving.py --share-cores --workers 2 --servers patchloom,artefact --times 0.5
+    python benchmarks/serving.py --noise 4 --deadline 2 --seconds 8 --cold 1 --servers patchloom --times 1,2,4
 
 The last core is the client's, the others are the servers', so that neither measures the other; cold starts have all.
 First the raw loop is timed: `predict` on the same JPEG bytes in one process, with the threads that every server's model
@@ -13,7 +14,8 @@ within a second is told too. Then 50 sockets send a header byte by byte, and the
 last table has the goals.
 
 `artefact` is `patchloom serve` of the same network exported to ONNX. FastAPI, uvicorn and LitServe are measured where
-they are installed.
+they are installed. `--noise N` runs N busy processes on the servers' cores, two seconds of four, as other people's work
+would: a model on one core is then N + 1 times slower in turns.
 """
 
 import argparse
@@ -29,8 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -54,6 +56,7 @@ SERVERS_CORES, CLIENT_CORES = (CORES, CORES) if SHARED else (CORES[:-1], CORES[-
 THREADS = len(SERVERS_CORES)  # of every model, as `patchloom serve` with one process has
 OURS = ("patchloom", "artefact")
 WORKERS = [1]  # model processes of ours
+DEADLINE = [30.0]  # seconds, of ours
 
 FASTAPI = """
 import sys, torch, uvicorn, patchloom
@@ -154,6 +157,28 @@ def raw_loop(name: str, folder: Path, picture: bytes, seconds: float) -> list[fl
     return json.loads(done.stdout)
 
 
+NOISE = """
+import time
+while True:
+    ends = 4 * (time.time() // 4) + 2
+    while time.time() < ends: pass
+    time.sleep(ends + 2 - time.time())
+"""
+
+
+@contextmanager
+def noise(count: int) -> Iterator[None]:
+    """Busy processes on the servers' cores, all of them in the same two seconds of four."""
+    place = {"preexec_fn": lambda: os.sched_setaffinity(0, SERVERS_CORES)}
+    busy = [subprocess.Popen([sys.executable, "-c", NOISE], **place) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -166,7 +191,7 @@ class Server:
     def __init__(self, name: str, folder: Path, picture: bytes, cores: Sequence[int]) -> None:
         port = free_port()
         ours = [sys.executable, "-m", "patchloom.cli", "serve", str(folder), "--port", str(port), "-q"]
-        ours += ["--workers", str(WORKERS[0])]
+        ours += ["--workers", str(WORKERS[0]), "--deadline", str(DEADLINE[0])]
         lines = {
             "patchloom": ours,
             "artefact": ours,
@@ -338,9 +363,11 @@ def main() -> None:
     parser.add_argument("--times", default="0.5,1,2,4", help="of the capacity; '' measures cold starts alone")
     parser.add_argument("--cold", type=int, default=3, help="starts of each server")
     parser.add_argument("--workers", type=int, default=1, help="model processes of patchloom's servers")
+    parser.add_argument("--deadline", type=float, default=30.0, help="seconds until patchloom's servers give up")
     parser.add_argument("--share-cores", action="store_true", help="the client has no core of its own")
+    parser.add_argument("--noise", type=int, default=0, help="busy processes beside the servers")
     given = parser.parse_args()
-    WORKERS[0] = given.workers
+    WORKERS[0], DEADLINE[0] = given.workers, given.deadline
     names = [name for name in given.servers.split(",") if name in OURS or importlib.util.find_spec(name)]
     times = [float(each) for each in given.times.split(",") if each]
     print(f"cores {CORES}: {SERVERS_CORES} of the servers, {CLIENT_CORES} of the client; {THREADS} threads of a model")
@@ -350,10 +377,11 @@ def main() -> None:
         if "artefact" in names:
             make_artefact(run, artefact, picture)
         os.sched_setaffinity(0, CLIENT_CORES)
-        found = {
-            name: measure(name, artefact if name == "artefact" else run, picture, given.seconds, times, given.cold)
-            for name in names
-        }
+        with noise(given.noise):
+            found = {
+                name: measure(name, artefact if name == "artefact" else run, picture, given.seconds, times, given.cold)
+                for name in names
+            }
     goals(found)
 
 

@@ -1,21 +1,24 @@
 """Who is let in: a queue of bounded length, decided where clients are talked to, whatever the model is doing.
 
-A request is refused at once, with a time to come again that follows from the rate measured last, where as many wait as
-may, or where it could not be answered before its deadline.
+A request is refused at once, with a time to come again that follows from recent batches, where as many wait as may, or
+where it could not be answered before its deadline. The time that it would wait is rather overestimated: a batch that is
+slower than those before it counts at once, one that is still running counts as soon as it is late, and the model may
+become SLOWDOWN times slower afterwards. Beyond one batch per process a longer queue makes nobody faster, so it is also
+bounded in seconds.
 """
 
 import asyncio
 import math
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from patchloom.serving.limits import Limits
+from patchloom.serving.limits import QUEUE_SECONDS, SLOWDOWN, Limits
 from patchloom.serving.refusal import Refused, overloaded
+from patchloom.serving.uploads import Uploads
 
-_NEWEST = 0.2  # share of the newest batch in the measured seconds per input
+_SLOWER, _FASTER = 0.5, 0.1  # share of the newest batch in the seconds per input, where it is slower or faster
 
 
 class Request:
@@ -36,36 +39,54 @@ class Admission:
         self.limits = limits
         self.processes = 0  # ready ones
         self.in_process = 0  # inputs that the model's processes have
+        self.uploads = Uploads()
         self.held_bytes = 0  # of bodies, from their first byte to their answer
         self.waiting = 0  # inputs in the queue, counted as they come and go, so that refusing looks at none of them
         self._waiting: deque[Request] = deque()
-        self._seconds_each: float | None = None  # of the model, per input
+        self._seconds_each = 0.0  # of the model, per input; 0 while nothing was measured
+        self._running: dict[object, tuple[int, float]] = {}  # per process, inputs of its present batch, and its begin
         self._arrived = asyncio.Event()
 
     def expected_seconds(self) -> float:
-        """Until one that comes now would be begun; 0 while nothing was measured."""
-        return (self.waiting + self.in_process) * (self._seconds_each or 0.0) / max(1, self.processes)
+        """Estimate until when one that comes now would be begun, rather too long; 0 while nothing was measured."""
+        inputs = self.waiting + self.in_process
+        if not inputs or not self._seconds_each:
+            return 0.0
+        now = asyncio.get_running_loop().time()
+        # A batch that takes longer than those before it says how fast its process is now.
+        each = [max(self._seconds_each, (now - began) / size) for size, began in self._running.values()]
+        each += [self._seconds_each] * (max(1, self.processes) - len(each))
+        return inputs / sum(1 / seconds for seconds in each)
+
+    def begin_batch(self, process: object, inputs: int) -> None:
+        """Note that a process begins a batch of so many inputs now; 0 where it has none."""
+        self._running.pop(process, None)
+        if inputs:
+            self._running[process] = inputs, asyncio.get_running_loop().time()
 
     def measured(self, inputs: int, seconds: float) -> None:
-        """Note how long a batch took the model."""
+        """Note how long a batch took the model; a slower one counts more than a faster one."""
         each = seconds / max(1, inputs)
-        known = self._seconds_each
-        self._seconds_each = each if known is None else known + _NEWEST * (each - known)
+        known = self._seconds_each or each
+        self._seconds_each = known + (_SLOWER if each > known else _FASTER) * (each - known)
 
     def check(self, inputs: int = 1) -> None:
         """Refuse what there is no room or no time for."""
-        retry = max(1, math.ceil(self.expected_seconds()))
+        expected = self.expected_seconds()
+        retry = max(1, math.ceil(expected))
         if not self.processes:
             raise overloaded("the model is not ready", retry)
         if self.waiting + inputs > self.limits.queue:
             raise overloaded(f"{self.waiting} of at most {self.limits.queue} inputs are waiting already", retry)
-        if self.expected_seconds() > self.limits.deadline_seconds:
+        if expected > self.limits.deadline_seconds / SLOWDOWN:
             raise overloaded("it could not be answered before its deadline", retry)
+        if expected > QUEUE_SECONDS and self.waiting + inputs > self.limits.batch * self.processes:
+            raise overloaded(f"it would wait longer than {QUEUE_SECONDS:g} s", retry)
 
     async def answered(self, request: Request) -> bytes:
         """Wait for the model's answer: its JSON."""
         self.check(len(request.inputs))
-        request.began = time.monotonic()
+        request.began = asyncio.get_running_loop().time()
         self._waiting.append(request)
         self.waiting += len(request.inputs)
         self._arrived.set()
@@ -96,10 +117,10 @@ class Admission:
     def take(self) -> list[Request]:
         """The next batch, of those that still want an answer; one that ended a process goes alone."""
         taken: list[Request] = []
-        inputs = 0
+        inputs, now = 0, asyncio.get_running_loop().time()
         while self._waiting:
             first = self._waiting[0]
-            is_wanted = not first.answer.done()  # its deadline has not passed
+            is_wanted = not first.answer.done() and now < first.began + self.limits.deadline_seconds
             full = inputs + len(first.inputs) > self.limits.batch or first.tries or (taken and taken[-1].tries)
             if is_wanted and taken and full:
                 break

@@ -203,7 +203,9 @@ class App:
 
     async def _ready(self, _: Exchange) -> Response:
         ready = bool(self.processes.ready) and not self.is_ending
-        told = {"ready": ready, "processes": len(self.processes.ready)}
+        told: dict[str, Any] = {"ready": ready, "processes": len(self.processes.ready)}
+        if not ready:
+            told["reason"] = "the server is ending" if self.is_ending else self.processes.why_not_ready
         return json_response(told, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _metrics(self, _: Exchange) -> Response:
@@ -213,6 +215,7 @@ class App:
             "patchloom_queue_limit": ("How many may.", admission.limits.queue),
             "patchloom_in_process_inputs": ("Pictures or lines that model processes have.", admission.in_process),
             "patchloom_expected_wait_seconds": ("Of one that comes now.", admission.expected_seconds()),
+            "patchloom_uploads": ("Bodies that are being read.", len(admission.uploads)),
             "patchloom_held_bytes": ("Of bodies in memory.", admission.held_bytes),
             "patchloom_model_processes": ("That are ready.", len(self.processes.ready)),
             "patchloom_model_restarts_total": ("Of model processes that ended.", self.processes.restarts),

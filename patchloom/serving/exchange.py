@@ -7,13 +7,15 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
 from patchloom.serving.admission import Admission
-from patchloom.serving.limits import BYTES_PER_SECOND, Limits
+from patchloom.serving.limits import UNREAD_GRACE_SECONDS, UNREAD_SECONDS, Limits
 from patchloom.serving.refusal import Refused, overloaded
+from patchloom.serving.uploads import Upload, paced
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -76,37 +78,39 @@ class Exchange:
         if told.isdecimal() and int(told) > limit:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has {told} bytes, at most {limit:,} are read")
         parts: list[bytes] = []
-        size, more = 0, True
         try:
-            while more:
-                message = await self._next(size)
-                if message["type"] == "http.disconnect":
-                    raise Refused(HTTPStatus.BAD_REQUEST, "the body ended before its end")
-                part, more = message.get("body", b""), bool(message.get("more_body"))
-                size += len(part)
-                if size > limit:
-                    told = f"the body has more than the {limit:,} bytes that are read"
-                    raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, told)
-                admission.held_bytes += len(part)
-                parts.append(part)
-                if admission.held_bytes > self._limits.held_bytes:
-                    raise overloaded("others are uploading as much as there is memory for", 1)
-        except BaseException:
-            admission.held_bytes -= sum(map(len, parts))
+            async with admission.uploads.slot(self._limits.upload_seconds) as upload:
+                await self._read(parts, upload, admission)
+        except BaseException as error:
+            size = sum(map(len, parts))
+            admission.held_bytes -= size
+            if isinstance(error, TimeoutError):
+                seconds = time.monotonic() - self.began
+                reason = f"only {size} bytes of the body came within {seconds:.1f} s"
+                raise Refused(HTTPStatus.REQUEST_TIMEOUT, reason) from None
             raise
         self._unread = False
         self.seconds["upload"] = time.monotonic() - self.began
         return b"".join(parts)
 
-    async def _next(self, size: int) -> MutableMapping[str, Any]:
-        """The next part, within the time that so many bytes may have taken."""
-        ends = self.began + self._limits.upload_seconds + size / BYTES_PER_SECOND
-        try:
-            async with asyncio.timeout(max(0.001, ends - time.monotonic())):
-                return await self._receive()
-        except TimeoutError:
-            told = f"only {size} bytes of the body came within {time.monotonic() - self.began:.1f} s"
-            raise Refused(HTTPStatus.REQUEST_TIMEOUT, told) from None
+    async def _read(self, parts: list[bytes], upload: Upload, admission: Admission) -> None:
+        """Add the parts of the body to `parts` and to `admission.held_bytes`."""
+        limit = self._limits.body_bytes
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Refused(HTTPStatus.BAD_REQUEST, "the body ended before its end")
+            part, more = message.get("body", b""), bool(message.get("more_body"))
+            size += len(part)
+            if size > limit:
+                reason = f"the body has more than the {limit:,} bytes that are read"
+                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, reason)
+            upload.received(len(part))
+            admission.held_bytes += len(part)
+            parts.append(part)
+            if admission.held_bytes > self._limits.held_bytes:
+                raise overloaded("others are uploading as much as there is memory for", 1)
 
     async def respond(self, response: Response) -> None:
         """Answer; then take what the client still sends, for a while, since one that cannot send does not read."""
@@ -126,12 +130,12 @@ class Exchange:
 
     async def _drain(self) -> None:
         size = 0
-        try:
-            async with asyncio.timeout(self._limits.upload_seconds):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(UNREAD_SECONDS), paced(UNREAD_GRACE_SECONDS) as upload:
                 while size < _MOST_DRAINED:
                     message = await self._receive()
-                    size += len(message.get("body", b""))
+                    part = message.get("body", b"")
+                    size += len(part)
+                    upload.received(len(part))
                     if message["type"] != "http.request" or not message.get("more_body"):
                         return
-        except TimeoutError:
-            return

@@ -7,8 +7,11 @@ import asyncio
 import json
 import socket
 import struct
+import threading
 from collections.abc import Sequence
 from typing import Any
+
+HEARTBEAT_SECONDS = 0.5  # between the messages by which a model process says that it runs
 
 _LENGTH = struct.Struct(">I")
 
@@ -27,15 +30,17 @@ async def read_message(reader: asyncio.StreamReader) -> tuple[dict[str, Any], li
 
 
 class Connection:
-    """The same for a process that has nothing else to do meanwhile."""
+    """The same for a process that has nothing else to do meanwhile; several threads may write."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._file = self._socket.makefile("rb")
+        self._writing = threading.Lock()
 
     def write(self, header: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
         """Send a message whole."""
-        self._socket.sendall(b"".join(packed(header, parts)))
+        with self._writing:
+            self._socket.sendall(b"".join(packed(header, parts)))
 
     def read(self) -> tuple[dict[str, Any], list[bytes]] | None:
         """Header and parts; None where the other side has gone."""

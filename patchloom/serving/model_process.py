@@ -11,13 +11,15 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from patchloom.errors import PatchloomError, ResourceError, first_line, is_device_failure, is_out_of_memory
-from patchloom.serving.messages import Connection
+from patchloom.serving.messages import HEARTBEAT_SECONDS, Connection
 
 OK, UNPROCESSABLE, FAILED, SHORT_OF_MEMORY = 200, 422, 500, 503
 DEVICE_FAILED = 6  # exit code
@@ -49,10 +51,19 @@ def main(descriptor: int, settings: Mapping[str, Any]) -> None:
         connection.write({"error": f"the device refused the model: {first_line(error)}", "kind": "ResourceError"})
         return
     connection.write(about)
+    threading.Thread(target=_beat, args=(connection,), daemon=True).start()
     while (message := connection.read()) is not None:
         began = time.perf_counter()
         statuses, bodies = _answered(answers, *message, pixels=settings["pixels"])
         connection.write({"statuses": statuses, "seconds": time.perf_counter() - began}, bodies)
+
+
+def _beat(connection: Connection) -> None:
+    """Say that the process runs, also during a long batch: a stopped one has no thread that could."""
+    with suppress(OSError):  # the other side has gone
+        while True:
+            time.sleep(HEARTBEAT_SECONDS)
+            connection.write({})
 
 
 def _loaded(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,7 +1,8 @@
 """The processes that hold the model: started, given batches, started again where one ends.
 
 Each has at most two batches, the one it answers and the next, so that it never waits for this process. A request whose
-process ended is tried once more, alone; where that ends a process too, it is the request's fault.
+process ended is tried once more, alone; where that ends a process too, it is the request's fault. A process whose
+heartbeats stop gets no further batch until they come again.
 """
 
 import asyncio
@@ -11,7 +12,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,13 +21,14 @@ from typing import Any
 from patchloom import errors
 from patchloom.serving.admission import Admission, Request
 from patchloom.serving.cores import cores
-from patchloom.serving.messages import packed, read_message
+from patchloom.serving.messages import HEARTBEAT_SECONDS, packed, read_message
 from patchloom.serving.refusal import Refused
 
 BATCHES = 2  # of one process at once
 TRIES = 2  # of one request
 STOP_SECONDS = 5  # that an idle process may take to end
 LONGEST_PAUSE = 30  # seconds before one that keeps ending is started again
+MISSED_BEATS = 5  # in a row, after which a process is silent
 STUCK = 4  # deadlines after which a process that does not answer is ended
 
 Say = Callable[[str], None]
@@ -39,6 +40,7 @@ class ModelProcess:
     def __init__(self, settings: dict[str, Any], admission: Admission) -> None:
         self._admission = admission
         self.batches: deque[tuple[list[Request], float]] = deque()
+        self.missed_beats = 0  # since its last message, as `ModelProcesses` counts them
         own, other = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": str(settings["threads"])}
         command = [sys.executable, "-m", "patchloom.serving.model_process", str(other.fileno()), json.dumps(settings)]
@@ -68,8 +70,10 @@ class ModelProcess:
     def give(self, batch: list[Request]) -> None:
         """Send it a batch; `answer` will have the answers."""
         requests = [{"verb": one.verb, "options": one.options, "inputs": len(one.inputs)} for one in batch]
-        self.batches.append((batch, time.monotonic()))
+        self.batches.append((batch, _now()))
         self._admission.in_process += _inputs(batch)
+        if len(self.batches) == 1:
+            self._admission.begin_batch(self, _inputs(batch))
         self._writer.writelines(packed({"requests": requests}, [part for one in batch for part in one.inputs]))
 
     async def answer(self, done: Callable[[int, float], None]) -> None:
@@ -77,10 +81,14 @@ class ModelProcess:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 header, bodies = await read_message(self._reader)
+                self.missed_beats = 0
+                if "statuses" not in header:  # a heartbeat
+                    continue
                 batch, _ = self.batches.popleft()
                 inputs = _inputs(batch)
                 self._admission.in_process -= inputs
                 self._admission.measured(inputs, header["seconds"])
+                self._admission.begin_batch(self, _inputs(self.batches[0][0]) if self.batches else 0)
                 for request, status, body in zip(batch, header["statuses"], bodies, strict=True):
                     _hand_over(request, status, body, header["seconds"])
                 done(inputs, header["seconds"])
@@ -101,11 +109,18 @@ class ModelProcess:
                     told = "it ended the model's process twice and is not tried again"
                     request.answer.set_exception(Refused(HTTPStatus.UNPROCESSABLE_ENTITY, told))
         self.batches.clear()
+        self._admission.begin_batch(self, 0)
         return again
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is stopped, as far as its heartbeats tell."""
+        return self.missed_beats >= MISSED_BEATS
+
     def is_stuck(self, seconds: float) -> bool:
-        """Whether it has not answered its first batch for so long."""
-        return bool(self.batches) and time.monotonic() - self.batches[0][1] > seconds
+        """Whether it has not answered its first batch, or was silent, for so long."""
+        age = _now() - self.batches[0][1] if self.batches else 0.0
+        return max(age, self.missed_beats * HEARTBEAT_SECONDS) > seconds
 
     def kill(self) -> None:
         """End it now."""
@@ -152,6 +167,7 @@ class ModelProcesses:
         self._say = say
         self.about: dict[str, Any] = {}
         self.ready: list[ModelProcess] = []
+        self.silent: list[ModelProcess] = []
         self.restarts = 0
         self.batch_inputs: Callable[[int, float], None] = lambda _inputs, _seconds: None  # who counts batches
         self._starting: list[ModelProcess] = []
@@ -179,14 +195,22 @@ class ModelProcesses:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        processes, self.ready, self._starting, self.tasks = [*self.ready, *self._starting], [], [], []
+        processes = [*self.ready, *self.silent, *self._starting]
+        self.ready, self.silent, self._starting, self.tasks = [], [], [], []
         self.admission.processes = 0
         await asyncio.gather(*(process.stop() for process in processes))
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that are ready."""
-        return [process.pid for process in self.ready]
+        """Of the processes that have loaded the model."""
+        return [process.pid for process in (*self.ready, *self.silent)]
+
+    @property
+    def why_not_ready(self) -> str:
+        """The reason why no process is ready."""
+        if self.silent:
+            return f"the model's process {self.silent[0].pid} does not respond"
+        return "the model is being loaded"
 
     def _new(self) -> ModelProcess:
         process = ModelProcess(self._settings, self.admission)
@@ -199,13 +223,13 @@ class ModelProcesses:
             self._starting.remove(process)
             self.ready.append(process)
             self._count()
-            began = time.monotonic()
+            began = _now()
             await process.answer(self._done)
-            self.ready.remove(process)
+            (self.silent if process in self.silent else self.ready).remove(process)
             self._count()
             self.admission.again(process.given_back())
             await process.stop()
-            process = await self._started_again(process.pid, lived=time.monotonic() - began)
+            process = await self._started_again(process.pid, lived=_now() - began)
 
     async def _started_again(self, pid: int, lived: float) -> ModelProcess:
         pause = 0.0 if lived > LONGEST_PAUSE else 0.1
@@ -229,15 +253,15 @@ class ModelProcesses:
         while True:
             await admission.arrived()
             process = await self._free()
-            joined = time.monotonic()
+            joined = _now()
             if not process.batches and admission.waiting < admission.limits.batch:
                 await asyncio.sleep(admission.limits.wait_seconds)
                 if process not in self.ready:
                     continue
-            waited = time.monotonic() - joined
+            waited = _now() - joined
             if batch := admission.take():
                 for request in batch:
-                    request.seconds["batch"] = min(waited, time.monotonic() - request.began)
+                    request.seconds["batch"] = min(waited, _now() - request.began)
                 process.give(batch)
 
     async def _free(self) -> ModelProcess:
@@ -249,14 +273,31 @@ class ModelProcesses:
             await self._freed.wait()
 
     async def _watch(self) -> None:
-        """End a process that does not answer any more."""
+        """Count heartbeats that do not come, and end a process that does not answer any more.
+
+        They are counted and not timed, so that a pause of this process is not taken for one of the model's.
+        """
         longest = max(60.0, STUCK * self.admission.limits.deadline_seconds)
         while True:
-            await asyncio.sleep(min(5.0, longest / 4))
-            for process in self.ready:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            for process in (*self.ready, *self.silent):
+                process.missed_beats += 1
+                if process.is_silent != (process in self.silent):
+                    self._change(process)
                 if process.is_stuck(longest):
                     self._say(f"the model's process {process.pid} has not answered for {math.floor(longest)} s")
                     process.kill()
+
+    def _change(self, process: ModelProcess) -> None:
+        """Move a process between those that are ready and those that are silent."""
+        before, after = (self.ready, self.silent) if process.is_silent else (self.silent, self.ready)
+        before.remove(process)
+        after.append(process)
+        if process.is_silent:
+            self.admission.begin_batch(process, 0)  # which does not say how fast the others are
+        self._count()
+        change = "does not respond: it gets no requests" if process.is_silent else "responds again"
+        self._say(f"the model's process {process.pid} {change}")
 
     def _done(self, inputs: int, seconds: float) -> None:
         self._freed.set()
@@ -267,11 +308,15 @@ class ModelProcesses:
         self._freed.set()
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 def _hand_over(request: Request, status: int, body: bytes, seconds: float) -> None:
     if request.answer.done():  # its deadline has passed
         return
     request.seconds["model"] = seconds
-    request.seconds["queue"] = max(0.0, time.monotonic() - request.began - seconds - request.seconds["batch"])
+    request.seconds["queue"] = max(0.0, _now() - request.began - seconds - request.seconds["batch"])
     if status == HTTPStatus.OK:
         request.answer.set_result(body)
     else:

@@ -10,14 +10,14 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from patchloom.errors import UsageError
 from patchloom.serving.app import App
 from patchloom.serving.hosts import Hosts
-from patchloom.serving.limits import CONNECTIONS, HEADER_BYTES, UNREAD_SECONDS
+from patchloom.serving.limits import BACKLOG, CONNECTIONS, HEADER_BYTES, RESERVED_FILES, UNREAD_SECONDS, UPLOADS
 from patchloom.serving.processes import ModelProcesses
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -85,33 +85,34 @@ def free_port(host: str, wanted: int) -> int:
 async def _serve(bound: socket.socket, app: App, say: Say, began: Callable[[str, App], None]) -> None:
     limits = app.admission.limits
     stopping = asyncio.Event()
-    _on_signals(stopping, app)
-    starting = asyncio.create_task(app.start())
-    stopped = asyncio.create_task(stopping.wait())
-    await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-    if starting.done():
-        starting.result()
-        _leave_the_core_to_the_model()
-        _allow_open_files()
-        bound.listen(CONNECTIONS)
-        server, address = _granian(app, bound), address_of(bound)
-        serving = asyncio.create_task(server.serve())
-        began(address, app)
-        await asyncio.wait([serving, stopped, *app.tasks], return_when=asyncio.FIRST_COMPLETED)
-        app.is_ending, broken = True, [task for task in app.tasks if task.done()]
-        say("told to stop: no further requests are taken, those that were are answered")
-        server.stop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limits.deadline_seconds + LAST_SECONDS):
-                await serving
-    else:
-        broken = []
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-    await app.stop()
-    for task in broken:
-        task.result()  # raises: a fault of ours
-    say(f"stopped; {sum(app.metrics.requests.values()):,} requests were answered")
+    with _on_signals(stopping, app):
+        starting = asyncio.create_task(app.start())
+        stopped = asyncio.create_task(stopping.wait())
+        await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            _leave_the_core_to_the_model()
+            connections = _connections(say)
+            app.admission.uploads.limit = min(UPLOADS, connections // 2)
+            bound.listen(BACKLOG)
+            server, address = _granian(app, bound, connections), address_of(bound)
+            serving = asyncio.create_task(server.serve())
+            began(address, app)
+            await asyncio.wait([serving, stopped, *app.tasks], return_when=asyncio.FIRST_COMPLETED)
+            app.is_ending, broken = True, [task for task in app.tasks if task.done()]
+            say("told to stop: no further requests are taken, those that were are answered")
+            server.stop()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limits.deadline_seconds + LAST_SECONDS):
+                    await serving
+        else:
+            broken = []
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+        await app.stop()
+        for task in broken:
+            task.result()  # raises: a fault of ours
+        say(f"stopped; {sum(app.metrics.requests.values()):,} requests were answered")
 
 
 def address_of(bound: socket.socket) -> str:
@@ -120,21 +121,29 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _on_signals(stopping: asyncio.Event, app: App) -> None:
-    """The first asks to stop, the second ends all at once."""
+@contextmanager
+def _on_signals(stopping: asyncio.Event, app: App) -> Iterator[None]:
+    """Set `stopping` at the first signal; at the second, end everything at once.
+
+    The loop's own handlers lose a signal that comes while Granian's threads have filled the pipe that wakes the loop.
+    """
     loop = asyncio.get_running_loop()
 
-    def told(number: int) -> None:
+    def handle(number: int, _frame: object) -> None:
         if stopping.is_set():
             for pid in app.pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             os._exit(128 + number)
-        stopping.set()
+        loop.call_soon_threadsafe(stopping.set)
 
-    for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-            loop.add_signal_handler(number, told, number)
+    handled = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup
+    previous = {number: signal.signal(number, handle) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _leave_the_core_to_the_model() -> None:
@@ -147,16 +156,26 @@ def _leave_the_core_to_the_model() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _allow_open_files() -> None:
-    """As many as connections need, where the system lets us."""
+def _connections(say: Say) -> int:
+    """Return how many connections may be open at once.
+
+    Without an open file left, Granian would try to accept the next one over and over.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = CONNECTIONS + 256
-    if soft < wanted:
+    wanted = CONNECTIONS + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < wanted:
+            connections = max(soft // 4, soft - RESERVED_FILES)
+            say(f"at most {connections} connections at once: the system allows {soft} open files (see ulimit -n)")
+            return connections
+    return CONNECTIONS
 
 
-def _granian(app: App, bound: socket.socket) -> Any:
+def _granian(app: App, bound: socket.socket, connections: int) -> Any:
     from granian.constants import HTTPModes, Interfaces
     from granian.http import HTTP1Settings
     from granian.net import SocketHolder
@@ -168,7 +187,7 @@ def _granian(app: App, bound: socket.socket) -> Any:
         def _init_shared_socket(self: Any) -> None:
             held: Any = SocketHolder  # whose types know one argument of three
             self._sfd = bound.detach()  # which the server closes when it stops
-            self._shd, self._ssp = held(self._sfd, False, CONNECTIONS), None
+            self._shd, self._ssp = held(self._sfd, False, BACKLOG), None
 
     settings = HTTP1Settings(
         header_read_timeout=int(1000 * app.admission.limits.header_seconds), max_buffer_size=HEADER_BYTES
@@ -178,8 +197,8 @@ def _granian(app: App, bound: socket.socket) -> Any:
         interface=Interfaces.ASGINL,  # the application was started already
         http=HTTPModes.http1,
         websockets=False,
-        backlog=CONNECTIONS,
-        backpressure=CONNECTIONS,
+        backlog=BACKLOG,
+        backpressure=connections,
         http1_settings=settings,
         log_enabled=False,
     )
