@@ -53,8 +53,9 @@ class Admission:
         if not inputs or not self._seconds_each:
             return 0.0
         now = asyncio.get_running_loop().time()
-        # A batch that takes longer than those before it says how fast its process is now.
-        each = [max(self._seconds_each, (now - began) / size) for size, began in self._running.values()]
+        # A batch that takes longer than a full one should says how fast its process is now.
+        full = self.limits.batch
+        each = [max(self._seconds_each, (now - began) / max(full, size)) for size, began in self._running.values()]
         each += [self._seconds_each] * (max(1, self.processes) - len(each))
         return inputs / sum(1 / seconds for seconds in each)
 
@@ -65,9 +66,13 @@ class Admission:
             self._running[process] = inputs, asyncio.get_running_loop().time()
 
     def measured(self, inputs: int, seconds: float) -> None:
-        """Note how long a batch took the model; a slower one counts more than a faster one."""
+        """Note how long a batch took the model.
+
+        A slower one counts more than a faster one, but a single one at most doubles the estimate.
+        """
         each = seconds / max(1, inputs)
         known = self._seconds_each or each
+        each = min(each, SLOWDOWN * known)
         self._seconds_each = known + (_SLOWER if each > known else _FASTER) * (each - known)
 
     def check(self, inputs: int = 1) -> None:

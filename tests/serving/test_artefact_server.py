@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchloom.serving.messages import HEARTBEAT_SECONDS
 from tests.serving.artefacts import write_artefact
 from tests.serving.test_server import Server, is_alive, post, read_all, refuses, serve_command, until
 
@@ -107,10 +109,11 @@ def test_two_model_processes_answer_what_was_taken_and_end(artefact: Path) -> No
             until(lambda: server.number("held_bytes") == 40 * len(GREEN) + 50)
             server.process.send_signal(signal.SIGTERM)
             until(lambda: refuses(server.port))
-            slow.sendall(GREEN[50:])
             for pid in server.pids:
                 os.kill(pid, signal.SIGCONT)
             assert [one.result()[0] for one in asked] == [200] * 40
+        time.sleep(2 * HEARTBEAT_SECONDS)  # until the model is ready again, whatever the stop took
+        slow.sendall(GREEN[50:])
         assert read_all(slow).startswith(b"HTTP/1.1 200 ")
         assert server.process.wait(20) == 0
         assert not any(map(is_alive, server.pids))

@@ -171,7 +171,7 @@ def test_a_long_batch_is_no_silence(monkeypatch) -> None:
 
 def test_a_batch_that_is_late_shortens_the_queue_before_it_ends() -> None:
     async def run() -> None:
-        room = Admission(Limits(deadline_seconds=6))
+        room = Admission(Limits(batch=4, deadline_seconds=6))
         room.processes, room.in_process = 2, 8
         room.measured(8, 0.8)
         room.begin_batch("first", 4)
@@ -183,5 +183,19 @@ def test_a_batch_that_is_late_shortens_the_queue_before_it_ends() -> None:
             room.check()
         room.begin_batch("second", 0)
         assert room.expected_seconds() == pytest.approx(8 / (1 + 10))
+
+    virtual_time.run(run())
+
+
+def test_one_slow_batch_alone_does_not_empty_the_queue() -> None:
+    async def run() -> None:
+        room = Admission(Limits())
+        room.processes, room.in_process = 1, 8
+        room.measured(1, 0.1)
+        room.measured(1, 60.0)  # the process was stopped
+        assert room.expected_seconds() == pytest.approx(8 * 0.2)
+        for _ in range(5):
+            room.measured(1, 60.0)
+        assert room.expected_seconds() > 8 * 3
 
     virtual_time.run(run())
