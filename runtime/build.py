@@ -49,6 +49,7 @@ FILES = (
     "deployment/export/to_onnx.py",
     "deployment/export/to_openvino.py",
     "deployment/export/to_torch.py",
+    "deployment/export/torch_program.py",
 )
 _MODULE = re.compile(r"\bpatchloom\.(?=errors|foreign|printable|data\.|deployment\.)")
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from patchloom.errors import UsageError, nearest
+from patchloom.foreign import memory_bytes
 
 if TYPE_CHECKING:
     from patchloom.deployment.export.graph import Traced
@@ -30,6 +31,12 @@ GRAPHS = {
 PAGES = {"html": "patchloom.deployment.export.to_html:Html"}
 Graph = Callable[..., dict[str, np.ndarray]]  # arrays in order, mostly pixels (B, H, W, 3) uint8 → outputs by name
 MODEL = "model"  # the part that every artefact has
+RUN_SECONDS = 600.0  # that a graph may take for one batch, looked at between two operators
+
+
+def run_memory() -> int:
+    """Bytes that graphs may take in this process: half of what the machine, or its control group, has."""
+    return memory_bytes() // 2
 
 
 class Format(ABC):

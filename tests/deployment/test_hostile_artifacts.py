@@ -1,0 +1,291 @@
+"""Artifacts that a stranger wrote, checksums included: no code runs, memory stays, each is one line with exit code 4."""
+
+import hashlib
+import io
+import json
+import pickle
+import resource
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchloom.deployment.artefact import load
+from patchloom.deployment.export.formats import graph_format
+from patchloom.deployment.export.graph import Traced
+from patchloom.errors import CheckpointError
+from patchloom.foreign import own_sha256
+from tests.reliability.commands import command
+
+SIDE = 8
+MODEL_JSON, SAMPLES = "models/model.json", "data/sample_inputs/model.pt"
+CONSTANTS, WEIGHTS = "data/constants/model_constants_config.json", "data/weights/model_weights_config.json"
+Members = dict[str, bytes]
+
+
+class Means(torch.nn.Module):
+    """The mean of each color; two of them are the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((3,), 1 / 255))
+
+    def forward(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        embedding = (pixels.to(torch.float32) * self.scale).mean((1, 2)) + torch.tensor([0.0, 1.0, 2.0])
+        return {"logits": embedding[:, :2], "embedding": embedding}
+
+
+class Marker:
+    """Unpickling it creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def describe(folder: Path, to: str, files: tuple[str, ...]) -> None:
+    """Write labels.json and an artefact.json whose checksums are right."""
+    (folder / "labels.json").write_text('["red", "green"]')
+    shown = {"image_size": [SIDE, SIDE], "crop_ratio": 1.0, "interpolation": "bicubic", "resize": "short_side"}
+    about = {"format": 1, "to": to, "precision": "float32", "task": "classification", "network": "means"}
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (*files, "labels.json")}
+    about |= {"outputs": ["logits", "embedding"], "preprocessing": shown, "files": digests}
+    (folder / "artefact.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
+
+
+@pytest.fixture
+def peak_growth() -> Callable[[], int]:
+    """Bytes by which the most memory that this process ever had has grown."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return lambda: (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    Image.fromarray(np.full((SIDE, SIDE, 3), (255, 0, 51), np.uint8)).save(tmp_path / "one.png")
+    return tmp_path / "one.png"
+
+
+def refused(folder: Path, monkeypatch: Any, capsys: Any) -> str:
+    """The message of `load` and `patchloom verify`, which ends with code 4."""
+    with pytest.raises(CheckpointError) as error:
+        load(folder)
+    done = command(("verify", folder, "--json"), monkeypatch, capsys)
+    (wrong,) = json.loads(done.output)["wrong"]
+    assert (done.code, wrong["reason"]) == (4, str(error.value))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# torch ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model.pt2 as an export writes it."""
+    folder = tmp_path_factory.mktemp("program")
+    pixels = torch.zeros(2, SIDE, SIDE, 3, dtype=torch.uint8)
+    graph_format("torch").write(Traced(Means(), {"pixels": pixels}, ("logits", "embedding")), folder)
+    return folder / "model.pt2"
+
+
+def torch_artifact(program: Path, folder: Path, change: Callable[[Members], None]) -> Path:
+    """The program with its members changed, and checksums that fit."""
+    with zipfile.ZipFile(program) as archive:
+        members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    change(members)
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "model.pt2", "w") as archive:
+        for name, data in members.items():
+            archive.writestr(f"model/{name}", data)
+    describe(folder, "torch", ("model.pt2",))
+    return folder
+
+
+def saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def test_a_checked_program_answers_and_torch_still_reads_it(program: Path, tmp_path: Path, picture: Path) -> None:
+    folder = torch_artifact(program, tmp_path / "x", lambda members: None)
+    assert load(folder).embed(picture) == pytest.approx([1.0, 1.0, 2.2])
+    assert [name for name, _ in load(folder).predict(picture, top=2)] == ["red", "green"]
+    with zipfile.ZipFile(program) as archive:
+        assert archive.read(f"model/{SAMPLES}") == b""  # no pixels of the user's data either
+    pixels = torch.full((3, SIDE, SIDE, 3), 255, dtype=torch.uint8)
+    of_torch = torch.export.load(program).module(check_guards=False)(pixels)
+    assert torch.equal(torch.from_numpy(load(folder)._graph(pixels.numpy())["embedding"]), of_torch["embedding"])
+
+
+def constants_with(entry: Mapping[str, Any]) -> Callable[[Members], None]:
+    def change(members: Members) -> None:
+        config = json.loads(members[CONSTANTS])
+        config["config"]["lifted_tensor_0"] |= entry
+        members[CONSTANTS] = json.dumps(config).encode()
+
+    return change
+
+
+def weights_with(entry: Mapping[str, Any]) -> Callable[[Members], None]:
+    def change(members: Members) -> None:
+        config = json.loads(members[WEIGHTS])
+        config["config"]["scale"] |= entry
+        members[WEIGHTS] = json.dumps(config).encode()
+
+    return change
+
+
+@pytest.mark.parametrize("where", ["sample inputs", "opaque constant", "tensor constant", "weight", "legacy"])
+def test_no_pickle_in_a_program_is_opened(
+    program: Path, tmp_path: Path, where: str, monkeypatch: Any, capsys: Any
+) -> None:
+    marker = tmp_path / "marker"
+    opaque, tensor = pickle.dumps(Marker(marker)), saved(Marker(marker))
+
+    def change(members: Members) -> None:
+        if where == "sample inputs":
+            members[SAMPLES] = tensor
+        elif where == "opaque constant":
+            members["data/constants/opaque_obj_0"] = opaque
+            constants_with({"path_name": "opaque_obj_0", "use_pickle": True})(members)
+        elif where == "tensor constant":
+            members["data/constants/tensor_0"] = tensor
+            constants_with({"use_pickle": True})(members)
+        elif where == "weight":
+            members["data/weights/weight_0"] = tensor
+            weights_with({"use_pickle": True})(members)
+        else:
+            members["data/weights/model.pt"] = tensor
+
+    folder = torch_artifact(program, tmp_path / "x", change)
+    assert "model.pt2" in refused(folder, monkeypatch, capsys)
+    assert not marker.exists()
+
+
+def graph_with(change: Callable[[dict[str, Any]], None]) -> Callable[[Members], None]:
+    def changed(members: Members) -> None:
+        model = json.loads(members[MODEL_JSON])
+        change(model["graph_module"]["graph"])
+        members[MODEL_JSON] = json.dumps(model).encode()
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torch.os.system",
+        "torch._utils.os.system",
+        "_operator.attrgetter",
+        "_operator.pow",
+        "math.factorial",
+        "#higher_order:cond",
+        "torch.ops.higher_order.while_loop",
+        "torch.ops.aten.from_file.default",
+        "torch.ops.aten.save.default",
+        "torch.ops.aten.as_strided.default",
+        "torch.ops.aten.empty.memory_format",
+        "torch.ops.aten.add.out",
+        "torch.ops.aten.add.__class__",
+        "torch.ops.prims.add.default",
+    ],
+)
+def test_an_operator_that_no_export_uses_is_refused(
+    program: Path, tmp_path: Path, target: str, monkeypatch: Any, capsys: Any
+) -> None:
+    def change(graph: dict[str, Any]) -> None:
+        graph["nodes"][-1]["target"] = target
+
+    folder = torch_artifact(program, tmp_path / "x", graph_with(change))
+    assert target in refused(folder, monkeypatch, capsys)
+
+
+def test_text_that_torch_would_evaluate_is_not_looked_at(program: Path, tmp_path: Path, picture: Path) -> None:
+    marker = tmp_path / "marker"
+    code = f"__import__('pathlib').Path({str(marker)!r}).touch()"
+
+    def change(members: Members) -> None:
+        model = json.loads(members[MODEL_JSON])
+        for value in model["graph_module"]["graph"]["sym_int_values"].values():
+            value["as_expr"]["expr_str"] = code
+        model["guards_code"] = [code]
+        model["verifiers"] = [code]
+        members[MODEL_JSON] = json.dumps(model).encode()
+
+    folder = torch_artifact(program, tmp_path / "x", change)
+    assert load(folder).embed(picture) == pytest.approx([1.0, 1.0, 2.2])
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        weights_with({"path_name": "weight_7"}),
+        weights_with({"path_name": "../constants/tensor_0"}),
+        weights_with({"tensor_meta": None}),
+        lambda members: members.update({"extra/code.py": b""}),
+        lambda members: members.pop(CONSTANTS),
+        lambda members: members.update({MODEL_JSON: b"[" * 100_000}),
+        lambda members: members.update({MODEL_JSON: b"{}"}),
+        lambda members: members.update({"data/weights/weight_0": b"1"}),
+        graph_with(lambda graph: graph["nodes"][-1]["inputs"][0].update(arg={"as_custom_obj": {"name": "x"}})),
+        graph_with(lambda graph: graph["nodes"][-1]["inputs"][0].update(arg={"as_graph": {"graph": {}}})),
+    ],
+)
+def test_an_archive_of_another_form_is_refused(
+    program: Path, tmp_path: Path, change: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    refused(torch_artifact(program, tmp_path / "x", change), monkeypatch, capsys)
+
+
+def test_a_compressed_archive_is_refused(program: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    folder = torch_artifact(program, tmp_path / "x", lambda members: None)
+    with zipfile.ZipFile(folder / "model.pt2", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/data/weights/weight_9", bytes(1 << 26))
+    describe(folder, "torch", ("model.pt2",))
+    assert "model.pt2" in refused(folder, monkeypatch, capsys)
+
+
+def test_a_program_that_would_fill_the_memory_takes_none(
+    program: Path, tmp_path: Path, picture: Path, peak_growth: Callable[[], int]
+) -> None:
+    def change(graph: dict[str, Any]) -> None:
+        (node,) = [each for each in graph["nodes"] if each["target"] == "torch.ops.aten.mul.Tensor"]
+        wide = {"target": "torch.ops.aten.new_ones.default", "outputs": [{"as_tensor": {"name": "wide"}}]}
+        source = {"name": "self", "arg": {"as_tensor": {"name": "pixels"}}, "kind": 1}
+        wide["inputs"] = [source, {"name": "size", "arg": {"as_ints": [1 << 34, 1, 1, 3]}, "kind": 1}]
+        graph["nodes"].insert(0, wide)
+        node["inputs"][1]["arg"] = {"as_tensor": {"name": "wide"}}
+
+    model = load(torch_artifact(program, tmp_path / "x", graph_with(change)))
+    with pytest.raises(CheckpointError, match=r"model\.pt2.* bytes of memory"):
+        model.embed(picture)
+    assert peak_growth() < 1 << 28
+
+
+def test_a_program_that_takes_too_long_is_ended(
+    program: Path, tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("patchloom.deployment.export.to_torch.RUN_SECONDS", 0.0)
+    model = load(torch_artifact(program, tmp_path / "x", lambda members: None))
+    with pytest.raises(CheckpointError, match=r"model\.pt2.* seconds"):
+        model.embed(picture)
+
+
+def test_regions_outside_the_maps_are_refused() -> None:
+    from patchloom.deployment.export.torch_program import _roi_align
+
+    maps, settings = torch.zeros(2, 1, 4, 4), (1.0, 2, 2, 2, False)
+    assert _roi_align(maps, torch.tensor([[1.0, 0, 0, 3, 3]]), *settings).shape == (1, 1, 2, 2)
+    for number, side, samples in ((2.0, 3.0, 2), (-1.0, 3.0, 2), (0.0, float("nan"), 2), (0.0, 3.0, 0)):
+        with pytest.raises(ValueError, match="roi_align"):
+            _roi_align(maps, torch.tensor([[number, 0, 0, 3, side]]), 1.0, 2, 2, samples, False)
