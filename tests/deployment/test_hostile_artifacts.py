@@ -1,10 +1,12 @@
-"""Artifacts that a stranger wrote, checksums included: no code runs, memory stays, each is one line with exit code 4."""
+"""Artifacts that a stranger wrote, checksums included: no code runs, memory stays, each is one line, exit code 4."""
 
 import hashlib
 import io
 import json
 import pickle
 import resource
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -96,7 +98,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.pt2"
 
 
-def torch_artifact(program: Path, folder: Path, change: Callable[[Members], None]) -> Path:
+def torch_artifact(program: Path, folder: Path, change: Callable[[Members], Any] = dict) -> Path:
     """The program with its members changed, and checksums that fit."""
     with zipfile.ZipFile(program) as archive:
         members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
@@ -116,7 +118,7 @@ def saved(value: Any) -> bytes:
 
 
 def test_a_checked_program_answers_and_torch_still_reads_it(program: Path, tmp_path: Path, picture: Path) -> None:
-    folder = torch_artifact(program, tmp_path / "x", lambda members: None)
+    folder = torch_artifact(program, tmp_path / "x")
     assert load(folder).embed(picture) == pytest.approx([1.0, 1.0, 2.2])
     assert [name for name, _ in load(folder).predict(picture, top=2)] == ["red", "green"]
     with zipfile.ZipFile(program) as archive:
@@ -248,7 +250,7 @@ def test_an_archive_of_another_form_is_refused(
 
 
 def test_a_compressed_archive_is_refused(program: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    folder = torch_artifact(program, tmp_path / "x", lambda members: None)
+    folder = torch_artifact(program, tmp_path / "x")
     with zipfile.ZipFile(folder / "model.pt2", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model/data/weights/weight_9", bytes(1 << 26))
     describe(folder, "torch", ("model.pt2",))
@@ -276,7 +278,7 @@ def test_a_program_that_takes_too_long_is_ended(
     program: Path, tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("patchloom.deployment.export.to_torch.RUN_SECONDS", 0.0)
-    model = load(torch_artifact(program, tmp_path / "x", lambda members: None))
+    model = load(torch_artifact(program, tmp_path / "x"))
     with pytest.raises(CheckpointError, match=r"model\.pt2.* seconds"):
         model.embed(picture)
 
@@ -289,3 +291,176 @@ def test_regions_outside_the_maps_are_refused() -> None:
     for number, side, samples in ((2.0, 3.0, 2), (-1.0, 3.0, 2), (0.0, float("nan"), 2), (0.0, 3.0, 0)):
         with pytest.raises(ValueError, match="roi_align"):
             _roi_align(maps, torch.tensor([[number, 0, 0, 3, side]]), 1.0, 2, 2, samples, False)
+
+
+# ONNX ----------------------------------------------------------------------------------------------------------------
+
+
+def onnx_artifact(folder: Path, nodes: Any = (), initializers: Any = (), **fields: Any) -> Path:
+    """The mean of each color plus `extra`, which `nodes` make of `pixels` and the initializers; checksums that fit."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'patchloom[export]'")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'patchloom[export]'")
+    made, values = onnx.helper, onnx.helper.make_tensor_value_info
+    own = [
+        made.make_node("Cast", ["pixels"], ["values"], to=onnx.TensorProto.FLOAT),
+        made.make_node("ReduceMean", ["values", "axes"], ["means"], keepdims=0),
+        made.make_node("Add", ["means", "extra"], ["embedding"]),
+        made.make_node("Slice", ["embedding", "zero", "two", "one"], ["logits"]),
+    ]
+    constants = {"axes": [1, 2], "zero": [0], "one": [1], "two": [2]}
+    numbers = [made.make_tensor(name, onnx.TensorProto.INT64, [len(v)], v) for name, v in constants.items()]
+    if not nodes:
+        nodes = [made.make_node("Identity", ["nothing"], ["extra"])]
+        numbers.append(made.make_tensor("nothing", onnx.TensorProto.FLOAT, [1], [0.0]))
+    graph = made.make_graph(
+        [*nodes, *own],
+        "means",
+        [values("pixels", onnx.TensorProto.UINT8, ["batch", SIDE, SIDE, 3])],
+        [values("logits", onnx.TensorProto.FLOAT, None), values("embedding", onnx.TensorProto.FLOAT, None)],
+        [*numbers, *initializers],
+    )
+    model = made.make_model(graph, opset_imports=[made.make_opsetid("", 20)], ir_version=10, **fields)
+    folder.mkdir()
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    describe(folder, "onnx", ("model.onnx",))
+    return folder
+
+
+def made_of(kind: str) -> dict[str, Any]:
+    """What a hostile graph is made of: nodes that end in `extra`, initializers and fields of the model."""
+    from onnx import TensorProto, helper
+
+    node, tensor = helper.make_node, helper.make_tensor
+    billion = tensor("billion", TensorProto.INT64, [1], [10**9])
+    total = node("ReduceSum", ["many"], ["extra"], keepdims=0)
+    if kind in ("Loop", "If", "Scan"):
+        values = helper.make_tensor_value_info
+        step = helper.make_graph(
+            [node("Identity", ["go"], ["again"]), node("Identity", ["carried"], ["next"])],
+            "step",
+            [values("i", TensorProto.INT64, []), values("go", TensorProto.BOOL, []),
+             values("carried", TensorProto.FLOAT, [1])],
+            [values("again", TensorProto.BOOL, []), values("next", TensorProto.FLOAT, [1])],
+        )  # fmt: skip
+        truth, zero = tensor("truth", TensorProto.BOOL, [], [True]), tensor("start", TensorProto.FLOAT, [1], [0.0])
+        inputs = {"Loop": ["", "truth", "start"], "If": ["truth"], "Scan": ["start"]}[kind]
+        return {"nodes": [node(kind, inputs, ["extra"], body=step)], "initializers": [truth, zero]}
+    if kind == "function":
+        opset = [helper.make_opsetid("", 20)]
+        function = helper.make_function("own", "F", ["x"], ["y"], [node("Identity", ["x"], ["y"])], opset)
+        return {"nodes": [node("Identity", ["one"], ["extra"])], "functions": [function]}
+    if kind == "custom":
+        return {"nodes": [node("EPContext", ["one"], ["extra"], domain="com.microsoft")]}
+    if kind == "ConstantOfShape":
+        return {"nodes": [node(kind, ["billion"], ["many"]), total], "initializers": [billion]}
+    if kind == "Constant, Expand":
+        return {"nodes": [node("Constant", [], ["size"], value_ints=[1 << 15, 1 << 15]),
+                          node("Expand", ["start", "size"], ["many"]), total],
+                "initializers": [tensor("start", TensorProto.FLOAT, [1], [0.0])]}  # fmt: skip
+    if kind == "Range":
+        ends = [tensor(n, TensorProto.FLOAT, [], [v]) for n, v in (("a", 0.0), ("b", 1e9), ("c", 1.0))]
+        return {"nodes": [node("Range", ["a", "b", "c"], ["many"]), total], "initializers": ends}
+    wide = tensor("wide", TensorProto.FLOAT, [1], [0.0])
+    if kind == "dims without data":
+        wide.dims[0] = 10**9
+    elif kind == "raw data too short":
+        wide = tensor("wide", TensorProto.FLOAT, [2], bytes(8), raw=True)
+        wide.raw_data = bytes(4)
+    elif kind == "external data":
+        wide.ClearField("float_data")
+        wide.data_location = TensorProto.EXTERNAL
+        wide.external_data.add(key="location", value="weights.bin")
+    elif kind == "sparse":
+        value, place = tensor("value", TensorProto.FLOAT, [1], [0.0]), tensor("place", TensorProto.INT64, [1], [0])
+        sparse = helper.make_sparse_tensor(value, place, [10**9])
+        return {"nodes": [node("Constant", [], ["extra"], sparse_value=sparse)]}
+    return {"nodes": [node("Identity", ["wide"], ["extra"])], "initializers": [wide]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("Loop", "Loop"),
+        ("If", "If"),
+        ("Scan", "Scan"),
+        ("function", "field 25"),
+        ("custom", "EPContext"),
+        ("ConstantOfShape", "1,000,000,000"),
+        ("Constant, Expand", "1,073,741,824"),
+        ("Range", "1,000,000,000"),
+        ("dims without data", "wide"),
+        ("raw data too short", "wide"),
+        ("external data", "wide"),
+        ("sparse", "field 22"),
+    ],
+)
+def test_a_graph_that_no_export_writes_is_refused(
+    tmp_path: Path, kind: str, said: str, monkeypatch: Any, capsys: Any, peak_growth: Callable[[], int]
+) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed: pip install 'patchloom[export]'")
+    folder = onnx_artifact(tmp_path / "x", **made_of(kind))
+    (folder / "weights.bin").write_bytes(bytes(4))
+    message = refused(folder, monkeypatch, capsys)
+    assert "model.onnx" in message
+    assert said in message
+    assert peak_growth() < 1 << 28
+
+
+def test_an_honest_graph_answers(tmp_path: Path, picture: Path) -> None:
+    assert load(onnx_artifact(tmp_path / "x")).embed(picture) == pytest.approx([255.0, 0.0, 51.0])
+
+
+@pytest.mark.parametrize("start", ["start", "values"])
+def test_a_graph_that_doubles_its_tensor_stays_within_its_memory(
+    tmp_path: Path, picture: Path, start: str, peak_growth: Callable[[], int]
+) -> None:
+    """Constants when the session is made, and pixels when it runs: 8 TB."""
+    pytest.importorskip("onnx", reason="onnx is not installed: pip install 'patchloom[export]'")
+    from onnx import TensorProto, helper
+
+    nodes = [helper.make_node("Cast", ["pixels"], ["flat"], to=TensorProto.FLOAT)]
+    nodes.append(helper.make_node("Reshape", ["flat" if start == "values" else "start", "line"], ["wide0"]))
+    nodes += [helper.make_node("Concat", [f"wide{i}"] * 2, [f"wide{i + 1}"], axis=0) for i in range(41)]
+    nodes.append(helper.make_node("ReduceSum", ["wide41"], ["extra"], keepdims=0))
+    line = helper.make_tensor("line", TensorProto.INT64, [1], [-1])
+    one = helper.make_tensor("start", TensorProto.FLOAT, [1], [0.0])
+    code = (
+        "import resource, sys, patchloom.deployment.export.to_onnx as to\n"
+        "to.run_memory = lambda: 1 << 27\n"
+        "from patchloom.deployment.artefact import load\n"
+        "from patchloom.errors import CheckpointError\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n"
+        f"    load({str(tmp_path / 'x')!r}, threads=1).embed({str(picture)!r})\n"
+        "except CheckpointError as error:\n"
+        "    print(error)\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)\n"
+    )
+    onnx_artifact(tmp_path / "x", nodes, [line, one])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    message, growth = done.stdout.splitlines()
+    assert "model.onnx" in message
+    assert int(growth) < 1 << 28
+    assert done.stderr == ""
+
+
+def test_a_graph_that_takes_too_long_is_ended(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patchloom.deployment.export.to_onnx.RUN_SECONDS", 0.0)
+    monkeypatch.setattr("patchloom.deployment.export.to_onnx.Timer", AtOnce)
+    model = load(onnx_artifact(tmp_path / "x"))
+    with pytest.raises(CheckpointError, match=r"model\.onnx.*terminate"):
+        model.embed(picture)
+
+
+class AtOnce:
+    """A timer whose time is over when it starts."""
+
+    def __init__(self, seconds: float, function: Callable[..., None], given: tuple[Any, ...]) -> None:
+        self.seconds, self.function, self.given = seconds, function, given
+
+    def start(self) -> None:
+        assert self.seconds == 0
+        self.function(*self.given)
+
+    def cancel(self) -> None:
+        """Nothing is left to end."""

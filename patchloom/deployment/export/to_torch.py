@@ -1,4 +1,4 @@
-"""torch's own: a program of torch.export, which runs without the code it was made from (`torch_program.py` opens it)."""
+"""torch's own: a program of torch.export, which runs without the code it was made from; `torch_program.py` opens it."""
 
 import io
 import warnings

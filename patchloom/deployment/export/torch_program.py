@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from patchloom.deployment.export.formats import size_class
 from patchloom.errors import CheckpointError
 from patchloom.foreign import check_shape, parse_json
 
@@ -41,21 +42,23 @@ _TARGET = re.compile(r"torch\.ops\.(aten|torchvision)\.(\w+)\.(\w+)")
 # Functions of tensors alone. Not in it: what reads files (from_file), gives memory nobody wrote (empty), looks past a
 # tensor's values (as_strided, set_, resize_, _unsafe_*), or is of a size that depends on values (nonzero, item).
 _ATEN = frozenset(
-    """__and__ __or__ __xor__ abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d add add_ addcdiv addcmul
+    """
+    __and__ __or__ __xor__ abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d add add_ addcdiv addcmul
     addmm alias all amax amin any arange argmax argmin argsort avg_pool1d avg_pool2d baddbmm batch_norm bitwise_and
-    bitwise_not bitwise_or bmm broadcast_to cat ceil celu chunk clamp clamp_ clamp_max clamp_min clone constant_pad_nd
-    contiguous conv1d conv2d conv_transpose2d cos cumsum detach detach_ diagonal div div_ dropout einsum elu embedding
-    eq erf exp expand expand_as feature_dropout fill flatten flip floor floor_divide full full_like gather ge gelu glu
-    group_norm gt hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_ im2col index index_select instance_norm
-    layer_norm le leaky_relu leaky_relu_ lerp lift_fresh_copy linalg_vector_norm linear log log1p log_softmax
-    logical_and logical_not logical_or logsumexp lt masked_fill masked_fill_ matmul max_pool1d max_pool2d maximum mean
-    meshgrid minimum mish mm movedim mul mul_ narrow ne neg new_full new_ones new_zeros norm numpy_T ones ones_like
-    pad permute pixel_shuffle pixel_unshuffle pow prelu prod reciprocal reflection_pad2d relu relu6 relu_ remainder
-    repeat replication_pad2d reshape rms_norm roll round rsqrt rsub scaled_dot_product_attention
-    select select_scatter selu sigmoid sigmoid_ sign silu silu_ sin slice slice_scatter softmax softplus sort split
-    split_with_sizes sqrt square squeeze stack std sub sub_ sum t tan tanh tanh_ tile to topk transpose tril triu
-    unbind unflatten unfold unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_nearest2d var var_mean view
-    view_as where zeros zeros_like""".split()
+    bitwise_not bitwise_or bmm broadcast_to cat ceil celu chunk clamp clamp_ clamp_max clamp_min clone
+    constant_pad_nd contiguous conv1d conv2d conv_transpose2d cos cumsum detach detach_ diagonal div div_ dropout
+    einsum elu embedding eq erf exp expand expand_as feature_dropout fill flatten flip floor floor_divide full
+    full_like gather ge gelu glu group_norm gt hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_
+    im2col index index_select instance_norm layer_norm le leaky_relu leaky_relu_ lerp lift_fresh_copy
+    linalg_vector_norm linear log log1p log_softmax logical_and logical_not logical_or logsumexp lt masked_fill
+    masked_fill_ matmul max_pool1d max_pool2d maximum mean meshgrid minimum mish mm movedim mul mul_ narrow ne neg
+    new_full new_ones new_zeros norm numpy_T ones ones_like pad permute pixel_shuffle pixel_unshuffle pow prelu prod
+    reciprocal reflection_pad2d relu relu6 relu_ remainder repeat replication_pad2d reshape rms_norm roll round
+    rsqrt rsub scaled_dot_product_attention select select_scatter selu sigmoid sigmoid_ sign silu silu_ sin slice
+    slice_scatter softmax softplus sort split split_with_sizes sqrt square squeeze stack std sub sub_ sum t tan tanh
+    tanh_ tile to topk transpose tril triu unbind unflatten unfold unsqueeze upsample_bicubic2d upsample_bilinear2d
+    upsample_nearest2d var var_mean view view_as where zeros zeros_like
+    """.split()  # noqa: SIM905, 200 quoted names are harder to read
 )
 _OTHERS: dict[str, Callable[..., Any]] = {
     f"_operator.{name}": getattr(operator, name)
@@ -96,7 +99,7 @@ class Program:
 
     def __init__(self, path: Path, most_bytes: int, most_seconds: float) -> None:
         self.path, self.most_bytes, self.most_seconds = path, most_bytes, most_seconds
-        self._tried: set[tuple[Any, ...]] = set()  # types and sides of inputs, in powers of two
+        self._tried: set[tuple[Any, ...]] = set()  # size classes of inputs
         try:
             members = _read_members(path)
             graph_module = parse_json(members["models/model.json"], _MOST_JSON)["graph_module"]
@@ -112,12 +115,12 @@ class Program:
 
     def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Run on the CPU; a CheckpointError where the program does not fit its inputs, memory or time."""
-        sides = tuple((each.dtype, *(side.bit_length() for side in each.shape)) for each in inputs)
+        size = size_class(inputs)
         try:
-            if sides not in self._tried:
+            if size not in self._tried:
                 with torch.device("meta"):
                     self._run([each.to("meta") for each in inputs], "meta")
-                self._tried.add(sides)
+                self._tried.add(size)
             return self._run(inputs, "cpu")
         except Exception as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
