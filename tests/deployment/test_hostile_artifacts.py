@@ -20,6 +20,7 @@ from PIL import Image
 from patchloom.deployment.artefact import load
 from patchloom.deployment.export.formats import graph_format
 from patchloom.deployment.export.graph import Traced
+from patchloom.deployment.export.to_openvino import check_openvino
 from patchloom.errors import CheckpointError
 from patchloom.foreign import own_sha256
 from tests.reliability.commands import command
@@ -464,3 +465,38 @@ class AtOnce:
 
     def cancel(self) -> None:
         """Nothing is left to end."""
+
+
+# OpenVINO ------------------------------------------------------------------------------------------------------------
+
+NET = """<?xml version="1.0"?><net name="n" version="11"><layers>
+<layer id="0" name="size" type="Const" version="opset1">
+<data element_type="i64" shape="1" offset="0" size="8"/></layer>
+<layer id="1" name="wide" type="Broadcast" version="opset3"><data mode="numpy"/></layer>
+</layers><edges><edge from-layer="0" from-port="0" to-layer="1" to-port="1"/></edges>
+<rt_info><any_note value="x"/></rt_info></net>"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("<layers>", "<!DOCTYPE a><layers>", "document type"),
+        ("<layers>", "<layers", "not well-formed"),
+        ("</layers>", '<layer id="2" version="opset5"><body/></layer></layers>', "body"),
+        ('version="opset3"', 'version="extension"', "Broadcast"),
+        ('offset="0"', 'offset="8"', "size"),
+        ('shape="1"', 'shape="1000000000"', "1000000000"),
+        ('element_type="i64"', 'element_type="string"', "size"),
+        ('size="8"', 'size="-8"', "size"),
+        ('offset="0"', 'offset="x"', "x"),
+        ("", "", "134,217,729"),
+    ],
+)
+def test_an_openvino_graph_that_no_export_writes_is_refused(tmp_path: Path, before: str, after: str, said: str) -> None:
+    (tmp_path / "model.bin").write_bytes(np.array([(1 << 27) + (not before)], "<i8").tobytes())
+    (tmp_path / "model.xml").write_text(NET)
+    if before:
+        check_openvino(tmp_path / "model.xml")
+    (tmp_path / "model.xml").write_text(NET.replace(before, after))
+    with pytest.raises(ValueError, match=said):
+        check_openvino(tmp_path / "model.xml")
