@@ -20,6 +20,7 @@ from PIL import Image
 from patchloom.deployment.artefact import load
 from patchloom.deployment.export.formats import graph_format
 from patchloom.deployment.export.graph import Traced
+from patchloom.deployment.export.onnx_check import check_onnx
 from patchloom.deployment.export.to_openvino import check_openvino
 from patchloom.errors import CheckpointError
 from patchloom.foreign import own_sha256
@@ -500,3 +501,55 @@ def test_an_openvino_graph_that_no_export_writes_is_refused(tmp_path: Path, befo
     (tmp_path / "model.xml").write_text(NET.replace(before, after))
     with pytest.raises(ValueError, match=said):
         check_openvino(tmp_path / "model.xml")
+
+
+# Any bytes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_graph_is_checked_without_another_error(tmp_path: Path) -> None:
+    whole = (onnx_artifact(tmp_path / "x") / "model.onnx").read_bytes()
+    check_onnx(whole)
+    random, refusals = np.random.default_rng(0), 0
+    for _ in range(2000):
+        changed = bytearray(whole)
+        for place in random.integers(0, len(whole), random.integers(1, 4)):
+            changed[place] = random.integers(0, 256)
+        try:
+            check_onnx(bytes(changed[: random.integers(1, len(whole) + 1)]))
+        except ValueError:
+            refusals += 1
+    assert refusals > 1000
+
+
+def test_a_changed_program_is_one_line(program: Path, tmp_path: Path, picture: Path) -> None:
+    """Any value of the graph's JSON replaced by any other."""
+    random, others = np.random.default_rng(0), [None, -1, 10**30, "x", [], {}, [{}], {"as_int": 10**12}, True, 0.5]
+    with zipfile.ZipFile(program) as archive:
+        model = json.loads(archive.read(f"model/{MODEL_JSON}"))
+    graph_module = {name: model["graph_module"][name] for name in ("graph", "signature")}
+    paths = [path for path in paths_in(graph_module) if "metadata" not in path and path[-1] != "metadata"]
+    messages: list[str] = []
+    for number, place in enumerate(random.choice(len(paths), 150, replace=False)):
+        *parents, last = paths[place]
+
+        def change(members: Members, parents: Any = parents, last: Any = last) -> None:
+            changed = json.loads(members[MODEL_JSON])
+            inner = changed["graph_module"]
+            for parent in parents:
+                inner = inner[parent]
+            inner[last] = others[random.integers(len(others))]
+            members[MODEL_JSON] = json.dumps(changed).encode()
+
+        folder = torch_artifact(program, tmp_path / str(number), change)
+        try:
+            load(folder).embed(picture)
+        except CheckpointError as error:
+            messages.append(str(error))
+    assert len(messages) > 50
+    assert all("\n" not in message and "model.pt2" in message for message in messages)
+
+
+def paths_in(value: Any) -> list[tuple[Any, ...]]:
+    """The way to every value inside nested lists and dicts."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path for key, each in inside for path in [(key,), *((key, *rest) for rest in paths_in(each))]]
