@@ -69,6 +69,7 @@ _DTYPES = {
     1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64, 6: torch.float16, 7: torch.float32,
     8: torch.float64, 12: torch.bool, 13: torch.bfloat16,
 }  # fmt: skip
+_ARRAYS = {*_DTYPES.values()} - {torch.bfloat16}  # types that numpy has
 _LAYOUTS = {7: torch.strided}
 _MEMORY_FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 4: torch.preserve_format}
 _DEVICE = object()  # where the program runs: the CPU, or the meta device
@@ -105,9 +106,9 @@ class Program:
             graph_module = parse_json(members["models/model.json"], _MOST_JSON)["graph_module"]
             self._weights, self._inputs = _inputs(graph_module["signature"]["input_specs"], members)
             self._calls, self._outputs = _calls(graph_module), _outputs(graph_module)
-        except Exception as error:  # a key, type or number that is not there as torch writes it, or a refusal
-            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-            raise CheckpointError(f"{path} cannot be opened: {reason.splitlines()[0]}. Export it again.") from error
+        except Exception as error:  # a refusal, or whatever comes of JSON of another form
+            reason = _first_line(error) if isinstance(error, ValueError) else "it is not of the form that torch writes"
+            raise CheckpointError(f"{path} cannot be opened: {reason}. Export it again.") from error
 
     def operators(self) -> Counter[str]:
         """Kind of operator → how many."""
@@ -123,8 +124,7 @@ class Program:
                 self._tried.add(size)
             return self._run(inputs, "cpu")
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise CheckpointError(f"{self.path} does not fit its artefact: {reason}.") from error
+            raise CheckpointError(f"{self.path} does not fit its artefact: {_first_line(error)}.") from error
 
     def _run(self, inputs: Sequence[Tensor], device: str) -> dict[str, Tensor]:
         if len(inputs) != len(self._inputs):
@@ -144,14 +144,21 @@ class Program:
                 raise ValueError(f"{call.target} needs {needed:,} bytes of memory, allowed are {self.most_bytes:,}")
             if time.monotonic() > until:
                 raise ValueError(f"it runs for more than {self.most_seconds:g} seconds")
-        return {key: values[name] for key, name in self._outputs.items()}
+        outputs = {key: values[name] for key, name in self._outputs.items()}
+        if not all(isinstance(each, Tensor) and each.dtype in _ARRAYS for each in outputs.values()):
+            raise ValueError(f"its outputs {', '.join(outputs)} are not all arrays")
+        return outputs
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _read_members(path: Path) -> dict[str, bytes]:
     """The members of an archive by name, without its root folder; a ValueError for one that torch does not write."""
     found: dict[str, bytes] = {}
     with zipfile.ZipFile(path) as archive:
-        if archive.infolist() and sum(each.file_size for each in archive.infolist()) > path.stat().st_size:
+        if sum(each.file_size for each in archive.infolist()) > path.stat().st_size:
             raise ValueError("its members are larger than the file")
         for each in archive.infolist():
             name = each.filename.partition("/")[2]
@@ -165,7 +172,7 @@ def _read_members(path: Path) -> dict[str, bytes]:
     return found
 
 
-def _inputs(specs: Sequence[Any], members: Mapping[str, bytes]) -> tuple[dict[str, Tensor], list[str]]:
+def _inputs(specs: Sequence[Any], members: dict[str, bytes]) -> tuple[dict[str, Tensor], list[str]]:
     """Tensors of the archive by their name in the graph, and the names of what a caller passes."""
     stored = _tensors(members, "data/weights/", "weight_", "model_weights_config.json")
     constants = _tensors(members, "data/constants/", "tensor_", "model_constants_config.json")
@@ -193,23 +200,28 @@ _META = {
 }  # fmt: skip
 
 
-def _tensors(members: Mapping[str, bytes], folder: str, prefix: str, config: str) -> dict[str, Tensor]:
-    found = {}
+def _tensors(members: dict[str, bytes], folder: str, prefix: str, config: str) -> dict[str, Tensor]:
+    """Tensors by name, as views of the archive's bytes: tied weights stay one."""
+    found: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for name, meta in parse_json(members[folder + config], _MOST_JSON)["config"].items():
         check_shape(meta, _META, name)
         told, path = meta["tensor_meta"], meta["path_name"]
         if meta["use_pickle"] or not path.startswith(prefix):
             raise ValueError(f"its tensor {name!r} is a pickle, which could run code")
         sizes, strides = ([side["as_int"] for side in told[each]] for each in ("sizes", "strides"))
-        data, dtype, offset = members[folder + path], _DTYPES[told["dtype"]], told["storage_offset"]["as_int"]
-        _LAYOUTS[told["layout"]]
+        dtype, offset = _DTYPES[told["dtype"]], told["storage_offset"]["as_int"]
+        if told["layout"] not in _LAYOUTS:
+            raise ValueError(f"its tensor {name!r} is not dense")
         if 0 in sizes:
             found[name] = torch.empty(sizes, dtype=dtype)
-        else:  # as_strided refuses what is not inside
-            flat = torch.frombuffer(bytearray(data), dtype=dtype)
-            if math.prod(sizes) > flat.numel():
-                raise ValueError(f"its tensor {name!r} has {math.prod(sizes):,} values, the archive {flat.numel():,}")
-            found[name] = flat.as_strided(sizes, strides, offset)
+            continue
+        if path not in stored:
+            stored[path] = torch.frombuffer(bytearray(members.pop(folder + path)), dtype=torch.uint8)
+        flat = stored[path].view(dtype)
+        if math.prod(sizes) > len(flat):
+            raise ValueError(f"its tensor {name!r} has {math.prod(sizes):,} values, the archive {len(flat):,}")
+        found[name] = flat.as_strided(sizes, strides, offset)  # which refuses what is not inside
     return found
 
 
