@@ -103,10 +103,14 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.pt2"
 
 
+def members_of(program: Path) -> Members:
+    with zipfile.ZipFile(program) as archive:
+        return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+
+
 def torch_artifact(program: Path, folder: Path, change: Callable[[Members], Any] = dict) -> Path:
     """The program with its members changed, and checksums that fit."""
-    with zipfile.ZipFile(program) as archive:
-        members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    members = members_of(program)
     change(members)
     folder.mkdir()
     with zipfile.ZipFile(folder / "model.pt2", "w") as archive:
@@ -126,8 +130,7 @@ def test_a_checked_program_answers_and_torch_still_reads_it(program: Path, tmp_p
     folder = torch_artifact(program, tmp_path / "x")
     assert load(folder).embed(picture) == pytest.approx([1.0, 1.0, 2.2])
     assert [name for name, _ in load(folder).predict(picture, top=2)] == ["red", "green"]
-    with zipfile.ZipFile(program) as archive:
-        assert archive.read(f"model/{SAMPLES}") == b""  # no pixels of the user's data either
+    assert members_of(program)[SAMPLES] == b""  # no pixels of the user's data either
     pixels = torch.full((3, SIDE, SIDE, 3), 255, dtype=torch.uint8)
     of_torch = torch.export.load(program).module(check_guards=False)(pixels)
     assert torch.equal(torch.from_numpy(load(folder)._graph(pixels.numpy())["embedding"]), of_torch["embedding"])
@@ -538,8 +541,7 @@ def test_a_changed_graph_is_checked_without_another_error(tmp_path: Path) -> Non
 def test_a_changed_program_is_one_line(program: Path, tmp_path: Path, picture: Path) -> None:
     """Any value of the graph's JSON replaced by any other."""
     random, others = np.random.default_rng(0), [None, -1, 10**30, "x", [], {}, [{}], {"as_int": 10**12}, True, 0.5]
-    with zipfile.ZipFile(program) as archive:
-        model = json.loads(archive.read(f"model/{MODEL_JSON}"))
+    model = json.loads(members_of(program)[MODEL_JSON])
     graph_module = {name: model["graph_module"][name] for name in ("graph", "signature")}
     paths = [path for path in paths_in(graph_module) if "metadata" not in path and path[-1] != "metadata"]
     messages: list[str] = []
