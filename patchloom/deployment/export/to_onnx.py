@@ -71,7 +71,10 @@ class Onnx(GraphFormat):
         if threads is not None:
             options.intra_op_num_threads = threads
         path = folder / f"{part}{ENDING}"
-        session = _session(path, options)
+        try:
+            session = _session(path, options)
+        except Exception as error:  # onnxruntime has an exception per status, none with a public base
+            raise CheckpointError(f"{path} cannot be opened: {_first_line(error)}. Export it again.") from error
         given, names = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
         tried = set()
 
@@ -172,7 +175,7 @@ class Onnx(GraphFormat):
 
 
 def _session(path: Path, options: Any) -> Any:
-    """onnxruntime's session of a file that was checked; a CheckpointError where it cannot be opened."""
+    """onnxruntime's session of a file that was checked; onnxruntime has exceptions of its own."""
     import onnxruntime
 
     _register_memory()
@@ -182,15 +185,11 @@ def _session(path: Path, options: Any) -> Any:
         "session.load_model_format": "ONNX",  # a file may look like onnxruntime's own format too
     }.items():
         options.add_session_config_entry(name, value)
-    try:
-        data = read_plain(path, MOST_BYTES)
-        check_onnx(data)
-        return onnxruntime.InferenceSession(
-            # The exporter folds constants. onnxruntime would do so in memory without a bound.
-            data, options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
-        )  # fmt: skip
-    except Exception as error:  # onnxruntime has an exception per status, none with a public base
-        raise CheckpointError(f"{path} cannot be opened: {_first_line(error)}. Export it again.") from error
+    data = read_plain(path, MOST_BYTES)
+    check_onnx(data)
+    # The exporter folds constants. onnxruntime would do so in memory without a bound.
+    providers, left_out = ["CPUExecutionProvider"], ["ConstantFolding"]
+    return onnxruntime.InferenceSession(data, options, providers=providers, disabled_optimizers=left_out)
 
 
 @cache
