@@ -78,7 +78,7 @@ def path_within(path: str, roots: Sequence[str]) -> str | None:
 
 def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES, *, links: bool = True) -> bytes:
     """The bytes of a file; an OSError too where `open_plain` has one, or where it has more than `most` bytes."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = memory_bytes()
     with open_plain(path, links=links) as file:
         size = os.fstat(file.fileno()).st_size
         if memory < size <= most:  # a file of holes has any size
@@ -90,6 +90,18 @@ def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES, *, links: b
     if size > most:
         raise OSError(errno.EFBIG, f"it has {size:,} bytes, expected at most {most:,}", os.fspath(path))
     return data
+
+
+def memory_bytes(control_groups: str = "/sys/fs/cgroup") -> int:
+    """The memory of this machine, or less where its control group (a container) allows less."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of versions 2 and 1
+        try:
+            with open(os.path.join(control_groups, name)) as file:
+                limits.append(int(file.read()))
+        except (OSError, ValueError):  # absent, or "max"
+            continue
+    return min(limits)
 
 
 def parse_json(data: bytes | str, most: int = MOST_BYTES, **options: Any) -> Any:

@@ -46,9 +46,11 @@ FILES = (
     "deployment/window_places.py",
     "deployment/export/__init__.py",
     "deployment/export/formats.py",
+    "deployment/export/onnx_check.py",
     "deployment/export/to_onnx.py",
     "deployment/export/to_openvino.py",
     "deployment/export/to_torch.py",
+    "deployment/export/torch_program.py",
 )
 _MODULE = re.compile(r"\bpatchloom\.(?=errors|foreign|printable|data\.|deployment\.)")
 

@@ -9,7 +9,7 @@ import pytest
 
 from patchloom.data.text import vocabulary
 from patchloom.errors import CheckpointError, DataError
-from patchloom.foreign import check_shape, parse_json, read_plain
+from patchloom.foreign import check_shape, memory_bytes, parse_json, read_plain
 
 
 def test_a_plain_file_is_read(tmp_path: Path) -> None:
@@ -90,3 +90,11 @@ def test_a_vocabulary_of_half_characters_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(vocabulary, "_sentencepiece", lambda: SimpleNamespace(SentencePieceProcessor=refuse))
     with pytest.raises(CheckpointError, match=r"vocabulary\.model is no vocabulary"):
         vocabulary.Vocabulary.from_bytes(b"\x96")
+
+
+def test_memory_is_what_the_control_group_allows(tmp_path: Path) -> None:
+    machine = memory_bytes(str(tmp_path))
+    assert machine == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for text, expected in (("max", machine), (str(1 << 62), machine), ("1048576", 1 << 20)):
+        (tmp_path / "memory.max").write_text(f"{text}\n")
+        assert memory_bytes(str(tmp_path)) == expected

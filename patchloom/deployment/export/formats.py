@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from patchloom.errors import UsageError, nearest
+from patchloom.foreign import memory_bytes
 
 if TYPE_CHECKING:
     from patchloom.deployment.export.graph import Traced
@@ -30,6 +31,17 @@ GRAPHS = {
 PAGES = {"html": "patchloom.deployment.export.to_html:Html"}
 Graph = Callable[..., dict[str, np.ndarray]]  # arrays in order, mostly pixels (B, H, W, 3) uint8 → outputs by name
 MODEL = "model"  # the part that every artefact has
+RUN_SECONDS = 600.0  # that a graph may take for one batch of a new size, looked at between two operators
+
+
+def run_memory() -> int:
+    """Bytes that graphs may take in this process: half of what the machine, or its control group, has."""
+    return memory_bytes() // 2
+
+
+def size_class(arrays: Iterable[Any]) -> tuple[Any, ...]:
+    """Types and sides of arrays, in powers of two: what needs about the same memory and time."""
+    return tuple((each.dtype, *(side.bit_length() for side in each.shape)) for each in arrays)
 
 
 class Format(ABC):

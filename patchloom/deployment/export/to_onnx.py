@@ -5,13 +5,17 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Timer
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchloom.deployment.export.formats import MODEL, Graph, GraphFormat
+from patchloom.deployment.export.formats import MODEL, RUN_SECONDS, Graph, GraphFormat, run_memory, size_class
+from patchloom.deployment.export.onnx_check import check_onnx
 from patchloom.errors import CheckpointError, UsageError
+from patchloom.foreign import read_plain
 
 if TYPE_CHECKING:
     from patchloom.deployment.export.graph import Traced
@@ -62,23 +66,32 @@ class Onnx(GraphFormat):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors alone
         # Threads that spin between calls take the cores from whatever else the process does, measured beside it too.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if threads is not None:
             options.intra_op_num_threads = threads
         path = folder / f"{part}{ENDING}"
         try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            session = _session(path, options)
         except Exception as error:  # onnxruntime has an exception per status, none with a public base
-            raise CheckpointError(f"{path} cannot be opened: {_first_line(error)}.") from error
+            raise CheckpointError(f"{path} cannot be opened: {_first_line(error)}. Export it again.") from error
         given, names = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
+        tried = set()
 
         def answer(*arrays: np.ndarray) -> dict[str, np.ndarray]:
+            run, size = onnxruntime.RunOptions(), size_class(arrays)
+            late = Timer(RUN_SECONDS, setattr, (run, "terminate", True))
+            late.daemon = True
+            if size not in tried:  # a thread per run would cost 0.1 ms
+                late.start()
             try:
-                return dict(zip(names, session.run(None, dict(zip(given, arrays, strict=False))), strict=True))
+                found = session.run(None, dict(zip(given, arrays, strict=False)), run)
             except Exception as error:
                 raise CheckpointError(f"{path} does not fit its artefact: {_first_line(error)}.") from error
+            finally:
+                late.cancel()
+            tried.add(size)
+            return dict(zip(names, found, strict=True))
 
         return answer
 
@@ -91,10 +104,8 @@ class Onnx(GraphFormat):
 
         with temporary_folder() as temporary:
             options = onnxruntime.SessionOptions()
-            options.log_severity_level = 3
             options.optimized_model_filepath = str(temporary / f"optimised{ENDING}")
-            path = folder / f"{part}{ENDING}"
-            onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            _session(folder / f"{part}{ENDING}", options)
             return Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
 
     def quantise(self, folder: Path, out: Path, way: str, batches: Iterable[np.ndarray]) -> None:
@@ -161,6 +172,34 @@ class Onnx(GraphFormat):
                 nodes_to_exclude=from_left,
                 **only,
             )
+
+
+def _session(path: Path, options: Any) -> Any:
+    """onnxruntime's session of a file that was checked; onnxruntime has exceptions of its own."""
+    import onnxruntime
+
+    _register_memory()
+    options.log_severity_level = 4  # its errors are exceptions too
+    for name, value in {
+        "session.use_env_allocators": "1",
+        "session.load_model_format": "ONNX",  # a file may look like onnxruntime's own format too
+    }.items():
+        options.add_session_config_entry(name, value)
+    data = read_plain(path, MOST_BYTES)
+    check_onnx(data)
+    # The exporter folds constants. onnxruntime would do so in memory without a bound.
+    providers, left_out = ["CPUExecutionProvider"], ["ConstantFolding"]
+    return onnxruntime.InferenceSession(data, options, providers=providers, disabled_optimizers=left_out)
+
+
+@cache
+def _register_memory() -> None:
+    """Bound what all graphs of this process take: onnxruntime refuses an operator that would need more."""
+    import onnxruntime
+
+    kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    place = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
+    onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg({"max_mem": run_memory()}))
 
 
 def _first_line(error: Exception) -> str:

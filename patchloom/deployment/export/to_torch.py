@@ -1,4 +1,4 @@
-"""torch's own: a program of torch.export, which runs without the code it was made from."""
+"""torch's own: a program of torch.export, which runs without the code it was made from; `torch_program.py` opens it."""
 
 import io
 import warnings
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from patchloom.deployment.export.formats import MODEL, Graph, GraphFormat
-from patchloom.errors import CheckpointError
+from patchloom.deployment.export.formats import MODEL, RUN_SECONDS, Graph, GraphFormat, run_memory
 
 if TYPE_CHECKING:
     from patchloom.deployment.export.graph import Traced
@@ -36,38 +35,30 @@ class TorchProgram(GraphFormat):
             warnings.simplefilter("ignore")
             inputs = tuple(traced.inputs.values())
             program = torch.export.export(traced.module, inputs, dynamic_shapes=traced.dynamic_shapes())
+            program.example_inputs = None  # torch would pickle them, and they are images of the user
             packed = io.BytesIO()  # onto a full disk torch's own writer ends the process
             torch.export.save(program, packed)
         write_new(folder / f"{traced.part}{ENDING}", packed.getvalue())
 
     def open(self, folder: Path, threads: int | None = None, part: str = MODEL) -> Graph:
-        """The program as a module; the number of threads is torch's, which all of the process shares."""
+        """The checked program; the number of threads is torch's, which all of the process shares."""
         self.refuse_missing(self.to_open)
         import torch
 
+        from patchloom.deployment.export.torch_program import Program
+
         del threads
-        path = folder / f"{part}{ENDING}"
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                program = torch.export.load(path).module(check_guards=False)
-        except Exception as error:  # of a damaged archive it raises nearly anything
-            raise CheckpointError(
-                f"{path} cannot be opened: {(str(error).splitlines() or [type(error).__name__])[0]}"
-            ) from error
+        program = Program(folder / f"{part}{ENDING}", run_memory(), RUN_SECONDS)
 
         def answer(*arrays: np.ndarray) -> dict[str, np.ndarray]:
             with torch.inference_mode():
-                found = program(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
-            return {name: value.numpy() for name, value in found.items()}
+                outputs = program(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+            return {name: value.numpy() for name, value in outputs.items()}
 
         return answer
 
     def operators(self, folder: Path, part: str = MODEL) -> Counter[str]:
         """Of torch.export's graph."""
-        import torch
+        from patchloom.deployment.export.torch_program import Program
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            nodes = torch.export.load(folder / f"{part}{ENDING}").graph.nodes
-        return Counter(str(node.target) for node in nodes if node.op == "call_function")
+        return Program(folder / f"{part}{ENDING}", run_memory(), RUN_SECONDS).operators()

@@ -55,7 +55,7 @@ def read_artefact(seeds: Path, folder: Path) -> Any:
 
 
 def repair_artefact(folder: Path, file: Path) -> None:
-    """Checksums made right; not of the graph, which onnxruntime reads: a stranger's is run as any program is."""
+    """Checksums made right; not of the graph, where another number is another answer (test_hostile_artifacts.py)."""
     if file.suffix != ".onnx":
         _repair(folder / "artefact", file)
 
