@@ -1,6 +1,6 @@
 """Write the fuzzer's first inputs, small files of every format that its targets read:
 
-    python -m tests.fuzz.corpus
+python -m tests.fuzz.corpus
 """
 
 import io
@@ -24,6 +24,7 @@ from patchloom.data.pictures.object_masks import ObjectMask
 from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe
+from patchloom.runs.beginning import DataRecord
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import MetricsFile
 from patchloom.runs.named import _row
@@ -93,7 +94,10 @@ def names() -> Files:
 
 def labels() -> Files:
     """Tables of labels."""
-    yield "levels.csv", b"path,label,coarse_label,split\n0.png,a,x,train\n1.png,b,y,train\n2.png,a,x,val\n3.png,b,y,val\n"
+    yield (
+        "levels.csv",
+        b"path,label,coarse_label,split\n0.png,a,x,train\n1.png,b,y,train\n2.png,a,x,val\n3.png,b,y,val\n",
+    )
     yield "flags.csv", b"image,cat,dog\n0.png,1,0\n1.png,0,1\n2.png,1,0\n3.png,0,1\n"
     yield "tabs.tsv", b"\xef\xbb\xbffilename\tlabels\n0\tcat dog\n1\tdog\n2\tcat\n3\t\n"
     yield "spaces.txt", b"0.png 1\n1.png 2\n2.png 1\n3.png 2\n"
@@ -177,7 +181,11 @@ def tars() -> Files:
 
 def zips() -> Files:
     """Class folders, and a labels file with its pictures."""
-    for name, method in (("stored", zipfile.ZIP_STORED), ("deflated", zipfile.ZIP_DEFLATED), ("bz2", zipfile.ZIP_BZIP2)):
+    for name, method in (
+        ("stored", zipfile.ZIP_STORED),
+        ("deflated", zipfile.ZIP_DEFLATED),
+        ("bz2", zipfile.ZIP_BZIP2),
+    ):
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", method) as archive:
             for member, data in _members(True):
@@ -258,19 +266,26 @@ def run_files() -> Files:
 def records() -> Files:
     """What a run or a sweep keeps of how it went."""
     yield "run.json", json.dumps(asdict(RunRecord(data="photos", data_name="photos", epochs=3))).encode()
-    yield "data.json", json.dumps({"classes": ["a", "b"], "train": 4, "val": 2, "rows": "0" * 64, "contents": ""}).encode()
+    data = DataRecord(("a", "b"), train=4, val=2, rows="0" * 64, contents="")
+    yield "data.json", json.dumps(asdict(data)).encode()
     inside = np.zeros((6, 6), bool)
     inside[1:3, 2:5] = True
     box = {"bbox": [2, 1, 3, 2], "category": 0, "segmentation": ObjectMask.of(inside).to_coco((6, 6))}
     picture = {"key": "a.png", "size": [6, 6], "objects": [box | {"iscrowd": 0, "area": 6.0}]}
     found = {"classes": ["a"], "images": [picture | {"found": [box | {"score": 0.5}]}]}
     yield "detected.json", json.dumps(found).encode()
-    judged = {"values": {"bleu": 1.0}, "signature": "a", "chrf_signature": "b", "notes": [], "samples": [["a", "b", "c"]]}
-    yield "translated.json", json.dumps(judged).encode()
-    runs = {
-        "a": RunResult(data="digits", setting={"optim.lr": 0.1}, metric="top1", metrics={"top1": 50.5}, test={"top1": 3}),
-        "b": RunResult(data="digits", setting={"optim.lr": 0.2}, metric="top1", failed="why"),
+    judged = {
+        "values": {"bleu": 1.0},
+        "signature": "a",
+        "chrf_signature": "b",
+        "notes": [],
+        "samples": [["a", "b", "c"]],
     }
+    yield "translated.json", json.dumps(judged).encode()
+    of_best = RunResult(
+        data="digits", setting={"optim.lr": 0.1}, metric="top1", metrics={"top1": 50.5}, test={"top1": 3}
+    )
+    runs = {"a": of_best, "b": RunResult(data="digits", setting={"optim.lr": 0.2}, metric="top1", failed="why")}
     told = {name: asdict(result) for name, result in runs.items()}
     yield "sweep.json", json.dumps({"format": 1, "runs": told}).encode()
     yield "published.json", json.dumps(_row(PUBLISHED)).encode()

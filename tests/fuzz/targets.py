@@ -22,10 +22,6 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-import patchloom.deployment.artefact_detector
-import patchloom.deployment.artefact_segmenter
-import patchloom.deployment.artefact_translator
-import patchloom.models.vit
 from patchloom.cli.train import pairs
 from patchloom.data.checking.kept_looks import Seen
 from patchloom.data.labels.class_names import find_class_names, names_by_line
@@ -125,13 +121,20 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except PatchloomError as error:
-        message = str(error)
-        assert message, f"{type(error).__name__} without a message"
-        assert "\n" not in message, message
-        assert len(message) <= MOST_LETTERS, f"{len(message)} letters: {message[:200]}"
-        assert "not enough memory" not in message, message
+        _check_message(str(error))
     except Refused as error:
-        assert 400 <= error.status < 500, error.status
+        _check_status(error.status)
+
+
+def _check_message(message: str) -> None:
+    assert message
+    assert "\n" not in message, message
+    assert len(message) <= MOST_LETTERS, message[:200]
+    assert "not enough memory" not in message, message
+
+
+def _check_status(status: int) -> None:
+    assert 400 <= status < 500, status
 
 
 # Pictures -------------------------------------------------------------------------------------------------------------
@@ -222,7 +225,7 @@ def _made(path: Path) -> Path:
     return path
 
 
-# Text ------------------------------------------------------------------------------------------------------------------
+# Text -----------------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -288,7 +291,7 @@ def _requests(folder: Path) -> None:
                 inference_protocol.read(verb, kind, body, length)
 
 
-# Runs ------------------------------------------------------------------------------------------------------------------
+# Runs -----------------------------------------------------------------------------------------------------------------
 
 NETWORK = {"image_size": 16, "patch_size": 8, "dim": 4, "depth": 1, "num_classes": 2}
 SHOWN = Preprocessing((0.5,) * 3, (0.5,) * 3, (16, 16), 1.0)
@@ -374,7 +377,7 @@ def _start_from(name: str) -> Callable[[Path], None]:
     return read
 
 
-# Indices and artifacts -------------------------------------------------------------------------------------------------
+# Indices and artifacts ------------------------------------------------------------------------------------------------
 
 
 def make_index(folder: Path) -> None:
@@ -465,7 +468,7 @@ TARGETS: dict[str, Target] = {
     ),
     "tar": Target("tar", (Reader("data.tar", _source("data.tar")), Reader("data.tar.gz", _source("data.tar.gz")))),
     "zip": Target("zip", (Reader("data.zip", _source("data.zip")),)),
-    "cache": Target("sqlite", (Reader("a.sqlite", _kept_looks),)),
+    "cache": Target("bytes", (Reader("a.sqlite", _kept_looks),)),
     "typed": Target("text", (Reader("typed", _typed),)),
     "recipe": Target(
         "yaml",
@@ -508,7 +511,10 @@ TARGETS: dict[str, Target] = {
             Reader("state.json", read_checkpoint, _make_weights, _repair_state),
         ),
     ),
-    "metrics": Target("jsonl", (Reader("metrics.jsonl", _metrics), Reader("metrics.jsonl", _metrics, repair=_repair_metrics))),
+    "metrics": Target(
+        "jsonl",
+        (Reader("metrics.jsonl", _metrics), Reader("metrics.jsonl", _metrics, repair=_repair_metrics)),
+    ),
     "safetensors": Target(
         "safetensors",
         (

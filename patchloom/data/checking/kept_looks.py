@@ -46,6 +46,8 @@ _SCHEMA = [("table", "sights", _TABLE), ("index", "sqlite_autoindex_sights_1", N
 _LEAST_OF_ROW = 16  # bytes
 # Steps of SQLite between looks at their number; looks; bytes of the file for one look more.
 _OFTEN, _LOOKS, _BYTES_OF_LOOK = 10_000, 10_000, 1_000
+# What a file raises that was not written here; MemoryError where it declares absurd sizes.
+_DAMAGE = (sqlite3.Error, TypeError, UnicodeDecodeError, MemoryError)
 _TYPES = (bytes, int, int, str, str, int, int, int, int, bytes, bytes, str)  # of a row
 
 
@@ -76,7 +78,7 @@ class Seen:
                 return dict(_rows(database, self.path))
         except (OSError, sqlite3.OperationalError):
             return {}
-        except (sqlite3.DatabaseError, TypeError):
+        except _DAMAGE:
             with suppress(OSError):
                 self.path.unlink()
             return {}
@@ -87,7 +89,7 @@ class Seen:
             with closing(self._open()) as database:
                 _has_table(database)
                 return int(database.execute("SELECT count(*) FROM sights").fetchone()[0])
-        except (OSError, sqlite3.Error, TypeError):
+        except (OSError, *_DAMAGE):
             return 0
 
     def write(self, sights: Sequence[tuple[Stamp, Sight]]) -> None:
@@ -106,7 +108,7 @@ class Seen:
                     database.execute(_TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
                 rows = [stamp + sight for stamp, sight in sights]
                 database.executemany(f"INSERT OR REPLACE INTO sights VALUES ({places})", rows)
-        except (OSError, sqlite3.Error, TypeError):
+        except (OSError, *_DAMAGE):
             self._usable = False
 
     def _open(self) -> sqlite3.Connection:

@@ -22,7 +22,7 @@ from PIL import Image
 
 from patchloom.data.pictures.decode import EXTENSIONS, MAX_FILE_BYTES, decode
 from patchloom.data.sets import Pictures, Stamp, stamps_inside
-from patchloom.data.sources.shards import TAR_FAULTS, refuse_early_end
+from patchloom.data.sources.shards import TAR_FAULTS, open_tar, refuse_early_end
 from patchloom.data.trees.tree import Entry, Tree
 from patchloom.errors import DataError
 from patchloom.printable import printable
@@ -255,7 +255,7 @@ def _index_tar(file: Path, shown: str) -> Index:
 
 def _tar_members(file: Path, shown: str, limit: int | None = None) -> Iterator[tarfile.TarInfo]:
     try:
-        with tarfile.open(file, "r:") as archive:
+        with open_tar(file) as archive:
             for number, member in enumerate(archive):
                 if limit is not None and number >= limit:
                     return
