@@ -288,6 +288,8 @@ def records() -> Files:
     runs = {"a": of_best, "b": RunResult(data="digits", setting={"optim.lr": 0.2}, metric="top1", failed="why")}
     told = {name: asdict(result) for name, result in runs.items()}
     yield "sweep.json", json.dumps({"format": 1, "runs": told}).encode()
+    yield "clusters.json", b"[0, 1]"
+    yield "fetched.json", json.dumps({"url": "https://a/b.pth", "mark": '"1-2"'}).encode()
     yield "published.json", json.dumps(_row(PUBLISHED)).encode()
     progress = {"step": 4, "epoch": 1, "best": 0.5, "best_weights": "model", "ended": ""}
     state = {"progress": progress, "steps_per_epoch": 4, "averaged": 0.0, "world": 1, "scaler": None}

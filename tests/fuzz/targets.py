@@ -35,6 +35,7 @@ from patchloom.data.sources.mask_names import FILES as MASK_NAMES
 from patchloom.data.sources.mask_names import find_mask_names
 from patchloom.data.sources.masked import has_masks, of_masks
 from patchloom.data.sources.source import find_source, parts_of
+from patchloom.data.sources.without import read_list
 from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.sentences import check_sentences, find_sentences
 from patchloom.data.text.vocabulary import Vocabulary
@@ -42,6 +43,7 @@ from patchloom.data.trees.files import FolderTree
 from patchloom.deployment import artefact, index_files
 from patchloom.errors import PatchloomError
 from patchloom.evaluation.labels import read_real_labels
+from patchloom.models.downloads import _state_of
 from patchloom.models.registry import create_model
 from patchloom.models.weights_table import weights_named
 from patchloom.recipes import get_recipe
@@ -51,6 +53,7 @@ from patchloom.runs import checksums, detection, segmentation, translation
 from patchloom.runs.beginning import read_record
 from patchloom.runs.checkpoints import read_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
+from patchloom.runs.convert import read_names
 from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
 from patchloom.runs.named import _is_made
 from patchloom.runs.predictions import check_predictions
@@ -59,6 +62,7 @@ from patchloom.runs.weights import load_network, read_weights
 from patchloom.serving import inference_protocol, reading
 from patchloom.serving.exchange import JSON
 from patchloom.serving.refusal import Refused
+from patchloom.tasks import clusters
 from patchloom.tasks.image_networks import initialise
 from patchloom.training.sweeps.grid import read_grid, settings_of
 from patchloom.training.sweeps.page import write_sweep_page
@@ -438,6 +442,8 @@ TARGETS: dict[str, Target] = {
             *(Reader(name, find_mask_names) for name in (*MASK_NAMES, "objectInfo150.txt")),
             Reader("classes.txt", lambda folder: names_by_line(folder / "classes.txt")),
             Reader("classes.csv", lambda folder: list(find_class_names([(FolderTree(folder), "")]))),
+            Reader("names.txt", lambda folder: read_names(folder / "names.txt")),
+            Reader("left_out.tsv", lambda folder: read_list(folder / "left_out.tsv")),
         ),
     ),
     "labels": Target(
@@ -508,6 +514,8 @@ TARGETS: dict[str, Target] = {
             Reader("val.json", translation.read_val),
             Reader("sweep.json", _sweep, _make_swept),
             Reader("published.json", _published, _make_plain_run),
+            Reader("fetched.json", lambda folder: _state_of(folder / "fetched.json", "https://a/b.pth")),
+            Reader("clusters.json", lambda folder: clusters._kept(folder / "clusters.json", 2, 2)),
             Reader("state.json", read_checkpoint, _make_weights, _repair_state),
         ),
     ),
