@@ -5,7 +5,8 @@
 Inputs are changed by libFuzzer and by the mutations that know the formats (`tests/reliability/mutations.py`). An error
 that is not patchloom's own, more than 10 s for one input, or more memory than 2 GiB is a failure: its input is kept in
 .fuzz/crashes/TARGET, once per place in the code, and the exit code is 1. Inputs that reached new code are kept in
-.fuzz/corpus/TARGET, where the next run goes on. Prints one row per target: executions, coverage, peak memory, failures.
+.fuzz/corpus/TARGET, where the next run goes on. Prints one row per target: executions, coverage (edges of patchloom's code), inputs kept,
+peak memory, memory at the end less that at the beginning, failures.
 
 `python benchmarks/fuzz.py --input FILE --target NAME` gives one file to a target and shows the traceback.
 """
@@ -29,7 +30,7 @@ MOST_BYTES = 16 << 10  # of an input
 HANG_S = 10
 MOST_MIB = 2048
 SPARE_BYTES = 6 << 30  # of address space: more is refused by the system
-ROW = "{:<12}{:>8}{:>12}{:>10}{:>8}{:>6}{:>10}"
+ROW = "{:<12}{:>8}{:>12}{:>10}{:>8}{:>7}{:>7}{:>10}"
 BY_FORMAT = 0.5  # share of the mutations that know the format
 
 
@@ -52,7 +53,7 @@ def main() -> int:
             for name in options.target:
                 print(f"{name}: read as {feed(TARGETS[name], Path(folder), options.input.read_bytes()) or 'nothing'}")
         return 0
-    print(ROW.format("target", "seconds", "executions", "coverage", "inputs", "MiB", "failures"), flush=True)
+    print(ROW.format("target", "seconds", "executions", "coverage", "inputs", "MiB", "grown", "failures"), flush=True)
     failures = [run(name, options.seconds) for name in options.target or TARGETS]
     return int(any(failures))
 
@@ -63,16 +64,19 @@ def run(name: str, seconds: int) -> int:
         place.mkdir(parents=True, exist_ok=True)
     before = set((KEPT / "crashes" / name).iterdir())
     command = [sys.executable, __file__, "--inside", name, "--seconds", str(seconds)]
-    with open(KEPT / f"{name}.log", "w+b") as log:
-        code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder, open(KEPT / f"{name}.log", "w+b") as log:
+        environment = os.environ | {"TMPDIR": folder}
+        code = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
         log.seek(0)
         text = log.read().decode("utf-8", "replace")
     stats = {key: int(value) for key, value in re.findall(r"stat::(\w+): +(\d+)", text)}
     coverage = [int(value) for value in re.findall(r"cov: (\d+)", text)]
+    resident = [int(value) for value in re.findall(r"rss: (\d+)Mb", text)] or [0]
     took = re.findall(r"Done \d+ runs in (\d+) second", text)
     new = sorted(set((KEPT / "crashes" / name).iterdir()) - before)
     counts = [stats.get("number_of_executed_units", 0), max(coverage, default=0), stats.get("new_units_added", 0)]
-    counts += [stats.get("peak_rss_mb", 0), len(new)]
+    counts += [stats.get("peak_rss_mb", 0), resident[-1] - resident[0], len(new)]
     print(ROW.format(name, took[-1] if took else "-", *(f"{count:,}" for count in counts)), flush=True)
     if code and not new:
         print(f"{name} ended with code {code}; see {KEPT / f'{name}.log'}", flush=True)
@@ -92,12 +96,10 @@ def fuzz(name: str, seconds: int) -> None:
     with HookManager({"patchloom"}, set(), True, trace_dataflow=False):
         from tests.fuzz.targets import HERE, TARGETS, feed
     from tests.reliability import mutations
-    from tests.reliability.mutations import KINDS
 
     mutations.VALUES = tuple(value for value in mutations.VALUES if len(str(value)) < MOST_BYTES // 4)
-    target, mutate = TARGETS[name], KINDS[TARGETS[name].kind]
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-", dir=memory))
+    target = TARGETS[name]
+    folder = Path(tempfile.mkdtemp())
     places: set[str] = set()
 
     def one_input(data: bytes) -> None:
@@ -116,7 +118,7 @@ def fuzz(name: str, seconds: int) -> None:
         rng = random.Random(seed)
         if rng.random() < BY_FORMAT:
             try:
-                changed = mutate(data, rng).data
+                changed = mutations.KINDS[rng.choice(target.kinds)](data, rng).data
             except Exception:  # no longer of the format
                 changed = b""
             if 0 < len(changed) <= most:

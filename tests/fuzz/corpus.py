@@ -3,8 +3,11 @@
 python -m tests.fuzz.corpus
 """
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import pickle
 import sqlite3
 import tarfile
@@ -37,6 +40,7 @@ from tests.reliability.readers.reader import CLASSES, pixels
 
 Files = Iterator[tuple[str, bytes]]
 BASE64 = "iVBORw0KGgo="
+COMPRESSIONS: dict[str, Any] = {"": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 
 
 def saved(picture: Image.Image, form: str, **options: Any) -> bytes:
@@ -162,13 +166,7 @@ def tar(compression: str = "", *, folders: bool) -> bytes:
             archive.addfile(info, io.BytesIO(data))
         end = archive.offset
     whole = packed.getvalue()[: end + 2 * tarfile.BLOCKSIZE]
-    if not compression:
-        return whole
-    import bz2
-    import gzip
-    import lzma
-
-    return {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[compression](whole)
+    return COMPRESSIONS[compression](whole)
 
 
 def tars() -> Files:
@@ -222,8 +220,6 @@ def sentences() -> Files:
     yield "pairs.tsv", b"a house\tein Haus\ttatoeba\ntwo\tzwei\n\nthree\t\n"
     yield "lines", b"a house\ntwo\n\nthree\n"
     yield "latin1", "é\nü\n".encode("latin-1")
-    import gzip
-
     yield "lines.gz", gzip.compress(b"a house\ntwo\n\nthree\n", mtime=0)
 
 
@@ -390,13 +386,15 @@ CORPUS: dict[str, Any] = {
 
 
 def main() -> None:
-    """Write every file, once it went through its target."""
+    """Write the files that are missing, and print which readers take each."""
     for target, make in CORPUS.items():
         folder = HERE / "corpus" / target
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as scratch:
             for name, data in make():
-                (folder / name).write_bytes(data)
+                path = folder / name
+                if not path.exists():
+                    path.write_bytes(data)
                 print(f"{target}/{name}: {len(data)} bytes, {feed(TARGETS[target], Path(scratch), data)}")
 
 

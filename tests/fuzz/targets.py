@@ -91,7 +91,7 @@ class Reader:
 class Target:
     """The readers of one format."""
 
-    kind: str  # of the mutations that know the format
+    kinds: tuple[str, ...]  # of the mutations that know the format
     readers: tuple[Reader, ...]
 
 
@@ -416,28 +416,29 @@ def _of_artifact(name: str) -> Reader:
 
 
 TARGETS: dict[str, Target] = {
-    "images": Target("png", (Reader("a", _pictures),)),
+    "images": Target(("png", "jpg"), (Reader("a", _pictures),)),
     "masks": Target(
-        "png",
+        ("png",),
         (
             _annotated("masks/0.png", annotated.make_masks),
             _annotated("PedMasks/0_mask.png", annotated.make_instances),
             Reader("data/masks/0.png", _annotations, _make_colored),
         ),
     ),
-    "coco": Target("json", (_annotated("annotations/instances_train2017.json", annotated.make_coco_masks),)),
+    "coco": Target(("json",), (_annotated("annotations/instances_train2017.json", annotated.make_coco_masks),)),
     "voc": Target(
-        "text",
+        ("text",),
         (
             _annotated("Annotations/0.xml", annotated.make_voc),
             _annotated("ImageSets/Main/train.txt", annotated.make_voc),
         ),
     ),
     "yolo": Target(
-        "text", (_annotated("labels/0.txt", annotated.make_yolo), _annotated("data.yaml", annotated.make_yolo))
+        ("text", "yaml"),
+        (_annotated("labels/0.txt", annotated.make_yolo), _annotated("data.yaml", annotated.make_yolo)),
     ),
     "names": Target(
-        "text",
+        ("text", "csv"),
         (
             *(Reader(name, find_mask_names) for name in (*MASK_NAMES, "objectInfo150.txt")),
             Reader("classes.txt", lambda folder: names_by_line(folder / "classes.txt")),
@@ -447,7 +448,7 @@ TARGETS: dict[str, Target] = {
         ),
     ),
     "labels": Target(
-        "csv",
+        ("csv", "text"),
         (
             Reader("labels.csv", _source("labels.csv"), _make_images),
             Reader("labels.tsv", _source("labels.tsv"), _make_images),
@@ -456,7 +457,7 @@ TARGETS: dict[str, Target] = {
         ),
     ),
     "taxonomy": Target(
-        "yaml",
+        ("json", "yaml", "csv"),
         (
             *(
                 Reader(f"levels{end}", lambda folder, end=end: read_taxonomy(folder / f"levels{end}"))
@@ -466,25 +467,28 @@ TARGETS: dict[str, Target] = {
         ),
     ),
     "parquet": Target(
-        "parquet",
+        ("parquet",),
         (
             Reader("data.parquet", _source("data.parquet")),
             Reader("text.parquet", lambda folder: check_sentences(find_sentences(folder / "text.parquet"))),
         ),
     ),
-    "tar": Target("tar", (Reader("data.tar", _source("data.tar")), Reader("data.tar.gz", _source("data.tar.gz")))),
-    "zip": Target("zip", (Reader("data.zip", _source("data.zip")),)),
-    "cache": Target("bytes", (Reader("a.sqlite", _kept_looks),)),
-    "typed": Target("text", (Reader("typed", _typed),)),
+    "tar": Target(
+        ("tar", "bytes"),
+        (Reader("data.tar", _source("data.tar")), Reader("data.tar.gz", _source("data.tar.gz"))),
+    ),
+    "zip": Target(("zip",), (Reader("data.zip", _source("data.zip")),)),
+    "cache": Target(("bytes",), (Reader("a.sqlite", _kept_looks),)),
+    "typed": Target(("text",), (Reader("typed", _typed),)),
     "recipe": Target(
-        "yaml",
+        ("yaml",),
         (
             Reader("recipe.yaml", _recipe_file),
             Reader("recipe.yaml", lambda folder: read_run_files(folder).recipe, _make_plain_run),
         ),
     ),
     "sentences": Target(
-        "text",
+        ("text",),
         (
             Reader("pairs.tsv", _sentences("pairs.tsv")),
             Reader("text/train.en", _sentences("text"), _make_german),
@@ -492,10 +496,10 @@ TARGETS: dict[str, Target] = {
             Reader("text/train.en.gz", _sentences("text"), _make_german),
         ),
     ),
-    "vocabulary": Target("bytes", (Reader("vocabulary.model", _vocabulary),)),
-    "requests": Target("json", (Reader("body", _requests),)),
+    "vocabulary": Target(("bytes",), (Reader("vocabulary.model", _vocabulary),)),
+    "requests": Target(("json", "bytes"), (Reader("body", _requests),)),
     "config": Target(
-        "json",
+        ("json",),
         (
             Reader("config.json", read_run_files, _make_plain_run),
             Reader("config.json", load_network, _make_plain_run),
@@ -506,7 +510,7 @@ TARGETS: dict[str, Target] = {
         ),
     ),
     "records": Target(
-        "json",
+        ("json",),
         (
             Reader("run.json", read_run_record),
             Reader("data.json", read_record),
@@ -520,11 +524,11 @@ TARGETS: dict[str, Target] = {
         ),
     ),
     "metrics": Target(
-        "jsonl",
+        ("jsonl",),
         (Reader("metrics.jsonl", _metrics), Reader("metrics.jsonl", _metrics, repair=_repair_metrics)),
     ),
     "safetensors": Target(
-        "safetensors",
+        ("safetensors",),
         (
             Reader("weights.safetensors", lambda folder: read_weights(folder / "weights.safetensors")),
             Reader("weights.safetensors", load_network, _make_plain_run),
@@ -533,8 +537,8 @@ TARGETS: dict[str, Target] = {
             Reader("segmented.safetensors", segmentation.read_segmented),
         ),
     ),
-    "pth": Target("zip", (Reader("a.pth", _start_from("a.pth")),)),
-    "npz": Target("zip", (Reader("a.npz", _start_from("a.npz")),)),
-    "index": Target("json", (_indexed("index.json"), _indexed("part-00000.json"), _indexed("part-00000.npy"))),
-    "artifact": Target("json", (_of_artifact("artefact.json"), _of_artifact("labels.json"))),
+    "pth": Target(("zip", "bytes"), (Reader("a.pth", _start_from("a.pth")),)),
+    "npz": Target(("zip",), (Reader("a.npz", _start_from("a.npz")),)),
+    "index": Target(("json", "npy"), (_indexed("index.json"), _indexed("part-00000.json"), _indexed("part-00000.npy"))),
+    "artifact": Target(("json",), (_of_artifact("artefact.json"), _of_artifact("labels.json"))),
 }  # fmt: skip
