@@ -5,8 +5,8 @@
 Inputs are changed by libFuzzer and by the mutations that know the formats (`tests/reliability/mutations.py`). An error
 that is not patchloom's own, more than 10 s for one input, or more memory than 2 GiB is a failure: its input is kept in
 .fuzz/crashes/TARGET, once per place in the code, and the exit code is 1. Inputs that reached new code are kept in
-.fuzz/corpus/TARGET, where the next run goes on. Prints one row per target: executions, coverage (edges of patchloom's code), inputs kept,
-peak memory, memory at the end less that at the beginning, failures.
+.fuzz/corpus/TARGET, where the next run goes on. Prints one row per target: executions, coverage (edges of patchloom's
+code), inputs kept, peak memory, memory at the end less that at the beginning, failures.
 
 `python benchmarks/fuzz.py --input FILE --target NAME` gives one file to a target and shows the traceback.
 """
