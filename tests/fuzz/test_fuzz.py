@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.targets import HERE, TARGETS, feed
+from patchloom.errors import DataError
+from tests.fuzz.targets import HERE, TARGETS, Reader, Target, feed
 from tests.reliability.mutations import KINDS
 
 
@@ -36,3 +37,24 @@ def test_the_fuzzer_begins_with_files_that_are_read(target: str, tmp_path: Path)
 def test_every_kept_input_is_of_a_target() -> None:
     folders = {path.name for kind in ("corpus", "regressions") for path in (HERE / kind).glob("*")}
     assert folders == set(TARGETS)
+
+
+def raises(error: Exception) -> Target:
+    def read(folder: Path) -> None:
+        raise error
+
+    return Target(("bytes",), (Reader("a", read),))
+
+
+def test_only_errors_of_patchloom_pass(tmp_path: Path) -> None:
+    assert feed(raises(DataError("a: damaged")), tmp_path, b"x") == []
+    assert feed(Target(("bytes",), (Reader("a", Path.exists),)), tmp_path, b"x") == ["a"]
+    with pytest.raises(KeyError):
+        feed(raises(KeyError("a")), tmp_path, b"x")
+    with pytest.raises(AssertionError):
+        feed(raises(DataError("")), tmp_path, b"x")
+
+
+def test_checksums_are_made_right_before_a_file_is_read(tmp_path: Path) -> None:
+    changed = (HERE / "corpus" / "index" / "index.json").read_bytes().replace(b'"run"', b'"other"')
+    assert feed(TARGETS["index"], tmp_path, changed) == ["index/index.json"]
