@@ -29,6 +29,7 @@ from patchloom.printable import printable
 
 _STORED, _DEFLATED, _BZIP2 = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2
 _NO_CRC = -1
+_LARGEST = np.iinfo(np.int64).max  # bytes that an index can say
 _LOOKED_AT = 200  # members by which a tar is told to be of class folders or of WebDataset
 
 
@@ -227,6 +228,8 @@ def _index_zip(file: Path, shown: str) -> Index:
         if stat.S_ISLNK(info.external_attr >> 16):
             others.append(name)
             continue
+        if max(info.header_offset, info.compress_size, info.file_size) > _LARGEST:
+            raise DataError(f"{shown}, {printable(name)}: damaged zip (a member of more than {_LARGEST:,} bytes)")
         if info.flag_bits & 1:
             locked.append(name)
         members[name] = Member(info.header_offset, info.compress_size, info.file_size, info.compress_type, info.CRC)
