@@ -14,15 +14,17 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
-from patchloom.data.checking.kept_looks import _TABLE
+from patchloom.data.checking.kept_looks import Seen, Sight
 from patchloom.data.pictures.object_masks import ObjectMask
 from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.models.registry import create_model
@@ -194,18 +196,16 @@ def zips() -> Files:
 
 
 def kept_looks() -> Files:
-    """The cache of `check`."""
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place, "a.sqlite")
-        database = sqlite3.connect(file)
-        database.execute("PRAGMA page_size = 512")
-        database.execute("VACUUM")
-        database.execute(_TABLE)
-        row = (b"a.png", 10, 5, "damaged", "", 0, 0, 0, 0, b"", b"", "")
-        database.execute(f"INSERT INTO sights VALUES ({', '.join('?' * len(row))})", row)
-        database.commit()
-        database.close()
-        yield "one.sqlite", file.read_bytes()
+    """The cache of `check`, with a picture that cannot be read."""
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", place)
+        seen = Seen("/data")
+        seen.path.parent.mkdir(parents=True)
+        with closing(sqlite3.connect(seen.path)) as database:
+            database.execute("PRAGMA page_size = 512")
+            database.execute("VACUUM")
+        seen.write([((b"a.png", 10, 5), Sight("damaged"))])
+        yield "one.sqlite", seen.path.read_bytes()
 
 
 def typed() -> Files:
