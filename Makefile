@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-oldest check format clean
+.PHONY: demo test test-all test-oldest check fuzz format clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -43,9 +43,21 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
 
+FUZZ := .venv-fuzz/bin
+FUZZ_SECONDS ?= 600
+
+.venv-fuzz/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-fuzz
+	$(FUZZ)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
+	touch .venv-fuzz/.ready
+
+# Every reader in turn; `make fuzz FUZZ_SECONDS=20` to try it out.
+fuzz: .venv-fuzz/.ready
+	$(FUZZ)/python benchmarks/fuzz.py --seconds $(FUZZ_SECONDS)
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-oldest
+	rm -rf .venv .venv-oldest .venv-fuzz .fuzz

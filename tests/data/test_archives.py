@@ -191,6 +191,17 @@ def test_damaged_archives(tmp_path):
         find_source(gz)
 
 
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+@pytest.mark.parametrize("size", [1 << 32, 1 << 62])
+def test_a_header_that_declares_gigabytes_is_not_read(tmp_path, kind, size):
+    header = tarfile.TarInfo("long")
+    header.type, header.size = kind, size
+    path = tarred(tmp_path / "a.tar", members())
+    path.write_bytes(path.read_bytes()[:1024] + header.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
+    with pytest.raises(DataError, match=str(path)):
+        find_source(path)
+
+
 def test_an_archive_without_images(tmp_path):
     with pytest.raises(DataError, match=r"no images found \(1 \.txt\)"):
         find_source(zipped(tmp_path / "a.zip", {"x/readme.txt": b"x"}))

@@ -587,6 +587,7 @@ SEEN = Sight("", "RGB", 16, 16, False, False, b"d" * 16, b"t" * 216, "")
         "UPDATE sights SET thumbnail = X'00'",
         "UPDATE sights SET digest = NULL",
         "UPDATE sights SET height = 0",
+        "UPDATE sights SET width = 80",  # as a flipped bit would
         "UPDATE sights SET path = 'text'",
         "ALTER TABLE sights ADD COLUMN more",
         "DELETE FROM sights; ALTER TABLE sights DROP COLUMN faults",

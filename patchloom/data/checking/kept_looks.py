@@ -6,10 +6,12 @@ look through the same folder take turns, so that the later ones find what the fi
 
 import fcntl
 import hashlib
+import marshal
 import os
 import sqlite3
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -20,7 +22,7 @@ from patchloom.data.checking.duplicates import DIGEST_BYTES, THUMBNAIL_BYTES
 from patchloom.data.sets import Stamp
 from patchloom.disk import open_lock
 
-_LAYOUT = 3  # of the cached rows, and of what they were computed by
+_LAYOUT = 4  # of the cached rows, and of what they were computed by
 _ASKED_EVERY_S = 0.3  # while another process looks
 _SAID_AFTER = 10  # times asked
 
@@ -40,20 +42,34 @@ class Sight(NamedTuple):
 
 
 _KEY = "path BLOB PRIMARY KEY, bytes INTEGER, state INTEGER"
-_TABLE = f"CREATE TABLE sights ({_KEY}, {', '.join(Sight._fields)})"
+_TABLE = f"CREATE TABLE sights ({_KEY}, {', '.join(Sight._fields)}, crc32 INTEGER)"
 # All that a file of ours has. A view, a trigger or a column that is computed could go on for ever.
 _SCHEMA = [("table", "sights", _TABLE), ("index", "sqlite_autoindex_sights_1", None)]
 _LEAST_OF_ROW = 16  # bytes
 # Steps of SQLite between looks at their number; looks; bytes of the file for one look more.
 _OFTEN, _LOOKS, _BYTES_OF_LOOK = 10_000, 10_000, 1_000
-_TYPES = (bytes, int, int, str, str, int, int, int, int, bytes, bytes, str)  # of a row
+# What a file raises that was not written here; MemoryError where it declares absurd sizes.
+_DAMAGE = (sqlite3.Error, TypeError, UnicodeDecodeError, MemoryError)
+_TYPES = (bytes, int, int, str, str, int, int, int, int, bytes, bytes, str)  # of a row, without its checksum
+
+
+def _crc32(row: tuple[Any, ...]) -> int:
+    """The checksum of a row, which SQLite does not keep: a flipped bit would be another size of a picture."""
+    return zlib.crc32(marshal.dumps(row, 2))
+
+
+def _row(sight: tuple[Stamp, Sight]) -> tuple[Any, ...]:
+    """A row as SQLite returns it, which has no bool, and its checksum."""
+    values = tuple(int(value) if isinstance(value, bool) else value for part in sight for value in part)
+    return (*values, _crc32(values))
 
 
 def _is_whole(row: tuple[Any, ...]) -> bool:
     """Whether a row is one that was written here, in which others rely on lengths."""
-    if tuple(map(type, row)) != _TYPES:
+    *values, crc32 = row
+    if tuple(map(type, values)) != _TYPES or _crc32(tuple(values)) != crc32:
         return False
-    sight = Sight._make(row[3:])
+    sight = Sight._make(values[3:])
     if sight.error:
         return not sight.thumbnail
     lengths = (len(sight.digest), len(sight.thumbnail))
@@ -76,7 +92,7 @@ class Seen:
                 return dict(_rows(database, self.path))
         except (OSError, sqlite3.OperationalError):
             return {}
-        except (sqlite3.DatabaseError, TypeError):
+        except _DAMAGE:
             with suppress(OSError):
                 self.path.unlink()
             return {}
@@ -87,14 +103,14 @@ class Seen:
             with closing(self._open()) as database:
                 _has_table(database)
                 return int(database.execute("SELECT count(*) FROM sights").fetchone()[0])
-        except (OSError, sqlite3.Error, TypeError):
+        except (OSError, *_DAMAGE):
             return 0
 
     def write(self, sights: Sequence[tuple[Stamp, Sight]]) -> None:
         """Keep these too."""
         if not self._usable or not sights:
             return
-        places = ", ".join("?" * (3 + len(Sight._fields)))
+        places = ", ".join("?" * (len(_TYPES) + 1))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if os.path.lexists(self.path) and not os.path.isfile(self.path):
@@ -104,9 +120,8 @@ class Seen:
                 database.execute("PRAGMA synchronous = OFF")
                 if not _has_table(database):
                     database.execute(_TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
-                rows = [stamp + sight for stamp, sight in sights]
-                database.executemany(f"INSERT OR REPLACE INTO sights VALUES ({places})", rows)
-        except (OSError, sqlite3.Error, TypeError):
+                database.executemany(f"INSERT OR REPLACE INTO sights VALUES ({places})", map(_row, sights))
+        except (OSError, *_DAMAGE):
             self._usable = False
 
     def _open(self) -> sqlite3.Connection:
@@ -143,7 +158,7 @@ def _rows(database: sqlite3.Connection, path: Path) -> Iterator[tuple[Stamp, Sig
         most -= _LEAST_OF_ROW + sum(len(value) for value in row if isinstance(value, str | bytes))
         if most < 0:
             raise TypeError("more rows than its size")
-        yield row[:3], Sight._make(row[3:])
+        yield row[:3], Sight._make(row[3:-1])
 
 
 @contextmanager

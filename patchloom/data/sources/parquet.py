@@ -261,6 +261,8 @@ def _read(file: Path) -> Any:
     try:
         refuse_special(file, str(file), "a parquet file")
         about = pyarrow.parquet.read_metadata(file)
+        if not about.num_columns:  # which pyarrow, asked to read it, ends the process for
+            raise DataError(f"{file}: a table without columns; expected images")
         groups = [about.row_group(i) for i in range(about.num_row_groups)]
         size, unpacked = file.stat().st_size, sum(group.total_byte_size for group in groups)
         if unpacked > max(HARMLESS_BYTES, MAX_EXPANSION * size):

@@ -5,9 +5,10 @@ any order and from any process. The label is the text of `.cls` (a number or a n
 a file `classes.txt` beside the shards, a name a line, names the numbers. Nothing is unpacked to disk.
 """
 
+import io
 import tarfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -24,6 +25,7 @@ from patchloom.foreign import check_shape, parse_json
 
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_LABEL_LETTERS = 1_000
+_MAX_READ_BYTES = 2 * _MAX_LABEL_BYTES  # at once: a label, or a long name and other headers in whole blocks
 # What `tarfile` raises for headers of any content.
 TAR_FAULTS = (tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError, RecursionError)
 
@@ -101,7 +103,7 @@ def _index(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]
     labels: dict[str, str] = {}
     try:
         total = refuse_special(shard, str(shard), "a tar file")
-        with tarfile.open(shard, "r:") as archive:
+        with open_tar(shard) as archive:
             for member in archive:
                 where = f"{shard}, {member.name}"
                 if member.isdir():
@@ -131,6 +133,22 @@ def _index(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]
         hint = "compressed or not a tar file; expected plain .tar" if plain else f"damaged tar ({error})"
         raise DataError(f"{shard}: {hint}") from error
     return images, labels
+
+
+class _TarBytes(io.FileIO):
+    """The bytes of a tar; a header that declares more than a name or label needs is refused, not read."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _MAX_READ_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes, expected at most {_MAX_READ_BYTES:,}")
+        return super().read(size) or b""
+
+
+@contextmanager
+def open_tar(file: Path) -> Iterator[tarfile.TarFile]:
+    """Open an uncompressed tar to look through its members."""
+    with _TarBytes(file) as content, tarfile.open(fileobj=content, mode="r:") as archive:
+        yield archive
 
 
 def refuse_early_end(shard: Path, end: int) -> None:

@@ -109,6 +109,7 @@ class Vocabulary:
         sentencepiece = _sentencepiece()
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            processor.id_to_piece(list(range(len(processor))))  # each is text: one that is not would be found later
         except (RuntimeError, UnicodeDecodeError) as error:
             raise CheckpointError(
                 "vocabulary.model is no vocabulary of sentencepiece, or is damaged; restore the file"

@@ -22,13 +22,14 @@ from PIL import Image
 
 from patchloom.data.pictures.decode import EXTENSIONS, MAX_FILE_BYTES, decode
 from patchloom.data.sets import Pictures, Stamp, stamps_inside
-from patchloom.data.sources.shards import TAR_FAULTS, refuse_early_end
+from patchloom.data.sources.shards import TAR_FAULTS, open_tar, refuse_early_end
 from patchloom.data.trees.tree import Entry, Tree
 from patchloom.errors import DataError
 from patchloom.printable import printable
 
 _STORED, _DEFLATED, _BZIP2 = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2
 _NO_CRC = -1
+_LARGEST = np.iinfo(np.int64).max  # bytes that an index can say
 _LOOKED_AT = 200  # members by which a tar is told to be of class folders or of WebDataset
 
 
@@ -227,6 +228,8 @@ def _index_zip(file: Path, shown: str) -> Index:
         if stat.S_ISLNK(info.external_attr >> 16):
             others.append(name)
             continue
+        if max(info.header_offset, info.compress_size, info.file_size) > _LARGEST:
+            raise DataError(f"{shown}, {printable(name)}: damaged zip (a member of more than {_LARGEST:,} bytes)")
         if info.flag_bits & 1:
             locked.append(name)
         members[name] = Member(info.header_offset, info.compress_size, info.file_size, info.compress_type, info.CRC)
@@ -255,7 +258,7 @@ def _index_tar(file: Path, shown: str) -> Index:
 
 def _tar_members(file: Path, shown: str, limit: int | None = None) -> Iterator[tarfile.TarInfo]:
     try:
-        with tarfile.open(file, "r:") as archive:
+        with open_tar(file) as archive:
             for number, member in enumerate(archive):
                 if limit is not None and number >= limit:
                     return

@@ -21,7 +21,7 @@ from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
 from tests.reliability.readers.reader import Reader, copy, made, queries
 from tests.reliability.readers.repairs import repair_run
-from tests.reliability.readers.seeds import dense_run, settings
+from tests.reliability.readers.seeds import dense_run, settings, sweep_settings, swept
 
 RUN_FILES = {"run/config.json": "json", "run/labels.json": "json", "run/recipe.yaml": "yaml"}
 RUN_FILES |= {"run/weights.safetensors": "safetensors", "run/checksums.json": "json"}
@@ -131,6 +131,20 @@ def read_text_report(seeds: Path, folder: Path) -> Any:
     return _unless_told(page, folder)
 
 
+def make_sweep(seeds: Path, folder: Path) -> None:
+    """A finished sweep."""
+    ignored = shutil.ignore_patterns("checkpoints", "*.html")
+    shutil.copytree(swept(seeds), folder / "swept", copy_function=shutil.copyfile, ignore=ignored)
+
+
+def read_sweep(seeds: Path, folder: Path) -> Any:
+    """The table of a sweep; its note on a damaged record is as good as refused."""
+    found = sweep_settings(seeds, folder / "swept")
+    if found.notes:
+        raise CheckpointError(found.notes[0])
+    return found.table(), found.to_dict()
+
+
 def _predict_command(seeds: Path, folder: Path) -> tuple[Any, ...]:
     return ("predict", folder / "run", *queries(seeds))
 
@@ -223,6 +237,7 @@ RUNS: dict[str, Reader] = {
         writes=True,
         share=0.25,
     ),
+    "sweep": Reader(make_sweep, read_sweep, {"swept/sweep.json": "json"}, writes=True, share=0.25),
     "names": Reader(
         make_named,
         read_named,

@@ -10,6 +10,8 @@ from PIL import Image
 from patchloom.deployment.index import index
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training, silent
+from patchloom.training.sweeps.sweep import sweep
+from patchloom.training.sweeps.table import Sweep
 from tests import translation_runs
 from tests.reliability.readers.reader import CLASSES, pixels
 
@@ -54,6 +56,23 @@ def dense_run(seeds: Path, name: str) -> Path:
             run_training(given, say=silent)
         (seeds / f"{name}-begun").rename(folder)
     return folder
+
+
+def swept(seeds: Path) -> Path:
+    """Return the folder of a sweep over two settings, trained on the first call: not every test needs one."""
+    folder = seeds / "swept"
+    if not folder.exists():
+        with redirect_stdout(io.StringIO()):
+            sweep_settings(seeds, seeds / "swept-begun")
+        (seeds / "swept-begun").rename(folder)
+    return folder
+
+
+def sweep_settings(seeds: Path, out: Path) -> Sweep:
+    """Sweep over two settings, or return those that are done."""
+    options: dict[str, Any] = {"recipe": "small_images", "epochs": 1, "batch": 4, "size": 16, "workers": 0}
+    grid = {"optim.lr": [1e-3, 1e-4]}
+    return sweep(str(seeds / "data"), grid, out=str(out), changes=TINY, device="cpu", say=silent, **options)
 
 
 def make_outside(outside: Path) -> None:

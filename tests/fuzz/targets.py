@@ -1,0 +1,544 @@
+"""The fuzzer's targets: every reader of files that a stranger may have written, fed with bytes.
+
+A target is a row of `TARGETS`: the readers of one format, each with the file that the bytes become and the files that
+lie beside it. Only patchloom's own errors may come out of a reader; `benchmarks/fuzz.py` searches for inputs that
+raise anything else, hang or take memory, and `test_fuzz.py` repeats the inputs that are kept.
+"""
+
+import gzip
+import hashlib
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from patchloom.cli.train import pairs
+from patchloom.data.checking.kept_looks import Seen
+from patchloom.data.labels.class_names import find_class_names, names_by_line
+from patchloom.data.labels.label_pattern import read_pattern
+from patchloom.data.labels.taxonomy import read_taxonomy
+from patchloom.data.pictures.decode import decode_frames, decode_ids, decode_shrunk, decode_with_facts, upright_size
+from patchloom.data.reading import Reading
+from patchloom.data.sources.annotated import open_annotated
+from patchloom.data.sources.builtin import open_shapes
+from patchloom.data.sources.mask_names import FILES as MASK_NAMES
+from patchloom.data.sources.mask_names import find_mask_names
+from patchloom.data.sources.masked import has_masks, of_masks
+from patchloom.data.sources.source import find_source, parts_of
+from patchloom.data.sources.without import read_list
+from patchloom.data.text.pairs import open_parallel
+from patchloom.data.text.sentences import check_sentences, find_sentences
+from patchloom.data.text.vocabulary import Vocabulary
+from patchloom.data.trees.files import FolderTree
+from patchloom.deployment import artefact, index_files
+from patchloom.errors import PatchloomError
+from patchloom.evaluation.labels import read_real_labels
+from patchloom.models.downloads import _state_of
+from patchloom.models.registry import create_model
+from patchloom.models.weights_table import weights_named
+from patchloom.recipes import get_recipe
+from patchloom.recipes.choices import base_recipe
+from patchloom.recipes.schema import Recipe, override
+from patchloom.runs import checksums, detection, segmentation, translation
+from patchloom.runs.beginning import read_record
+from patchloom.runs.checkpoints import read_checkpoint
+from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
+from patchloom.runs.convert import read_names
+from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
+from patchloom.runs.named import _is_made
+from patchloom.runs.predictions import check_predictions
+from patchloom.runs.record import read_run_record
+from patchloom.runs.weights import load_network, read_weights
+from patchloom.serving import inference_protocol, reading
+from patchloom.serving.exchange import JSON
+from patchloom.serving.refusal import Refused
+from patchloom.tasks import clusters
+from patchloom.tasks.image_networks import initialise
+from patchloom.training.sweeps.grid import read_grid, settings_of
+from patchloom.training.sweeps.page import write_sweep_page
+from patchloom.training.sweeps.record import read_results
+from patchloom.training.sweeps.table import Sweep, metric_of, rows_of
+from tests.reliability.readers import annotated, repairs
+from tests.reliability.readers.artefacts import make_artefact, repair_artefact
+from tests.reliability.readers.reader import pixels
+
+HERE = Path(__file__).parent
+MOST_LETTERS = 3_000  # of a message
+PICTURES = 3  # frames of an animation that are looked at
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A file that the bytes become, and what reads it."""
+
+    name: str  # below the reader's folder
+    read: Callable[[Path], object]  # of the folder
+    make: Callable[[Path], None] = lambda _: None  # fills the folder
+    repair: Callable[[Path, Path], None] | None = None  # makes checksums right after the file was changed
+
+
+@dataclass(frozen=True)
+class Target:
+    """The readers of one format."""
+
+    kinds: tuple[str, ...]  # of the mutations that know the format
+    readers: tuple[Reader, ...]
+
+
+def feed(target: Target, folder: Path, data: bytes) -> list[str]:
+    """Give the bytes to every reader of a target and return the files that were not refused.
+
+    `folder` is made by the first call and used again by the next.
+    """
+    accepted = []
+    for number, reader in enumerate(target.readers):
+        own = folder / str(number)
+        if not own.exists():
+            own.mkdir()
+            reader.make(own)
+        path = own / reader.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        if reader.repair:
+            with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):  # nobody could
+                reader.repair(own, path)
+        with refusals(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            reader.read(own)
+            accepted.append(reader.name)
+    return accepted
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Let patchloom's own errors pass, if they are one line."""
+    try:
+        yield
+    except PatchloomError as error:
+        _check_message(str(error))
+    except Refused as error:
+        _check_status(error.status)
+
+
+def _check_message(message: str) -> None:
+    assert message
+    assert "\n" not in message, message
+    assert len(message) <= MOST_LETTERS, message[:200]
+    assert "not enough memory" not in message, message
+
+
+def _check_status(status: int) -> None:
+    assert 400 <= status < 500, status
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+
+def _pictures(folder: Path) -> None:
+    data = (folder / "a").read_bytes()
+    for read in (
+        lambda: decode_with_facts(data, "a"),
+        lambda: decode_shrunk(data, "a", lambda _: 4),
+        lambda: list(islice(decode_frames(data, "a"), PICTURES)),
+        lambda: upright_size(data, "a"),
+        lambda: decode_ids(data, "a"),
+    ):
+        with refusals():
+            read()
+
+
+def _annotations(folder: Path) -> None:
+    """All that training asks of pictures with masks or boxes."""
+    source = open_annotated(folder / "data")
+    if source is None:
+        return
+    for listing in source.listings.values():
+        for row in listing.rows[:2].tolist():  # the first is the one whose file is changed
+            with refusals():
+                listing.pictures.mask(row)
+            with refusals():
+                if listing.pictures.boxes(row) is not None:
+                    listing.pictures.objects(row)
+    if has_masks(source.train.pictures):
+        of_masks(source, reduce_zero_label=True)
+
+
+def _of_seeds(make: Callable[[Path, Path], None]) -> Callable[[Path], None]:
+    """The folder of a reader of the mutations that needs no seeds."""
+    return lambda folder: make(folder, folder)
+
+
+def _make_colored(folder: Path) -> None:
+    annotated.make_palettes(folder, folder)
+    (folder / "class_dict").rename(folder / "data")
+
+
+def _annotated(name: str, make: Callable[[Path, Path], None]) -> Reader:
+    return Reader(f"data/{name}", _annotations, _of_seeds(make))
+
+
+# Labels and archives --------------------------------------------------------------------------------------------------
+
+
+def _make_images(folder: Path) -> None:
+    for number in range(4):
+        Image.fromarray(pixels(number, 8)).save(folder / f"{number}.png")
+
+
+def _make_classes(folder: Path) -> None:
+    for number in range(4):
+        place = folder / "data" / ("n01440764", "n01443537")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(number, 8)).save(place / f"{number}.png")
+
+
+def _source(name: str, **how: object) -> Callable[[Path], None]:
+    def read(folder: Path) -> None:
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+        source = find_source(str(folder / name), reading=Reading(**how))  # type: ignore[arg-type]
+        for listing in source.listings.values():
+            for row in listing.rows[:4].tolist():
+                listing.pictures.where(row)
+                for ask in (listing.pictures.read, listing.pictures.boxes, listing.pictures.mask):
+                    with refusals():
+                        ask(row)
+
+    return read
+
+
+def _kept_looks(folder: Path) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    seen = Seen("/data")
+    (folder / "a.sqlite").replace(_made(seen.path))
+    seen.read()
+    seen.count()
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _recipe() -> Recipe:
+    return get_recipe("deit", "deit_s")
+
+
+def _typed(folder: Path) -> None:
+    """What a user types: a pattern, a change of a recipe, a grid, data by name."""
+    for line in (folder / "typed").read_bytes().decode("utf-8", "surrogateescape").splitlines()[:8]:
+        for read in (
+            lambda text: read_pattern(text).label("cat_1.jpg"),
+            lambda text: override(_recipe(), pairs([text])),
+            lambda text: len(settings_of(read_grid(text.split(" ")[:3]))),
+            parts_of,
+            open_shapes,
+        ):
+            with refusals():
+                read(line)
+
+
+def _recipe_file(folder: Path) -> None:
+    recipe = base_recipe(str(folder / "recipe.yaml"), None)
+    assert recipe is not None
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+
+
+def _sentences(name: str) -> Callable[[Path], None]:
+    def read(folder: Path) -> None:
+        check_sentences(find_sentences(folder / name))
+        text = open_parallel(str(folder / name), source="en", target="de")
+        list(text.train)
+
+    return read
+
+
+def _make_german(folder: Path) -> None:
+    (folder / "text").mkdir()
+    (folder / "text" / "train.de").write_text("ein Haus\nzwei\n\ndrei\n")
+
+
+def _gzipped(folder: Path, file: Path) -> None:
+    file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes(), 1))
+    file.unlink()
+
+
+def _vocabulary(folder: Path) -> None:
+    vocabulary = Vocabulary.from_bytes((folder / "vocabulary.model").read_bytes())
+    vocabulary.decode(vocabulary.encode("two houses 12 é"))
+    [vocabulary.piece(number) for number in range(min(len(vocabulary), 300))]
+
+
+def _requests(folder: Path) -> None:
+    """HTTP bodies; where the first line is a number, it is the length of the JSON before the tensors."""
+    data = (folder / "body").read_bytes()
+    first, _, rest = data.partition(b"\n")
+    length, body = (first.decode(), rest) if first.isdigit() else ("", data)
+    for verb in ("predict", "search", "translate"):
+        for kind in (JSON, "text/plain", "application/octet-stream"):
+            with refusals():
+                reading.inputs_and_options(verb, kind, first, body)
+            with refusals():
+                inference_protocol.read(verb, kind, body, length)
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+NETWORK = {"image_size": 16, "patch_size": 8, "dim": 4, "depth": 1, "num_classes": 2}
+SHOWN = Preprocessing((0.5,) * 3, (0.5,) * 3, (16, 16), 1.0)
+PUBLISHED = weights_named("resmlp_s12:in1k")
+
+
+def make_run(folder: Path) -> None:
+    """The folder of an untrained run."""
+    torch.manual_seed(0)
+    network = create_model("resmlp_s12", **NETWORK)
+    write_run_files(folder, network, SHOWN, _recipe(), ("blue", "red"), task="classification")
+    save_file(network.state_dict(), folder / "weights.safetensors")
+
+
+def _make_plain_run(folder: Path) -> None:
+    """The same without checksums, as earlier versions left it."""
+    make_run(folder)
+    (folder / checksums.FILE).unlink()
+
+
+def _make_translator(folder: Path) -> None:
+    shutil.copyfile(HERE / "corpus" / "vocabulary" / "learned.model", folder / "vocabulary.model")
+
+
+def _published(folder: Path) -> None:
+    _is_made(folder, PUBLISHED)
+
+
+def _other_names(folder: Path) -> None:
+    files = read_run_files(folder)
+    files.labels_as(["navy"])
+    assert len(files.table) == len(files.labels)
+
+
+def _metrics(folder: Path) -> None:
+    path = folder / "metrics.jsonl"
+    read_metrics(path)
+    damaged_lines(path)
+    metrics = MetricsFile(path)
+    metrics.begin(3)
+    metrics.write({"step": 1, "epoch": 1, "kind": "train", "weights": "model", "values": {"loss": 0.5}, "time": {}})
+    metrics.close()
+    assert read_metrics(path)
+
+
+def _repair_metrics(folder: Path, file: Path) -> None:
+    (folder / "run").mkdir(exist_ok=True)
+    repairs.repair_run(folder, file)
+
+
+def _repair_state(folder: Path, file: Path) -> None:
+    """The manifest of a checkpoint whose state was changed."""
+    from patchloom.runs.checkpoints import _manifest
+
+    files = [path for path in folder.iterdir() if path.name != "manifest.json"]
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    (folder / "manifest.json").write_bytes(_manifest(digests))
+
+
+def _make_weights(folder: Path) -> None:
+    save_file({"a": torch.zeros(2)}, folder / "weights.safetensors")
+
+
+def _make_swept(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "run.json").touch()
+
+
+def _sweep(folder: Path) -> None:
+    """The table and the page of a sweep, by its record."""
+    runs, _ = read_results(folder)
+    results = list(runs.values())
+    found = Sweep(folder, rows_of([{"optim.lr": 0.1}, {"optim.lr": 0.2}], results), runs, metric_of(results))
+    found.to_dict()
+    write_sweep_page(found)
+
+
+def _start_from(name: str) -> Callable[[Path], None]:
+    def read(folder: Path) -> None:
+        initialise(create_model("resmlp_s12", **NETWORK), str(folder / name))
+
+    return read
+
+
+# Indices and artifacts ------------------------------------------------------------------------------------------------
+
+
+def make_index(folder: Path) -> None:
+    """An index of three files."""
+    place = folder / "index"
+    place.mkdir()
+    rows = [index_files.Row(f"/data/{number}.png", "red", 100, 5) for number in range(3)]
+    part = index_files.write_part(place, 0, np.ones((3, 4), np.float32), rows)
+    about = index_files.About("run", "0" * 64, {"mean": [0.5]}, 4, labels={"red": 3}, parts=(part,))
+    index_files.write_about(place, about)
+
+
+def _index(folder: Path) -> None:
+    place = folder / "index"
+    stored = index_files.StoredVectors(place, index_files.read_about(place))
+    for part in stored.about.parts:
+        stored.all_rows(part)
+    stored.labels()
+    stored.files(torch.arange(min(len(stored), 3)))
+
+
+def _artifact(folder: Path) -> None:
+    artefact.load(folder / "artefact", threads=1)
+
+
+def _indexed(name: str) -> Reader:
+    return Reader(f"index/{name}", _index, make_index, repairs.repair_index)
+
+
+def _of_artifact(name: str) -> Reader:
+    return Reader(f"artefact/{name}", _artifact, _of_seeds(make_artefact), repair_artefact)
+
+
+TARGETS: dict[str, Target] = {
+    "images": Target(("png", "jpg"), (Reader("a", _pictures),)),
+    "masks": Target(
+        ("png",),
+        (
+            _annotated("masks/0.png", annotated.make_masks),
+            _annotated("PedMasks/0_mask.png", annotated.make_instances),
+            Reader("data/masks/0.png", _annotations, _make_colored),
+        ),
+    ),
+    "coco": Target(("json",), (_annotated("annotations/instances_train2017.json", annotated.make_coco_masks),)),
+    "voc": Target(
+        ("text",),
+        (
+            _annotated("Annotations/0.xml", annotated.make_voc),
+            _annotated("ImageSets/Main/train.txt", annotated.make_voc),
+        ),
+    ),
+    "yolo": Target(
+        ("text", "yaml"),
+        (_annotated("labels/0.txt", annotated.make_yolo), _annotated("data.yaml", annotated.make_yolo)),
+    ),
+    "names": Target(
+        ("text", "csv"),
+        (
+            *(Reader(name, find_mask_names) for name in (*MASK_NAMES, "objectInfo150.txt")),
+            Reader("classes.txt", lambda folder: names_by_line(folder / "classes.txt")),
+            Reader("classes.csv", lambda folder: list(find_class_names([(FolderTree(folder), "")]))),
+            Reader("names.txt", lambda folder: read_names(folder / "names.txt")),
+            Reader("left_out.tsv", lambda folder: read_list(folder / "left_out.tsv")),
+        ),
+    ),
+    "labels": Target(
+        ("csv", "text"),
+        (
+            Reader("labels.csv", _source("labels.csv"), _make_images),
+            Reader("labels.tsv", _source("labels.tsv"), _make_images),
+            Reader("train.txt", _source("", labels="train.txt"), _make_images),
+            Reader("data/classes.csv", _source("data"), _make_classes),
+        ),
+    ),
+    "taxonomy": Target(
+        ("json", "yaml", "csv"),
+        (
+            *(
+                Reader(f"levels{end}", lambda folder, end=end: read_taxonomy(folder / f"levels{end}"))
+                for end in (".json", ".yaml", ".csv")
+            ),
+            Reader("real.json", lambda folder: read_real_labels(folder / "real.json")),
+        ),
+    ),
+    "parquet": Target(
+        ("parquet",),
+        (
+            Reader("data.parquet", _source("data.parquet")),
+            Reader("text.parquet", lambda folder: check_sentences(find_sentences(folder / "text.parquet"))),
+        ),
+    ),
+    "tar": Target(
+        ("tar", "bytes"),
+        (Reader("data.tar", _source("data.tar")), Reader("data.tar.gz", _source("data.tar.gz"))),
+    ),
+    "zip": Target(("zip",), (Reader("data.zip", _source("data.zip")),)),
+    "cache": Target(("bytes",), (Reader("a.sqlite", _kept_looks),)),
+    "typed": Target(("text",), (Reader("typed", _typed),)),
+    "recipe": Target(
+        ("yaml",),
+        (
+            Reader("recipe.yaml", _recipe_file),
+            Reader("recipe.yaml", lambda folder: read_run_files(folder).recipe, _make_plain_run),
+        ),
+    ),
+    "sentences": Target(
+        ("text",),
+        (
+            Reader("pairs.tsv", _sentences("pairs.tsv")),
+            Reader("text/train.en", _sentences("text"), _make_german),
+            Reader("text/train.en", _sentences("text"), _make_german, _gzipped),
+            Reader("text/train.en.gz", _sentences("text"), _make_german),
+        ),
+    ),
+    "vocabulary": Target(("bytes",), (Reader("vocabulary.model", _vocabulary),)),
+    "requests": Target(("json", "bytes"), (Reader("body", _requests),)),
+    "config": Target(
+        ("json",),
+        (
+            Reader("config.json", read_run_files, _make_plain_run),
+            Reader("config.json", load_network, _make_plain_run),
+            Reader("config.json", translation.read_translation_files, _make_translator),
+            Reader("labels.json", read_run_files, _make_plain_run),
+            Reader("names.json", _other_names, _make_plain_run),
+            Reader("checksums.json", read_run_files, make_run),
+        ),
+    ),
+    "records": Target(
+        ("json",),
+        (
+            Reader("run.json", read_run_record),
+            Reader("data.json", read_record),
+            Reader("val.json", detection.read_val),
+            Reader("val.json", translation.read_val),
+            Reader("sweep.json", _sweep, _make_swept),
+            Reader("published.json", _published, _make_plain_run),
+            Reader("fetched.json", lambda folder: _state_of(folder / "fetched.json", "https://a/b.pth")),
+            Reader("clusters.json", lambda folder: clusters._kept(folder / "clusters.json", 2, 2)),
+            Reader("state.json", read_checkpoint, _make_weights, _repair_state),
+        ),
+    ),
+    "metrics": Target(
+        ("jsonl",),
+        (Reader("metrics.jsonl", _metrics), Reader("metrics.jsonl", _metrics, repair=_repair_metrics)),
+    ),
+    "safetensors": Target(
+        ("safetensors",),
+        (
+            Reader("weights.safetensors", lambda folder: read_weights(folder / "weights.safetensors")),
+            Reader("weights.safetensors", load_network, _make_plain_run),
+            Reader("a.safetensors", _start_from("a.safetensors")),
+            Reader("predictions.safetensors", check_predictions),
+            Reader("segmented.safetensors", segmentation.read_segmented),
+        ),
+    ),
+    "pth": Target(("zip", "bytes"), (Reader("a.pth", _start_from("a.pth")),)),
+    "npz": Target(("zip",), (Reader("a.npz", _start_from("a.npz")),)),
+    "index": Target(("json", "npy"), (_indexed("index.json"), _indexed("part-00000.json"), _indexed("part-00000.npy"))),
+    "artifact": Target(("json",), (_of_artifact("artefact.json"), _of_artifact("labels.json"))),
+}  # fmt: skip
