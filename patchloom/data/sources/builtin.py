@@ -23,6 +23,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "line": ("cross", "arrow", "zigzag", "spiral"),
 }
 SHAPES = tuple(shape for family in FAMILIES.values() for shape in family)
+MOST_SHAPES = 10_000_000  # rows of a listing are numbered in memory
 _KEPT_PIXELS = 1 << 24  # of drawings that are kept, at 5 bytes each: 4,096 of 64×64
 _FINE = 4  # drawn this many times larger, then averaged: smooth edges
 _INNER_RADIUS = {4: 0.36, 5: 0.42, 6: 0.55, 8: 0.68}  # of a star, by its points
@@ -53,13 +54,14 @@ def open_shapes(options: str = "") -> Source:
     values = {"count": 2000, "size": 64, "seed": 0}
     for option in filter(None, options.split(",")):
         name, _, value = option.partition("=")
-        if name not in values or not value.isdecimal():
+        if name not in values or not re.fullmatch("[0-9]{1,18}", value):
             hint = nearest(name, list(values))
             raise UsageError(f"shapes:{option} is not an option; expected count=, size= or seed= a number.{hint}")
         values[name] = int(value)
     count, size = values["count"], values["size"]
-    if count < len(SHAPES) or not 16 <= size <= 1024:
-        raise UsageError(f"shapes of count={count}, size={size}; expected count ≥ {len(SHAPES)}, size 16…1024")
+    if not len(SHAPES) <= count <= MOST_SHAPES or not 16 <= size <= 1024:
+        counts = f"count {len(SHAPES)}…{MOST_SHAPES:,}"
+        raise UsageError(f"shapes of count={count}, size={size}; expected {counts}, size 16…1024")
     held_out = max(count // 5, len(SHAPES))
     pictures = ShapePictures(count + held_out, size, values["seed"])
     levels = {"coarse": {shape: family for family, members in FAMILIES.items() for shape in members}}
