@@ -7,6 +7,7 @@ on (seed, its number) alone.
 
 import colorsys
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
