@@ -12,6 +12,7 @@ import pickle
 import sqlite3
 import tarfile
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -356,6 +357,30 @@ def index() -> Files:
             yield path.name, path.read_bytes()
 
 
+def program() -> Files:
+    """A product and a sum as torch.export saves them."""
+    module = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.GELU())
+    exported = torch.export.export(Named(module), (torch.zeros(1, 4),))
+    exported.example_inputs = None
+    packed = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(exported, packed)
+    yield "small.pt2", packed.getvalue()
+
+
+class Named(torch.nn.Module):
+    """A network whose output has a name."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The output by name."""
+        return {"logits": self.inner(values)}
+
+
 CORPUS: dict[str, Any] = {
     "images": images,
     "masks": masks,
@@ -381,6 +406,8 @@ CORPUS: dict[str, Any] = {
     "pth": pth,
     "npz": npz,
     "index": index,
+    "onnx": lambda: of_reader(make_artefact, "artefact/model.onnx"),
+    "pt2": program,
     "artifact": lambda: of_reader(make_artefact, "artefact/artefact.json", "artefact/labels.json"),
 }
 

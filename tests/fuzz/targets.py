@@ -41,6 +41,8 @@ from patchloom.data.text.sentences import check_sentences, find_sentences
 from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.data.trees.files import FolderTree
 from patchloom.deployment import artefact, index_files
+from patchloom.deployment.export.to_onnx import Onnx
+from patchloom.deployment.export.torch_program import Program
 from patchloom.errors import PatchloomError
 from patchloom.evaluation.labels import read_real_labels
 from patchloom.models.downloads import _state_of
@@ -74,6 +76,7 @@ from tests.reliability.readers.reader import pixels
 
 HERE = Path(__file__).parent
 MOST_LETTERS = 3_000  # of a message
+HANG_S = 10.0
 PICTURES = 3  # frames of an animation that are looked at
 
 
@@ -411,6 +414,16 @@ def _indexed(name: str) -> Reader:
     return Reader(f"index/{name}", _index, make_index, repairs.repair_index)
 
 
+def _graph(folder: Path) -> None:
+    """The answers of a graph that somebody changed."""
+    Onnx().open(folder, 1)(np.zeros((1, 16, 16, 3), np.uint8))
+
+
+def _program(folder: Path) -> None:
+    program = Program(folder / "model.pt2", 1 << 30, HANG_S)
+    program(torch.zeros(1, 4))
+
+
 def _of_artifact(name: str) -> Reader:
     return Reader(f"artefact/{name}", _artifact, _of_seeds(make_artefact), repair_artefact)
 
@@ -540,5 +553,7 @@ TARGETS: dict[str, Target] = {
     "pth": Target(("zip", "bytes"), (Reader("a.pth", _start_from("a.pth")),)),
     "npz": Target(("zip",), (Reader("a.npz", _start_from("a.npz")),)),
     "index": Target(("json", "npy"), (_indexed("index.json"), _indexed("part-00000.json"), _indexed("part-00000.npy"))),
+    "onnx": Target(("bytes",), (Reader("model.onnx", _graph),)),
+    "pt2": Target(("zip", "bytes"), (Reader("model.pt2", _program),)),
     "artifact": Target(("json",), (_of_artifact("artefact.json"), _of_artifact("labels.json"))),
 }  # fmt: skip
