@@ -243,7 +243,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path) -> None:
 
 def test_a_file_that_holds_something_else(tmp_path) -> None:
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
-    with pytest.raises(CheckpointError, match="the checkpoint is a list, expected named tensors"):
+    with pytest.raises(CheckpointError, match=r"list\.pth.* a list"):
         patchloom.load_published(small("resmlp_s12"), tmp_path / "list.pth")
 
 
