@@ -179,6 +179,13 @@ def test_masks_that_are_named_so_and_fit_nothing_are_not_classes(tmp_path) -> No
         find_source(tmp_path / "other")
 
 
+def test_masks_saved_as_jpeg_are_said(tmp_path) -> None:
+    """As Kvasir-SEG has them."""
+    photos(tmp_path, "images/a.jpg", "images/b.jpg", "masks/a.jpg", "masks/b.jpg")
+    with pytest.raises(DataError, match=r"images and masks .*JPEG.*PNG"):
+        find_source(tmp_path)
+
+
 def test_classes_called_mask_stay_classes(tmp_path) -> None:
     """As face-mask datasets have them, with images of the same names."""
     photos(tmp_path, *(f"{name}/{i}.png" for name in ("with_mask", "without_mask") for i in range(3)))
@@ -373,6 +380,14 @@ def test_options_that_nobody_reads_are_refused(option, tmp_path) -> None:
         find_source(built("cifar10", tmp_path), reading=Reading(**option))
     with pytest.raises(UsageError, match=f"--{name}"):
         find_source("digits", reading=Reading(**option))
+
+
+def test_a_file_that_is_no_list_leaves_images_without_labels(tmp_path) -> None:
+    photos(tmp_path, "a.jpg", "b.jpg", "c.jpg")
+    write(tmp_path, "notes.txt", "taken in spring, with a new lens\n")
+    source = find_source(tmp_path)  # as DINO learns from it
+    assert (len(source.train), source.train.names) == (3, ())
+    assert any("notes.txt" in note for note in source.notes)
 
 
 def test_a_large_dataset_is_not_looked_through_for_evidence(tmp_path, monkeypatch) -> None:

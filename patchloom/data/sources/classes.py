@@ -52,19 +52,29 @@ def open_classes(root: Path, levels: Taxonomy, reading: Reading, strict: bool = 
     labelled = bool(np.any(source.train.labels != UNLABELLED))
     listed = find_list(tree) if not labelled or not split_folders(tree)["train"] else None
     if listed is not None and (not labelled or split_of(listed) == "train"):
+        sure = not labelled and bool(split_of(listed) or "label" in listed.lower())  # by its name
         try:
             by_list = open_list(ListFile(tree, listed), tree, levels, strict, reading.label_column, reading.names_file)
-        except PatchloomError:
-            if not labelled:
+        except PatchloomError as error:
+            if sure:
                 raise
+            source = replace(source, notes=(*source.notes, f"{printable(listed)} is no list of labels ({error})"))
         else:
-            # Beside class folders, a list counts that says splits too, and classes of two images or more.
-            says_more = by_list.val is not None or by_list.test is not None
-            if not labelled or (says_more and 2 * len(by_list.train.names) <= len(by_list.train)):
+            if sure or _tells_more(by_list, source, labelled=labelled):
                 return by_list
+            source = replace(source, notes=(*source.notes, f"{printable(listed)} was not taken for a list of labels"))
     if reading.names is not None:
-        raise UsageError(f"--names names class numbers, and {printable(root)} has class folders; leave it out")
+        raise UsageError(f"--names names class numbers, and {printable(root)} has none; leave it out")
     return _with_listed_splits(source, inner) if labelled and source.val is None and source.test is None else source
+
+
+def _tells_more(by_list: Source, source: Source, *, labelled: bool) -> bool:
+    """Whether a list is rather to be believed than the folders: it names half of the images, or says splits too."""
+    if labelled:
+        has_splits = by_list.val is not None or by_list.test is not None
+        return has_splits and 2 * len(by_list.train.names) <= len(by_list.train)
+    named, there = (sum(map(len, of.listings.values())) for of in (by_list, source))
+    return 2 * named >= there
 
 
 def find_list(tree: Tree) -> str | None:

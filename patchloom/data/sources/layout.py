@@ -234,10 +234,14 @@ def _images_beside(evidence: Evidence) -> tuple[Path, Annotations] | None:
 def _refuse_unmatched(evidence: Evidence) -> None:
     """A DataError for folders that are named as images and their masks, where no file of the one fits the other."""
     for pair in named_as_masks([path for path, entries in evidence.folders.items() if entries.images]):
+        inside = [entries.images for path, entries in evidence.folders.items() if _lies_in(path, [pair.others])]
+        lossy = all(name.lower().endswith((".jpg", ".jpeg")) for names in inside for name in names)
+        why = "masks are JPEG, which changes their values: save them as PNG" if lossy else (
+            "no mask has the name and the size of an image; say which belong together with --images DIR --masks DIR"
+        )  # fmt: skip
         raise DataError(
-            f"{printable(evidence.root)}: {pair.images} and {pair.others} are named as images and their masks, and no "
-            "mask has the name and the size of an image; say which belong together with --images DIR --masks DIR, or "
-            f"read classes with --images {shlex.quote(pair.images)}"
+            f"{printable(evidence.root)}: {pair.images} and {pair.others} are named as images and their masks, and "
+            f"{why}, or read classes with --images {shlex.quote(pair.images)}"
         )
 
 
