@@ -56,7 +56,7 @@ def find_nesting(
     if depth < 2:
         return None, ""
     held_out = {*in_val, *_class_folders(test, in_train)} - {*in_train}
-    moved = {chain: of_train for chain in held_out if (of_train := _moved_from(chain, in_train))}
+    moved = _moved(held_out, in_train)
     nesting = Nesting(unique_names({*in_train, *held_out} - {*moved}), depth, moved)
     inner, outer = len(in_train), len({chain[0] for chain in in_train})
     why = _why_outermost(in_train, in_val) if choice is None else ""
@@ -85,15 +85,20 @@ def _class_folders(folders: Iterable[Chain], known: Iterable[Chain] = ()) -> lis
     return list(found)
 
 
-def _moved_from(chain: Chain, train: Sequence[Chain]) -> Chain | None:
-    """The class folder of train that differs by one folder above it alone; None where none or several do."""
-    found = []
-    for known in train:
-        longer, shorter = (chain, known) if len(chain) > len(known) else (known, chain)
-        without = (longer[:i] + longer[i + 1 :] for i in range(len(longer) - 1))
-        if len(longer) == len(shorter) + 1 and shorter in without:
-            found.append(known)
-    return found[0] if len(found) == 1 else None
+def _moved(held_out: Iterable[Chain], train: Sequence[Chain]) -> dict[Chain, Chain]:
+    """Class folders of val and test → the one of train that differs by one folder above the class alone."""
+    known = set(train)
+    longer: dict[Chain, list[Chain]] = {}
+    for chain in train:
+        for shorter in _without_one(chain):
+            longer.setdefault(shorter, []).append(chain)
+    found = {chain: {*longer.get(chain, ()), *(known & {*_without_one(chain)})} for chain in held_out}
+    return {chain: next(iter(of)) for chain, of in found.items() if len(of) == 1}
+
+
+def _without_one(chain: Chain) -> list[Chain]:
+    """The chain without one of the folders above its last."""
+    return [chain[:i] + chain[i + 1 :] for i in range(len(chain) - 1)]
 
 
 def _why_outermost(train: Sequence[Chain], val: Sequence[Chain]) -> str:

@@ -32,7 +32,7 @@ from patchloom.errors import DataError, shortened
 from patchloom.foreign import parse_json, read_plain
 from patchloom.printable import printable
 
-MOST_BYTES = 1 << 30  # of Open Images' table of train, 2.3 GB unpacked: more is read as parquet
+MOST_BYTES = 1 << 30  # of one file, which is kept in memory
 DESCRIPTIONS = "class-descriptions*.csv"  # Open Images: /m/011k07,Tortoise
 _COLUMNS = {
     "image": ("filename", "imageid", "image", "file", "path", "imagename", "img", "filepath", "imagepath"),
