@@ -116,7 +116,8 @@ class CocoPictures(FilePictures):
 def open_coco(root: Path, files: Sequence[Path], title: str, images: str | None = None) -> Source:
     """Images with the annotations of COCO's files, one per split; `images` is where they lie, below the root."""
     contents = {file: _read_coco(file) for file in files}
-    if not any("bbox" in entry or "segmentation" in entry for of in contents.values() for entry in of["annotations"]):
+    entries = [entry for content in contents.values() for entry in content["annotations"]]
+    if entries and not any("bbox" in entry or "segmentation" in entry for entry in entries):
         return open_contents(root, contents, title, "COCO image labels", images, _labels_listing)
     return open_contents(root, contents, title, "COCO", images)
 

@@ -252,21 +252,21 @@ def _files(evidence: Evidence) -> list[Annotations]:
 
 
 def kind_of_file(file: Path) -> str:
-    """What a file holds by its first bytes; '' where it is none that is known."""
+    """What a file holds by its name or its first bytes; '' where it is none that is known."""
+    name = file.name.lower()
+    if (name.startswith("instances_") and name.endswith(".json")) or name.endswith(".coco.json"):
+        return "coco"  # whatever is wrong with it is said where it is read
     try:
         with open_plain(file) as opened:
             start = opened.read(_SNIFFED).decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     except OSError:
         return ""
-    name = file.name.lower()
     if name.endswith(".xml"):
         return "cvat" if "<annotations>" in start and ("<image " in start or "<track " in start) else ""
     if name.endswith(".csv"):
         return "table" if box_columns(start.partition("\n")[0].split(",")) else ""
     if start.startswith("[") and re.search(r'"(annotations|completions)"\s*:', start) and '"data"' in start:
         return "label studio"
-    if name.startswith("instances_") or name.endswith(".coco.json"):
-        return "coco"  # whatever is wrong with it is said where it is read
     keys = set(re.findall(r'"(\w+)"\s*:\s*[\[{]', start))
     if start.startswith("{") and not _OTHER_JSON.search(name) and keys & {"images", "annotations", "categories"}:
         return "coco"
