@@ -371,6 +371,7 @@ def grocery_store(root: Path) -> Path:
 @layout(
     reading="pictures and masks", task="segment", classes=("wall", "building"), splits={"train": 2, "val": 1},
     ignore=0,
+    note=["(0) is not labelled"],
 )  # fmt: skip
 def ade20k(root: Path) -> Path:
     root = root / "ADEChallengeData2016"

@@ -96,7 +96,7 @@ def names_of_masks(
             found = replace(found, names=(IGNORED_NAMES[0], *found.names))  # names from 1 on
         return replace(found, ignore=ignore), (f"masks: {ignore} is not labelled, as given",)
     named = [number for number, name in enumerate(found.names) if name.strip().lower() in IGNORED_NAMES]
-    if not named or found.ignore != NOT_LABELLED:
+    if not named:
         return found, ()
     said = f"masks: {found.names[named[0]]!r} ({named[0]}) is not labelled; --ignore VALUE says another"
     return replace(found, ignore=named[0]), (said,)
@@ -134,7 +134,7 @@ def _in_file(file: Path) -> MaskNames:
         return _checked(_parsed([line.strip() for line in lines]), file)
     columns = [line.split("\t") for line in lines[1:] if line.strip()]
     names = (IGNORED_NAMES[0], *(row[-1].split(",")[0].strip() for row in columns))
-    return replace(_checked(MaskNames(names), file), ignore=0)
+    return _checked(MaskNames(names), file)
 
 
 def _parsed(lines: Sequence[str]) -> MaskNames:
