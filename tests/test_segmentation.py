@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import patchloom
 from patchloom.deployment.classifier import load as load_classifier
 from patchloom.errors import UsageError
 from patchloom.runs.config import read_recipe
+from patchloom.runs.record import read_run_record
 from patchloom.runs.segmentation import read_segmented
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.table import task_of_run
@@ -115,6 +117,31 @@ def test_a_run_is_evaluated_with_and_without_its_data(run: Path, data: Path, mon
     assert command(("evaluate", run, "--mode", "half"), monkeypatch, capsys).errors == (
         "error: --mode is 'half', expected whole or slide\n"
     )
+
+
+def test_data_laid_out_otherwise_are_named_by_options_and_remembered(
+    run: Path, data: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """Two sets of masks: which of them is meant is asked, said once and known from then on."""
+    other = tmp_path / "street"
+    shutil.copytree(data / "images", other / "photos")
+    shutil.copytree(data / "masks", other / "first")
+    shutil.copytree(data / "masks", other / "second")
+    mapping = ("--masks", "first", "--ignore", "255", "--names", data / "classes.txt")
+    asked = command(("evaluate", run, other, "--device", "cpu"), monkeypatch, capsys)
+    assert asked.code == 2
+    assert all(part in asked.errors for part in ("--masks first", "--masks second"))
+    kept = json.loads(command(("evaluate", run, "--json"), monkeypatch, capsys).output)[run.name]
+    told = command(("evaluate", run, other, "--json", "--device", "cpu", *mapping), monkeypatch, capsys)
+    assert json.loads(told.output)[run.name] == kept
+    folder = tmp_path / "run"
+    trained = command(("train", other, *TINY, "--epochs", "1", "--out", folder, *mapping), monkeypatch, capsys)
+    assert trained.code == 0, trained.errors
+    record = read_run_record(folder)
+    assert record is not None
+    assert (record.masks, record.ignore, record.names) == ("first", 255, str(data / "classes.txt"))
+    again = command(("evaluate", folder, other, "--json", "--device", "cpu"), monkeypatch, capsys)
+    assert set(json.loads(again.output)[folder.name]["classes"]) == {"ground", "red", "blue"}
 
 
 def test_windows_and_whole_pictures_agree_about_most_pixels(run: Path, data: Path) -> None:

@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from patchloom.data.labels.unlabelled import task_of_data
 from patchloom.data.sources.source import find_source
 from patchloom.errors import UsageError
-from patchloom.tasks.asked import task_asked, task_of_data
+from patchloom.tasks.asked import task_asked
 from patchloom.tasks.plan import OpenedSettings, TrainingSettings
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, Without, reading_from
+from patchloom.cli.reading_options import reads_data
 from patchloom.printable import printable
 
 if TYPE_CHECKING:
@@ -23,10 +23,12 @@ OF_ITS_OWN = ("strip", "tiny", "uneven sides", "no objects")  # kinds of odd who
 UNEVEN = 10  # times as many pictures in the largest class as in the smallest
 
 
+@reads_data(leave_out=["val"])
 def check(
     given: Annotated[
         list[str], typer.Argument(metavar="DATA...", help="A folder or any other data that `train` takes.")
     ],
+    reading: "Reading",
     page: Annotated[
         str | None, typer.Option(help="Where to write the page; runs/check-NAME/check.html when left out.")
     ] = None,
@@ -43,12 +45,6 @@ def check(
     strict: Annotated[
         bool, typer.Option("--strict", help="Near-duplicates across splits and labels are problems too.")
     ] = False,
-    labels: Labels = None,
-    label_column: LabelColumn = None,
-    label_pattern: LabelPattern = None,
-    taxonomy: Taxonomy = None,
-    classes: Classes = None,
-    without: Without = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes that read; one per core when left out.")] = None,
     cache: Annotated[bool, typer.Option(help="Look only at files that changed since the last check.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="For machines; a page only with --page.")] = False,
@@ -67,14 +63,6 @@ def check(
     target = Path(page) if page else None
     if target:
         _refuse_inside(target, data)
-    reading = reading_from(
-        labels=labels,
-        label_column=label_column,
-        label_pattern=label_pattern,
-        taxonomy=taxonomy,
-        classes=classes,
-        without=without,
-    )
     if listed and against is None:
         raise UsageError("--list says where the list of --against goes; give both")
     if listed:
@@ -84,7 +72,7 @@ def check(
         report = look_through(data, reading=reading, against=against, workers=workers, cache=cache, progress=progress)
     seconds = time.perf_counter() - started
     problems = report.problems(strict=strict)
-    written = _write_list(report, data, against or "", listed, without)
+    written = _write_list(report, data, against or "", listed, reading.without)
     if not target and problems and not as_json:
         target = _usual_page(data)
     if target:
@@ -113,10 +101,12 @@ def _print(
 
     splits = " + ".join(f"{count:,} {split}" for split, count in report.splits.items())
     counted = splits if len(report.splits) > 1 else f"{report.pictures:,} {report.unit}s, no val split"
-    classes = f"{len(report.classes)} classes, " if report.classes else ""
+    number = len(report.classes) or len(report.annotated)
+    classes = f"{number} class{'es' * (number != 1)}, " if number else ""
+    task = {"segment": "segmentation, ", "detect": "detection, "}.get(report.task, "")
     decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
     speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s{decoded})"
-    print_result(f"{data}  {classes}{counted}   {speed}")
+    print_result(f"{data}  {task}{classes}{counted}   {speed}")
     rows = [(printable(name), count, printable(detail)) for name, count, detail in _rows(report, data)]
     width = max([16, *(len(name) for name, _, _ in rows)])
     for name, count, detail in rows:
@@ -135,7 +125,7 @@ def _print(
 
         reading = replace(reading, without=written)
         print(f"Next: patchloom train {shlex.quote(data)}{reading.options()}")
-    elif report.classes:
+    elif report.classes or report.task != "classify":
         print(f"Next: patchloom train {shlex.quote(data)}{reading.options()}")
 
 
@@ -224,7 +214,9 @@ def _usual_page(data: str) -> "Path | None":
     return target
 
 
-def _write_list(report: "CheckReport", data: str, other: str, listed: str | None, without: str | None) -> "Path | None":
+def _write_list(
+    report: "CheckReport", data: str, other: str, listed: str | None, without: "str | os.PathLike[str] | None"
+) -> "Path | None":
     """The training images that another set holds too, as `train --without` takes them; None where there is none.
 
     Those of a list that was given stay in it.

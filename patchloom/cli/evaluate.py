@@ -5,15 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchloom.cli.reading_options import reads_data
 from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
+    from patchloom.data.reading import Reading
     from patchloom.deployment.classifier import Classifier
     from patchloom.tasks.task import Scores, Task
 
 MEASURED, IMAGES = "What is measured", "Which images, and how they are shown"  # panels of --help-all
 
 
+@reads_data()
 def evaluate(
     paths: Annotated[
         list[str],
@@ -24,6 +27,7 @@ def evaluate(
             autocompletion=completed("run"),
         ),
     ],
+    reading: "Reading",
     split: Annotated[
         str | None,
         typer.Option(help="train, val, test or all; by default val, or what the run held out. Of text: any, by name."),
@@ -106,25 +110,6 @@ def evaluate(
             rich_help_panel=MEASURED,
         ),
     ] = False,
-    labels: Annotated[
-        str | None, typer.Option(help="A table of path,label in any form, for a folder.", rich_help_panel=IMAGES)
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="The column of that file that holds the classes.", rich_help_panel=IMAGES)
-    ] = None,
-    label_pattern: Annotated[
-        str | None,
-        typer.Option(help="The class as a part of the file's name: '{label}_*.jpg'.", rich_help_panel=IMAGES),
-    ] = None,
-    taxonomy: Annotated[
-        str | None, typer.Option(help="File of levels above the classes, or imagenet127.", rich_help_panel=IMAGES)
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="innermost|outermost", help="Which of nested folders are the classes.", rich_help_panel=IMAGES
-        ),
-    ] = None,
     level: Annotated[
         str | None,
         typer.Option(
@@ -147,18 +132,10 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure top-1 with its interval, top-5, loss, calibration and classes; compare several runs image by image."""
-    from patchloom.data.reading import Reading
     from patchloom.errors import UsageError
     from patchloom.judging.several_runs import named
     from patchloom.runs.named import names_run
 
-    reading = Reading(
-        labels=labels,
-        label_column=label_column,
-        label_pattern=label_pattern,
-        taxonomy=taxonomy,
-        classes=classes,  # type: ignore[arg-type]
-    )
     probes = {"knn": knn, "linear": linear or None, "linear_sgd": linear_sgd, "few_shot": few_shot}
     asked = {"--knn": knn, "--linear": linear, "--linear-sgd": linear_sgd, "--few-shot": few_shot, "--sweep": sweep}
     asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
@@ -170,11 +147,13 @@ def evaluate(
     task = _task_of(runs)
     if not task.judges_decisions:
         unread = _said(asked | {"--trunk": trunk} | {_option(name): value for name, value in shown.items()})
-        own = {"multi_scale": multi_scale, "mode": mode}
+        mapping = {f"--{name}" for name in ("images", "masks", "boxes", "ignore", "names")}
+        own: dict[str, Any] = {"multi_scale": multi_scale, "mode": mode}
         unread += [_option(name) for name, value in own.items() if value and name not in task.evaluation_options]
-        if unread := [name for name in unread if name != "--split"]:
+        if unread := [name for name in unread if name != "--split" and name not in mapping]:
             raise UsageError(f"{unread[0]} {task.not_read}")
         own = {name: value for name, value in own.items() if value}
+        own |= {"reading": reading} if reading.given() else {}
         _show(task.evaluate(named(runs), data, split=split, device=device, **own), as_json)
         return
     if multi_scale or mode:

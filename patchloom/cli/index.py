@@ -1,19 +1,24 @@
 """`patchloom index RUN IMAGES… --out INDEX`: a collection to search by pictures."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, reading_from
+from patchloom.cli.reading_options import reads_data
 from patchloom.cli.verb import completed
 
+if TYPE_CHECKING:
+    from patchloom.data.reading import Reading
 
+
+@reads_data(leave_out=["images", "masks", "boxes", "ignore", "names", "without", "val"])
 def index(
     run: Annotated[
         str, typer.Argument(help="Folder of a run, resmlp_s12:in1k, or hub:user/name.", autocompletion=completed("run"))
     ],
     images: Annotated[list[str], typer.Argument(help="Image files or folders, labelled as `train` reads them.")],
     out: Annotated[str, typer.Option(help="Folder of the index; one that is there already grows.")],
+    reading: "Reading",
     batch: Annotated[int, typer.Option(help="Images at a time.")] = 64,
     workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
@@ -22,11 +27,6 @@ def index(
     trunk: Annotated[
         bool, typer.Option("--trunk", help="By the vectors before the projector, where the run has one.")
     ] = False,
-    labels: Labels = None,
-    label_column: LabelColumn = None,
-    label_pattern: LabelPattern = None,
-    taxonomy: Taxonomy = None,
-    classes: Classes = None,
     level: Annotated[
         str | None, typer.Option(help="Level at which labels are shown; that of the run by default.")
     ] = None,
@@ -38,9 +38,6 @@ def index(
     from patchloom.data.labels.taxonomy import FINEST
     from patchloom.deployment.index import index as build
 
-    reading = reading_from(
-        labels=labels, label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy, classes=classes
-    )
     with scan_bar(what="embedding") as progress:
         built = build(
             run,

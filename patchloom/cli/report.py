@@ -1,27 +1,27 @@
 """`patchloom report RUN…`: one page on a run, or on several side by side."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, reading_from
+from patchloom.cli.reading_options import reads_data
 from patchloom.cli.verb import completed
 
+if TYPE_CHECKING:
+    from patchloom.data.reading import Reading
 
+
+@reads_data()
 def report(
     runs: Annotated[
         list[str], typer.Argument(help="Folders of runs; two or more are compared.", autocompletion=completed("run"))
     ],
+    reading: "Reading",
     data: Annotated[str | None, typer.Option(help="Where the data lie now; several runs are evaluated on it.")] = None,
     split: Annotated[
         str | None,
         typer.Option(metavar="train|val|test|all", help="Evaluate this split of the data now and report on it."),
     ] = None,
-    labels: Labels = None,
-    label_column: LabelColumn = None,
-    label_pattern: LabelPattern = None,
-    taxonomy: Taxonomy = None,
-    classes: Classes = None,
     level: Annotated[
         str | None, typer.Option(help="Label level to compare with; that of the model's classes by default.")
     ] = None,
@@ -46,9 +46,6 @@ def report(
     from patchloom.cli.output import print_json, print_result
     from patchloom.errors import UsageError
 
-    reading = reading_from(
-        labels=labels, label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy, classes=classes
-    )
     shown: dict[str, Any] = {"split": split, "reading": reading, "level": level, "v2": v2}
     if len(runs) > 1 and data is None and (split or level or reading.given()):
         raise UsageError("--split, --level and how data are read need data: several runs are evaluated on --data DATA")

@@ -1,20 +1,26 @@
 """`patchloom train DATA`: from images, or sentence pairs, to a trained model, its numbers and a report."""
 
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from patchloom.cli.reading_options import reads_data
 from patchloom.cli.verb import OUTPUT, completed
+
+if TYPE_CHECKING:
+    from patchloom.data.reading import Reading
 
 LEARNED, DATA, RUN, MACHINE = "What is learned", "The data", "The run", "The machine"  # panels of --help-all
 
 
+@reads_data(leave_out=["labels"])
 def train(
     data: Annotated[
         list[str],
         typer.Argument(help="Folders of class folders, zip, tar, parquet, a labels file, 'digits', 'hf:user/name' …"),
     ],
+    reading: "Reading",
     model: Annotated[
         str | None,
         typer.Option(
@@ -110,39 +116,6 @@ def train(
     level: Annotated[
         str | None, typer.Option(help="Label level to train on, where the data have several.", rich_help_panel=DATA)
     ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="The column of that file that holds the classes.", rich_help_panel=DATA)
-    ] = None,
-    label_pattern: Annotated[
-        str | None,
-        typer.Option(help="The class as a part of the file's name: '{label}_*.jpg'.", rich_help_panel=DATA),
-    ] = None,
-    taxonomy: Annotated[
-        str | None,
-        typer.Option(help="File of levels above the classes (csv, json, yaml), or imagenet127.", rich_help_panel=DATA),
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="innermost|outermost", help="Which of nested folders are the classes.", rich_help_panel=DATA
-        ),
-    ] = None,
-    without: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Leave out the training images that a list names, as `check A --against B` writes one.",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    val: Annotated[
-        str | None,
-        typer.Option(
-            metavar="held-out|test",
-            help="Validate on images held out of train (default without a val split), or on the test images.",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
     strict: Annotated[
         bool, typer.Option(help="Unreadable images and stray classes are errors.", rich_help_panel=DATA)
     ] = False,
@@ -167,12 +140,8 @@ def train(
         size=size, batch=batch, micro_batches=micro_batches, fit=fit, time=time, stop_after=stop_after,
         patience=patience, pictures=pictures, changes=changed, device=device,
         workers=workers, worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels,
-        label_column=label_column, label_pattern=label_pattern, taxonomy=taxonomy,
-        classes=classes,  # type: ignore[arg-type]
-        without=without,
-        val=val,  # type: ignore[arg-type]
-        strict=strict,
-        trackers=tuple(log or ()),
+        strict=strict, trackers=tuple(log or ()),
+        **reading.given(),  # type: ignore[arg-type]
     )  # fmt: skip
     result = run_training(settings, dry_run=dry_run, say=print, started=started)
     if as_json:

@@ -77,7 +77,8 @@ def _matched_test(source: Source, table: ClassTable, *, strict: bool) -> tuple[P
         if strict:
             raise
         return None, (f"{error}; test is not used",)
-    of_objects = bool(test.pictures.object_names or test.pictures.mask_names)  # which have classes of their own
+    pictures = test.pictures
+    of_objects = bool(pictures.object_names or pictures.mask_names) or pictures.mask_ignore is not None
     if len(table) and not of_objects and np.all(test.labels == UNLABELLED):
         return None, (f"the {len(test):,} pictures of test have no labels: they can be predicted, not tested on",)
     return test, test.notes
@@ -245,6 +246,11 @@ def group_by_split(names: Sequence[str]) -> SplitNames:
 
 def _says_train(name: str) -> bool:
     return bool(set(re.split(r"[^a-z]+", name.lower())) & set(TRAIN_NAMES))
+
+
+def says_a_split(name: str) -> bool:
+    """Whether a word of the name is that of a split: train2017, Validation."""
+    return bool(set(re.split(r"[^a-z]+", name.lower())) & {*TRAIN_NAMES, *VAL_NAMES, *TEST_NAMES})
 
 
 def listings_by_split(

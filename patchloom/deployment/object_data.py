@@ -7,7 +7,7 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ImageSet, PictureSet
 from patchloom.data.sources.source import open_data
 from patchloom.errors import DataError, UsageError
-from patchloom.runs.record import read_run_record
+from patchloom.runs.record import data_files, read_run_record
 
 
 def open_objects(
@@ -16,7 +16,7 @@ def open_objects(
     """A split of data, objects numbered by a run's classes; and notes."""
     if split not in (None, "train", "val", "test"):
         raise UsageError(f"--split is {split!r}, expected train, val or test")
-    splits = open_data(data, labelled=False, reading=reading)
+    splits = open_data(data, labelled=False, reading=reading.filled_from(data_files(folder, data)))
     images = getattr(splits, split or "val")
     if images is None:
         raise UsageError(f"{splits.name} has no test split; it has train and val")

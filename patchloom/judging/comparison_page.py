@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
+from patchloom.data.reading import Reading
 from patchloom.data.sets import PictureSet
 from patchloom.data.sources.source import open_data
 from patchloom.deployment.classifier import load
@@ -31,7 +32,7 @@ CLASSES_SHOWN = 20
 # Of a recipe's fields, those that name it rather than change what is trained.
 _NAMES = ("name", "source")
 # Of run.json, what changes what is trained and is no field of a recipe.
-_GIVEN = ("data", "level", "labels", "label_column", "label_pattern", "taxonomy", "classes", "without", "val", "init")
+_GIVEN = ("data", "level", *(field.name for field in fields(Reading)), "init")
 
 
 def report_runs(
@@ -132,7 +133,7 @@ def _energy(runs: Sequence[str], data: str, notes: list[str]) -> Markup | None:
 def _settings(parts: dict[str, RunParts]) -> list[list[str]]:
     """What was given and is not the same in all runs: its name, then its value in each."""
     fields = {
-        name: {key: getattr(each.record, key) or "–" for key in _GIVEN if each.record}
+        name: {key: "–" if (value := getattr(each.record, key)) is None else value for key in _GIVEN if each.record}
         | (flatten(each.files.recipe) if each.files.recipe else {})
         for name, each in parts.items()
     }

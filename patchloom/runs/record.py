@@ -27,6 +27,11 @@ _SHAPE = {
     "label_pattern?": _TEXT,
     "taxonomy?": _TEXT,
     "classes?": _TEXT,
+    "images?": _TEXT,
+    "masks?": _TEXT,
+    "boxes?": _TEXT,
+    "ignore?": int | None,
+    "names?": _TEXT,
     "without?": _TEXT,
     "val?": _TEXT,
     "init?": _TEXT,
@@ -48,11 +53,16 @@ class RunRecord:
     data: str  # as it was given
     data_name: str
     level: str | None = None
-    labels: str | None = None  # these seven: how the data were read, see `Reading`
+    labels: str | None = None  # from here to `val`: how the data were read, see `Reading`
     label_column: str | None = None
     label_pattern: str | None = None
     taxonomy: str | None = None
     classes: Literal["innermost", "outermost"] | None = None
+    images: str | None = None
+    masks: str | None = None
+    boxes: str | None = None
+    ignore: int | None = None
+    names: str | None = None
     without: str | None = None
     val: Literal["held-out", "test"] | None = None
     init: str | None = None  # what it started from

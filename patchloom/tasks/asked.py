@@ -3,10 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
-
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import Source
+from patchloom.data.labels.unlabelled import task_of_data
 from patchloom.data.sources.source import find_source
 from patchloom.errors import DataError, UsageError, nearest
 from patchloom.tasks.plan import OpenedSettings, TrainingSettings, method_asked
@@ -38,22 +35,6 @@ def task_asked(settings: TrainingSettings) -> tuple[Task[Any], TrainingSettings]
     word, why = task_of_data(source)
     word = word if word in known else "classify"
     return task_named(known[word]), _with(settings, task=word, why_task=why, source=source)
-
-
-def task_of_data(source: Source) -> tuple[str, str]:
-    """The word of the task that data suggest, and why; no reason where there is no other."""
-    pictures = source.train.pictures
-    masks = bool(pictures.mask_names) or pictures.mask_ignore is not None
-    boxes = bool(pictures.object_names)
-    if not masks and not boxes:
-        return "classify", ""
-    others = [word for word, there in (("segment", masks), ("detect", boxes)) if there]
-    if np.any(source.train.labels != UNLABELLED):
-        has = " and ".join(name for name, there in (("masks", masks), ("boxes", boxes)) if there)
-        return "classify", f"pictures have labels (they have {has} too: --task {' or '.join(others)})"
-    if boxes:
-        return "detect", "pictures have boxes" + (" (they have masks too: --task segment)" if masks else "")
-    return "segment", "pictures have masks"
 
 
 def _with(settings: TrainingSettings, **more: Any) -> OpenedSettings:

@@ -200,10 +200,9 @@ class Detection(ImageTask):
         self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, **options: Any
     ) -> "Scores":
         """One row per run; without data what was found in val when they were trained."""
-        del options
         from patchloom.tasks.detection_report import evaluate_detectors
 
-        return evaluate_detectors(runs, data, split=split, device=device)
+        return evaluate_detectors(runs, data, split=split, device=device, **options)
 
     # A run's folder -------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,9 @@ def interval_words(report: DetectionReport) -> str:
 # evaluate -------------------------------------------------------------------------------------------------------------
 
 
-def evaluate_detectors(runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str) -> Scores:
+def evaluate_detectors(
+    runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, reading: Reading = AS_IT_IS
+) -> Scores:
     """One row per run and kind; without data what was found in val when they were trained."""
     judged: dict[str, DetectionReport] = {}
     pictures: dict[str, tuple[str, ...]] = {}
@@ -65,7 +67,7 @@ def evaluate_detectors(runs: Mapping[str, Path], data: str | None, *, split: str
             if kept is None:
                 raise UsageError(f"{folder} has no {VAL}; give data: patchloom evaluate {folder} DATA")
         else:
-            kept, said = judge_on(folder, data, split=split, device=device)
+            kept, said = judge_on(folder, data, split=split, device=device, reading=reading)
             notes += [f"{name}: {note}" for note in said]
         judged[name], pictures[name] = kept.report, kept.names
     rows = [

@@ -54,11 +54,16 @@ class TrainingSettings:
     compiled: bool | None = None
     shard: bool = False
     level: str | None = None
-    labels: str | None = None  # these seven: how the data are read, see `Reading`
+    labels: str | None = None  # from here to `val`: how the data are read, see `Reading`
     label_column: str | None = None
     label_pattern: str | None = None
     taxonomy: str | None = None
     classes: Literal["innermost", "outermost"] | None = None
+    images: str | None = None
+    masks: str | None = None
+    boxes: str | None = None
+    ignore: int | None = None
+    names: str | None = None
     without: str | None = None
     val: Literal["held-out", "test"] | None = None
     strict: bool = False

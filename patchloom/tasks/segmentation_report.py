@@ -43,7 +43,7 @@ def segmentation_page(folder: Path, asked: Asked) -> TaskPage:
     if asked.split is not None:
         if place is None or segmenter is None:
             raise UsageError("where the data lie was not recorded; say it with --data")
-        kept, said = evaluate_on(segmenter, folder, place, asked.split)
+        kept, said = evaluate_on(segmenter, folder, place, asked.split, asked.reading)
         notes += said
     else:
         kept = attempted(lambda: read_segmented(folder), notes)  # type: ignore[assignment]
@@ -77,7 +77,7 @@ def images_of(folder: Path, asked: Asked, place: str | None, kept: Kept) -> Imag
         return val
     if place is None:
         raise UsageError("where the data lie was not recorded: no pictures are shown; say it with --data")
-    images, _ = open_masks(place, asked.split, folder)
+    images, _ = open_masks(place, asked.split, folder, asked.reading)
     if fingerprint(images) != kept.fingerprint:
         raise DataError(f"no pictures are shown: those of {place} are not those the run was validated on")
     return images

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.deployment.masked_data import open_masks
 from patchloom.deployment.segmenter import Segmenter, load_segmenter
 from patchloom.errors import DataError, UsageError
@@ -48,6 +49,7 @@ def evaluate_runs(
     device: str = "auto",
     multi_scale: bool = False,
     mode: str | None = None,
+    reading: Reading = AS_IT_IS,
 ) -> Scores:
     """One row per run; runs on the same images are compared image by image."""
     if mode is not None and mode not in MODES:
@@ -65,7 +67,7 @@ def evaluate_runs(
         segmenter = load_segmenter(folder, device=device, multi_scale=multi_scale)
         if mode is not None:
             segmenter.maps.how = replace(segmenter.maps.how, mode=mode)  # type: ignore[arg-type]
-        found[name], said = evaluate_on(segmenter, folder, data, split)
+        found[name], said = evaluate_on(segmenter, folder, data, split, reading)
         notes += said
     compared = [
         compare(one, found[one].report, other, found[other].report)
@@ -77,9 +79,11 @@ def evaluate_runs(
     return _scores({name: kept.report for name, kept in found.items()}, compared, list(dict.fromkeys(notes)))
 
 
-def evaluate_on(segmenter: Segmenter, folder: Path, data: str, split: str | None = None) -> tuple[Kept, list[str]]:
+def evaluate_on(
+    segmenter: Segmenter, folder: Path, data: str, split: str | None = None, reading: Reading = AS_IT_IS
+) -> tuple[Kept, list[str]]:
     """A model on a split of data whose classes are matched to the model's by name."""
-    pictures, notes = open_masks(data, split, folder)
+    pictures, notes = open_masks(data, split, folder, reading)
     own, known = pictures.classes.names, {name: i for i, name in enumerate(segmenter.labels)}
     numbers = np.array([known.get(name, -1) for name in own], np.int64)
     if not (numbers >= 0).any():

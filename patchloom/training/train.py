@@ -42,6 +42,11 @@ def train(
     label_pattern: str | None = None,
     taxonomy: str | None = None,
     classes: Literal["innermost", "outermost"] | None = None,
+    images: str | None = None,
+    masks: str | None = None,
+    boxes: str | None = None,
+    ignore: int | None = None,
+    names: str | None = None,
     without: str | None = None,
     val: Literal["held-out", "test"] | None = None,
     strict: bool = False,
@@ -71,6 +76,11 @@ def train(
         label_pattern   the class as a part of the file's name: '{label}_*.jpg'
         taxonomy        file of levels above the classes
         classes         which of nested folders are the classes: 'innermost' or 'outermost'
+        images          folder of the images, below the data; alone, it is read by classes
+        masks           folder of their masks; '{split}annot' names one per split
+        boxes           folder of their boxes (VOC, YOLO, LabelMe), or a file (COCO, CVAT, csv)
+        ignore          value in masks that is not labelled
+        names           file of names for the numbers of classes
         without         list of training images to leave out, such as `check A --against B` writes
         val             'held-out' validates on images of train and keeps the data's own val, or test, unseen; 'test'
                         validates on the test images, as published CIFAR results do

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.test_terminal import seen
 from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
+from tests.data.layouts import camvid_segnet, coco128_semantic, grocery_store, oxford_pets, yolo_v5
 from tests.reliability.commands import Done, command
 
 
@@ -33,6 +34,33 @@ def test_clean(tmp_path, patchloom) -> None:
     assert first.startswith(f"{data}  3 classes, 12 train + 6 val   ")
     assert rest[-2:] == ["Nothing is wrong.", f"Next: patchloom train {data}"]
     assert list(patchloom.work.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "facts"),
+    [
+        (camvid_segnet, (), ("segmentation, 11 classes, 2 train + 1 val + 1 test", "'Unlabelled' (11)")),
+        (oxford_pets, ("--masks", "annotations/trimaps"), ("segmentation, 6 pictures", "--masks annotations/trimaps")),
+        (yolo_v5, (), ("detection, 3 classes, 2 train + 2 val", "coco128.yaml")),
+        (coco128_semantic, (), ("segmentation, 2 train + 1 val", "../images")),
+        (grocery_store, (), ("3 classes, 6 train + 3 val + 3 test", "3 classes (innermost")),
+    ],
+)
+def test_public_datasets(build, options, facts, tmp_path, patchloom) -> None:
+    data = build(tmp_path / "data")
+    done = patchloom("check", str(data), *options)
+    assert (done.code, done.errors) == (0, "")
+    assert all(fact in done.output for fact in facts), done.output
+    assert done.output.splitlines()[-1].startswith(f"Next: patchloom train {data}")
+
+
+def test_data_that_may_be_read_in_several_ways_end_with_the_commands(tmp_path, patchloom) -> None:
+    data = oxford_pets(tmp_path / "data")
+    for verb in (("check",), ("train", "--dry-run")):
+        done = patchloom(verb[0], str(data), *verb[1:])
+        assert (done.code, done.errors.count("\n")) == (2, 1)
+        ways = ("--label-pattern", "--masks annotations/trimaps", "--boxes annotations/xmls")
+        assert all(f"patchloom train {data} {way}" in done.errors for way in ways)
 
 
 def test_dirty_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:

@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 
 from patchloom.data.checking.check import check
+from patchloom.data.reading import Reading
 from patchloom.data.sources.beside import changed_with
 from patchloom.data.sources.source import find_source
-from patchloom.errors import DataError
+from patchloom.errors import DataError, UsageError
 from tests.conftest import SHARED
 from tests.data.dirty import jpeg, picture
 from tests.reliability.commands import command
@@ -123,9 +124,13 @@ def test_masks_without_names_may_hold_any_number(tmp_path):
 def test_folders_that_do_not_fit(tmp_path):
     root = make_masks(tmp_path / "data")
     for file in (root / "masks").rglob("*.png"):
-        file.rename(file.with_name(f"{file.stem}_mask.png"))
-    with pytest.raises(DataError, match="no picture of images has a mask of the same name in masks"):
+        file.rename(file.with_name(f"other{file.stem}.png"))
+    with pytest.raises(DataError, match=r"images and masks .*--images DIR --masks DIR"):
         check(root)
+    with pytest.raises(UsageError, match="--masks masks"):
+        check(root, reading=Reading(masks="masks"))
+    with pytest.raises(DataError, match="no picture of images has a mask of the same name in masks"):
+        check(root, reading=Reading(images="images", masks="masks"))
 
 
 def make_coco(root, **changes):

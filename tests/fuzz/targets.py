@@ -29,10 +29,9 @@ from patchloom.data.labels.label_pattern import read_pattern
 from patchloom.data.labels.taxonomy import read_taxonomy
 from patchloom.data.pictures.decode import decode_frames, decode_ids, decode_shrunk, decode_with_facts, upright_size
 from patchloom.data.reading import Reading
-from patchloom.data.sources.annotated import open_annotated
 from patchloom.data.sources.builtin import open_shapes
 from patchloom.data.sources.mask_names import FILES as MASK_NAMES
-from patchloom.data.sources.mask_names import find_mask_names
+from patchloom.data.sources.mask_names import names_of_masks
 from patchloom.data.sources.masked import has_masks, of_masks
 from patchloom.data.sources.source import find_source, parts_of
 from patchloom.data.sources.without import read_list
@@ -162,9 +161,7 @@ def _pictures(folder: Path) -> None:
 
 def _annotations(folder: Path) -> None:
     """All that training asks of pictures with masks or boxes."""
-    source = open_annotated(folder / "data")
-    if source is None:
-        return
+    source = find_source(folder / "data")
     for listing in source.listings.values():
         for row in listing.rows[:2].tolist():  # the first is the one whose file is changed
             with refusals():
@@ -174,6 +171,10 @@ def _annotations(folder: Path) -> None:
                     listing.pictures.objects(row)
     if has_masks(source.train.pictures):
         of_masks(source, reduce_zero_label=True)
+
+
+def _mask_names(folder: Path) -> None:
+    names_of_masks([folder], ["0.png"], lambda: {0, 1})
 
 
 def _of_seeds(make: Callable[[Path, Path], None]) -> Callable[[Path], None]:
@@ -453,7 +454,7 @@ TARGETS: dict[str, Target] = {
     "names": Target(
         ("text", "csv"),
         (
-            *(Reader(name, find_mask_names) for name in (*MASK_NAMES, "objectInfo150.txt")),
+            *(Reader(name, _mask_names) for name in (*MASK_NAMES, "objectInfo150.txt")),
             Reader("classes.txt", lambda folder: names_by_line(folder / "classes.txt")),
             Reader("classes.csv", lambda folder: list(find_class_names([(FolderTree(folder), "")]))),
             Reader("names.txt", lambda folder: read_names(folder / "names.txt")),

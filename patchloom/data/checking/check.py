@@ -19,6 +19,7 @@ from patchloom.data.checking.against import against as compare_with
 from patchloom.data.checking.kept_looks import Sight
 from patchloom.data.checking.odd import oddities
 from patchloom.data.checking.survey import Place, Unreadable, find_copies, survey
+from patchloom.data.labels.unlabelled import task_of_data
 from patchloom.data.pictures.boxes import NO_OBJECTS
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.reading import AS_IT_IS, Reading
@@ -46,6 +47,8 @@ class CheckReport:
     """What a scan found; `problems` sums up what is wrong."""
 
     name: str
+    task: str = "classify"  # as --task calls what the data are for
+    annotated: tuple[str, ...] = ()  # names of what masks or boxes show; of unnamed masks none
     unit: str = "picture"  # what is counted: pictures, or pairs of sentences
     splits: dict[str, int]  # pictures in each, readable or not
     classes: dict[str, dict[str, int]]  # class → split → readable pictures
@@ -195,8 +198,13 @@ def check(
     readable = [i for i, sight in enumerate(seen.sights) if not sight.error]
     places, sights = [seen.places[i] for i in readable], [seen.sights[i] for i in readable]
     copies = find_copies(sights, places, listings)
+    task, pictures = task_of_data(source)[0], source.train.pictures
+    ignored = pictures.mask_ignore if task == "segment" else None
+    named = pictures.object_names if task == "detect" else pictures.mask_names
     return CheckReport(
         name=source.name,
+        task=task,
+        annotated=tuple(name for number, name in enumerate(named) if number != ignored),
         splits={split: len(listing) for split, listing in listings.items()},
         classes=_classes(listings, places),
         widths=_spread([sight.width for sight in sights]),

@@ -6,13 +6,14 @@ classes.csv     numbers and names, and those of coarser classes: Class Name,Clas
 
 import os
 import posixpath
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from patchloom.data.labels.label_table import SPACES, Table, looks_like_a_file, parse_table, plain
 from patchloom.data.trees.tree import Tree
-from patchloom.errors import DataError, PatchloomError
+from patchloom.errors import DataError, PatchloomError, UsageError
 from patchloom.foreign import MOST_BYTES, read_plain
 from patchloom.printable import printable
 
@@ -70,12 +71,24 @@ def names_by_line(path: Path, most: int = MOST_BYTES) -> tuple[str, ...] | None:
 def find_class_names(places: Sequence[tuple[Tree, str]]) -> Iterator[ClassNames]:
     """The files of names in these folders, those that can be read."""
     for tree, folder in places:
-        for name in FILES:
+        others = [e.name for e in tree.entries(folder) if re.fullmatch(r"categories\w*\.(csv|tsv|txt)", e.name.lower())]
+        for name in (*FILES, *others):
             path = posixpath.join(folder, name)
             if tree.is_file(path):
                 columns = _columns(tree.read(path), name)
                 if columns:
                     yield ClassNames(name, columns)
+
+
+def names_in(file: Path) -> ClassNames:
+    """The names in a file that was given."""
+    try:
+        columns = _columns(read_plain(file), file.name)
+    except OSError as error:
+        raise UsageError(
+            f"--names {printable(file)}: cannot be read ({error.strerror}); expected a name per line"
+        ) from error
+    return ClassNames(printable(file.name), columns)
 
 
 def _columns(content: bytes, title: str) -> dict[str, list[str]]:

@@ -25,6 +25,8 @@ _LABEL_WORDS = frozenset({"label", "class", "category", "species", "breed", "tar
 _COARSE_WORDS = frozenset({"coarse", "super", "superclass", "supercategory", "parent", "genus", "family", "order"})
 _VAGUE = ("name", "y", "tag", "tags")  # label names that give way to others
 _FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True, "-1": False, "false": False, "true": True}
+_MULTI_LABEL = 0.1  # share of rows with several labels from where they are no slips
+_QUANTITY = 20  # numbers from where they are hardly classes, in a column that is not named as classes are
 _ONE_EACH = 0.9  # share of rows with one class by which 0/1 columns are told from attributes
 
 
@@ -40,6 +42,22 @@ class Understood:
     splits: list[str] | None
     split_column: str  # in a message
     left_out: list[str]  # names of columns nobody reads
+    chosen: bool = False  # the column was named by the user
+    like_classes: bool = True  # it is called as classes are
+
+    def other_task(self) -> str:
+        """Why these labels are no classes of images, and what they ask for; '' where they are."""
+        if self.several > 1 and self.several > _MULTI_LABEL * len(self.labels):
+            rows = f"{self.several:,} of {len(self.labels):,} rows have several labels"
+            return f"{rows} ({self.said}), which asks for multi-label classification"
+        given = sorted({label for label in self.labels if label}) if _are_numbers(self.labels) else []
+        shown = f"{', '.join(given[:3])} …"
+        if any(not float(label).is_integer() for label in given):
+            return f"{self.said} holds decimal numbers ({shown}), which asks for regression"
+        few = len(self.labels) < 2 * len(given)
+        if len(given) > _QUANTITY and not self.chosen and (few or not self.like_classes):
+            return f"{self.said} holds {len(given):,} different numbers ({shown}), which asks for regression"
+        return ""
 
 
 def understand(table: Table, label_column: str | None) -> Understood:
@@ -65,7 +83,12 @@ def understand(table: Table, label_column: str | None) -> Understood:
     left_out = [table.columns[i] for i in rest if i not in read and i not in candidates]
     splits = table.column(split) if split is not None else None
     split_column = f"column {table.name(split)}" if split is not None else ""
-    return Understood(labels, said, numbers, several, levels, splits, split_column, left_out)
+    usual = {*_LABEL_WORDS, *LABEL_NAMES, "id", "code"}
+    called = set(plain(table.columns[chosen]).split("_")) if chosen is not None and table.headed else usual
+    return Understood(
+        labels, said, numbers, several, levels, splits, split_column, left_out, label_column is not None,
+        bool(called & usual),
+    )  # fmt: skip
 
 
 def _kind(cells: Sequence[str]) -> str:

@@ -69,7 +69,7 @@ class ListedPaths:
 
     def _candidates(self, cell: str) -> Iterator[str | None]:
         path = cell.replace("\\", "/")
-        for given in (cell, path, posixpath.join(self._base, path) if self._base else path):
+        for given in (cell, path, posixpath.join(self._base, path) if self._base else path, path.lstrip("/")):
             yield self._below(given)
         parts = path.split("/")
         for i, part in enumerate(parts[:-1]):

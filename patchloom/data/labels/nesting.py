@@ -8,7 +8,7 @@ names are in several folders, and where val has none of train's. A note says wha
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Chain = tuple[str, ...]  # folders from the split down to one that holds images
@@ -20,10 +20,13 @@ class Nesting:
 
     classes: dict[Chain, str]
     depth: int
+    moved: dict[Chain, Chain] = field(default_factory=dict)  # class folders of val and test → the same ones of train
 
     def class_of(self, folder: Chain) -> str:
         """The class that a folder is, or lies in; '' where it is none."""
-        return next((self.classes[found] for n in range(len(folder)) if (found := folder[: n + 1]) in self.classes), "")
+        above = (folder[: n + 1] for n in range(len(folder)))
+        ways = (self.moved.get(part, part) for part in above)
+        return next((self.classes[part] for part in ways if part in self.classes), "")
 
     def levels(self) -> dict[str, dict[str, str]]:
         """coarse for one level above the classes; coarse1, coarse2 … upwards for more.
@@ -52,8 +55,9 @@ def find_nesting(
     depth = max(map(len, in_train), default=0)
     if depth < 2:
         return None, ""
-    every = {*in_train, *in_val, *_class_folders(test, in_train)}
-    nesting = Nesting(unique_names(every), depth)
+    held_out = {*in_val, *_class_folders(test, in_train)} - {*in_train}
+    moved = _moved(held_out, in_train)
+    nesting = Nesting(unique_names({*in_train, *held_out} - {*moved}), depth, moved)
     inner, outer = len(in_train), len({chain[0] for chain in in_train})
     why = _why_outermost(in_train, in_val) if choice is None else ""
     if choice == "outermost" or why:
@@ -65,6 +69,10 @@ def find_nesting(
     }
     above = f"level{'s' * (depth > 2)} " + ", ".join(f"{level} ({count})" for level, count in counts.items())
     said = f"nested folders: {inner} classes (innermost folders), {above}"
+    if moved:
+        one, other = min(moved.items())
+        more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+        said += f"; a level apart in train, and the same class: {'/'.join(one)} = {'/'.join(other)}{more}"
     return nesting, f"{said}; --classes outermost reads them as {outer} classes"
 
 
@@ -75,6 +83,22 @@ def _class_folders(folders: Iterable[Chain], known: Iterable[Chain] = ()) -> lis
         inside = (folder[:n] for n in range(1, len(folder) + 1) if folder[:n] in given or folder[:n] in found)
         found[next(inside, folder)] = None
     return list(found)
+
+
+def _moved(held_out: Iterable[Chain], train: Sequence[Chain]) -> dict[Chain, Chain]:
+    """Class folders of val and test → the one of train that differs by one folder above the class alone."""
+    known = set(train)
+    longer: dict[Chain, list[Chain]] = {}
+    for chain in train:
+        for shorter in _without_one(chain):
+            longer.setdefault(shorter, []).append(chain)
+    found = {chain: {*longer.get(chain, ()), *(known & {*_without_one(chain)})} for chain in held_out}
+    return {chain: next(iter(of)) for chain, of in found.items() if len(of) == 1}
+
+
+def _without_one(chain: Chain) -> list[Chain]:
+    """The chain without one of the folders above its last."""
+    return [chain[:i] + chain[i + 1 :] for i in range(len(chain) - 1)]
 
 
 def _why_outermost(train: Sequence[Chain], val: Sequence[Chain]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from patchloom.data.labels.label_pattern import suggest_pattern
 from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import Listing, Pictures, name_some
+from patchloom.data.sets import Listing, Pictures, Source, name_some
 
 # What pictures with such annotations are for, as --task calls it.
 OTHER_TASKS = {"masks": "segment", "boxes": "detect"}
@@ -31,6 +31,20 @@ def missing_labels(listing: Listing) -> str:
         f"--labels FILE (lines of path,label), or --label-pattern {_pattern(names)}, or --recipe dino, which learns "
         "without labels"
     )
+
+
+def task_of_data(source: Source) -> tuple[str, str]:
+    """The word of the task that data suggest, and why; no reason where there is no other."""
+    pictures = source.train.pictures
+    has = [what for what in OTHER_TASKS if what in _annotations(pictures)]
+    if not has:
+        return "classify", ""
+    if np.any(source.train.labels != UNLABELLED):
+        others = " or ".join(OTHER_TASKS[what] for what in has)
+        return "classify", f"pictures have labels (they have {' and '.join(has)} too: --task {others})"
+    if "boxes" in has:
+        return "detect", "pictures have boxes" + (" (they have masks too: --task segment)" if "masks" in has else "")
+    return "segment", "pictures have masks"
 
 
 def _annotations(pictures: Pictures) -> set[str]:

@@ -143,6 +143,11 @@ def decode_with_facts(data: bytes, where: str) -> tuple[Image.Image, ImageFacts]
     return _decoded(name, image, data, where), known
 
 
+def stored_mode(data: bytes, where: str) -> str:
+    """Pillow's name of the channels of an image, from its header alone."""
+    return _open(data, where)[1].mode
+
+
 def upright_size(data: bytes, where: str) -> tuple[int, int]:
     """Height and width of the picture as `decode` reads it, from its header alone."""
     name, image = _open(data, where)

@@ -1,66 +1,40 @@
-"""Folders of pictures with masks or boxes beside them, and what does not fit together in them.
+"""Images with a mask each: the class of every pixel as a number, or as a color.
 
-    images/[train/]a.jpg  masks/[train/]a.png      a mask of class numbers, or colours, for each picture, 255 for 'not
-                                                   labelled'; what they mean in classes.txt or another (`mask_names`)
+    images/[train/]a.jpg  masks/[train/]a.png      in folders of any name (`layout` finds them), or in one folder
     JPEGImages/  SegmentationClass/  ImageSets/    Pascal VOC's masks: its lists say train and val
-    train2017/*.jpg  annotations/instances_train2017.json     boxes and masks as COCO keeps them: `coco`
-    JPEGImages/*.jpg  Annotations/*.xml            boxes as Pascal VOC keeps them: `voc`
-    images/[train/]a.jpg  labels/[train/]a.txt     boxes or polygons as YOLO keeps them: `yolo`
-    PNGImages/a.png  PedMasks/a_mask.png           a mask of objects' numbers for each picture: `instances`
 
-A picture whose mask is missing, or a box of an unknown picture or category, is a fault of the source.
+What the numbers mean, and which of them stands for 'not labelled', is told by `mask_names`. An image without a mask, or
+a mask without an image, is a fault of the source.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.pictures.decode import decode_ids
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import NOT_LABELLED, Listing, Mask, Source, Stamp
-from patchloom.data.sources.beside import changed_with, images_by_stem, lonely
-from patchloom.data.sources.coco import open_coco
-from patchloom.data.sources.instances import open_instances
-from patchloom.data.sources.mask_names import VOC_NAMES, MaskNames, find_mask_names
-from patchloom.data.sources.voc import open_voc
-from patchloom.data.sources.yolo import open_yolo
+from patchloom.data.sets import NOT_LABELLED, Mask, Source, Stamp
+from patchloom.data.sources.beside import Pair, changed_with, files_of_pair, lonely, source_of_splits, split_of_path
+from patchloom.data.sources.mask_names import MaskNames, names_of_masks
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.files import FilePictures
 from patchloom.errors import DataError
 from patchloom.printable import printable
 
-IMAGE_FOLDERS = ("images", "imgs", "JPEGImages")
-MASK_FOLDERS = ("masks", "annotations", "labels", "SegmentationClass")
-VOC_MASKS, VOC_LISTS = "SegmentationClass", os.path.join("ImageSets", "Segmentation")
+VOC_LISTS = os.path.join("ImageSets", "Segmentation")
 MOST_NAMES_BYTES = 1 << 20  # of a list of pictures
-
-
-def open_annotated(root: Path) -> Source | None:
-    """The folder as pictures with boxes or masks; None where it is neither."""
-    if (source := open_coco(root)) or (source := open_instances(root)):
-        return source
-    images = next((name for name in IMAGE_FOLDERS if os.path.isdir(root / name)), None)
-    found = (name for name in MASK_FOLDERS if os.path.isdir(root / name) and images_by_stem(root / name))
-    masks = next(found, None) if images else None
-    if images and masks:
-        return _open_masks(root, images, masks)
-    return open_voc(root) or open_yolo(root)
-
-
-# Masks ----------------------------------------------------------------------------------------------------------------
+_LOOKED_AT = 8  # masks by whose values they are understood
 
 
 class MaskedFiles(FilePictures):
     """Image files, each with a file of class numbers."""
 
-    mask_ignore = NOT_LABELLED
-
     def __init__(self, root: Path, paths: Sequence[str], masks: Sequence[str], named: MaskNames) -> None:
         super().__init__(root, paths)
         self.mask_names = named.names
+        self.mask_ignore = named.ignore
         self._named = named
         self._masks = FilePictures(root, masks)
 
@@ -69,40 +43,68 @@ class MaskedFiles(FilePictures):
         if self._named.colours:
             pixels = np.asarray(self._masks.read(index))
             return Mask(self._named.numbers(pixels, self._masks.where(index)), None)
-        return Mask(decode_ids(self._masks.encoded(index), self._masks.where(index)), None)
+        numbers = decode_ids(self._masks.encoded(index), self._masks.where(index))
+        if self._named.meaning:
+            numbers = np.array(self._named.meaning, np.uint8)[numbers]
+        if self.mask_ignore not in (None, NOT_LABELLED) and len(self.mask_names) <= NOT_LABELLED:
+            numbers = np.where(numbers == NOT_LABELLED, np.uint8(self.mask_ignore), numbers)
+        return Mask(numbers, None)
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
         """Of picture and mask."""
         return changed_with(super().stamps(rows), self._masks.stamps(rows))
 
 
-def _open_masks(root: Path, images: str, masks: str) -> Source:
-    pictures, labels = images_by_stem(root / images), images_by_stem(root / masks)
-    named = find_mask_names(root)
-    if not named.names and masks == VOC_MASKS:
-        named = MaskNames(VOC_NAMES)
-    names, listed = named.names, _listed(root)
-    if listed:
-        pictures, labels = ({stem: path for stem, path in of.items() if stem in listed} for of in (pictures, labels))
-    faults = lonely(root / images, pictures, labels, "picture without mask", masks)
-    faults += lonely(root / masks, labels, pictures, "mask without picture", images)
-    both = [stem for stem in pictures if stem in labels]
-    if not both:
-        raise DataError(f"{printable(root)}: no picture of {images} has a mask of the same name in {masks}")
-    splits = {stem: listed[stem] if listed else os.path.dirname(stem) for stem in both}
-    said = group_by_split(sorted(set(splits.values())))
+def open_masks(
+    root: Path, pairs: Sequence[Pair], title: str, ignore: int | None = None, names: Path | None = None
+) -> Source:
+    """Images and masks of pairs of folders; `ignore` and `names` go before what the data say of themselves."""
+    rows: list[tuple[str, str, str]] = []  # split, image, mask
+    faults = []
+    for pair in pairs:
+        images, masks = files_of_pair(root, pair, masks=True)
+        listed = _listed(root / os.path.dirname(pair.others))
+        if listed:
+            images, masks = ({stem: path for stem, path in of.items() if stem in listed} for of in (images, masks))
+        faults += lonely(root / pair.images, images, masks, "picture without mask", pair.others)
+        faults += lonely(root / pair.others, masks, images, "mask without picture", pair.images)
+        rows += [
+            (
+                listed[stem] if listed else split_of_path(pair, stem),
+                os.path.join(pair.images, path),
+                os.path.join(pair.others, masks[stem]),
+            )
+            for stem, path in images.items()
+            if stem in masks
+        ]
+    if not rows:
+        first = pairs[0]
+        raise DataError(
+            f"{printable(root)}: no picture of {first.images or 'it'} has a mask of the same name in {first.others}"
+        )
+    places = [root, *(root / os.path.dirname(pair.others) for pair in pairs), *(root / pair.others for pair in pairs)]
+    paths = [mask for _, _, mask in rows]
+    named, notes = names_of_masks(places, paths, lambda: _values(root, paths), ignore, names)
 
-    def listing(chosen: Sequence[str]) -> Listing:
-        stems = [stem for stem in both if splits[stem] in chosen]
-        paths = [os.path.join(images, pictures[stem]) for stem in stems]
-        files = MaskedFiles(root, paths, [os.path.join(masks, labels[stem]) for stem in stems], named)
-        return Listing(files, np.arange(len(stems)), np.full(len(stems), UNLABELLED), names)
+    def chosen(splits: Sequence[str]) -> MaskedFiles:
+        own = [row for row in rows if row[0] in splits]
+        return MaskedFiles(root, [image for _, image, _ in own], [mask for _, _, mask in own], named)
 
-    unused = ", ".join(map(printable, said.unused))
-    notes = (f"beside train, val and test, not used: {unused}",) if unused else ()
-    val, test = (listing(chosen) if chosen else None for chosen in (said.val, said.test))
-    title = f"{printable(root.name)} (pictures and masks)"
-    return Source(title, listing(said.train), val, notes, tuple(faults), test)
+    said = group_by_split(sorted({split for split, _, _ in rows}))
+    return source_of_splits(f"{title} (pictures and masks)", said, chosen, faults, notes)
+
+
+def _values(root: Path, masks: Sequence[str]) -> set[int]:
+    """The numbers in a few of the masks; none where they are no numbers."""
+
+    def each() -> Iterator[int]:
+        for path in masks[:: max(1, len(masks) // _LOOKED_AT)][:_LOOKED_AT]:
+            try:
+                yield from np.unique(decode_ids((root / path).read_bytes(), path)).tolist()
+            except (DataError, OSError):
+                continue  # which `check` tells of the image
+
+    return set(each())
 
 
 def _listed(root: Path) -> dict[str, str]:

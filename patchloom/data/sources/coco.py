@@ -1,4 +1,5 @@
-"""Boxes and masks as COCO keeps them: annotations/instances_SPLIT.json, polygons or run lengths.
+"""Boxes and masks as COCO keeps them: annotations/instances_SPLIT.json, SPLIT/_annotations.coco.json (Roboflow),
+lvis_v1_SPLIT.json, polygons or run lengths. Files without boxes have the class of each image (iNaturalist).
 
 Crowds are neither learned nor asked for. Where masks overlap, a pixel of the picture belongs to the smaller object; a
 network is judged by the masks as they are annotated.
@@ -7,7 +8,7 @@ network is judged by the masks as they are annotated.
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ _COCO: dict[str, dict[str, Any]] = {
     "annotations": {},
     "categories": {"id": float | str, "name": float | str},
 }
+Content = Mapping[str, Any]  # lists of images, annotations and categories
 _SHOWN = 60  # letters of a value in a message
 _LARGEST_BYTE = 254  # 255 stands for 'not labelled'
 
@@ -111,37 +113,82 @@ class CocoPictures(FilePictures):
         return changed_with(super().stamps(rows), [(b"", *state) if state else None] * len(rows))
 
 
-def open_coco(root: Path) -> Source | None:
-    """The folder as pictures with COCO's annotations; None where it has none."""
-    files = sorted((root / "annotations").glob("instances_*.json"))
-    if not files:
-        return None
-    by_split = {file.stem.removeprefix("instances_"): file for file in files}
-    words = {"".join(letter for letter in split if not letter.isdigit()): split for split in by_split}
+def open_coco(root: Path, files: Sequence[Path], title: str, images: str | None = None) -> Source:
+    """Images with the annotations of COCO's files, one per split; `images` is where they lie, below the root."""
+    contents = {file: _read_coco(file) for file in files}
+    entries = [entry for content in contents.values() for entry in content["annotations"]]
+    if entries and not any("bbox" in entry or "segmentation" in entry for entry in entries):
+        return open_contents(root, contents, title, "COCO image labels", images, _labels_listing)
+    return open_contents(root, contents, title, "COCO", images)
+
+
+def open_contents(
+    root: Path,
+    contents: Mapping[Path, Content],
+    title: str,
+    kind: str,
+    images: str | None = None,
+    listing: "Callable[[Path, Path, Content, str | None, list[Fault]], Listing] | None" = None,
+) -> Source:
+    """A source of files, or of what was made of them, whose content is as COCO has it; their paths say the splits."""
+    named = {os.path.relpath(file, root): file for file in contents}
+    words = {"".join(letter for letter in name if not letter.isdigit()): file for name, file in named.items()}
     said = group_by_split(sorted(words))
     faults: list[Fault] = []
+    make = listing or coco_listing
     train, val, test = (
-        _coco_listing(root, by_split[words[group[0]]], faults) if group else None
+        make(root, words[group[0]], contents[words[group[0]]], images, faults) if group else None
         for group in (said.train, said.val, said.test)
     )
     assert train is not None
-    unused = ", ".join(words[word] for word in said.unused)
+    unused = ", ".join(words[word].stem for word in said.unused)
     notes: tuple[str, ...] = (f"annotations not used: {unused}",) if unused else ()
     pictures = train.pictures
-    assert isinstance(pictures, CocoPictures)
-    if pictures.without_outline and pictures.without_outline < len(pictures._boxes):
-        lost = f"{pictures.without_outline:,} of {len(pictures._boxes):,} annotations"
-        notes += (f"{lost} of train have no segmentation: masks are not learned",)
-    what = "boxes and masks" if pictures.tells_objects_apart else "boxes"
-    return Source(f"{printable(root.name)} (COCO {what})", train, val, notes, tuple(faults), test)
+    if isinstance(pictures, CocoPictures):
+        if pictures.without_outline and pictures.without_outline < len(pictures._boxes):
+            lost = f"{pictures.without_outline:,} of {len(pictures._boxes):,} annotations"
+            notes += (f"{lost} of train have no segmentation: masks are not learned",)
+        kind += " boxes and masks" if pictures.tells_objects_apart else " boxes"
+    return Source(f"{title} ({kind})", train, val, notes, tuple(faults), test)
 
 
-def _coco_listing(root: Path, file: Path, faults: list[Fault]) -> Listing:
-    split = file.stem.removeprefix("instances_")
-    content = _read_coco(file)
+def _labels_listing(root: Path, file: Path, content: Content, images: str | None, faults: list[Fault]) -> Listing:
+    """Images with a class each, as iNaturalist has them: annotations without boxes."""
     categories = {category["id"]: str(category["name"]) for category in content["categories"]}
     number = {identity: i for i, identity in enumerate(categories)}
-    folder = _image_folder(root, split, [image["file_name"] for image in content["images"]])
+    folder = _image_folder(root, file, [image["file_name"] for image in content["images"]], images)
+    paths = {image["id"]: _image_path(root, folder, image["file_name"], file) for image in content["images"]}
+    labels: dict[str, int] = {}
+    for entry in content["annotations"]:
+        known = _is_one_of(entry.get("image_id"), paths) and _is_one_of(entry.get("category_id"), number)
+        label = number[entry["category_id"]] if known else UNLABELLED
+        if not known or labels.setdefault(paths[entry["image_id"]], label) != label:
+            where = f"{printable(file)}, annotation {_shown(entry.get('id', '?'))}"
+            why = "a second class of its image" if known else "an image or a category that is not listed"
+            faults.append(Fault(where, "label cannot be read", why))
+    there = [path for path in dict.fromkeys(paths.values()) if os.path.isfile(root / path)]
+    if not there:
+        raise DataError(f"{printable(file)}: none of its {len(paths)} pictures is in {printable(root / folder)}")
+    faults += [
+        Fault(printable(root / path), "picture missing", f"{file.name} names it")
+        for path in sorted({*paths.values()} - {*there})
+    ]
+    told = np.array([labels.get(path, UNLABELLED) for path in there], dtype=np.int64)
+    return Listing(FilePictures(root, there), np.arange(len(there)), told, tuple(categories.values()))
+
+
+def coco_listing(
+    root: Path,
+    file: Path,
+    content: Content,
+    images: str | None,
+    faults: list[Fault],
+    make: "type[CocoPictures] | None" = None,
+) -> Listing:
+    """The images of one file that are there, with their boxes."""
+    categories = {category["id"]: str(category["name"]) for category in content["categories"]}
+    number = {identity: i for i, identity in enumerate(categories)}
+    folder = _image_folder(root, file, [image["file_name"] for image in content["images"]], images)
     paths = {image["id"]: _image_path(root, folder, image["file_name"], file) for image in content["images"]}
     entries = Counter(paths.values())
     of_path = {path: _OfPicture() for path in entries if os.path.isfile(root / path)}
@@ -170,7 +217,7 @@ def _coco_listing(root: Path, file: Path, faults: list[Fault]) -> Listing:
     if not of_path:
         raise DataError(f"{printable(file)}: none of its {len(entries)} pictures is in {printable(root / folder)}")
     objects = tuple(categories.values())
-    pictures = CocoPictures(root, list(of_path), file, objects, list(of_path.values()))
+    pictures = (make or CocoPictures)(root, list(of_path), file, objects, list(of_path.values()))
     return Listing(pictures, np.arange(len(pictures)), np.full(len(pictures), UNLABELLED), objects)
 
 
@@ -181,6 +228,10 @@ def _read_coco(file: Path) -> Mapping[str, Any]:
         raise DataError(f"{printable(file)}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise DataError(f"{printable(file)}: cannot be read as JSON ({error})") from error
+    if isinstance(content, dict) and isinstance(content.get("images"), list):
+        for image in content["images"]:  # LVIS has addresses in place of names
+            if isinstance(image, dict) and "file_name" not in image and isinstance(image.get("coco_url"), str):
+                image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
     if not isinstance(content, dict) or not all(isinstance(content.get(name), list) for name in _COCO):
         raise DataError(f"{printable(file)}: expected an object with lists {', '.join(_COCO)}, as COCO has them")
     try:
@@ -192,9 +243,14 @@ def _read_coco(file: Path) -> Mapping[str, Any]:
     return content
 
 
-def _image_folder(root: Path, split: str, names: Sequence[str]) -> str:
-    """Where the pictures of a split lie, below the root: the first place that has one of them."""
-    places = [split, os.path.join("images", split), "images", ""]
+def _image_folder(root: Path, file: Path, names: Sequence[str], images: str | None = None) -> str:
+    """Where the pictures of a split lie, below the root: as given, else the first place that has one of them."""
+    if images is not None:
+        return images
+    split = file.stem.removeprefix("instances_")
+    bases = list(dict.fromkeys(["", os.path.relpath(file.parent, root), os.path.relpath(file.parent.parent, root)]))
+    bases = [base for base in bases if not base.startswith(os.pardir)]
+    places = [os.path.join(base, p) for base in bases for p in (split, os.path.join("images", split), "images", "")]
     return next((p for p in places if any(_is_inside(root, p, name) for name in names[:100])), split)
 
 

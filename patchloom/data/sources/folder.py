@@ -11,7 +11,7 @@ file system.
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -73,6 +73,10 @@ def open_folder(root: Path | Tree, taxonomy: Taxonomy | None = None, classes: Ch
             continue
         listings[split], more = _listing(tree, folder, scans[split], taxonomy, nesting)
         notes += more
+        labelled = bool(np.any(listings["train"].labels != UNLABELLED))
+        if split == "val" and labelled and np.all(listings[split].labels == UNLABELLED):
+            count = len(listings.pop(split))
+            notes += (f"{printable(folder)}: {count:,} images in no class folder, so they have no labels; left out",)
     unused = sorted(printable(one) for one in _folders_in(tree).values() if one not in splits.values())
     if splits["train"] and unused:
         notes += (f"beside train, val and test, not used: {', '.join(unused)}",)
@@ -84,11 +88,26 @@ def split_folders(tree: Tree) -> dict[str, str]:
     """The folders of train, val and test, as far as they are there; train's is '' where there are no splits."""
     folders = _folders_in(tree)
     names = {"train": TRAIN_NAMES, "val": VAL_NAMES, "test": TEST_NAMES}
-    found = {split: next((folders[name] for name in known if name in folders), "") for split, known in names.items()}
-    # A folder 'train' of images alone is a class: a picture of a train.
+
+    def named(known: Mapping[str, str]) -> dict[str, str]:
+        return {split: next((known[name] for name in of if name in known), "") for split, of in names.items()}
+
+    found = named(folders)
     if not found["train"] or not _folders_in(tree, found["train"]):
-        return {"train": ""}
+        # A folder 'train' of images alone is a class, a picture of a train, unless all others are named as splits too:
+        # train2017 and val2017, train and test1.
+        plain = {name.rstrip("0123456789"): folder for name, folder in folders.items()}
+        found = named(plain)
+        others = [folder for folder in folders.values() if folder not in found.values()]
+        if not found["train"] or not (found["val"] or found["test"]) or any(_has_images(tree, one) for one in others):
+            return {"train": ""}
     return {split: folder for split, folder in found.items() if folder}
+
+
+def _has_images(tree: Tree, folder: str) -> bool:
+    """Whether a folder holds images, or folders that may."""
+    entries = tree.entries(folder)
+    return any(e.kind == "folder" or os.path.splitext(e.name)[1].lower() in EXTENSIONS for e in entries)
 
 
 def _folders_in(tree: Tree, folder: str = "") -> dict[str, str]:
@@ -157,6 +176,7 @@ def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _Scan:
     def walk(relative: str, class_name: str, real: str) -> int:
         folder = os.path.join(start, relative)
         count = directly = 0
+        ignored = found.ignored.total()
         for entry in tree.entries(folder):
             path = relative + entry.name
             extension = os.path.splitext(entry.name)[1].lower()
@@ -167,8 +187,9 @@ def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _Scan:
                 if entered is None:
                     found.repeated.append(path)
                     continue
+                before = found.ignored.total()  # a folder of other files is no empty class
                 inside = walk(path + os.sep, own if is_class else class_name, entered)
-                if is_class and not inside and own not in found.classes:
+                if is_class and not inside and own not in found.classes and before == found.ignored.total():
                     found.empty.add(own)
                 elif not inside and extension in EXTENSIONS:
                     found.special.append(path)
@@ -181,7 +202,7 @@ def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _Scan:
                 directly += 1
             elif relative or entry.name not in TAXONOMY_FILES:
                 found.ignored[extension or "no extension"] += 1
-        if relative and (directly or not count):
+        if relative and (directly or (not count and ignored == found.ignored.total())):
             (found.folders if directly else found.bare).append(_chain(relative.rstrip(os.sep)))
         return count + directly
 

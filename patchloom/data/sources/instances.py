@@ -14,13 +14,12 @@ from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.pictures.decode import decode_ids
 from patchloom.data.pictures.object_masks import instance_corners, refuse_many_objects
 from patchloom.data.sets import Mask, Source, Stamp
-from patchloom.data.sources.beside import changed_with, images_by_stem, lonely, source_of_splits
+from patchloom.data.sources.beside import Pair, changed_with, images_by_stem, lonely, source_of_splits
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.files import FilePictures
 from patchloom.errors import DataError
 from patchloom.printable import printable
 
-IMAGES = ("PNGImages", "images", "JPEGImages", "imgs")
 MASKS = {"PedMasks": "pedestrian", "instances": "object", "instance_masks": "object"}  # folder → what it shows
 _MARKS = ("_mask", "_instances", "_instance")  # at the end of a mask's name
 MOST_BYTES = 1 << 20
@@ -59,12 +58,9 @@ class InstancePictures(FilePictures):
         return changed_with(super().stamps(rows), self._masks.stamps(rows))
 
 
-def open_instances(root: Path) -> Source | None:
-    """The folder as pictures with masks of objects; None where it has none."""
-    masks = next((name for name in MASKS if os.path.isdir(root / name)), None)
-    images = next((name for name in IMAGES if os.path.isdir(root / name)), None)
-    if masks is None or images is None:
-        return None
+def open_instances(root: Path, pair: Pair, title: str) -> Source:
+    """A folder of images and one of masks of their objects."""
+    images, masks = pair
     pictures = images_by_stem(root / images)
     files = {_unmarked(stem): path for stem, path in images_by_stem(root / masks).items()}
     faults = lonely(root / images, pictures, files, "picture without mask", masks)
@@ -72,12 +68,11 @@ def open_instances(root: Path) -> Source | None:
     both = [stem for stem in pictures if stem in files]
     if not both:
         raise DataError(f"{printable(root)}: no picture of {images} has a mask of the same name in {masks}")
-    named = [line.strip() for line in names_by_line(root / "classes.txt", MOST_BYTES) or () if line.strip()]
+    file = root / os.path.dirname(masks) / "classes.txt"
+    named = [line.strip() for line in names_by_line(file, MOST_BYTES) or () if line.strip()]
     if len(named) > 1:
-        raise DataError(
-            f"{printable(root / 'classes.txt')}: {len(named)} names; masks of objects' numbers have one class"
-        )
-    name = named[0] if named else MASKS[masks]
+        raise DataError(f"{printable(file)}: {len(named)} names; masks of objects' numbers have one class")
+    name = named[0] if named else MASKS.get(os.path.basename(masks), "object")
 
     def chosen(splits: Sequence[str]) -> InstancePictures:
         own = [stem for stem in both if os.path.dirname(stem) in splits]
@@ -85,7 +80,7 @@ def open_instances(root: Path) -> Source | None:
         return InstancePictures(root, paths, [os.path.join(masks, files[stem]) for stem in own], name)
 
     said = group_by_split(sorted({os.path.dirname(stem) for stem in both}))
-    return source_of_splits(f"{printable(root.name)} (pictures and objects)", said, chosen, faults)
+    return source_of_splits(f"{title} (pictures and objects)", said, chosen, faults)
 
 
 def _unmarked(stem: str) -> str:

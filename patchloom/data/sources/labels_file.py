@@ -10,13 +10,13 @@ What was understood is said in a note.
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.labels.class_names import find_class_names
+from patchloom.data.labels.class_names import ClassNames, find_class_names, names_in
 from patchloom.data.labels.label_columns import Understood, understand
 from patchloom.data.labels.label_table import Table, parse_table
 from patchloom.data.labels.listed_paths import ListedPaths
@@ -63,9 +63,10 @@ def open_labels_file(
     taxonomy: Taxonomy | None = None,
     strict: bool = False,
     label_column: str | None = None,
+    names: Path | None = None,
 ) -> Source:
     """The pictures that a file on disk lists; their paths start from `root` or from the file's own folder."""
-    return open_listed(file, FolderTree(root) if root is not None else None, taxonomy, strict, label_column)
+    return open_listed(file, FolderTree(root) if root is not None else None, taxonomy, strict, label_column, names)
 
 
 def open_listed(
@@ -74,6 +75,7 @@ def open_listed(
     taxonomy: Taxonomy | None = None,
     strict: bool = False,
     label_column: str | None = None,
+    names: Path | None = None,
 ) -> Source:
     """The pictures of a tree that a file lists, which lies on disk or, where it does not, in the tree itself."""
     if os.path.isfile(file):
@@ -84,7 +86,7 @@ def open_listed(
         raise DataError(f"labels file {printable(file)} is not a file; expected lines of path,label")
     else:
         raise UsageError(f"labels file {printable(file)} does not exist; expected lines of path,label")
-    return open_list(listed, tree or listed.place, taxonomy, strict, label_column, whole=tree is not None)
+    return open_list(listed, tree or listed.place, taxonomy, strict, label_column, names, whole=tree is not None)
 
 
 def open_list(
@@ -93,11 +95,12 @@ def open_list(
     taxonomy: Taxonomy | None = None,
     strict: bool = False,
     label_column: str | None = None,
+    names: Path | None = None,
     *,
     whole: bool = True,
 ) -> Source:
     """The pictures of `tree` that a labels file and its siblings list; `whole` says what of the tree they leave out."""
-    rows = _Rows()
+    rows = _Rows(class_names=names_in(names) if names is not None else None)
     first = _read(listed, tree, label_column, strict, rows)
     if first.splits is None:
         _read_siblings(listed, tree, label_column, strict, rows)
@@ -106,10 +109,12 @@ def open_list(
     if whole and (unlisted := len(set(first.paths.images()) - set(rows.paths))):
         pictures = "picture is" if unlisted == 1 else "pictures are"
         more.append(f"{unlisted:,} {pictures} in {tree.name} but in no list; left out")
-    names = tuple(sorted({*rows.labels} - {""}, key=_natural))
-    number = {name: i for i, name in enumerate(names)}
+    classes = tuple(sorted({*rows.labels} - {""}, key=_natural))
+    number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number.get(label, UNLABELLED) for label in rows.labels], dtype=np.int64)
-    listing = Listing(tree.pictures(rows.paths), np.arange(len(labels)), labels, names, {**levels, **(taxonomy or {})})
+    listing = Listing(
+        tree.pictures(rows.paths), np.arange(len(labels)), labels, classes, {**levels, **(taxonomy or {})}
+    )
     title = f"{listed.name} (labels file)"
     if not any(rows.splits):
         return Source(title, listing, None, (*notes, *more))
@@ -121,6 +126,7 @@ def open_list(
 class _Rows:
     """What the lists say, a row per picture, and notes on it."""
 
+    class_names: ClassNames | None = None  # of numbers, where a file of them was given
     paths: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=list)
@@ -144,7 +150,13 @@ def _read(listed: ListFile, tree: Tree, label_column: str | None, strict: bool, 
     table = parse_table(listed.place.read(listed.path), listed.where, paths.finds)
     if not table.rows:
         raise DataError(f"{listed.where}: the first line is {table.first_line!r} and no other; expected a picture each")
-    meant = _with_names(understand(table, label_column), [(listed.place, listed.folder), (tree, "")])
+    known = [rows.class_names] if rows.class_names else find_class_names([(listed.place, listed.folder), (tree, "")])
+    meant = _with_names(understand(table, label_column), known)
+    if why := meant.other_task():
+        raise DataError(
+            f"{listed.where}: {why}; patchloom does not learn that yet. Expected one class per image: choose another "
+            "column with --label-column, or name numbers with --names FILE"
+        )
     said = [f"{listed.name}: paths from column {table.name(table.paths)}", _classes_said(meant)]
     said += [f"splits from {meant.split_column}"] if meant.split_column else []
     said += [] if table.headed else ["no header"]
@@ -205,11 +217,11 @@ def _classes_said(meant: Understood) -> str:
     return f"classes from {meant.said} ({classes})"
 
 
-def _with_names(meant: Understood, places: Sequence[tuple[Tree, str]]) -> Understood:
-    """Class numbers by the names that a file beside the list gives them."""
+def _with_names(meant: Understood, files: Iterable[ClassNames]) -> Understood:
+    """Class numbers by the names that a file, given or beside the list, gives them."""
     if not meant.numbers:
         return meant
-    for names in find_class_names(places):
+    for names in files:
         known = names.of(meant.labels)
         if known is None:
             continue
@@ -289,15 +301,22 @@ def _read_siblings(listed: ListFile, tree: Tree, label_column: str | None, stric
 
 
 def _siblings(listed: ListFile) -> Iterator[ListFile]:
-    def shape(name: str) -> tuple[str, str]:
+    """Lists of the same name but for the split; then those that begin alike: places365_val.txt."""
+
+    def shape(name: str) -> tuple[str, str, str]:
         stem, suffix = posixpath.splitext(name.lower())
-        return _SPLIT_WORD.sub("*", stem, count=1), suffix
+        before, _, after = _SPLIT_WORD.sub("*", stem, count=1).partition("*")
+        return before, suffix, after
 
     wanted = shape(posixpath.basename(listed.path))
-    for entry in listed.place.entries(listed.folder):
-        path = posixpath.join(listed.folder, entry.name)
-        if entry.kind == "file" and path != listed.path and shape(entry.name) == wanted:
-            yield ListFile(listed.place, path)
+    names = [entry.name for entry in listed.place.entries(listed.folder) if entry.kind == "file"]
+    others = [name for name in names if posixpath.join(listed.folder, name) != listed.path]
+    same = [name for name in others if shape(name) == wanted]
+    alike = [
+        name for name in others if wanted[0] and name not in same and shape(name)[:2] == wanted[:2] and split_of(name)
+    ]
+    for name in (*same, *alike):
+        yield ListFile(listed.place, posixpath.join(listed.folder, name))
 
 
 def _folder_below(listed: ListFile, tree: Tree) -> str | None:

@@ -3,20 +3,23 @@
     classes.txt  labels.txt  class_names.txt     a name per line, by their order
     the same, labelmap.txt  class_dict.csv       a name and its colour per line: sky,128,128,128  sky:128,128,128::
     label_colors.txt  palette.txt                128 128 128 sky
-    objectInfo150.txt                            ADE20K's table; its masks begin at 1 (segment.reduce_zero_label)
+    objectInfo150.txt                            ADE20K's table; its masks begin at 1, and 0 is not labelled
 
-Where every line has a colour, masks are pictures in these colours. Pascal VOC's masks have VOC's names without a file.
+Where every line has a colour, masks are pictures in these colours. The masks of Pascal VOC, Cityscapes and CamVid (as
+SegNet has it) are known by their files, and need none. A class called void, unlabelled or the like is no class: it is
+the number that stands for 'not labelled', which is 255 otherwise.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from patchloom.data.labels.class_names import names_by_line
-from patchloom.errors import DataError
+from patchloom.data.sets import NOT_LABELLED
+from patchloom.errors import DataError, UsageError
 from patchloom.printable import printable
 
 FILES = (
@@ -29,6 +32,19 @@ VOC_NAMES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
+# SegNet's 11 classes of CamVid and what it leaves out, by their numbers; the names of all its images begin alike.
+CAMVID_NAMES = (
+    *("Sky", "Building", "Pole", "Road", "Pavement", "Tree", "SignSymbol", "Fence", "Car", "Pedestrian", "Bicyclist"),
+    "Unlabelled",
+)
+_CAMVID_FILE = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_")
+# Cityscapes' label id of each of its 19 classes that are trained on (cityscapesScripts, helpers/labels.py).
+CITYSCAPES = {
+    "road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17, "traffic light": 19,
+    "traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23, "person": 24, "rider": 25, "car": 26, "truck": 27,
+    "bus": 28, "train": 31, "motorcycle": 32, "bicycle": 33,
+}  # fmt: skip
+IGNORED_NAMES = ("void", "unlabelled", "unlabeled", "ignore", "ignored", "not labelled", "not labeled", "unknown")
 _SHOWN = 3  # colours in a message
 
 
@@ -38,6 +54,8 @@ class MaskNames:
 
     names: tuple[str, ...] = ()
     colours: tuple[int, ...] = ()
+    ignore: int | None = NOT_LABELLED  # the number that stands for 'not labelled'
+    meaning: tuple[int, ...] = ()  # the class of each of the 256 values in a file, where they are others
 
     def numbers(self, pixels: np.ndarray, where: str) -> np.ndarray:
         """(H, W, 3) in the colours → (H, W) class numbers; a DataError where a colour is none of them."""
@@ -53,17 +71,70 @@ class MaskNames:
         return numbers.astype(np.uint8)
 
 
-def find_mask_names(root: Path) -> MaskNames:
-    """What a file in this folder says; nothing where there is none. A DataError where it says too much."""
-    for name in FILES:
-        lines = names_by_line(root / name, MOST_BYTES)
-        if lines is not None:
-            return _checked(_parsed([line.strip() for line in lines]), root / name)
-    lines = names_by_line(root / ADE20K, MOST_BYTES)
+def names_of_masks(
+    places: Sequence[Path],
+    masks: Sequence[str],
+    values: Callable[[], set[int]],
+    ignore: int | None = None,
+    file: Path | None = None,
+) -> tuple[MaskNames, tuple[str, ...]]:
+    """What masks mean by a file of names, given or in one of the places, or by the masks' own names; and notes on it.
+
+    `masks` are their paths, `values` looks up the numbers in some of them.
+    """
+    found = _in_file(file) if file is not None else _beside(places)
+    if not found.names:
+        found = _known_by(masks)
+    if not found.colours and not found.meaning and ignore is None and values() == {0, NOT_LABELLED}:
+        names = found.names if len(found.names) == 2 else ("background", "foreground")
+        whole = tuple(int(value == NOT_LABELLED) for value in range(NOT_LABELLED + 1))
+        said = f"masks hold 0 and 255 alone: {names[0]} and {names[1]} (--ignore 255 reads 255 as not labelled)"
+        return MaskNames(names, ignore=None, meaning=whole), (said,)
+    if ignore is not None:
+        first = found.names[0].lower() if found.names else ""
+        if ignore == 0 and first and first not in IGNORED_NAMES and len(found.names) in values():
+            found = replace(found, names=(IGNORED_NAMES[0], *found.names))  # names from 1 on
+        return replace(found, ignore=ignore), (f"masks: {ignore} is not labelled, as given",)
+    named = [number for number, name in enumerate(found.names) if name.strip().lower() in IGNORED_NAMES]
+    if not named:
+        return found, ()
+    said = f"masks: {found.names[named[0]]!r} ({named[0]}) is not labelled; --ignore VALUE says another"
+    return replace(found, ignore=named[0]), (said,)
+
+
+def _known_by(masks: Sequence[str]) -> MaskNames:
+    """Names that go with the files of a public dataset; none for others."""
+    stems = [Path(mask).stem for mask in masks]
+    if all(Path(mask).parent.name == "SegmentationClass" for mask in masks):
+        return MaskNames(VOC_NAMES)
+    if all(stem.endswith("_labelTrainIds") for stem in stems):
+        return MaskNames(tuple(CITYSCAPES))
+    if all(stem.endswith("_labelIds") for stem in stems):
+        numbers = {value: number for number, value in enumerate(CITYSCAPES.values())}
+        return MaskNames(tuple(CITYSCAPES), meaning=tuple(numbers.get(value, NOT_LABELLED) for value in range(256)))
+    if all(map(_CAMVID_FILE.match, stems)):
+        return MaskNames(CAMVID_NAMES)
+    return MaskNames()
+
+
+def _beside(places: Sequence[Path]) -> MaskNames:
+    """What a file in one of these folders says; nothing where there is none. A DataError where it says too much."""
+    for place in dict.fromkeys(places):
+        file = next((place / name for name in (*FILES, ADE20K) if (place / name).exists()), None)
+        if file is not None:
+            return _in_file(file)
+    return MaskNames()
+
+
+def _in_file(file: Path) -> MaskNames:
+    lines = names_by_line(file, MOST_BYTES)
     if lines is None:
-        return MaskNames()
+        raise UsageError(f"--names {printable(file)} does not exist; expected a name per line, or a name and a color")
+    if file.name != ADE20K:
+        return _checked(_parsed([line.strip() for line in lines]), file)
     columns = [line.split("\t") for line in lines[1:] if line.strip()]
-    return _checked(MaskNames(tuple(row[-1].split(",")[0].strip() for row in columns)), root / ADE20K)
+    names = (IGNORED_NAMES[0], *(row[-1].split(",")[0].strip() for row in columns))
+    return _checked(MaskNames(names), file)
 
 
 def _parsed(lines: Sequence[str]) -> MaskNames:

@@ -34,16 +34,25 @@ def of_masks(source: Source, *, reduce_zero_label: bool = False, level: str | No
     if level is not None:
         check_level(level, dict.fromkeys(levels, ()))
 
+    unnamed = not source.train.pictures.mask_names
+
     def pictures_of(listing: Listing) -> Pictures:
-        pictures = _from_one(listing.pictures) if reduce_zero_label else listing.pictures
+        pictures = _from_one(listing.pictures) if reduce_zero_label else _without_ignored(listing.pictures, numbers)
         return pictures if level is None else _joined(pictures, levels[level])
 
+    # An ignored number among those of classes can only be taken out where they are all known.
+    inside = (
+        unnamed and not reduce_zero_label and ignored_number(source.train.pictures) not in (NOT_LABELLED, UNLABELLED)
+    )
+    numbers = _numbers(list(source.listings.values())) if inside else ()
     listings = {split: replace(listing, pictures=pictures_of(listing)) for split, listing in source.listings.items()}
     names = _names(listings["train"].pictures)
     notes = source.notes
     if not names:
         names = _numbers(list(listings.values()))
-        notes = (*notes, f"the masks' numbers have no names (classes.txt): classes are called 0 to {len(names) - 1}")
+    if unnamed:
+        told = f"classes are called {names[0]} to {names[-1]}"
+        notes = (*notes, f"the masks' numbers have no names (classes.txt, or --names FILE): {told}")
     learned = {
         split: replace(listing, labels=np.full(len(listing), UNLABELLED), names=names, levels={})
         for split, listing in listings.items()
@@ -65,7 +74,7 @@ def ignored_number(pictures: Pictures) -> int:
 def _names(pictures: Pictures) -> tuple[str, ...]:
     """The names of the classes; that of 'not labelled' is no class where it stands last."""
     names = pictures.mask_names
-    return names[:-1] if pictures.mask_ignore == len(names) - 1 else names
+    return names[:-1] if names and pictures.mask_ignore == len(names) - 1 else names
 
 
 def _numbers(listings: Sequence[Listing]) -> tuple[str, ...]:
@@ -84,6 +93,15 @@ def _numbers(listings: Sequence[Listing]) -> tuple[str, ...]:
         found = "no number" if largest < 0 else f"numbers up to {largest:,}"
         raise DataError(f"the masks hold {found}; expected class numbers from 0, of two classes or more")
     return tuple(map(str, range(largest + 1)))
+
+
+def _without_ignored(pictures: Pictures, numbers: tuple[str, ...]) -> Pictures:
+    """Classes numbered without the one that stands for 'not labelled'; `numbers` are the names where there are none."""
+    names, ignored = pictures.mask_names or numbers, ignored_number(pictures)
+    if not 0 <= ignored < len(names) - 1:
+        return pictures
+    told = [UNLABELLED if number == ignored else number - (number > ignored) for number in range(len(names))]
+    return _Renumbered(pictures, told, tuple(name for number, name in enumerate(names) if number != ignored))
 
 
 def _from_one(pictures: Pictures) -> Pictures:

@@ -32,12 +32,13 @@ from patchloom.data.labels.taxonomy import Taxonomy, find_taxonomy, level_named,
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits
-from patchloom.data.sources.annotated import open_annotated
 from patchloom.data.sources.builtin import open_digits, open_shapes
-from patchloom.data.sources.folder import list_images, open_folder, split_folders
+from patchloom.data.sources.classes import open_classes
+from patchloom.data.sources.folder import list_images, split_folders
 from patchloom.data.sources.huggingface import is_saved_dataset, open_huggingface
 from patchloom.data.sources.labels_file import SUFFIXES as LABELS_FILES
 from patchloom.data.sources.labels_file import open_labels_file
+from patchloom.data.sources.layout import open_layout
 from patchloom.data.sources.named_files import open_by_pattern
 from patchloom.data.sources.parquet import open_parquet
 from patchloom.data.sources.several import join_sources
@@ -45,6 +46,7 @@ from patchloom.data.sources.shards import open_shards
 from patchloom.data.sources.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.sources.torchvision_sets import open_torchvision
 from patchloom.data.sources.without import leave_out
+from patchloom.data.sources.yolo import open_yolo_yaml
 from patchloom.data.splits import (
     TEST_NAMES,
     VAL_NAMES,
@@ -62,6 +64,7 @@ from patchloom.errors import DataError, UsageError, nearest, with_near_options
 from patchloom.printable import printable
 
 Spec = str | os.PathLike[str]
+YAML = (".yaml", ".yml")  # of YOLO
 MAX_NAMES = 100_000  # that a pattern with braces may stand for
 
 
@@ -189,12 +192,15 @@ def _find(spec: Spec | Sequence[Spec], reading: Reading, root: Spec | None, stri
     own = Path(reading.taxonomy) if reading.taxonomy is not None else find_taxonomy(path)
     levels = read_taxonomy(own) if own is not None else {}
     _check_reading(reading, path)
+    if reading.names is not None and os.path.isfile(path / reading.names):
+        reading = replace(reading, names=path / reading.names)
     if reading.labels is not None and not is_archive(path):
-        return open_labels_file(Path(reading.labels), path, levels, strict, reading.label_column)
+        return open_labels_file(Path(reading.labels), path, levels, strict, reading.label_column, reading.names_file)
     if reading.label_pattern is not None and os.path.isdir(path):
-        source = open_by_pattern(FolderTree(path), reading.label_pattern, strict)
+        images = path / reading.images if reading.images is not None else path
+        source = open_by_pattern(FolderTree(images), reading.label_pattern, strict)
     elif os.path.isdir(path):
-        source = _open_directory(path, levels, reading)
+        source = _open_directory(path, levels, reading, strict)
     elif os.path.isfile(path):
         source = _open_file(path, levels, reading, strict)
     elif files := _matching(given):
@@ -259,6 +265,11 @@ def _check_reading(reading: Reading, path: Path) -> None:
     table = reading.labels is not None or path.suffix.lower() in LABELS_FILES or is_archive(path)
     if reading.label_column is not None and not table:
         raise UsageError("--label-column chooses a column of a labels file; give one with --labels")
+    folder = {"images": reading.images, "masks": reading.masks, "boxes": reading.boxes, "ignore": reading.ignore}
+    if (given := [name for name, value in folder.items() if value is not None]) and not os.path.isdir(path):
+        raise UsageError(f"--{given[0]} is about what lies in a folder; given {printable(path)}, which is none")
+    if reading.names is not None and not (table or os.path.isdir(path)):
+        raise UsageError(f"--names names class numbers of a folder or a labels file; given {printable(path)}")
     if reading.label_pattern is not None and not (os.path.isdir(path) or is_archive(path)):
         raise UsageError(f"--label-pattern reads the names of files in a folder or archive; given {printable(path)}")
 
@@ -327,7 +338,7 @@ def list_labelled(
     return LabelledFiles(of_files, levels, own if own in levels else "")
 
 
-def _open_directory(path: Path, levels: Taxonomy, reading: Reading) -> Source:
+def _open_directory(path: Path, levels: Taxonomy, reading: Reading, strict: bool) -> Source:
     name = printable(path.resolve().name)
     if is_saved_dataset(path):
         return open_huggingface(os.fspath(path))
@@ -335,12 +346,14 @@ def _open_directory(path: Path, levels: Taxonomy, reading: Reading) -> Source:
         files = sorted(path.glob(f"*{suffix}"))
         if files:
             return opener(files, f"{name} ({kind})")
-    return open_annotated(path) or open_folder(path, levels, reading.classes)
+    return open_layout(path, reading, lambda folder: open_classes(folder, levels, reading, strict))
 
 
 def _open_file(path: Path, levels: Taxonomy, reading: Reading, strict: bool) -> Source:
     if path.suffix.lower() in LABELS_FILES:
-        return open_labels_file(path, None, levels, strict, reading.label_column)
+        return open_labels_file(path, None, levels, strict, reading.label_column, reading.names_file)
+    if path.suffix.lower() in YAML:
+        return open_yolo_yaml(path)
     if is_archive(path):
         return open_archive(path, levels, reading, strict)
     return _open_files([path], printable(path.name))
@@ -352,7 +365,7 @@ def _open_files(files: list[Path], name: str) -> Source:
         return open_parquet(files, f"{name} (parquet)")
     if suffix == ".tar":
         return open_shards(files, f"{name} (tar shards)")
-    known = ", ".join((".parquet", *ARCHIVES, *LABELS_FILES))
+    known = ", ".join((".parquet", *ARCHIVES, *LABELS_FILES, *YAML))
     raise UsageError(f"{printable(files[0])} is a {suffix or 'plain'} file; expected one of {known}, or a folder")
 
 

@@ -4,8 +4,9 @@
     class x y width height                          the middle of a box and its sides
     class x y x y x y …                             a polygon: a mask; where all lines have one, masks are learned
 
-Names come from data.yaml (`names:`, a list or numbers with names) or classes.txt, a name per line. A picture without a
-text file has no objects.
+Names come from classes.txt, a name per line, or from any yaml beside (`names:`, a list or numbers with names). A yaml
+may also be given itself: its `path`, `train`, `val` and `test` say where the images are. An image without a text file
+has no objects.
 """
 
 import os
@@ -19,15 +20,21 @@ from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.pictures.decode import upright_size
 from patchloom.data.pictures.object_masks import MOST_POINTS, ObjectMask, masks_from_coco, painted, refuse_many_objects
 from patchloom.data.sets import Mask, Objects, Source, Stamp, file_state
-from patchloom.data.sources.beside import by_stem, changed_with, images_by_stem, source_of_splits
+from patchloom.data.sources.beside import (
+    Pair,
+    changed_with,
+    files_of_pair,
+    images_by_stem,
+    source_of_splits,
+    split_of_path,
+)
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.files import FilePictures
-from patchloom.errors import DataError
+from patchloom.errors import DataError, UsageError
 from patchloom.foreign import check_shape, parse_number, read_plain
 from patchloom.printable import printable
 from patchloom.recipes.plain_yaml import load_yaml
 
-IMAGES, LABELS = "images", "labels"
 NAMED = ("data.yaml", "dataset.yaml", "data.yml", "dataset.yml")
 LISTED = ("classes.txt", "obj.names")
 MOST_BYTES, MOST_CLASSES = 1 << 22, 10_000
@@ -140,31 +147,74 @@ class YoloPictures(FilePictures):
         return Path(self.root, self._texts[index])
 
 
-def open_yolo(root: Path) -> Source | None:
-    """The folder as pictures with text files; None where it has none."""
-    if os.path.isdir(root / IMAGES) and os.path.isdir(root / LABELS) and by_stem(root / LABELS, (".txt",)):
-        pairs = [
-            (os.path.dirname(stem), os.path.join(IMAGES, path), os.path.join(LABELS, f"{stem}.txt"))
-            for stem, path in images_by_stem(root / IMAGES).items()
+def open_yolo(root: Path, pairs: Sequence[Pair], title: str, names: Path | None = None) -> Source:
+    """Images and text files of pairs of folders."""
+    rows: list[tuple[str, str, str]] = []  # split, image, text
+    for pair in pairs:
+        images, _ = files_of_pair(root, pair, (".txt",))
+        rows += [
+            (split_of_path(pair, stem), os.path.join(pair.images, path), os.path.join(pair.others, f"{stem}.txt"))
+            for stem, path in images.items()
         ]
-    else:
-        splits = [path.parent.name for path in sorted(root.glob(f"*/{LABELS}")) if (path.parent / IMAGES).is_dir()]
-        if not any(by_stem(root / split / LABELS, (".txt",)) for split in splits):
-            return None
-        pairs = [
-            (split, os.path.join(split, IMAGES, path), os.path.join(split, LABELS, f"{stem}.txt"))
-            for split in splits
-            for stem, path in images_by_stem(root / split / IMAGES).items()
-        ]
-    names = _names(root)
+    places = [root, *(root / os.path.dirname(pair.others) for pair in pairs)]
+    known, said = (read_names(names), ()) if names is not None else _names(places)
+    return _open_rows(root, rows, title, known, said)
+
+
+def open_yolo_yaml(file: Path) -> Source:
+    """The images that a yaml of YOLO's names, and their text files."""
+    content = _yaml(file)
+    if not isinstance(content, dict) or not isinstance(content.get("train"), str | list):
+        raise DataError(
+            f"{printable(file)}: expected `train:` and `val:` with a folder of images each, as YOLO has them"
+        )
+    rows: list[tuple[str, str, str]] = []
+    for split in ("train", "val", "test"):
+        told = content.get(split) or []
+        for entry in told if isinstance(told, list) else [told]:
+            rows += [(split, image, _text_of(image)) for image in _images_of(file, content.get("path"), str(entry))]
+    if not any(split == "train" for split, _, _ in rows):
+        raise DataError(f"{printable(file)}: no images in train, {printable(content['train'])!s}; expected a folder")
+    names = _listed_names(content, file) if "names" in content else None
+    root = Path(os.path.commonpath([os.path.dirname(image) for _, image, _ in rows]))
+    below = [(split, os.path.relpath(image, root), os.path.relpath(text, root)) for split, image, text in rows]
+    return _open_rows(root, below, printable(file.name), names, ())
+
+
+def _images_of(file: Path, path: object, entry: str) -> list[str]:
+    """The images of a folder or a list that a yaml names: from its `path`, from its own folder or one beside it."""
+    own = file.parent
+    bases = [own / str(path), own / Path(str(path)).name, own] if path else [own]
+    places = [base / entry for base in (*bases, own.parent)] + [own / entry.removeprefix("../")]
+    place = next((place for place in places if place.exists()), None)
+    if place is None:
+        raise DataError(f"{printable(file)}: there is no {printable(entry)}; looked in {printable(places[0])}")
+    if place.is_dir():
+        return [os.path.join(place, image) for image in images_by_stem(place).values()]
+    lines = [line.strip() for line in names_by_line(place, MOST_BYTES) or () if line.strip()]
+    return [os.path.normpath(place.parent / line) for line in lines if (place.parent / line).is_file()]
+
+
+def _text_of(image: str) -> str:
+    """As YOLO finds it: in labels/ in place of the last images/, and beside the image where there is none."""
+    before, found, after = image.rpartition(f"{os.sep}images{os.sep}")
+    place = f"{before}{os.sep}labels{os.sep}{after}" if found else image
+    return os.path.splitext(place)[0] + ".txt"
+
+
+def _open_rows(
+    root: Path, rows: Sequence[tuple[str, str, str]], title: str, names: tuple[str, ...] | None, notes: tuple[str, ...]
+) -> Source:
+    """Rows are of split, image and text, below the root."""
 
     def chosen(splits: Sequence[str]) -> YoloPictures:
-        own = [pair for pair in pairs if pair[0] in splits]
-        return YoloPictures(root, [path for _, path, _ in own], [text for *_, text in own], names or ())
+        own = [row for row in rows if row[0] in splits]
+        return YoloPictures(root, [image for _, image, _ in own], [text for _, _, text in own], names or ())
 
-    every = chosen(sorted({split for split, *_ in pairs}))
+    every = chosen(sorted({split for split, *_ in rows}))
     if names is None:
         names = tuple(str(i) for i in range(min(every.most_number(), MOST_CLASSES) + 1))
+        notes += ("no names of classes beside the labels (a .yaml, classes.txt, or --names FILE): they are numbers",)
     polygons = every.has_polygons_alone()
 
     def opened(splits: Sequence[str]) -> YoloPictures:
@@ -174,33 +224,73 @@ def open_yolo(root: Path) -> Source | None:
             found.tells_objects_apart, found.mask_names = True, ("background", *(names or ()))
         return found
 
-    said = group_by_split(sorted({split for split, *_ in pairs}))
-    what = "polygons" if polygons else "boxes"
-    return source_of_splits(f"{printable(root.name)} (YOLO {what})", said, opened)
+    said = group_by_split(sorted({split for split, *_ in rows}))
+    return source_of_splits(f"{title} (YOLO {'polygons' if polygons else 'boxes'})", said, opened, (), notes)
 
 
-def _names(root: Path) -> tuple[str, ...] | None:
-    """By data.yaml or a list; None where there is neither."""
-    for name in LISTED:
-        if listed := names_by_line(root / name, MOST_BYTES):
-            return tuple(line.strip() for line in listed if line.strip())
-    file = next((root / name for name in NAMED if os.path.isfile(root / name)), None)
-    if file is None:
-        return None
+def _names(places: Sequence[Path]) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """By a list or a yaml in one of the folders, or by a yaml beside that is named as the first; and a note on it."""
+    folder = places[0].resolve()
+    yamls = [file for place in places for end in ("*.yaml", "*.yml") for file in sorted(place.glob(end))]
+    yamls += [file for end in (".yaml", ".yml") if (file := folder.parent / f"{folder.name}{end}").is_file()]
+    for place in dict.fromkeys(places):
+        for name in LISTED:
+            if os.path.lexists(place / name):
+                return read_names(place / name), ()
+    found = {file: read_names(file) for file in dict.fromkeys(yamls) if file.name in NAMED or _says_names(file)}
+    if len(set(found.values())) > 1:
+        shown = ", ".join(printable(file.name) for file in found)
+        raise UsageError(f"{printable(folder)}: {shown} name different classes; choose one with --names FILE")
+    for file, names in found.items():
+        return names, (f"names of classes from {printable(file.name)}",)
+    return None, ()
+
+
+def read_names(file: Path) -> tuple[str, ...]:
+    """The names in a list, a name per line, or in a yaml."""
+    if file.suffix.lower() in (".yaml", ".yml"):
+        return _listed_names(_yaml(file), file)
+    lines = names_by_line(file, MOST_BYTES)
+    if lines is None:
+        raise UsageError(f"--names {printable(file)} does not exist; expected a name per line, or a yaml with `names:`")
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def _says_names(file: Path) -> bool:
     try:
-        told: Any = load_yaml(read_plain(file, MOST_BYTES).decode("utf-8-sig"))
+        content = _yaml(file)
+    except DataError:
+        return False  # of something else
+    return isinstance(content, dict) and "names" in content
+
+
+def _yaml(file: Path) -> Any:
+    try:
+        return load_yaml(read_plain(file, MOST_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError) as error:
         raise DataError(f"{printable(file)}: cannot be read as YAML ({error})") from error
-    given: Any = told.get("names") if isinstance(told, dict) else None
-    if isinstance(given, dict) and given.keys() == set(range(len(given))):
-        given = [given[i] for i in range(len(given))]
+
+
+def _listed_names(content: Any, file: Path) -> tuple[str, ...]:
+    names: Any = content.get("names") if isinstance(content, dict) else None
+    if isinstance(names, dict) and names.keys() == set(range(len(names))):
+        names = [names[i] for i in range(len(names))]
     try:
-        check_shape(given, list[str | float | bool], "names")
+        check_shape(names, list[str | float | bool], "names")
     except ValueError as error:
         raise DataError(f"{printable(file)}: {error}, or numbers from 0 with a name each") from error
-    if not 0 < len(given) <= MOST_CLASSES:
-        raise DataError(f"{printable(file)}: {len(given):,} names, expected 1 to {MOST_CLASSES:,}")
-    return tuple(map(str, given))
+    if not 0 < len(names) <= MOST_CLASSES:
+        raise DataError(f"{printable(file)}: {len(names):,} names, expected 1 to {MOST_CLASSES:,}")
+    return tuple(map(str, names))
+
+
+def reads_as_yolo(line: str) -> bool:
+    """Whether a line of text is an object of YOLO's."""
+    try:
+        _parsed(line, "")
+    except DataError:
+        return False
+    return True
 
 
 def _parsed(line: str, where: str) -> YoloObject:

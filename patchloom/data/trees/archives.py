@@ -1,23 +1,21 @@
 """A zip or tar file of class folders, of train, val and test folders, or of pictures and a labels file."""
 
-import posixpath
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.labels.class_names import FILES as CLASS_NAMES
-from patchloom.data.labels.taxonomy import FILES as TAXONOMIES
 from patchloom.data.labels.taxonomy import Taxonomy
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.reading import Reading
 from patchloom.data.sets import Source
+from patchloom.data.sources.classes import find_list
 from patchloom.data.sources.folder import open_folder
-from patchloom.data.sources.labels_file import SUFFIXES, ListFile, open_list, open_listed, split_of
+from patchloom.data.sources.labels_file import ListFile, open_list, open_listed
+from patchloom.data.sources.layout import refuse_annotated
 from patchloom.data.sources.named_files import open_by_pattern
 from patchloom.data.sources.shards import open_shards
 from patchloom.data.trees.archive import ArchiveTree, holds_folders
-from patchloom.data.trees.tree import Tree
 from patchloom.data.trees.unpacked import SUFFIXES as COMPRESSED
 from patchloom.data.trees.unpacked import is_compressed, plain_tar
 from patchloom.printable import printable
@@ -44,27 +42,13 @@ def open_archive(file: Path, levels: Taxonomy, reading: Reading, strict: bool) -
 
 def _open_tree(tree: ArchiveTree, levels: Taxonomy, reading: Reading, strict: bool) -> Source:
     if reading.labels is not None:
-        return open_listed(Path(reading.labels), tree, levels, strict, reading.label_column)
+        return open_listed(Path(reading.labels), tree, levels, strict, reading.label_column, reading.names_file)
     if reading.label_pattern is not None:
         return open_by_pattern(tree, reading.label_pattern, strict)
+    if reading.classes is None:
+        refuse_annotated(tree)
     source = open_folder(tree, levels, reading.classes)
     listed = find_list(tree) if np.all(source.train.labels == UNLABELLED) else None
     if listed is not None:
-        return open_list(ListFile(tree, listed), tree, levels, strict, reading.label_column)
+        return open_list(ListFile(tree, listed), tree, levels, strict, reading.label_column, reading.names_file)
     return source
-
-
-def find_list(tree: Tree) -> str | None:
-    """The labels file at the top of a tree: called labels or so, a list of train, or the only table."""
-    taken = (*CLASS_NAMES, *TAXONOMIES)
-    tables = [
-        entry.name
-        for entry in tree.entries("")
-        if entry.kind == "file"
-        and posixpath.splitext(entry.name)[1].lower() in SUFFIXES
-        and entry.name.lower() not in taken
-        and not entry.name.lower().startswith(("readme", "license", "licence"))
-    ]
-    by_name = [name for name in tables if "label" in name.lower() or "annot" in name.lower()]
-    by_split = [name for name in tables if split_of(name) == "train"]
-    return next(iter([*by_name, *by_split, *(tables if len(tables) == 1 else [])]), None)
