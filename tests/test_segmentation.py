@@ -188,12 +188,17 @@ def test_look_draws_the_worst_of_val_and_given_pictures(
     assert worst.code == 0, worst.errors
     assert len(json.loads(worst.output)["pictures"]) == 5
     page = (tmp_path / "worst.html").read_text()
-    assert all(word in page for word in ("got most wrong", "mean IoU", "how likely at every pixel"))
+    assert all(word in page for word in ("got most wrong", "mean IoU", "probability of", "not labelled"))
+    assert page.count("true mask") == 2 * 5  # as a caption and as the picture's words
     given = command(
         ("look", run, data / "images" / "val" / "1.jpg", "--out", tmp_path / "one.html"), monkeypatch, capsys
     )
     assert given.code == 0, given.errors
     assert "1.jpg  ground" in given.output
+    assert (tmp_path / "one.html").read_text().count("true mask") == 2
+    whole = command(("look", run, data, "--count", 2, "--out", tmp_path / "two.html"), monkeypatch, capsys)
+    assert whole.code == 0, whole.errors
+    assert (tmp_path / "two.html").read_text().count("true mask") == 2 * 2
 
 
 def test_a_segmenter_is_no_classifier(run: Path, monkeypatch, capsys) -> None:

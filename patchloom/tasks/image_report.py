@@ -15,6 +15,7 @@ from patchloom.deployment.evaluations import Shown, evaluate_on
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, Mistake
 from patchloom.evaluation.intervals import LEVEL
+from patchloom.evaluation.overfitting import overfitting_note
 from patchloom.inspection.branches import branch_epoch_charts
 from patchloom.inspection.cost import cost_rows
 from patchloom.inspection.pictures import Picture, pictures_of
@@ -44,10 +45,13 @@ def image_page(folder: Path, asked: Asked) -> TaskPage:
     judged = parts.predictions.report if parts.predictions else None
     looked = [*(parts.attempt(lambda: _pictures(parts, val)) or []), *_branches(parts)]
     metrics = parts.metrics
+    if judged and not asked.part:
+        started = parts.record is not None and bool(parts.record.init)
+        parts.notes += filter(None, [overfitting_note(metrics, judged, pretrained=started)])
     best = f"{judged.top(1):.2f} %" if judged else ""
-    measure = f"top-1 on {asked.part}" if asked.part else "best top-1"
+    measure = f"top-1 on {asked.part or 'val'}"
     if by_neighbours := neighbour_score(parts, metrics):
-        best, measure = f"{by_neighbours[1]:.2f} %", f"best top-1 of the {by_neighbours[0]} nearest"
+        best, measure = f"{by_neighbours[1]:.2f} %", f"best top-1 by the {by_neighbours[0]} nearest images"
     return TaskPage(
         best=best,
         measure=measure,
@@ -129,11 +133,11 @@ def _readable(parts: RunParts, val: ImageSet, indices: Sequence[int]) -> list[tu
 
 def _mistakes(
     parts: RunParts, val: ImageSet | None, judged: ClassificationReport | None
-) -> list[tuple[Image.Image, Mistake]]:
+) -> list[tuple[Image.Image, Mistake, str]]:
     if val is None or judged is None:
         return []
     worst = {mistake.index: mistake for mistake in judged.worst(WORST_SHOWN)}
-    return [(picture, worst[index]) for index, picture in _readable(parts, val, list(worst))]
+    return [(picture, worst[index], val.where(index)) for index, picture in _readable(parts, val, list(worst))]
 
 
 def _branches(parts: RunParts) -> list[Picture]:

@@ -186,9 +186,9 @@ class Task(ABC, Generic[P]):
     def in_words(self, run: "Run", metrics: Mapping[str, float]) -> str:
         """Its number in a sentence."""
 
-    def more_words(self, judged: Any) -> Iterator[str]:
+    def more_words(self, plan: P, judged: Any) -> Iterator[str]:
         """Lines that follow."""
-        del judged
+        del plan, judged
         return iter(())
 
     @abstractmethod
@@ -224,8 +224,11 @@ class Task(ABC, Generic[P]):
         """The numbers of runs on data; tasks with `judges_decisions` are judged by `patchloom.evaluate` instead."""
         raise NotImplementedError
 
-    def look(self, folder: Path, images: Sequence[str], *, data: str | None, out: Path, top: int) -> Any:
-        """A page on pictures, or on the worst of val, where the task draws one of its own (`draws_looks`)."""
+    def look(self, folder: Path, images: Sequence[str], **options: Any) -> Any:
+        """A page on pictures, or on the worst of val, where the task draws one of its own (`draws_looks`).
+
+        Options are `data`, `out`, `top` and `count`.
+        """
         raise NotImplementedError
 
     @abstractmethod

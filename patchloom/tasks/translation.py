@@ -259,8 +259,9 @@ class Translation(Task[TextPlan]):
         del run
         return f"BLEU {metrics['bleu']:.2f}, chrF {metrics['chrf']:.2f}, {metrics['exact']:.1f} % exact"
 
-    def more_words(self, judged: TextEvaluation) -> Iterator[str]:
+    def more_words(self, plan: TextPlan, judged: TextEvaluation) -> Iterator[str]:
         """How BLEU was computed."""
+        del plan
         yield f"           {judged.scores.signature}"
 
     def data_name(self, plan: TextPlan) -> str:

@@ -187,12 +187,13 @@ def _train_and_report(
         best = best_network(plan, run)
         judged = task.final(plan, run, best)
         metrics = dict(judged or ())
-        which = f"({outcome.progress.best_weights or 'model'}, step {outcome.progress.best_step})"
+        weights = {"model": "", "": "", "ema": "EMA "}.get(outcome.progress.best_weights, "averaged ")
+        which = f"(best {weights}weights, from step {outcome.progress.best_step})"
         done = found is not None and has_ended(found, run)
         how = already_ended(outcome) if done else f"{outcome.ended} after {duration(seconds)}"
-        said = task.in_words(run, metrics) if metrics else "not evaluated"
+        said = f"val {task.in_words(run, metrics)}" if metrics else "not evaluated"
         say(f"{how}: {said} {which}")
-        for line in task.more_words(judged) if metrics else ():
+        for line in task.more_words(plan, judged) if metrics else ():
             say(line)
         if not done or not (folder / RUN_RECORD).is_file():  # what it says of time and machine stays true
             with disk_errors(folder / "report.html"):
