@@ -14,7 +14,7 @@ def look(
     run: Annotated[
         str,
         typer.Argument(
-            help="Folder of a run, published weights such as resmlp_s12:in1k, or NAME@FILE.",
+            help="Folder of a run or of an artifact, published weights such as resmlp_s12:in1k, or NAME@FILE.",
             autocompletion=completed("run"),
         ),
     ],
@@ -26,12 +26,16 @@ def look(
         ),
     ] = None,
     ranked: Annotated[
-        bool, typer.Option("--ranked", help="Show the training images most similar to val images, framed green where the class is the same.")
+        bool,
+        typer.Option(
+            "--ranked",
+            help="For val images the most similar training images, framed by whether the class is right.",
+        ),
     ] = False,
     data: Annotated[
         str | None, typer.Option(help="Where the run's data lie now, for mistakes and ranked lists.")
     ] = None,
-    count: Annotated[int | None, typer.Option(help="Images shown at most, chosen across classes (default: 24).")] = None,
+    count: Annotated[int | None, typer.Option(help="Images shown at most, from all classes (default: 24).")] = None,
     out: Annotated[
         str | None, typer.Option(help="The page; look.html or ranked.html in the run's folder when left out.")
     ] = None,
@@ -48,15 +52,20 @@ def look(
         _ranked([run, *(images or [])], data, page, 10 if top is None else top, trunk, as_json)
         return
     from patchloom.cli.output import print_json, print_result
+    from patchloom.deployment.artefact_about import is_artefact, read_about
     from patchloom.errors import UsageError
     from patchloom.judging.look_page import look_at
     from patchloom.printable import printable
     from patchloom.runs.config import is_run
-    from patchloom.tasks.table import task_of_run
+    from patchloom.tasks.table import task_named, task_of_run
+    from patchloom.tasks.task import Task
 
     if trunk:
         raise UsageError("--trunk says what images are compared by; give it with --ranked")
-    task = task_of_run(folder) if is_run(folder) else None
+    if is_artefact(folder):
+        task: Task[Any] | None = task_named(read_about(folder).task)
+    else:
+        task = task_of_run(folder) if is_run(folder) else None
     drawn: dict[str, Any] = {"data": data, "out": page, "top": 5 if top is None else top}
     if count is not None:
         drawn["count"] = count

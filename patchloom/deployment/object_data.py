@@ -11,7 +11,7 @@ from patchloom.runs.record import read_run_record
 
 
 def open_objects(
-    folder: Path, data: str, split: str | None, classes: Sequence[str], reading: Reading = AS_IT_IS
+    folder: Path | None, data: str, split: str | None, classes: Sequence[str], reading: Reading = AS_IT_IS
 ) -> tuple[PictureSet, list[str]]:
     """A split of data, objects numbered by a run's classes; and notes."""
     if split not in (None, "train", "val", "test"):
@@ -23,7 +23,7 @@ def open_objects(
     assert isinstance(images, PictureSet)
     if not images.pictures.object_names:
         raise DataError(f"{splits.name}: no boxes to compare with")
-    found = read_run_record(folder)
+    found = read_run_record(folder) if folder else None
     told = telling(images, tuple(classes), found.level if found else None)
     unknown = [
         name for name, number in zip(images.pictures.object_names, told.categories or (), strict=False) if number < 0

@@ -28,6 +28,6 @@ def overfitting_note(
         return ""
     start = "" if pretrained else " or pretrained weights (--init in1k)"
     return (
-        f"overfitting: training accuracy {trained:.1f} %, val top-1 {val:.1f} %. More training images{start} help most; "
-        "mixed images (--set augment.mixup=0.8 --set augment.cutmix=1), a smaller network or fewer epochs may help too"
+        f"overfitting: training accuracy {trained:.1f} %, val top-1 {val:.1f} %. More training images{start} help most;"
+        " mixed images (--set augment.mixup=0.8 --set augment.cutmix=1), a smaller network or fewer epochs may help too"
     )

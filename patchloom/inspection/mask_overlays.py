@@ -12,7 +12,7 @@ FIRST_CLASS = (120, 144, 176)  # where VOC has black: the first class is as ofte
 
 @lru_cache(maxsize=8)
 def palette(classes: int) -> np.ndarray:
-    """(classes, 3) uint8: Pascal VOC's colors, in which neighbors differ, but for the first class, which is not black."""
+    """(classes, 3) uint8: Pascal VOC's colors, in which neighbors differ, with another for the first class."""
     numbers = np.arange(classes)
     colours = np.zeros((classes, 3), np.uint8)
     for bit in range(8):

@@ -89,8 +89,9 @@ def pictures_of(
 ) -> list[Picture]:
     """Every picture the network's family has; without images those of its weights alone.
 
-    Four images, of different classes where there are `labels`, get maps of their own; all of them, up to 500, are placed by t-SNE, coloured by `labels` where
-    they are given and by the network's answers otherwise. A picture that cannot be drawn is a note in its place.
+    Four images, of different classes where there are `labels`, get maps of their own. All of them, up to 500, are
+    placed by t-SNE, colored by `labels` where they are given and by the network's answers otherwise. A picture that
+    cannot be drawn is a note in its place.
     """
     if not isinstance(network, Network):
         raise UsageError(f"pictures are of a network of patchloom, given {type(network).__name__}")
@@ -101,7 +102,7 @@ def pictures_of(
     mapped = [] if shown is None else _of_different_classes(known or range(len(shown.seen)), SHOWN)
     few = None if shown is None else shown.at(mapped)
     names = names_of(network, class_names)
-    named = known is not None and 0 <= min(known, default=-1) and max(known) < len(names)
+    named = known is not None and min(known, default=-1) >= 0 and max(known) < len(names)
     truths = [names[known[place]] for place in mapped] if known is not None and named else []
     subject = Subject(network, names, shown, few, known, truths)
     return [_drawn(kind, subject) for kind in KINDS if kind.fits(subject)]
@@ -145,7 +146,11 @@ def _has_maps(subject: Subject) -> bool:
 
 def _caption_of_maps(subject: Subject) -> str:
     network = subject.network
-    parts = ["Above each image: its true class, where it is known, and the classes predicted with more than 10 %."] if network.config.num_classes else []
+    parts = (
+        ["Above each image: its true class, if known, and the classes predicted with over 10 %."]
+        if network.config.num_classes
+        else []
+    )
     if network.attends_in_every_block or network.has_class_attention:
         parts.append("Yellow is what is read most, blue least, each map from its least to its largest (mean of heads).")
     if network.attends_in_every_block:

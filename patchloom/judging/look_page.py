@@ -11,6 +11,8 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.pictures.given import pictures_in
+from patchloom.deployment.artefact import is_artefact
+from patchloom.deployment.exported import open_exported
 from patchloom.errors import DataError, UsageError, at_least
 from patchloom.inspection.look import Look, look
 from patchloom.judging.run_parts import RunParts, read_run, val_of
@@ -71,6 +73,8 @@ def look_at(
     at_least("count", count, 1)
     notes: list[str] = []
     name = Path(spec).name
+    if is_artefact(spec):
+        return _look_at_exported(Path(spec), paths, out, top, count)
     if paths:
         subject = open_subject(spec)
         wanted = chosen_files(paths, subject.labels, count, notes)
@@ -85,6 +89,24 @@ def look_at(
     looked = look(subject.network, subject.preprocessing, pictures, subject.labels, top=top, truths=truths)
     write_look_page(out, title, notes, [of.card(one.name) for one, of in zip(shown, looked, strict=True)])
     return LookPage(out, [(one.name, "", of) for one, of in zip(shown, looked, strict=True)], notes)
+
+
+def _look_at_exported(folder: Path, paths: Sequence[str], out: Path, top: int, count: int) -> LookPage:
+    """Predictions of an artifact, beside the truth; maps need the network, which a graph is not."""
+    if not paths:
+        raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
+    classifier = open_exported(folder)
+    notes = ["an artifact has no maps of where the network looks; the run that it was exported from has"]
+    shown = _readable(chosen_files(paths, classifier.labels, count, notes), notes)
+    transform = classifier.transform()
+    answers = classifier.predict([one.picture for one in shown], top=top)
+    looks = [
+        (one.name, "", Look(Image.fromarray(transform(one.picture)), answer, [], one.truth))
+        for one, answer in zip(shown, answers, strict=True)
+    ]
+    title = f"Predictions of {folder.name} on {plural(len(looks), 'image')}"
+    write_look_page(out, title, notes, [of.card(name) for name, _, of in looks])
+    return LookPage(out, looks, notes)
 
 
 def write_look_page(out: Path, title: str, notes: Sequence[str], cards: Sequence[dict[str, Any]]) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 from PIL import Image
 
 from patchloom.data.pictures.given import pictures_in
+from patchloom.deployment.artefact import is_artefact
 from patchloom.deployment.detected_object import SURE
 from patchloom.deployment.detector import Detected, ObjectDetector, detected_objects, load_object_detector, shown
+from patchloom.deployment.exported import open_exported
 from patchloom.errors import DataError, UsageError, at_least
 from patchloom.inspection.object_overlays import drawn_objects
 from patchloom.judging.look_page import LookPage, across
@@ -44,7 +46,8 @@ def _given(
     folder: Path, paths: Sequence[str], top: int, count: int, notes: list[str]
 ) -> tuple[list[tuple[str, str, Any]], list[Any]]:
     """Pictures beside what is found in them."""
-    detector, files = load_object_detector(folder), [*pictures_in(paths)]
+    detector = open_exported(folder) if is_artefact(folder) else load_object_detector(folder)
+    files = [*pictures_in(paths)]
     chosen = across(files, [os.path.dirname(one.name) for one in files], count)
     if len(chosen) < len(files):
         notes.append(f"{len(chosen)} of {len(files):,} images are shown; --count shows more")
@@ -62,9 +65,8 @@ def _given(
         row = [drawn_objects(picture, []), drawn]  # of one size
         sections.append(gallery_section(f"picture-{number}", one.name, detail, [(row, answer.in_words())]))
     if not looks:
-        raise DataError(
-            f"none of the {plural(len(files), 'image')} can be read; the first: {notes[0] if notes else 'there is none'}"
-        )
+        first = notes[0] if notes else "there is none"
+        raise DataError(f"none of the {plural(len(files), 'image')} can be read; the first: {first}")
     return looks, sections
 
 
@@ -80,6 +82,8 @@ def _answer(detector: ObjectDetector, name: str, picture: Image.Image, top: int)
 
 def _worst(folder: Path, data: str | None, count: int) -> tuple[list[tuple[str, str, Any]], list[Any]]:
     """Pictures of val of which the least is right, and a table of the classes that are confused most."""
+    if is_artefact(folder):
+        raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
     kept = read_val(folder)
     if kept is None:
         raise UsageError(f"{folder} has no {VAL}, which says what was found in val; give pictures to look at")

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 from PIL import Image
 
+from patchloom.data.checking.scan_bar import scan_bar
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Shown, evaluate_on
@@ -92,11 +94,12 @@ def _evaluate_split(parts: RunParts, data: str | None, shown: Shown) -> ImageSet
     """The pictures of a split; what the run decides about them now takes the place of what it decided about val."""
     place = data or (parts.record.data if parts.record else None)
     if place is None:
-        raise UsageError("where the data lie was not recorded; say it with --data")
+        raise UsageError(f"{parts.folder} does not record its data path; pass --data")
     classifier = load(parts.folder)
     classifier.check_decides()
     pictures = shown.open(place, classifier)
-    found = evaluate_on(classifier, pictures, shown)
+    with scan_bar(what="evaluating") as progress:
+        found = evaluate_on(classifier, pictures, replace(shown, progress=progress))
     parts.predictions = Predictions(found.report, found.fingerprint)
     parts.notes += found.notes
     return pictures

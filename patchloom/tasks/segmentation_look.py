@@ -12,6 +12,8 @@ from PIL import Image
 
 from patchloom.data.pictures.given import pictures_in
 from patchloom.data.sets import ImageSet
+from patchloom.deployment.artefact import is_artefact
+from patchloom.deployment.exported import ExportedSegmenter, open_exported
 from patchloom.deployment.masked_data import open_masks
 from patchloom.deployment.segmenter import Segmented, Segmenter, load_segmenter
 from patchloom.errors import DataError, PatchloomError, UsageError, at_least
@@ -42,8 +44,13 @@ def look_at_segmented(
 ) -> LookPage:
     """Draw masks of the images at `paths`, at most `count` from all over them; without any, the worst of val."""
     at_least("count", count, 1)
-    segmenter = load_segmenter(folder)
+    exported = is_artefact(folder)
+    if exported and not paths:
+        raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
+    segmenter: Segmenter = open_exported(folder) if exported else load_segmenter(folder)
     notes: list[str] = []
+    if exported:
+        notes.append("an artifact gives no probabilities per pixel; the run that it was exported from does")
     sections: list[Any] = []
     if paths:
         wanted = _given(segmenter, folder, paths, data, count, notes)
@@ -76,7 +83,9 @@ def _given(
     """Images of files, or of folders with images and masks; true masks of those that lie in the run's data too."""
     wanted: list[Wanted] = []
     groups: list[str] = []
-    masked = {os.path.realpath(images.where(row)): (images, row) for images in _sets(folder, data) for row in _rows(images)}
+    masked = {
+        os.path.realpath(images.where(row)): (images, row) for images in _sets(folder, data) for row in _rows(images)
+    }
     for path in paths:
         images = _opened(path, folder) if os.path.isdir(path) else None
         if images is not None:
@@ -109,7 +118,7 @@ def _sets(folder: Path, data: str | None) -> Iterator[ImageSet]:
 
 def _opened(place: str, folder: Path, split: str | None = None) -> ImageSet | None:
     try:
-        return open_masks(place, split, folder)[0]
+        return open_masks(place, split, None if is_artefact(folder) else folder)[0]
     except PatchloomError:
         return None
 
@@ -148,9 +157,13 @@ def _drawn(
     """Image, true and predicted mask; how likely each of the commonest classes is at every pixel; all classes drawn."""
     shown = picture.copy()
     shown.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
-    pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1).to(segmenter.device)
-    likely = segmenter.maps.probabilities(pixels).cpu().numpy()  # (K, H, W)
-    numbers, labels = likely.argmax(axis=0), segmenter.labels
+    likely, labels = None, segmenter.labels
+    if isinstance(segmenter, ExportedSegmenter):
+        numbers = segmenter.numbers(shown)
+    else:
+        pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1).to(segmenter.device)
+        likely = segmenter.maps.probabilities(pixels).cpu().numpy()  # (K, H, W)
+        numbers = likely.argmax(axis=0)
     shares = np.bincount(numbers.ravel(), minlength=len(labels)) / numbers.size
     common = [int(k) for k in np.argsort(-shares, kind="stable")[:top] if shares[k]]
     answers = [(labels[k], float(shares[k])) for k in common]
@@ -161,9 +174,11 @@ def _drawn(
         seen |= set(np.unique(truth).tolist())
     row["predicted mask"] = coloured(numbers, len(labels))
     row["prediction over the image"] = overlaid(shown, numbers, len(labels))
-    maps = [Image.fromarray(np.round(255 * likely[k]).astype(np.uint8)) for k in common]
-    strips = [
-        (of_one_height(list(row.values())), list(row)),
-        (of_one_height(maps), [f"probability of {labels[k]}" + ("" if place else " (white: 100 %)") for place, k in enumerate(common)]),
-    ]
-    return Segmented(name, answers), strips, seen  # type: ignore[return-value]
+    strips: list[tuple[list[Image.Image], str | list[str]]] = [(of_one_height(list(row.values())), list(row))]
+    if likely is not None:
+        maps = [Image.fromarray(np.round(255 * likely[k]).astype(np.uint8)) for k in common]
+        captions = [
+            f"probability of {labels[k]}" + ("" if place else " (white: 100 %)") for place, k in enumerate(common)
+        ]
+        strips.append((of_one_height(maps), captions))
+    return Segmented(name, answers), strips, seen

@@ -88,7 +88,7 @@ class Task(ABC, Generic[P]):
     counts: ClassVar[str] = "images"  # what a batch counts
     unit: ClassVar[str] = "img"  # of the speed
     judges_decisions: ClassVar[bool] = False  # by classes named and vectors found alike: probes, levels, sweeps …
-    not_read: ClassVar[str] = "is not read by this task"  # what is said of an option of other tasks
+    not_read: ClassVar[str] = "is no option for runs of this task"  # what is said of an option of other tasks
     compiles_by_default: ClassVar[bool] = True  # on a GPU, where the run is long
     compile_options: ClassVar[dict[str, Any]] = {}
     fits_recipes: ClassVar[bool] = True  # whether --fit fits a named recipe to the data; else `auto` is its fitted form

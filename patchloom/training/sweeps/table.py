@@ -119,7 +119,8 @@ class Sweep:
             numbers += [row.spread.std if row.spread else None] * (seeds > 1)
             numbers += [row.test_of_set(data) for data in sets] * tested + [row.test_mean] * (tested and several)
             cells = [*map(shown, row.setting.values()), *(_number(number, form) for number in numbers)]
-            rows.append([*cells, ", ".join(["tied best" if self.ties else "best"] * row.is_best + [f"{len(row.failed)} failed"] * bool(row.failed))])
+            rank = ["tied best" if self.ties else "best"] * row.is_best
+            rows.append([*cells, ", ".join(rank + [f"{len(row.failed)} failed"] * bool(row.failed))])
         return [*columns, ""], rows
 
     def to_dict(self) -> dict[str, Any]:
