@@ -63,7 +63,8 @@ def test_a_task_of_its_own_goes_through_every_command(counting: Path, monkeypatc
     evaluated = command(("evaluate", "run", "dots:10", "--json"), monkeypatch, capsys)
     assert json.loads(evaluated.output)["run"]["off_by"] == pytest.approx(off_by, abs=0.01)
     refused = command(("evaluate", "run", "dots:10", "--knn", "5"), monkeypatch, capsys)
-    assert (refused.code, refused.errors) == (2, "error: --knn is not read by this task\n")
+    assert refused.code == 2
+    assert "--knn" in refused.errors
 
     reported = command(("report", "run", "--out", "page.html"), monkeypatch, capsys)
     assert reported.code == 0, reported.errors

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchloom.cli.reading_options import Classes, LabelColumn, LabelPattern, Labels, Taxonomy, Without, reading_from
-from patchloom.printable import printable
+from patchloom.printable import plural, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,7 +113,7 @@ def _print(
 
     splits = " + ".join(f"{count:,} {split}" for split, count in report.splits.items())
     counted = splits if len(report.splits) > 1 else f"{report.pictures:,} {report.unit}s, no val split"
-    classes = f"{len(report.classes)} classes, " if report.classes else ""
+    classes = f"{plural(len(report.classes), 'class')}, " if report.classes else ""
     decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
     speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s{decoded})"
     print_result(f"{data}  {classes}{counted}   {speed}")

@@ -66,7 +66,7 @@ class ExportedSegmenter(Segmenter):
     """An exported segmentation model."""
 
     def __init__(self, artifact: ArtefactSegmenter) -> None:
-        self.artifact, self.labels = artifact, artifact.labels
+        self.artifact, self.labels, self._name = artifact, artifact.labels, artifact.about.network
         self.maps: Any = GraphMaps(artifact)
 
     @property

@@ -21,10 +21,11 @@ def overfitting_note(
     """What is wrong and what to do, where training accuracy is far above val accuracy; otherwise ''.
 
     Records are those of `metrics.jsonl`, `report` is of val. Chance on few val images is no overfitting: training
-    accuracy must lie above the interval of val accuracy too.
+    accuracy must lie above the interval of val accuracy too. Nor is one epoch, in which every image is new.
     """
     trained, val = training_accuracy(records), report.top(1)
-    if trained is None or trained - val < FAR_ABOVE or trained <= report.top_interval()[1]:
+    last_epoch = max((r.get("epoch") or 0 for r in records if r.get("kind") == "train"), default=0)
+    if trained is None or last_epoch < 1 or trained - val < FAR_ABOVE or trained <= report.top_interval()[1]:
         return ""
     start = "" if pretrained else " or pretrained weights (--init in1k)"
     return (

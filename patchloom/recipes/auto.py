@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from patchloom.errors import UsageError
+from patchloom.printable import plural
 from patchloom.recipes.parts import GROUPS, ModelPart, OptimPart, SchedulePart, fields_of
 from patchloom.recipes.schema import Recipe, override
 from patchloom.recipes.small_images import fit_to_32_pixels
@@ -218,10 +219,10 @@ def _run(
         Reason(
             "schedule.epochs",
             epochs,
-            f"{_thousands(images)} images: {epochs} epochs (about {_short(epochs * images)} pictures seen)",
+            f"{plural(images, 'image')}: {plural(epochs, 'epoch')} (about {_short(epochs * images)} pictures seen)",
         ),
         fitted_warmup(images, batch, epochs),
-        Reason("optim.batch_size", batch, f"{_thousands(math.ceil(images / batch))} steps per epoch"),
+        Reason("optim.batch_size", batch, f"{plural(math.ceil(images / batch), 'step')} per epoch"),
         Reason(
             "optim.lr",
             lr,
@@ -237,7 +238,7 @@ def _run(
         Reason(
             "optim.ema_decay",
             0.999 if steps >= LONG_STEPS else None,
-            f"{_thousands(steps)} steps: {'enough' if steps >= LONG_STEPS else 'too few'} for an average",
+            f"{plural(steps, 'step')}: {'enough' if steps >= LONG_STEPS else 'too few'} for an average",
         ),
     ]
 
@@ -254,8 +255,9 @@ def _trained_network(model: str) -> list[Reason]:
 
 
 def fitted_batch(images: int, largest: int) -> int:
-    """A power of two that gives an epoch 32 updates or more, from 16 to `largest`."""
-    return _within(2 ** int(math.log2(max(1, images / 32))), 16, largest)
+    """A power of two that gives an epoch 32 updates or more, from 16, or as many as there are images, to `largest`."""
+    batch = _within(2 ** int(math.log2(max(1, images / 32))), 16, largest)
+    return min(batch, 2 ** int(math.log2(images)))
 
 
 def fitted_warmup(images: int, batch: int, epochs: int) -> Reason:
@@ -264,7 +266,8 @@ def fitted_warmup(images: int, batch: int, epochs: int) -> Reason:
         warmup = _within(round(epochs / 20), 1, 5)
         return Reason("schedule.warmup_epochs", warmup, f"a twentieth of {epochs} epochs, from 1 to 5")
     steps = max(1, images // batch) * epochs
-    return Reason("schedule.warmup_steps", max(1, round(SHORT_WARMUP * steps)), f"a tenth of {_thousands(steps)} steps")
+    why = f"a tenth of {plural(steps, 'step')}" if steps > 1 else "the run has one step"
+    return Reason("schedule.warmup_steps", max(1, round(SHORT_WARMUP * steps)), why)
 
 
 def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list[Reason]:
@@ -283,7 +286,7 @@ def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list
             Reason("augment.crop_min_scale", scale, "smaller parts only where images are many and the run is long"),
         ]
     altered = strength.policy and not tiny
-    length = "fine-tuning" if pretrained else f"{epochs} epochs"
+    length = "fine-tuning" if pretrained else plural(epochs, "epoch")
     why = "too few pixels to alter" if tiny else "one random change per image" if altered else length
     return [
         *crop,

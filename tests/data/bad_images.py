@@ -344,7 +344,7 @@ if os.geteuid() == 0:  # who may read everything
 else:
     REFUSED["a file nobody may read"] = Kind("locked.png", locked, refused="cannot be read (Permission denied)")
 KINDS = READ | REFUSED | NOT_FILES
-IGNORED = {"notes.txt": ".txt", "phone.heic": ".heic", "raw.cr2": ".cr2", "README": "no extension"}
+IGNORED = {"notes.txt": ".txt", "phone.heic": ".heic", "raw.cr2": ".cr2", "README": "without extension"}
 
 
 def write_corpus(folder: Path) -> Path:

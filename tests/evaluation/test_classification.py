@@ -206,8 +206,9 @@ def test_overfitting_is_named_with_what_to_do():
     ("records", "report"),
     [
         (_records(81.0, 40.0), _report_of(345, 1000)),  # the last epoch counts
-        (_records(60.0), _report_of(5, 10)),
-        (_records(82.0), _report_of(6, 10)),  # ten images: it may be chance
+        (_records(90.0, 60.0), _report_of(5, 10)),
+        (_records(90.0), _report_of(345, 1000)),  # one epoch: every image was new
+        (_records(82.0, 82.0), _report_of(6, 10)),  # ten images: it may be chance
         ([{"kind": "train", "epoch": 0, "values": {"loss": 1.0}}], _report_of(345, 1000)),  # mixed images
         ([], _report_of(345, 1000)),
     ],
