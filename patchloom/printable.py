@@ -26,7 +26,7 @@ def table_cell(text: str | os.PathLike[str]) -> str:
 
 def plural(count: int, noun: str) -> str:
     """The count with its noun: "1 epoch", "1,200 images", "3 classes"."""
-    ending = "" if count == 1 else "es" if noun.endswith(("s", "x", "ch")) else "s"
+    ending = "" if count == 1 else "es" if noun.endswith(("s", "x")) else "s"
     return f"{count:,} {noun}{ending}"
 
 

@@ -384,9 +384,8 @@ def test_another_experiment_on_the_same_data_gets_a_folder_of_its_own(tmp_path, 
 @pytest.mark.parametrize("per_class", [4, 2])
 def test_fewer_than_sixteen_images_are_trained_with_a_fitting_batch(per_class, tmp_path) -> None:
     class_folders(tmp_path / "data", pictures=per_class)
-    few = TrainingSettings(
-        data=str(tmp_path / "data"), out=str(tmp_path / "run"), epochs=1, device="cpu", workers=0, size=16
-    )
+    given = {"epochs": 1, "device": "cpu", "workers": 0, "size": 16}
+    few = TrainingSettings(data=str(tmp_path / "data"), out=str(tmp_path / "run"), **given)
     run = run_training(few, say=str)
     assert run.outcome.ended == "finished"
     assert read_recipe(run.folder).optim.batch_size <= 2 * per_class

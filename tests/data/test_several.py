@@ -113,8 +113,8 @@ def test_a_flat_folder_is_told_the_ways_on(tmp_path):
         open_data("photos")
     assert str(error.value) == (
         "photos (class folders): 4 of 4 pictures have no label; expected a folder for each class, or --labels FILE "
-        "(lines of path,label), or --label-pattern '{label}_*' (which gives 2 classes, such as 'cat', 'dog'), or --recipe "
-        "dino, which learns without labels"
+        "(lines of path,label), or --label-pattern '{label}_*' (which gives 2 classes, such as 'cat', 'dog'), or "
+        "--recipe dino, which learns without labels"
     )
     draw(tmp_path / "plain", "IMG_1.png", "IMG_2.png")
     with pytest.raises(DataError, match=r"--label-pattern '\{label\}_\*' \(the class in the file's name\), or"):
