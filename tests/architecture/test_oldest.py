@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 # Optional: used in a line or two, or skipped by their tests where they are absent.
-UNTESTED = {"av", "faiss-cpu", "tensorboard", "wandb", "onnx", "onnxscript", "onnxruntime", "openvino"}
+UNTESTED = {"av", "pillow-heif", "faiss-cpu", "tensorboard", "wandb", "onnx", "onnxscript", "onnxruntime", "openvino"}
 TOOLS = {"pytest", "pytest-xdist", "hypothesis"}  # of dev, what runs the tests
 
 

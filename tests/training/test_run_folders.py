@@ -47,7 +47,9 @@ def test_other_data_of_the_same_name_get_a_folder_of_their_own(here: Path) -> No
     again, said = train(Path("y/images"))
     assert again.folder == Path("runs/images-2")
     assert again.metrics == second.metrics
-    told = "already finished (2 epochs); nothing to do. Train longer with --epochs, or start afresh with --out: val top-1 "
+    told = (
+        "already finished (2 epochs); nothing to do. Train longer with --epochs, or start afresh with --out: val top-1 "
+    )
     assert any(line.startswith(told) for line in said)
     assert not any("going on" in line for line in said)
 
