@@ -55,7 +55,7 @@ def test_a_task_of_its_own_goes_through_every_command(counting: Path, monkeypatc
     trained = command((*TRAIN, "--out", "run"), monkeypatch, capsys)
     assert trained.code == 0, trained.errors
     assert "data       80 pictures of dots, 64 to validate" in trained.output
-    off_by = float(re.search(r"finished after .*: off by ([\d.]+) dots ", trained.output)[1])
+    off_by = float(re.search(r"finished after .*: val off by ([\d.]+) dots ", trained.output)[1])
     assert off_by < 1.5  # who always says 4.5 is off by 2.5
     assert "Next: patchloom predict run IMAGE…" in trained.output
     assert json.loads((counting / "run" / "config.json").read_text())["task"] == "counting"

@@ -30,8 +30,8 @@ def recipes(
             print_json([recipe.to_dict() for recipe in rows])
             return
         print_table(["recipe", "network", "source"], [(r.name, r.model.name, r.source) for r in rows])
-        print("Thesis: its chapters are Grafit, DeiT and CaiT, ResMLP, PatchConvNet and DeiT III (docs/papers.md)")
         print("Next: patchloom recipes deit deit3 wightman_a2   (side by side)")
+        print("Thesis: the one of the authors of DeiT, CaiT and ResMLP (docs/papers.md)")
         return
     chosen = []
     for name in names:
