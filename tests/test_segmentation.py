@@ -93,7 +93,7 @@ def test_masks_are_learned_and_the_plan_says_why(run: Path) -> None:
 
 def test_the_page_shows_classes_and_images_beside_the_truth(run: Path) -> None:
     page = (run / "report.html").read_text()
-    words = ("best mIoU", "Classes, worst first", "Worst images", "Best images", "boundary IoU", "Validation mIoU")
+    words = ("mIoU on val", "Classes, worst first", "Worst images", "Best images", "boundary IoU", "Validation mIoU")
     assert [word for word in words if word not in page] == []
     assert page.count("data:image") >= 8
 

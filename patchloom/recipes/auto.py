@@ -123,7 +123,7 @@ def auto_recipe(
     reasons += _augmentation(images, chosen["model.image_size"], chosen["schedule.epochs"], pretrained)
     start = Recipe(
         name="auto",
-        source=f"Rules of thumb for {_thousands(images)} images in {classes} classes.",
+        source=f"Rules of thumb for {plural(images, 'image')} in {plural(classes, 'class')}.",
         model=ModelPart(name="resmlp_s12"),
         optim=OptimPart(lr=1e-3, batch_size=1),
         schedule=SchedulePart(epochs=1),
@@ -158,7 +158,7 @@ def _network(
     if model:
         reasons = [Reason("model.name", model, "as asked")]
     elif device == "cuda" and (pretrained or images >= 200_000):
-        why = "starts from trained weights" if pretrained else f"{_thousands(images)} images carry 24 layers"
+        why = "starts from trained weights" if pretrained else f"{images:,} images carry 24 layers"
         reasons = [Reason("model.name", "resmlp_s24", why)]
     else:
         reasons = [Reason("model.name", "resmlp_s12", "the smallest ResMLP: fast, and enough for a small set")]
@@ -311,10 +311,6 @@ def _multiple(value: int, unit: int) -> int:
 
 def _within(value: int, low: int, high: int) -> int:
     return max(low, min(high, value))
-
-
-def _thousands(value: int) -> str:
-    return f"{value:,}".replace(",", " ")
 
 
 def _short(value: int) -> str:
