@@ -24,6 +24,12 @@ def table_cell(text: str | os.PathLike[str]) -> str:
     return f"'{shown}" if shown.startswith(_FORMULA) else shown
 
 
+def plural(count: int, noun: str) -> str:
+    """The count with its noun: "1 epoch", "1,200 images", "3 classes"."""
+    ending = "" if count == 1 else "es" if noun.endswith(("s", "x")) else "s"
+    return f"{count:,} {noun}{ending}"
+
+
 def _escaped(match: re.Match[str]) -> str:
     character = match[0]
     if character in _SHORT:

@@ -4,6 +4,7 @@ They answer timm's names too (forward_features, forward_head, reset_classifier, 
 and evaluate them. `img_size`, `in_chans` and `drop_path_rate` are understood as timm means them.
 """
 
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -11,8 +12,11 @@ from timm.models import register_model
 from torch import Tensor
 
 from patchloom.errors import UsageError
+from patchloom.models.downloads import in_cache
 from patchloom.models.network import Network
+from patchloom.models.published import load_published
 from patchloom.models.registry import build_model, family_of, list_models
+from patchloom.models.weights_table import Weights, published
 
 _SAME = {"img_size": "image_size", "in_chans": "channels", "drop_path_rate": "drop_path"}
 
@@ -70,14 +74,33 @@ class TimmNames:
         return {f"{name}.weight" for name, module in named if not getattr(module, "decays", True)}
 
 
+def _in_cache(name: str) -> tuple[Weights, Path]:
+    """The first published weights of a network that are in the cache, and their file."""
+    known = published(name)
+    if not known:
+        raise UsageError(f"{name}: nobody has published weights of it; pass pretrained=False")
+    for weights in known:
+        if (file := in_cache(weights)) is not None:
+            return weights, file
+    names = ", ".join(weights.name for weights in known)
+    raise UsageError(
+        f"{name}: its published weights are not in the cache ({names}); "
+        f"patchloom.load({known[0].name!r}) fetches them, {known[0].size}"
+    )
+
+
 def _register(name: str) -> None:
     def entry(pretrained: bool = False, **options: Any) -> Network:
-        if pretrained:
-            raise UsageError(f"{name}: patchloom ships no weights; create it and use patchloom.load_published")
+        weights = _in_cache(name) if pretrained else None
         for unused in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
             options.pop(unused, None)
         options = {_SAME.get(key, key): value for key, value in options.items() if value is not None}
+        if weights:
+            row, file = weights
+            options = {"image_size": row.image_size, "num_classes": row.classes, **row.options, **options}
         network = build_model(name, **options)
+        if weights:
+            load_published(network, file, new_head=True, adapt_resolution=True)
         network.__class__ = _with_timm_names(type(network))
         network.pretrained_cfg = {  # type: ignore[assignment]
             "input_size": (network.config.channels, *network.config.image_size),

@@ -122,7 +122,7 @@ def test_look_shows_the_worst_of_val_and_what_is_found_in_pictures(run, tmp_path
     assert len(worst["pictures"]) == 12
     page = (tmp_path / "worst.html").read_text()
     assert page.count("<figure") == 12
-    for words in ("What run got most wrong", "What is taken for what, by sure detections", "not found", "Dashed red"):
+    for words in ("run got most wrong", "What is taken for what, by sure detections", "not found", "Dashed red"):
         assert words in page
     assert page.index("0% right") == page.index("% right") - 1  # the worst first
     val = open_data(DATA).val
@@ -137,7 +137,7 @@ def test_look_shows_the_worst_of_val_and_what_is_found_in_pictures(run, tmp_path
         command("look", run, tmp_path / "in" / "0.png", "--out", tmp_path / "one.html", "--json", **told)
     )
     assert all(set(answer) == {"name", "score", "box"} for answer in given["pictures"][0]["answers"])
-    assert "What run found" in (tmp_path / "one.html").read_text()
+    assert "Objects that run detects" in (tmp_path / "one.html").read_text()
     assert len(report.truths) == 16
     shutil.copytree(run, tmp_path / "copy")
     (tmp_path / "copy" / VAL).unlink()

@@ -57,7 +57,7 @@ def test_dino_leaves_a_backbone_without_labels(dino_run: Path) -> None:
     judged = [(record["weights"], *record["values"]) for record in records if record["kind"] == "evaluation"]
     assert judged == [("model", "knn20_top1", "knn20_top5"), ("ema", "knn20_top1", "knn20_top5")] * 2
     page = (dino_run / "report.html").read_text("utf-8")
-    assert "top-1 of the 20 nearest" in page
+    assert "top-1 by the 20 nearest" in page
     assert "Teacher and student, nats" in page
 
 
@@ -97,7 +97,7 @@ def test_a_folder_without_classes_is_enough(tmp_path: Path, monkeypatch, capsys)
     assert any("no labels" in line for line in told)
     assert command(suggested(told)[0], monkeypatch, capsys).output.endswith("20 files, vectors of 16, exact search\n")
     looks = look_at(str(run.folder), out=tmp_path / "look.html").looks
-    assert [(Path(name).parent, detail) for name, detail, _ in looks] == [(photos, "")] * 4
+    assert [(Path(name).parent, one.truth) for name, _, one in looks] == [(photos, "")] * 4
     with pytest.raises(DataError, match="pictures have no label"):
         train(tmp_path / "other", data=str(photos), recipe="grafit_small_images")
 
@@ -130,11 +130,11 @@ def newest(folder: Path) -> Path:
 def test_it_is_looked_at_without_being_given_pictures(dino_run: Path, tmp_path: Path) -> None:
     page = look_at(str(dino_run), out=tmp_path / "look.html")
     val = patchloom.open_data(DATA).val
-    assert page.looks[0][1] == val.classes.names[val.labels[0]]
+    assert page.looks[0][2].truth == val.classes.names[val.labels[0]]
     assert page.looks[-1][0] == val.where(len(val) - 1)
     assert len({name for name, _, _ in page.looks}) == len(page.looks) == min(24, len(val))
     assert all([cell.caption for cell in one.maps] == ["what its vector is made of"] for _, _, one in page.looks)
-    assert "What run saw" in page.path.read_text("utf-8")
+    assert "seen by run" in page.path.read_text("utf-8")
 
 
 def test_a_collapse_is_said(tmp_path: Path) -> None:

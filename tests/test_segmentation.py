@@ -82,7 +82,7 @@ def test_masks_are_learned_and_the_plan_says_why(run: Path) -> None:
     assert re.search(
         r"data       masks\d* \(pictures and masks\): 12 images to train on, 5 to validate, 3 classes", said
     )
-    assert "augment.crop scaled has no version for whole batches" in said
+    assert "augment.crop=scaled" in said
     report = read_segmented(run).report
     assert report.classes == ("ground", "red", "blue")
     assert report.counts[:, :, 0].sum() < 5 * 40 * 44 - 5 * 15  # the corners do not count
@@ -95,7 +95,7 @@ def test_masks_are_learned_and_the_plan_says_why(run: Path) -> None:
 
 def test_the_page_shows_classes_and_images_beside_the_truth(run: Path) -> None:
     page = (run / "report.html").read_text()
-    words = ("best mIoU", "Classes, worst first", "Worst images", "Best images", "boundary IoU", "Validation mIoU")
+    words = ("mIoU on val", "Classes, worst first", "Worst images", "Best images", "boundary IoU", "Validation mIoU")
     assert [word for word in words if word not in page] == []
     assert page.count("data:image") >= 8
 
@@ -215,12 +215,17 @@ def test_look_draws_the_worst_of_val_and_given_pictures(
     assert worst.code == 0, worst.errors
     assert len(json.loads(worst.output)["pictures"]) == 5
     page = (tmp_path / "worst.html").read_text()
-    assert all(word in page for word in ("got most wrong", "mean IoU", "how likely at every pixel"))
+    assert all(word in page for word in ("got most wrong", "mean IoU", "probability of", "not labelled"))
+    assert page.count("true mask") == 2 * 5  # as a caption and as the picture's words
     given = command(
         ("look", run, data / "images" / "val" / "1.jpg", "--out", tmp_path / "one.html"), monkeypatch, capsys
     )
     assert given.code == 0, given.errors
     assert "1.jpg  ground" in given.output
+    assert (tmp_path / "one.html").read_text().count("true mask") == 2
+    whole = command(("look", run, data, "--count", 2, "--out", tmp_path / "two.html"), monkeypatch, capsys)
+    assert whole.code == 0, whole.errors
+    assert (tmp_path / "two.html").read_text().count("true mask") == 2 * 2
 
 
 def test_a_segmenter_is_no_classifier(run: Path, monkeypatch, capsys) -> None:

@@ -55,7 +55,7 @@ def test_a_task_of_its_own_goes_through_every_command(counting: Path, monkeypatc
     trained = command((*TRAIN, "--out", "run"), monkeypatch, capsys)
     assert trained.code == 0, trained.errors
     assert "data       80 pictures of dots, 64 to validate" in trained.output
-    off_by = float(re.search(r"finished after .*: off by ([\d.]+) dots \(model, step \d+\)", trained.output)[1])
+    off_by = float(re.search(r"finished after .*: val off by ([\d.]+) dots ", trained.output)[1])
     assert off_by < 1.5  # who always says 4.5 is off by 2.5
     assert "Next: patchloom predict run IMAGE…" in trained.output
     assert json.loads((counting / "run" / "config.json").read_text())["task"] == "counting"
@@ -63,7 +63,8 @@ def test_a_task_of_its_own_goes_through_every_command(counting: Path, monkeypatc
     evaluated = command(("evaluate", "run", "dots:10", "--json"), monkeypatch, capsys)
     assert json.loads(evaluated.output)["run"]["off_by"] == pytest.approx(off_by, abs=0.01)
     refused = command(("evaluate", "run", "dots:10", "--knn", "5"), monkeypatch, capsys)
-    assert (refused.code, refused.errors) == (2, "error: --knn is not read by this task\n")
+    assert refused.code == 2
+    assert "--knn" in refused.errors
 
     reported = command(("report", "run", "--out", "page.html"), monkeypatch, capsys)
     assert reported.code == 0, reported.errors

@@ -4,8 +4,10 @@ import pytest
 import timm
 import timm.optim
 import torch
+from safetensors.torch import save_file
 
-import patchloom.timm  # noqa: F401
+import patchloom
+import patchloom.timm
 from patchloom.errors import UsageError
 from patchloom.models.registry import list_models
 
@@ -37,6 +39,17 @@ def test_timms_data_configuration_and_optimiser_read_it() -> None:
     timm.optim.create_optimizer_v2(deit, opt="lamb", lr=1e-3, weight_decay=0.05)
 
 
-def test_weights_that_are_not_shipped() -> None:
-    with pytest.raises(UsageError, match="patchloom ships no weights"):
+def test_pretrained_names_the_published_weights_and_takes_them_from_the_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: None)
+    with pytest.raises(UsageError, match=r"resmlp_s12:in1k"):
         timm.create_model("resmlp_s12", pretrained=True)
+    with pytest.raises(UsageError, match="nobody has published"):
+        timm.create_model("cait_b12", pretrained=True)
+    trained = patchloom.create_model("resmlp_s12")
+    torch.nn.init.normal_(trained.classifier.weight)
+    save_file(trained.state_dict(), tmp_path / "w.safetensors")
+    monkeypatch.setattr("patchloom.timm.in_cache", lambda _: tmp_path / "w.safetensors")
+    network = timm.create_model("resmlp_s12", pretrained=True)
+    assert torch.equal(network.classifier.weight, trained.classifier.weight)
+    assert timm.create_model("resmlp_s12", pretrained=True, num_classes=3).num_classes == 3

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import patchloom
 from patchloom.data.batches.decoded_set import make_loader
 from patchloom.data.batches.views import make_view_loader, views_of
+from patchloom.data.checking.check import check
 from patchloom.data.sources.source import open_data
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
@@ -29,6 +31,7 @@ from patchloom.objectives.teacher import Teacher
 from patchloom.recipes import get_recipe, list_recipes, override
 from patchloom.recipes.choices import resolve_recipe
 from patchloom.recipes.methods import method_of
+from patchloom.runs.config import read_recipe
 from patchloom.runs.predictions import load_predictions
 from patchloom.tasks.image_networks import make_network, make_teacher
 from patchloom.tasks.image_plan import facts_of, median_side
@@ -359,8 +362,41 @@ def test_mistakes_are_found_before_any_work(changes, error, message, tmp_path) -
 
 def test_another_recipe_in_the_same_folder_is_refused(tmp_path) -> None:
     run_training(settings(tmp_path / "run", epochs=1), say=str)
-    with pytest.raises(UsageError, match=r"other settings \(optim.batch_size 8 → 4\); give them as before"):
+    with pytest.raises(UsageError, match=r"other settings \(optim.batch_size 8 → 4\).*--out"):
         run_training(settings(tmp_path / "run", epochs=1, batch=4), say=str)
+
+
+def test_another_experiment_on_the_same_data_gets_a_folder_of_its_own(tmp_path, monkeypatch) -> None:
+    """Without --out; the same command again resumes its own, and a dry run never conflicts."""
+    monkeypatch.chdir(tmp_path)
+    first, second, again, third = (
+        run_training(replace(settings(Path("x"), epochs=1, batch=batch), out=None), say=str).folder
+        for batch in (8, 4, 4, 2)
+    )
+    assert (first.name + "-2", first.name + "-3") == (second.name, third.name)
+    assert again == second
+    said: list[str] = []
+    planned = run_training(replace(settings(first, epochs=1, batch=4)), dry_run=True, say=said.append)
+    assert planned.outcome is None
+    assert any("note:" in line and str(first) in line for line in said)
+
+
+@pytest.mark.parametrize("per_class", [4, 2])
+def test_fewer_than_sixteen_images_are_trained_with_a_fitting_batch(per_class, tmp_path) -> None:
+    class_folders(tmp_path / "data", pictures=per_class)
+    given = {"epochs": 1, "device": "cpu", "workers": 0, "size": 16}
+    few = TrainingSettings(data=str(tmp_path / "data"), out=str(tmp_path / "run"), **given)
+    run = run_training(few, say=str)
+    assert run.outcome.ended == "finished"
+    assert read_recipe(run.folder).optim.batch_size <= 2 * per_class
+
+
+def test_one_image_per_class_is_refused_with_what_is_needed(tmp_path) -> None:
+    class_folders(tmp_path / "data", pictures=1)
+    with pytest.raises(DataError, match=r"2 train, 0 val.*two images.*val/"):
+        run_training(TrainingSettings(data=str(tmp_path / "data"), out=str(tmp_path / "run"), device="cpu"), say=str)
+    (problem,) = check(str(tmp_path / "data"), cache=False).problems()
+    assert "val/" in problem
 
 
 def test_the_python_call_names_a_misspelt_option() -> None:

@@ -15,7 +15,7 @@ import typer
 from patchloom.cli import output
 from patchloom.cli.stopping import ToldToStop, told_to_stop
 from patchloom.cli.streams import Failures, watched
-from patchloom.cli.verb import Verb, verb
+from patchloom.cli.verb import Verb, Verbs, verb
 from patchloom.errors import PatchloomError, ResourceError, UsageError, shortened
 from patchloom.foreign import ADVICE, SCARCE
 from patchloom.printable import printable
@@ -39,6 +39,7 @@ VERBS = {
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     """The command line; of one that is given its verb, that verb alone is imported."""
     app = typer.Typer(
+        cls=Verbs,
         name="patchloom",
         help="Patch-based networks and the training that makes them work.",
         epilog="Options of a command: patchloom help COMMAND",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchloom.cli.reading_options import reads_data
-from patchloom.printable import printable
+from patchloom.printable import plural, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,7 +102,7 @@ def _print(
     splits = " + ".join(f"{count:,} {split}" for split, count in report.splits.items())
     counted = splits if len(report.splits) > 1 else f"{report.pictures:,} {report.unit}s, no val split"
     number = len(report.classes) or len(report.annotated)
-    classes = f"{number} class{'es' * (number != 1)}, " if number else ""
+    classes = f"{plural(number, 'class')}, " if number else ""
     task = {"segment": "segmentation, ", "detect": "detection, "}.get(report.task, "")
     decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
     speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s{decoded})"

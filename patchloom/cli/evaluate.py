@@ -132,6 +132,7 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure top-1 with its interval, top-5, loss, calibration and classes; compare several runs image by image."""
+    from patchloom.deployment.artefact_about import is_artefact
     from patchloom.errors import UsageError
     from patchloom.judging.several_runs import named
     from patchloom.runs.named import names_run
@@ -141,7 +142,8 @@ def evaluate(
     asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
     shown |= {"level": level} | reading.given()
-    runs, data = (paths, text) if text is not None or names_run(paths[-1]) else (paths[:-1], paths[-1])
+    is_model = names_run(paths[-1]) or is_artefact(paths[-1])
+    runs, data = (paths, text) if text is not None or is_model else (paths[:-1], paths[-1])
     if not runs:
         raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
     task = _task_of(runs)
@@ -191,11 +193,13 @@ def _task_of(runs: list[str]) -> "Task[Any]":
     """The task of runs, which must be of one kind."""
     from pathlib import Path
 
+    from patchloom.deployment.artefact_about import is_artefact, read_about
     from patchloom.errors import UsageError
     from patchloom.runs.config import is_run
-    from patchloom.tasks.table import task_of_method, task_of_run
+    from patchloom.tasks.table import task_named, task_of_method, task_of_run
 
     tasks = {run: task_of_run(Path(run)) for run in runs if is_run(run)}
+    tasks |= {run: task_named(read_about(Path(run)).task) for run in runs if is_artefact(run)}
     if not tasks:  # they are fetched, and what is wrong with them is said, where they are opened
         return task_of_method(None)
     first, *others = tasks.items()

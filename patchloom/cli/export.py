@@ -1,5 +1,6 @@
 """`patchloom export RUN --out PATH`: a run as something that answers without patchloom, compared with the run."""
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,12 +19,12 @@ def export(
         str,
         typer.Argument(help="A run: classes, vectors, masks, objects, translations.", autocompletion=completed("run")),
     ],
-    out: Annotated[str, typer.Option(help="The artefact's folder; or the page, such as page.html.")],
+    out: Annotated[str, typer.Option(help="Artifact folder, such as photos-onnx; or a page, such as page.html.")],
     to: Annotated[
         str | None, typer.Option(help="onnx (by default), torch, openvino; or html, one page that runs by itself.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="Images to compare on; by default those of the run.")] = None,
-    size: Annotated[int | None, typer.Option(help="Of its images in pixels, where not the run's own.")] = None,
+    size: Annotated[int | None, typer.Option(help="Image size in pixels (default: the run's).")] = None,
     half: Annotated[bool, typer.Option("--half", help="float16 weights and sums.")] = False,
     int8: Annotated[
         bool,
@@ -56,7 +57,7 @@ def export(
 ) -> None:
     """Write a run as a folder that answers without patchloom, and compare both on real images; or as one HTML page.
 
-    patchloom export runs/photos --out photos.onnx
+    patchloom export runs/photos --out photos-onnx
 
     patchloom export runs/photos --int8 --out photos.int8 --data photos/
 
@@ -103,7 +104,7 @@ def _show(done: "Exported") -> None:
     )
     print_result(printable(str(done.folder)))
     place = printable(repr(str(done.folder)))
-    print(f"Next, in Python: patchloom.load({place})   |   without torch, as docs/deployment.md says")
+    print(f"Next: patchloom predict {shlex.quote(str(done.folder))} IMAGE…   |   in Python: patchloom.load({place})")
 
 
 def _show_page(page: "Page") -> None:

@@ -1,4 +1,4 @@
-"""`patchloom look RUN IMAGE…`: what the network saw, answered and looked at."""
+"""`patchloom look RUN IMAGE…`: predictions on images, beside the truth and the maps of the network."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,28 +7,35 @@ import typer
 
 from patchloom.cli.verb import completed
 
+LINES = 20  # printed at most: a screenful
+
 
 def look(
     run: Annotated[
         str,
         typer.Argument(
-            help="Folder of a run, published weights such as resmlp_s12:in1k, or NAME@FILE.",
+            help="Folder of a run or of an artifact, published weights such as resmlp_s12:in1k, or NAME@FILE.",
             autocompletion=completed("run"),
         ),
     ],
     images: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Image files or folders; when left out the run's worst mistakes, or some of val where it names no "
+            help="Image files or folders. Without any: the run's worst mistakes, or some val images if it names no "
             "classes. With --ranked: further runs."
         ),
     ] = None,
     ranked: Annotated[
-        bool, typer.Option("--ranked", help="What of train is most like images of val, framed by how right it is.")
+        bool,
+        typer.Option(
+            "--ranked",
+            help="For val images the most similar training images, framed by whether the class is right.",
+        ),
     ] = False,
     data: Annotated[
         str | None, typer.Option(help="Where the run's data lie now, for mistakes and ranked lists.")
     ] = None,
+    count: Annotated[int | None, typer.Option(help="Images shown at most, from all classes (default: 24).")] = None,
     out: Annotated[
         str | None, typer.Option(help="The page; look.html or ranked.html in the run's folder when left out.")
     ] = None,
@@ -38,23 +45,30 @@ def look(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers for machines.")] = False,
 ) -> None:
-    """Draw what a model made of pictures: its view, its answers, and the maps its family has."""
+    """Draw predictions on images: the network's view, its classes beside the truth, and the maps its family has."""
     folder = Path(run) if Path(run).is_dir() else Path()
     page = Path(out) if out else folder / ("ranked.html" if ranked else "look.html")
     if ranked:
         _ranked([run, *(images or [])], data, page, 10 if top is None else top, trunk, as_json)
         return
     from patchloom.cli.output import print_json, print_result
+    from patchloom.deployment.artefact_about import is_artefact, read_about
     from patchloom.errors import UsageError
     from patchloom.judging.look_page import look_at
     from patchloom.printable import printable
     from patchloom.runs.config import is_run
-    from patchloom.tasks.table import task_of_run
+    from patchloom.tasks.table import task_named, task_of_run
+    from patchloom.tasks.task import Task
 
     if trunk:
         raise UsageError("--trunk says what images are compared by; give it with --ranked")
-    task = task_of_run(folder) if is_run(folder) else None
+    if is_artefact(folder):
+        task: Task[Any] | None = task_named(read_about(folder).task)
+    else:
+        task = task_of_run(folder) if is_run(folder) else None
     drawn: dict[str, Any] = {"data": data, "out": page, "top": 5 if top is None else top}
+    if count is not None:
+        drawn["count"] = count
     own = task is not None and task.draws_looks
     found = task.look(folder, images or [], **drawn) if task and own else look_at(run, images or [], **drawn)
     if as_json:
@@ -63,8 +77,12 @@ def look(
         return
     for note in found.notes:
         print(f"note: {note}")
-    for name, detail, one in found.looks:
-        print_result(printable(f"{name}  {one.in_words()}" + (f"   ({detail})" if detail else "")))
+    for name, detail, one in found.looks[:LINES]:
+        truth = getattr(one, "truth", "")
+        told = [one.in_words(), f"(true: {truth})" if truth else "", f"({detail})" if detail else ""]
+        print_result(printable("  ".join([name, *filter(None, told)])))
+    if len(found.looks) > LINES:
+        print_result(f"… {len(found.looks) - LINES} more on the page")
     print_result(found.path)
 
 

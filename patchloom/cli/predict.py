@@ -12,7 +12,8 @@ def predict(
     run: Annotated[
         str,
         typer.Argument(
-            help="Folder of a run, or published weights such as resmlp_s12:in1k.", autocompletion=completed("run")
+            help="Folder of a run or of an artifact, or published weights such as resmlp_s12:in1k.",
+            autocompletion=completed("run"),
         ),
     ],
     images: Annotated[list[str], typer.Argument(help="Image files, folders or videos.")],
@@ -22,7 +23,7 @@ def predict(
         typer.Option(min=1, help="Every N-th frame of videos; by default one per second, of animations all."),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(help="Folder for masks and overlays, of runs that answer at every place.")
+        str | None, typer.Option(help="Folder for masks, boxes and overlays (segmentation and detection).")
     ] = None,
     index: Annotated[
         str | None,
@@ -45,22 +46,32 @@ def predict(
     from patchloom.errors import UsageError
     from patchloom.printable import printable
     from patchloom.runs.config import is_run
-    from patchloom.tasks.table import task_of_run
+    from patchloom.tasks.table import task_named, task_of_run
 
+    exported = False
     if is_run(run):
-        folder = Path(run)
+        folder, task = Path(run), task_of_run(Path(run))
     else:
-        from patchloom.runs.named import run_folder  # which folders here do without
+        from patchloom.deployment.artefact_about import is_artefact, read_about  # which folders of runs do without
+        from patchloom.runs.named import run_folder
 
-        folder = run_folder(run)
-    task = task_of_run(folder)
+        exported = is_artefact(run)
+        folder = Path(run) if exported else run_folder(run)
+        task = task_named(read_about(folder).task) if exported else task_of_run(folder)
     if out is not None and not task.writes_predictions:
         raise UsageError(f"--out {task.not_read}")
     given = {"index": index, "level": level, "neighbours": neighbours}
     by_index = {name: value for name, value in given.items() if value is not None}
     if by_index and not task.judges_decisions:
         raise UsageError(f"--{next(iter(by_index))} {task.not_read}")
-    model = task.predictor(folder, device=device)
+    if exported and by_index:
+        raise UsageError(f"--{next(iter(by_index))} compares images by a run; {run} is an artifact: give the run")
+    if exported:
+        from patchloom.deployment.exported import open_exported
+
+        model = open_exported(folder)
+    else:
+        model = task.predictor(folder, device=device)
     written = {} if out is None else {"out": out}
     unreadable = 0
     listed = JsonList() if as_json else None

@@ -31,6 +31,7 @@ def recipes(
             return
         print_table(["recipe", "network", "source"], [(r.name, r.model.name, r.source) for r in rows])
         print("Next: patchloom recipes deit deit3 wightman_a2   (side by side)")
+        print("Thesis: the one of the authors of DeiT, CaiT and ResMLP (docs/papers.md)")
         return
     chosen = []
     for name in names:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from patchloom.cli import output
 from patchloom.errors import DeviceError, ResourceError, first_line, is_device_failure, is_out_of_memory
@@ -28,6 +28,14 @@ Verbose = Annotated[
 ]
 
 
+def without_types(params: list[Any]) -> list[Any]:
+    """Parameters whose flags name no type in a help."""
+    for option in params:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    return params
+
+
 class Verb(TyperCommand):
     """A command whose `--help` leaves out the options that stand in panels."""
 
@@ -35,6 +43,10 @@ class Verb(TyperCommand):
         """Show the options without a panel, or all of them for --help-all."""
         with self._folded(ctx):
             super().format_help(ctx, formatter)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options; a flag takes no value, so no type of one is shown."""
+        return without_types(super().get_params(ctx))
 
     @contextmanager
     def _folded(self, ctx: Any) -> Iterator[None]:
@@ -51,6 +63,14 @@ class Verb(TyperCommand):
             self.epilog = None
             for option in folded:
                 option.hidden = False
+
+
+class Verbs(TyperGroup):
+    """The command that all verbs are commands of."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options; a flag takes no value, so no type of one is shown."""
+        return without_types(super().get_params(ctx))
 
 
 def _show_all(ctx: typer.Context, asked: bool) -> None:

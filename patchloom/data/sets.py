@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
-from patchloom.data.pictures.decode import decode_shrunk
+from patchloom.data.pictures.decode import MAX_PIXELS, WHOLE, decode_shrunk
 from patchloom.data.pictures.samples import PARTS, UNLABELLED, LayerKind, Sample, checked_boxes, checked_layer
 from patchloom.errors import DataError, UsageError
 
@@ -331,6 +331,7 @@ class PictureSet:
         """The picture with its `parts`, to which pixels belong: one with parts comes whole."""
         if reduction and not self.parts and (data := self.encoded(index)) is not None:
             picture, whole = decode_shrunk(data, self.where(index), reduction)
+            self._refuse_reduced(picture, index)
             return Sample(picture, whole=whole if whole != picture.size else None)
         picture = self.read(index)
         if not self.parts:
@@ -356,7 +357,17 @@ class PictureSet:
 
     def read(self, index: int) -> Image.Image:
         """The picture: decoded, upright, mode RGB."""
-        return self.pictures.read(int(self.rows[index]))
+        picture = self.pictures.read(int(self.rows[index]))
+        self._refuse_reduced(picture, index)
+        return picture
+
+    def _refuse_reduced(self, picture: Image.Image, index: int) -> None:
+        """Boxes are in pixels of the whole picture, which one of too many pixels is not."""
+        if self.pictures.object_names and (whole := picture.info.get(WHOLE)):
+            raise DataError(
+                f"{self.where(index)}: {whole[0]}×{whole[1]} pixels, more than the limit of {MAX_PIXELS:,} for images "
+                "with boxes; shrink image and boxes"
+            )
 
     def where(self, index: int) -> str:
         """Where the picture came from, for messages."""

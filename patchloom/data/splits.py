@@ -61,9 +61,12 @@ def make_splits(
     if not len(train) or not len(val):
         empty = "train" if not len(train) else "val"
         why = "; copies of one picture are kept together" if copies and source.val is None else ""
-        if empty == "val" and source.test is not None:
-            why += "; --val test validates on the test images"
-        raise DataError(f"{source.name}: no picture is left for {empty} ({len(train)} train, {len(val)} val{why})")
+        counts = f"{len(train)} train, {len(val)} val{why}"
+        needed = ""
+        if source.val is None and not len(val):
+            needed = "; a class needs two images or more, or put images to validate with in a folder val/"
+            needed += "; --val test validates on the test images" if source.test is not None else ""
+        raise DataError(f"{source.name}: no image is left for {empty} ({counts}){needed}")
     return Splits(source.name, train, val, (*source.notes, *notes, *val.notes, *of_test), test)
 
 
@@ -99,7 +102,10 @@ def usable_classes(
     if classify and len(names) < 2:
         found = f"one class ({names[0]!r})" if names else "no class"
         found += f" at level {level!r}" if level else ""
-        raise DataError(f"{source.name}: {found}; classification needs at least two")
+        raise DataError(
+            f"{source.name}: {found}; classification needs at least two: add a folder for another class, or pass "
+            "--recipe dino, which learns from images without classes"
+        )
     return table, notes
 
 

@@ -95,6 +95,11 @@ class ClassMaps:
         return max(1, min(self.how.at_once, MOST_SEEN.get(device, MOST_SEEN["cpu"]) // pixels))
 
     @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next(self.network.parameters()).device
+
+    @property
     def _averages_scales(self) -> bool:
         return self.how.flip or self.how.scales != (1.0,)
 

@@ -73,6 +73,11 @@ class Classifier:
         self._transform = self.transform()
 
     @property
+    def name(self) -> str:
+        """Its network as recipes and --model call it."""
+        return self._files.model
+
+    @property
     def table(self) -> ClassTable:
         """Its classes, as data are matched with them: by name, of published networks by WordNet id and synonym too."""
         return self._files.table
@@ -82,7 +87,7 @@ class Classifier:
 
         classes = f"{len(self.labels)} classes: {first_names(self.labels, 3)}" if self.labels else "no classes"
         height, width = self.preprocessing.image_size
-        return f"Classifier({self.model.config.name}, {height}×{width} pixels, {self.device}, {classes})"
+        return f"Classifier({self.name}, {height}×{width} pixels, {self.device}, {classes})"
 
     def _repr_html_(self) -> str:
         from patchloom.pages.notebook import first_names, piece
@@ -95,7 +100,7 @@ class Classifier:
             ("parameters", f"{sum(value.numel() for value in self.model.parameters()):,}"),
             ("device", str(self.device)),
         ]
-        return piece(self.model.config.name, facts=facts, notes=[first_names(self.labels, 20)] if self.labels else [])
+        return piece(self.name, facts=facts, notes=[first_names(self.labels, 20)] if self.labels else [])
 
     @property
     def device(self) -> torch.device:
@@ -112,7 +117,7 @@ class Classifier:
         """A UsageError where the network has features but no classifier for named classes, as one trained by DINO."""
         if not self._files.decides:
             raise UsageError(
-                f"{self.model.config.name} was trained without a classifier and cannot name classes by itself. Measure "
+                f"{self.name} was trained without a classifier and cannot name classes by itself. Measure "
                 "its features with --knn or --linear, let the files of an index name classes (`patchloom index RUN "
                 "IMAGES --out INDEX`, then `patchloom predict RUN IMAGES --index INDEX`), or train a classifier with "
                 "`patchloom train DATA --init RUN`."

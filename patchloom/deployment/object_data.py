@@ -11,7 +11,7 @@ from patchloom.runs.record import data_files, read_run_record
 
 
 def open_objects(
-    folder: Path, data: str, split: str | None, classes: Sequence[str], reading: Reading = AS_IT_IS
+    folder: Path | None, data: str, split: str | None, classes: Sequence[str], reading: Reading = AS_IT_IS
 ) -> tuple[PictureSet, list[str]]:
     """A split of data, objects numbered by a run's classes; and notes."""
     if split not in (None, "train", "val", "test"):
@@ -23,8 +23,11 @@ def open_objects(
     assert isinstance(images, PictureSet)
     if not images.pictures.object_names:
         raise DataError(f"{splits.name}: no boxes to compare with")
-    found = read_run_record(folder)
-    told = telling(images, tuple(classes), found.level if found else None)
+    if folder is None:  # an artifact, which keeps no level: that of its classes
+        level = next((name for name, (names, _) in images.classes.levels.items() if set(classes) <= {*names}), None)
+    else:
+        level = found.level if (found := read_run_record(folder)) else None
+    told = telling(images, tuple(classes), level)
     unknown = [
         name for name, number in zip(images.pictures.object_names, told.categories or (), strict=False) if number < 0
     ]

@@ -43,10 +43,11 @@ class Segmenter:
     def __init__(self, model: SegmentationNetwork, files: RunFiles, *, multi_scale: bool = False) -> None:
         self.model = model
         self.labels = files.labels
+        self._name = files.model
         self.maps = ClassMaps(model, Showing.of(files.recipe, multi_scale=multi_scale))
 
     def __repr__(self) -> str:
-        return f"Segmenter({self.model.config.name}, {len(self.labels)} classes, {self.device})"
+        return f"Segmenter({self._name}, {len(self.labels)} classes, {self.device})"
 
     @property
     def device(self) -> torch.device:

@@ -3,6 +3,7 @@
 import torch
 
 from patchloom.errors import UsageError
+from patchloom.printable import plural
 
 
 def kind_of(device: str | torch.device | None) -> str:
@@ -16,6 +17,7 @@ def kind_of(device: str | torch.device | None) -> str:
     if found.type not in ("cpu", "cuda"):
         raise UsageError(f"Training on {found} is not supported. Give cpu, cuda or cuda:1.")
     count = torch.cuda.device_count() if found.type == "cuda" else 0
+    others = f" or cuda:0 … cuda:{count - 1}" if count else ""
     if found.type == "cuda" and (found.index or 0) >= count:
-        raise UsageError(f"{found} is not here: torch finds {count} CUDA devices. Give one of them, or cpu.")
+        raise UsageError(f"{found} is not available: torch finds {plural(count, 'CUDA device')} here. Use cpu{others}.")
     return found.type

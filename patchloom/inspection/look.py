@@ -25,7 +25,7 @@ from patchloom.inspection.attention import (
 from patchloom.inspection.overlays import SIDE, attention_overlay, attention_tile, evidence_overlay
 from patchloom.inspection.sheets import GAP, PAGE, Cell, Line, displayed, grid_sheet, numbers, sheet
 from patchloom.models.network import Network
-from patchloom.pages.charts import BARS_WIDTH, bars
+from patchloom.pages.charts import bars
 from patchloom.pages.notebook import likeliest, piece
 from patchloom.pages.page import data_uri
 from patchloom.runs.config import Preprocessing
@@ -36,7 +36,6 @@ HEAD_SIDE, SMALL_HEAD_SIDE = 96, 64  # pixels of one head's map, in few rows and
 FEW_ROWS = 12
 CARD_SIDE = 224  # pixels of a picture on a page or in a notebook
 LOOKS_SHOWN = 20  # in a notebook, which keeps their pictures
-ANSWERS_WIDE = 270  # pixels in a notebook, whose style says so too
 NAMES_WIDE = 110  # pixels left for the names of layers
 
 
@@ -50,10 +49,11 @@ class Shown:
     probabilities: np.ndarray  # (N, classes); no columns where the network has no classifier
     vectors: Tensor  # (N, C), what each is classified by, float32 on the CPU
 
-    def first(self, count: int) -> "Shown":
-        """The first of them."""
-        few = (self.seen[:count], self.images[:count], self.probabilities[:count], self.vectors[:count])
-        return Shown(self.network, *few)
+    def at(self, places: Sequence[int]) -> "Shown":
+        """Some of them."""
+        chosen = list(places)
+        seen = [self.seen[place] for place in chosen]
+        return Shown(self.network, seen, self.images[chosen], self.probabilities[chosen], self.vectors[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,25 +63,35 @@ class Look:
     seen: Image.Image  # as the network sees it: resized and cropped
     answers: list[tuple[str, float]]  # class, probability; likeliest first
     maps: list[Cell]  # where it looked, laid over the picture; what each is stands under it
+    truth: str = ""  # its true class, where it is known
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the likeliest class is the true one; None where either is not known."""
+        return self.answers[0][0] == self.truth if self.answers and self.truth else None
 
     def in_words(self) -> str:
         """The three likeliest classes."""
         return "  ".join(f"{label} {share:.1%}" for label, share in self.answers[:3])
 
     def line(self) -> Line:
-        """For a sheet: the picture and its maps under the classes above 10 %."""
+        """For a sheet: the picture and its maps under its true class and the predicted classes above 10 %."""
         likely = [told(name, share) for name, share in self.answers if share > LIKELY]
-        title = ", ".join(likely) or (f"no class above {100 * LIKELY:.0f} %" if self.answers else "")
+        title = ", ".join(likely or [told(*one) for one in self.answers[:1]])
+        if self.truth:
+            title = f"true: {self.truth}" + (f"   predicted: {title}" if title else "")
         return Line(title, [Cell(displayed(self.seen, SIDE), "as the network sees it"), *self.maps])
 
-    def card(self, name: str = "", detail: str = "", *, width: int = BARS_WIDTH) -> dict[str, Any]:
-        """For a page or a notebook: pictures as addresses, answers as bars `width` pixels wide."""
+    def card(self, name: str = "", detail: str = "") -> dict[str, Any]:
+        """For a page or a notebook: pictures as addresses, answers as bars."""
         rows = [(label, 100 * share, f"{100 * share:.1f} %") for label, share in self.answers]
         return {
             "name": name,
             "detail": detail,
+            "truth": self.truth,
+            "right": self.right,
             "seen": data_uri(displayed(self.seen, CARD_SIDE)),
-            "answers": bars(rows, width=width) if rows else None,
+            "answers": bars(rows) if rows else None,
             "maps": [(data_uri(cell.image), cell.caption) for cell in self.maps],
         }
 
@@ -90,7 +100,7 @@ class Look:
         return f"Look({likeliest(self.answers) or 'no classes'}{f'; maps: {maps}' if maps else ''})"
 
     def _repr_html_(self) -> str:
-        return piece(likeliest(self.answers, 1) or "What the network saw", looks=[self.card(width=ANSWERS_WIDE)])
+        return piece(likeliest(self.answers, 1) or "What the network saw", looks=[self.card()])
 
 
 class Looks(list[Look]):
@@ -98,7 +108,7 @@ class Looks(list[Look]):
 
     def _repr_html_(self) -> str:
         notes = [f"and {len(self) - LOOKS_SHOWN} more"] if len(self) > LOOKS_SHOWN else []
-        cards = [one.card(width=ANSWERS_WIDE) for one in self[:LOOKS_SHOWN]]
+        cards = [one.card() for one in self[:LOOKS_SHOWN]]
         return piece(f"{len(self)} picture{'s' * (len(self) != 1)}", looks=cards, notes=notes)
 
 
@@ -110,12 +120,14 @@ def look(
     class_names: Sequence[str] = (),
     *,
     top: int = 5,
+    truths: Sequence[str] = (),
 ) -> Looks:
     """One `Look` per picture, for one picture too; without preprocessing they are fitted to the network's own size.
 
-    `images` are what `Classifier.predict` takes; `Classifier.look` knows the rest by itself. `top` classes are named.
+    `images` are what `Classifier.predict` takes; `Classifier.look` knows the rest by itself. `top` classes are named;
+    `truths` are the true classes of the pictures, where they are known.
     """
-    return looks(show(network, preprocessing, images), class_names, top=top)
+    return looks(show(network, preprocessing, images), class_names, top=top, truths=truths)
 
 
 def look_sheet(looked: Sequence[Look]) -> Image.Image:
@@ -149,15 +161,16 @@ def show(network: Network, preprocessing: Preprocessing | None, images: Given) -
     return Shown(network, [Image.fromarray(picture) for picture in pixels], batch, shares, torch.cat(vectors))
 
 
-def looks(shown: Shown, class_names: Sequence[str] = (), *, top: int = 5) -> Looks:
-    """What the network made of the pictures it was shown."""
+def looks(shown: Shown, class_names: Sequence[str] = (), *, top: int = 5, truths: Sequence[str] = ()) -> Looks:
+    """What the network made of the pictures it was shown; `truths` are their true classes, '' where one is unknown."""
     at_least("top", top, 1)
     names = names_of(shown.network, class_names)
-    found = Looks()
-    for seen, shares, maps in zip(shown.seen, shown.probabilities, _maps(shown, names), strict=True):
+    made = Looks()
+    rows = zip(shown.seen, shown.probabilities, _maps(shown, names), truths or [""] * len(shown.seen), strict=True)
+    for seen, shares, maps, truth in rows:
         likeliest = np.argsort(-shares, kind="stable")[:top]
-        found.append(Look(seen, [(names[i], float(shares[i])) for i in likeliest], maps))
-    return found
+        made.append(Look(seen, [(names[i], float(shares[i])) for i in likeliest], maps, truth))
+    return made
 
 
 def head_sheet(shown: Shown, *, pictures: int | None = None) -> Image.Image:

@@ -7,16 +7,18 @@ from PIL import Image
 
 OVER = 0.55  # of an overlay that is the mask's colour
 NO_CLASS = (255, 255, 255)
+FIRST_CLASS = (120, 144, 176)  # where VOC has black: the first class is as often the sky as the background
 
 
 @lru_cache(maxsize=8)
 def palette(classes: int) -> np.ndarray:
-    """(classes, 3) uint8: Pascal VOC's colours, in which the first class is black and neighbours differ."""
+    """(classes, 3) uint8: Pascal VOC's colors, in which neighbors differ, with another for the first class."""
     numbers = np.arange(classes)
     colours = np.zeros((classes, 3), np.uint8)
     for bit in range(8):
         for channel in range(3):
             colours[:, channel] |= (((numbers >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
+    colours[:1] = FIRST_CLASS
     return colours
 
 

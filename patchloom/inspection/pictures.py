@@ -53,8 +53,9 @@ class Subject:
     network: Network
     class_names: Sequence[str]
     shown: Shown | None  # None: weights alone
-    few: Shown | None  # the first of them, which have maps of their own
+    few: Shown | None  # some of them, which have maps of their own
     labels: Sequence[int] | None
+    truths: Sequence[str] = ()  # true classes of the few, where they are known
 
     @property
     def seen(self) -> Shown:
@@ -64,7 +65,7 @@ class Subject:
 
     @property
     def mapped(self) -> Shown:
-        """The first images."""
+        """The images with maps of their own."""
         assert self.few is not None
         return self.few
 
@@ -88,18 +89,31 @@ def pictures_of(
 ) -> list[Picture]:
     """Every picture the network's family has; without images those of its weights alone.
 
-    The first four images get maps of their own; all of them, up to 500, are placed by t-SNE, coloured by `labels` where
-    they are given and by the network's answers otherwise. A picture that cannot be drawn is a note in its place.
+    Four images, of different classes where there are `labels`, get maps of their own. All of them, up to 500, are
+    placed by t-SNE, colored by `labels` where they are given and by the network's answers otherwise. A picture that
+    cannot be drawn is a note in its place.
     """
     if not isinstance(network, Network):
         raise UsageError(f"pictures are of a network of patchloom, given {type(network).__name__}")
     if labels is not None and len(labels) != len(images or ()):
         raise UsageError(f"{len(labels)} labels were given for {len(images or ())} images; give one each, or none")
     shown = show(network, preprocessing, images[:PLACED]) if images else None
-    few = None if shown is None else shown.first(SHOWN)
     known = None if labels is None else list(labels)[:PLACED]
-    subject = Subject(network, names_of(network, class_names), shown, few, known)
+    mapped = [] if shown is None else _of_different_classes(known or range(len(shown.seen)), SHOWN)
+    few = None if shown is None else shown.at(mapped)
+    names = names_of(network, class_names)
+    named = known is not None and min(known, default=-1) >= 0 and max(known) < len(names)
+    truths = [names[known[place]] for place in mapped] if known is not None and named else []
+    subject = Subject(network, names, shown, few, known, truths)
     return [_drawn(kind, subject) for kind in KINDS if kind.fits(subject)]
+
+
+def _of_different_classes(labels: Sequence[int], count: int) -> list[int]:
+    """Places of up to `count` images, of classes from all over the list; of one class only where there are too few."""
+    first = {label: place for place, label in reversed(list(enumerate(labels)))}
+    places = sorted(first.values())
+    chosen = [places[i * len(places) // count] for i in range(count)] if len(places) > count else places
+    return [*chosen, *(place for place in range(len(labels)) if place not in first.values())][:count]
 
 
 def _drawn(kind: Kind, subject: Subject) -> Picture:
@@ -132,7 +146,11 @@ def _has_maps(subject: Subject) -> bool:
 
 def _caption_of_maps(subject: Subject) -> str:
     network = subject.network
-    parts = ["Above each picture the classes above 10 %."] if network.config.num_classes else []
+    parts = (
+        ["Above each image: its true class, if known, and the classes predicted with over 10 %."]
+        if network.config.num_classes
+        else []
+    )
     if network.attends_in_every_block or network.has_class_attention:
         parts.append("Yellow is what is read most, blue least, each map from its least to its largest (mean of heads).")
     if network.attends_in_every_block:
@@ -156,7 +174,7 @@ KINDS = (
     Kind(
         "Where it looks",
         _has_maps,
-        lambda subject: look_sheet(looks(subject.mapped, subject.class_names)),
+        lambda subject: look_sheet(looks(subject.mapped, subject.class_names, truths=subject.truths)),
         _caption_of_maps,
     ),
     Kind(

@@ -51,7 +51,7 @@ def level_charts(found: LevelEvaluations, parts: Mapping[str, RunParts]) -> list
 
 def _method(parts: RunParts) -> str:
     recipe = parts.files.recipe
-    return recipe.name if recipe else parts.files.network
+    return recipe.name if recipe else parts.files.model
 
 
 def _levels(methods: Mapping[str, Mapping[int, float]], x_label: str, names: Sequence[str]) -> Markup:
@@ -69,7 +69,7 @@ def cloud_chart(cloud: Cloud, parts: Mapping[str, RunParts], first: str, second:
     """
     if len(cloud.runs) < 2:
         return None
-    networks = {name: parts[name].files.network for name in cloud.runs}
+    networks = {name: parts[name].files.model for name in cloud.runs}
     several = len(set(networks.values())) > 1
     points = [
         Point(x, y, name, networks[name] if several else "")

@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import PictureSet, Progress
+from patchloom.deployment.artefact import is_artefact
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Evaluation, Shown, evaluate_on
+from patchloom.deployment.exported import open_exported
 from patchloom.errors import UsageError, with_near_options
 from patchloom.evaluation.agreement import DisagreementTable, disagreement
 from patchloom.evaluation.comparison import Comparison, compare
@@ -142,13 +144,16 @@ def evaluate(
     settings = Shown.of(locals())
     folders = named(runs)
     if data is None:
+        if exported := [folder for folder in folders.values() if is_artefact(folder)]:
+            place = shlex.quote(str(exported[0]))
+            raise UsageError(f"{place} is an artifact and keeps no val predictions: patchloom evaluate {place} DATA")
         if strange := [folder for folder in folders.values() if not is_run(str(folder))]:
             raise UsageError(f"{strange[0]} is not the folder of a run: it has no config.json")
         kept = {name: _kept(folder) for name, folder in folders.items()}
         found = {name: Evaluation(each.report, None, (), each.fingerprint) for name, each in kept.items()}
     else:
         # All runs are shown the same: what the first run on these data held out, where one is.
-        kept_apart = (settings.held_out(folder, data) for folder in folders.values())
+        kept_apart = (settings.held_out(folder, data) for folder in folders.values() if not is_artefact(folder))
         held_out = next((pictures for pictures in kept_apart if pictures is not None), None)
         found = {
             name: _evaluate_run(folder, data, settings, held_out, device, heads) for name, folder in folders.items()
@@ -179,7 +184,7 @@ def _kept(folder: Path) -> Predictions:
 def _evaluate_run(
     folder: Path, data: str, shown: Shown, held_out: PictureSet | None, device: str, heads: bool
 ) -> Evaluation:
-    classifier = load(folder, device=device)
+    classifier = open_exported(folder) if is_artefact(folder) else load(folder, device=device)
     classifier.check_decides()
     return evaluate_on(classifier, shown.open(data, classifier, held_out), shown, heads=heads)
 

@@ -108,7 +108,7 @@ function runsOf(text) {
   }
 
   function caption(picture, words) {
-    by("name").textContent = named(by("seen"), `${picture.name}${words}`) + (picture.note && ` · ${picture.note}`)
+    by("name").textContent = named(by("photo") ?? by("seen"), `${picture.name}${words}`) + (picture.note && ` · ${picture.note}`)
     if (!picture.bitmap) by("name").textContent += " · This browser cannot show a file of this kind."
     const { seconds } = picture
     by("time").textContent = `Answered in ${seconds < 0.1 ? (1000 * seconds).toFixed(0) + " ms" : seconds.toFixed(2) + " s"}.`
@@ -152,9 +152,11 @@ function runsOf(text) {
       by("rows").replaceChildren(...picture.answers.map(({ label, probability }) => choice({
         value: label, name: said(label), told: percent(probability), share: probability, checked: label === picture.chosen, choose: does("explain") && (() => classes.choose(label)),
       })))
-      if (picture.seen) drawSeen(by("seen"), picture.seen, null)
-      else drawPicture(by("seen"), picture, LARGEST)
-      caption(picture, picture.seen ? " as the network sees it" : "")
+      // The photo as sharp as the browser has it; what the network sees of it is small beside it.
+      by("view").hidden = !picture.seen || !picture.bitmap
+      if (picture.seen) drawSeen(by(picture.bitmap ? "seen" : "photo"), picture.seen, null)
+      if (picture.bitmap || !picture.seen) drawPicture(by("photo"), picture, LARGEST)
+      caption(picture, picture.seen && !picture.bitmap ? " as the network sees it" : "")
       if (does("explain")) classes.showMap(picture)
       if (does("search")) neighbours.show(picture)
     },

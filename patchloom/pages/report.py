@@ -174,7 +174,12 @@ def _curve_charts(records: Sequence[Mapping[str, Any]], charts: Charts) -> list[
         ]
         for name, lines in charts.items()
     }
-    return [(name, line_chart(lines, x_label=unit)) for name, lines in drawn.items() if lines]
+    # A line through one point is no curve: its number stands in the table.
+    return [
+        (name, line_chart(lines, x_label=unit))
+        for name, lines in drawn.items()
+        if any(len(line.points) > 1 for line in lines)
+    ]
 
 
 def curve(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ from markupsafe import Markup
 from PIL import Image
 
 from patchloom.evaluation.classification import Mistake
-from patchloom.pages.charts import bars, heat_map
+from patchloom.pages.charts import bars, count_table, heat_map
 from patchloom.pages.page import data_uri, render
 
-LABELLED_CLASSES = 30  # up to here every cell of the confusion matrix has room for its count
+COUNTED_CLASSES = 30  # up to here every cell of the confusion matrix has room for its count
+DRAWN_CLASSES = 250  # up to here every cell of the confusion matrix is told under the pointer
+ENLARGED_CLASSES = 12  # of a larger matrix, those that are confused most
 UNFOLDED_BARS = 20
 CONFUSED_PAIRS = 20
 THUMBNAIL = 112  # pixels
@@ -29,9 +32,12 @@ def class_section(per_class: Sequence[float] | np.ndarray, names: Sequence[str],
     return _section("classes", per_class=_class_bars(per_class, names, counts))
 
 
-def mistake_section(mistakes: Sequence[tuple[Image.Image, Mistake]], names: Sequence[str]) -> Markup:
-    """The worst mistakes."""
-    shown = [(data_uri(_thumbnail(image)), m, names[m.label], names[m.prediction]) for image, m in mistakes]
+def mistake_section(mistakes: Sequence[tuple[Image.Image, Mistake, str]], names: Sequence[str]) -> Markup:
+    """The worst mistakes, each with the place of its file."""
+    shown = [
+        (data_uri(_thumbnail(image)), m, names[m.label], names[m.prediction], PurePath(place).name or place, place)
+        for image, m, place in mistakes
+    ]
     return _section("mistakes", mistakes=shown)
 
 
@@ -49,10 +55,13 @@ def gallery_section(
     place: str,
     title: str,
     told: str,
-    pictures: Sequence[tuple[Sequence[Image.Image], str]],
+    pictures: Sequence[tuple[Sequence[Image.Image], str | Sequence[str]]],
     legend: Sequence[tuple[str, tuple[int, int, int]]] = (),
 ) -> Markup:
-    """Rows of pictures, each with its caption, that break where there is no room; `legend` names their colours."""
+    """Rows of pictures that break where there is no room, with a caption per row or per picture.
+
+    `legend` names their colors.
+    """
     shown = [([data_uri(picture) for picture in row], caption) for row, caption in pictures]
     swatches = [(name, f"#{red:02x}{green:02x}{blue:02x}") for name, (red, green, blue) in legend]
     return _section("gallery", place=place, title=title, told=told, pictures=shown, legend=swatches)
@@ -79,14 +88,30 @@ def _confusion(counts: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     places = [divmod(int(place), len(names)) for place in worst]
     pairs = [(names[i], names[j], int(wrong[i, j]), int(images[i])) for i, j in places if wrong[i, j]]
     largest = 100 * float(np.max(wrong / np.maximum(images, 1)[:, None]))
-    if len(names) <= LABELLED_CLASSES:
-        return {
-            "chart": heat_map(counts, _strengths(counts), names),
-            "image": None,
-            "pairs": pairs[:3],
-            "largest": largest,
-        }
-    return {"chart": None, "image": data_uri(_compact(counts)), "pairs": pairs, "largest": largest}
+    strengths = _strengths(counts)
+    if len(names) <= COUNTED_CLASSES:
+        return {"table": count_table(counts, strengths, names), "pairs": pairs[:3], "largest": largest}
+    drawn = heat_map(counts, strengths, names) if len(names) <= DRAWN_CLASSES else None
+    block = None
+    if chosen := most_confused(wrong):
+        part = np.ix_(chosen, chosen)
+        block = count_table(counts[part], strengths[part], [names[i] for i in chosen], images[chosen])
+    image = None if drawn else data_uri(_compact(counts))
+    return {"table": None, "chart": drawn, "image": image, "block": block, "pairs": pairs, "largest": largest}
+
+
+def most_confused(wrong: np.ndarray, count: int = ENLARGED_CLASSES) -> list[int]:
+    """Classes of the pairs that are confused most, either way; those that belong together stand together."""
+    both = np.triu(wrong + wrong.T)
+    chosen: list[int] = []
+    for place in np.argsort(-both, axis=None, kind="stable"):
+        i, j = divmod(int(place), len(both))
+        if not both[i, j] or len(chosen) >= count:
+            break
+        for one, other in ((i, j), (j, i)):
+            if one not in chosen and len(chosen) < count:
+                chosen.insert(chosen.index(other) + 1 if other in chosen else len(chosen), one)
+    return chosen if len(chosen) > 1 else []
 
 
 def _strengths(counts: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from patchloom.errors import UsageError
+from patchloom.printable import plural
 from patchloom.recipes.parts import GROUPS, ModelPart, OptimPart, SchedulePart, fields_of
 from patchloom.recipes.schema import Recipe, override
 from patchloom.recipes.small_images import fit_to_32_pixels
@@ -122,7 +123,7 @@ def auto_recipe(
     reasons += _augmentation(images, chosen["model.image_size"], chosen["schedule.epochs"], pretrained)
     start = Recipe(
         name="auto",
-        source=f"Rules of thumb for {_thousands(images)} images in {classes} classes.",
+        source=f"Rules of thumb for {plural(images, 'image')} in {plural(classes, 'class')}.",
         model=ModelPart(name="resmlp_s12"),
         optim=OptimPart(lr=1e-3, batch_size=1),
         schedule=SchedulePart(epochs=1),
@@ -157,7 +158,7 @@ def _network(
     if model:
         reasons = [Reason("model.name", model, "as asked")]
     elif device == "cuda" and (pretrained or images >= 200_000):
-        why = "starts from trained weights" if pretrained else f"{_thousands(images)} images carry 24 layers"
+        why = "starts from trained weights" if pretrained else f"{images:,} images carry 24 layers"
         reasons = [Reason("model.name", "resmlp_s24", why)]
     else:
         reasons = [Reason("model.name", "resmlp_s12", "the smallest ResMLP: fast, and enough for a small set")]
@@ -218,10 +219,10 @@ def _run(
         Reason(
             "schedule.epochs",
             epochs,
-            f"{_thousands(images)} images: {epochs} epochs (about {_short(epochs * images)} pictures seen)",
+            f"{plural(images, 'image')}: {plural(epochs, 'epoch')} (about {_short(epochs * images)} pictures seen)",
         ),
         fitted_warmup(images, batch, epochs),
-        Reason("optim.batch_size", batch, f"{_thousands(math.ceil(images / batch))} steps per epoch"),
+        Reason("optim.batch_size", batch, f"{plural(math.ceil(images / batch), 'step')} per epoch"),
         Reason(
             "optim.lr",
             lr,
@@ -237,7 +238,7 @@ def _run(
         Reason(
             "optim.ema_decay",
             0.999 if steps >= LONG_STEPS else None,
-            f"{_thousands(steps)} steps: {'enough' if steps >= LONG_STEPS else 'too few'} for an average",
+            f"{plural(steps, 'step')}: {'enough' if steps >= LONG_STEPS else 'too few'} for an average",
         ),
     ]
 
@@ -254,8 +255,9 @@ def _trained_network(model: str) -> list[Reason]:
 
 
 def fitted_batch(images: int, largest: int) -> int:
-    """A power of two that gives an epoch 32 updates or more, from 16 to `largest`."""
-    return _within(2 ** int(math.log2(max(1, images / 32))), 16, largest)
+    """A power of two that gives an epoch 32 updates or more, from 16, or as many as there are images, to `largest`."""
+    batch = _within(2 ** int(math.log2(max(1, images / 32))), 16, largest)
+    return min(batch, 2 ** int(math.log2(images)))
 
 
 def fitted_warmup(images: int, batch: int, epochs: int) -> Reason:
@@ -264,7 +266,8 @@ def fitted_warmup(images: int, batch: int, epochs: int) -> Reason:
         warmup = _within(round(epochs / 20), 1, 5)
         return Reason("schedule.warmup_epochs", warmup, f"a twentieth of {epochs} epochs, from 1 to 5")
     steps = max(1, images // batch) * epochs
-    return Reason("schedule.warmup_steps", max(1, round(SHORT_WARMUP * steps)), f"a tenth of {_thousands(steps)} steps")
+    why = f"a tenth of {plural(steps, 'step')}" if steps > 1 else "the run has one step"
+    return Reason("schedule.warmup_steps", max(1, round(SHORT_WARMUP * steps)), why)
 
 
 def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list[Reason]:
@@ -283,7 +286,7 @@ def _augmentation(images: int, size: int, epochs: int, pretrained: bool) -> list
             Reason("augment.crop_min_scale", scale, "smaller parts only where images are many and the run is long"),
         ]
     altered = strength.policy and not tiny
-    length = "fine-tuning" if pretrained else f"{epochs} epochs"
+    length = "fine-tuning" if pretrained else plural(epochs, "epoch")
     why = "too few pixels to alter" if tiny else "one random change per image" if altered else length
     return [
         *crop,
@@ -308,10 +311,6 @@ def _multiple(value: int, unit: int) -> int:
 
 def _within(value: int, low: int, high: int) -> int:
     return max(low, min(high, value))
-
-
-def _thousands(value: int) -> str:
-    return f"{value:,}".replace(",", " ")
 
 
 def _short(value: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from patchloom.errors import UsageError
 from patchloom.foreign import read_plain
+from patchloom.printable import plural
 from patchloom.recipes import Reason, auto_recipe, get_recipe, override
 from patchloom.recipes.fit import Facts, fitted, scaled_steps, smaller_network
 from patchloom.recipes.plain_yaml import MAX_CHARACTERS
@@ -110,7 +111,7 @@ def _following(recipe: Recipe, changes: dict[str, Any]) -> list[Choice]:
     longest = max(1, changed.schedule.epochs // 10)
     told = changes.keys() & {"schedule.warmup_epochs", "schedule.warmup_steps"}
     if not told and "schedule.epochs" in changes and recipe.schedule.warmup_epochs > longest:
-        why = f"auto: a tenth of {changed.schedule.epochs} epochs"
+        why = f"auto: a tenth of {plural(changed.schedule.epochs, 'epoch')}"
         follows.append(Choice("schedule.warmup_epochs", longest, why))
     if recipe.schedule.step_epochs and "schedule.epochs" in changes and "schedule.step_epochs" not in changes:
         dropping = scaled_steps(recipe, changed.schedule.epochs)

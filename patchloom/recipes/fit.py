@@ -302,7 +302,7 @@ def _few_images(recipe: Recipe, facts: Facts, updates: int) -> list[Reason]:
         if following and following < recipe.grafit.target_decay:
             reasons.append(Reason("grafit.target_decay", following, f"the target follows within {updates:,} updates"))
     if recipe.optim.name == "sgd" and recipe.optim.weight_decay < 5e-4:
-        reasons.append(Reason("optim.weight_decay", 5e-4, "as grafit_small_images: few images are learned by heart"))
+        reasons.append(Reason("optim.weight_decay", 5e-4, "as grafit_small_images, against overfitting"))
     return reasons
 
 

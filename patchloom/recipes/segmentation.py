@@ -96,7 +96,7 @@ def auto_segmentation(facts: Facts, model: str | None, given: Mapping[str, Any])
         )
     if not facts.pretrained:
         reasons += _fine_patches(name, side, known) + (_small(name) if facts.device == "cpu" and not model else [])
-    batch = known.get("optim.batch_size") or min(32, max(8, fitted_batch(facts.images, 32)))
+    batch = known.get("optim.batch_size") or min(32, fitted_batch(facts.images, 32))
     share = PRETRAINED_SHARE if facts.pretrained else 1.0
     wanted = max(fewest, min(most, round(share * windows / facts.images)))
     epochs = known.get("schedule.epochs") or wanted
@@ -120,13 +120,13 @@ def auto_segmentation(facts: Facts, model: str | None, given: Mapping[str, Any])
         Reason("optim.ema_decay", 0.999 if updates >= 4_000 else None, f"{updates:,} updates"),
     ]
     short = epochs * facts.images < FEW_WINDOWS
-    why = "so few windows are not learned by heart" if short else "as the papers"
+    why = "short run: overfitting is unlikely, so augmentation is weak" if short else "as the papers"
     reasons += [
         Reason("augment.scale_min", 0.9 if short else 0.5, why),
         Reason("augment.scale_max", 1.1 if short else 2.0, why),
         Reason("augment.policy", "none" if short else "photometric", why),
         Reason("segment.dropout", 0.0 if short else 0.1, why),
-        Reason("model.drop_path", 0.0 if short else 0.1, why if short else "few images are learned by heart"),
+        Reason("model.drop_path", 0.0 if short else 0.1, why if short else "against overfitting"),
     ]
     start = Recipe(
         name="auto",

@@ -41,6 +41,9 @@ _OF_PICTURES = {
 }
 
 
+POOLED = "resnet50_attention_pool"  # what networks of timm and torchvision are called in `config.json`
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """From a picture to what the network was trained on."""
@@ -64,6 +67,16 @@ class RunFiles:
     labels: tuple[str, ...]
     level: str | None = None  # of the taxonomy whose classes `labels` are; None: the finest of its data
     task: str = ""  # of a run from before it was written down
+
+    @property
+    def model(self) -> str:
+        """Its network as recipes and --model call it: torchvision:mobilenet_v2, timm:resnet18, resmlp_s12."""
+        inner = self.options.get("backbone")
+        options = inner if isinstance(inner, Mapping) else self.options  # of the network under the heads of a task
+        if self.network == POOLED and options.get("pool") == "average":
+            backbone = str(options["backbone"])
+            return backbone if ":" in backbone else f"timm:{backbone}"
+        return self.network
 
     @cached_property
     def recipe(self) -> "Recipe | None":

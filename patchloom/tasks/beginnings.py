@@ -2,17 +2,25 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from patchloom.data.sources.source import in_one, parts_of
 from patchloom.errors import CheckpointError, DataError, UsageError
-from patchloom.printable import printable
+from patchloom.printable import plural, printable
 from patchloom.runs.beginning import RECORD, DataRecord, read_record
 from patchloom.runs.named import found_run
 
 CLASSES_SHOWN = 3
+
+
+class OtherRunError(UsageError):
+    """A folder holds another run than the one to be trained: why, and what to do."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
 
 
 def began_with(record: DataRecord, data: str, init: str | None) -> DataRecord:
@@ -44,13 +52,20 @@ def start_of(init: str | None) -> tuple[str, str]:
         raise UsageError(f"--init {init}: {path.name} cannot be read ({error.strerror})") from error
 
 
-def default_folder(name: str, init: str | None, is_ours: Callable[[DataRecord], bool]) -> tuple[Path, str]:
-    """The first of runs/NAME, runs/NAME-2 … that is free or holds a run on these data; why not the very first."""
+def default_folder(
+    name: str, init: str | None, is_ours: Callable[[DataRecord], bool], taken: Mapping[Path, str]
+) -> tuple[Path, str]:
+    """The first of runs/NAME, runs/NAME-2 … that is free or holds a run on these data; why not the very first.
+
+    Of those that are `taken` it is known that they hold other runs, and why.
+    """
     number, why = 1, ""
     while True:
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
         before = _before(folder)
-        if init and folder.is_dir() and Path(init).is_dir() and folder.samefile(init):
+        if folder in taken:
+            why = why or taken[folder]
+        elif init and folder.is_dir() and Path(init).is_dir() and folder.samefile(init):
             why = why or f"{folder} is what it starts from"
         elif before and not is_ours(before):
             why = why or f"{folder} holds a run on other data{f', {before.place}' if before.place else ''}"
@@ -76,7 +91,7 @@ def refuse_other_start(folder: Path, record: DataRecord) -> None:
         return
     was, now = (f"--init {init}" if init else "random weights" for init in (before.init, record.init))
     changed = f"{was}, which has changed since" if was == now else f"{was}; given {now}"
-    raise UsageError(f"{folder} began from {changed}. Start as before, or give a new folder with --out")
+    raise OtherRunError(f"{folder} began from {changed}", "start as before, or pass another folder with --out")
 
 
 def changes_since(folder: Path, record: DataRecord) -> list[str]:
@@ -114,4 +129,4 @@ def _before(folder: Path) -> DataRecord | None:
 
 def _some(names: Sequence[str]) -> str:
     shown = printable(", ".join(names[:CLASSES_SHOWN]))
-    return f"{len(names)} classes ({shown}{', …' if len(names) > CLASSES_SHOWN else ''})"
+    return f"{plural(len(names), 'class')} ({shown}{', …' if len(names) > CLASSES_SHOWN else ''})"

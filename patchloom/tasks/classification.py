@@ -1,7 +1,7 @@
 """To name the class of an image, among those of the data."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ from patchloom.tasks.images import ImageTask
 
 if TYPE_CHECKING:
     from patchloom.engine.distribution import Processes
+    from patchloom.evaluation.classification import ClassificationReport
     from patchloom.tasks.image_judges import ClassJudge
     from patchloom.tasks.image_plan import ImagePlan
 
@@ -40,6 +41,15 @@ class Classification(ImageTask):
         """Top-1."""
         del run
         return f"top-1 {metrics['top1']:.2f} %"
+
+    def more_words(self, plan: "ImagePlan", judged: "ClassificationReport") -> Iterator[str]:
+        """Whether the training images were learned by heart."""
+        from patchloom.evaluation.overfitting import overfitting_note
+        from patchloom.runs.metrics import read_metrics
+
+        records = read_metrics(plan.folder / "metrics.jsonl")
+        if note := overfitting_note(records, judged, pretrained=bool(plan.settings.init)):
+            yield f"warning: {note}"
 
     def next_commands(self, plan: "ImagePlan") -> Sequence[str]:
         """Use it, or judge it."""

@@ -173,8 +173,9 @@ class Detection(ImageTask):
             f"; mask AP {metrics['mask_ap']:.1f}, AP50 {metrics['mask_ap50']:.1f}" if "mask_ap" in metrics else ""
         )
 
-    def more_words(self, judged: "KeptVal") -> Iterator[str]:
+    def more_words(self, plan: "ImagePlan", judged: "KeptVal") -> Iterator[str]:
         """How sure that is."""
+        del plan
         from patchloom.tasks.detection_report import interval_words
 
         yield f"           {interval_words(judged.report)}"
@@ -190,11 +191,11 @@ class Detection(ImageTask):
 
         return detection_page(folder, asked)
 
-    def look(self, folder: Path, images: Sequence[str], *, data: str | None, out: Path, top: int) -> Any:
+    def look(self, folder: Path, images: Sequence[str], **options: Any) -> Any:
         """What is found in pictures; without pictures the worst of val beside the truth."""
         from patchloom.tasks.detection_look import look_at_detected
 
-        return look_at_detected(folder, images, data=data, out=out, top=top)
+        return look_at_detected(folder, images, **options)
 
     def evaluate(
         self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, **options: Any

@@ -1,5 +1,6 @@
 """`patchloom look` at a run that finds objects: what it finds in pictures, or where it was most wrong in val."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,44 +8,52 @@ from typing import Any
 from PIL import Image
 
 from patchloom.data.pictures.given import pictures_in
+from patchloom.deployment.artefact import is_artefact
 from patchloom.deployment.detected_object import SURE
 from patchloom.deployment.detector import Detected, ObjectDetector, detected_objects, load_object_detector, shown
-from patchloom.errors import DataError, UsageError
+from patchloom.deployment.exported import open_exported
+from patchloom.errors import DataError, UsageError, at_least
 from patchloom.inspection.object_overlays import drawn_objects
-from patchloom.judging.look_page import LookPage
+from patchloom.judging.look_page import LookPage, across
 from patchloom.pages.page import write_page
 from patchloom.pages.sections import gallery_section
+from patchloom.printable import plural
 from patchloom.runs.detection import VAL, read_val
 from patchloom.tasks.detection_pictures import TOLD, beside_truth, confused_section, told, worst_first
 from patchloom.tasks.detection_report import images_of
 from patchloom.tasks.pages import Asked
 
-OF_VAL, PICTURES = 12, 100  # shown at most of val, and of pictures that were given
+COUNT = 12  # images shown at most
 FEW = 0.1  # the score from which the surest are drawn where none is sure
 UNSURE = f"Nothing has a score of {SURE:.0%} or more; drawn is what is likeliest."
 
 
 def look_at_detected(
-    folder: Path, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5
+    folder: Path, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5, count: int = COUNT
 ) -> LookPage:
-    """Draw what is found in the pictures at `paths`; without any, those of val that were answered worst."""
+    """Draw objects in the images at `paths`, at most `count` from all over them; without any, the worst of val."""
+    at_least("count", count, 1)
     notes: list[str] = []
-    looks, sections = _given(folder, paths, top, notes) if paths else _worst(folder, data)
-    title = f"What {folder.name} {'found' if paths else 'got most wrong'}"
+    looks, sections = _given(folder, paths, top, count, notes) if paths else _worst(folder, data, count)
+    title = f"Val images that {folder.name} got most wrong"
+    if paths:
+        title = f"Objects that {folder.name} detects in {plural(len(looks), 'image')}"
     write_page(out, "gallery.html.j2", title=title, notes=notes, sections=sections)
     return LookPage(out, looks, notes)
 
 
 def _given(
-    folder: Path, paths: Sequence[str], top: int, notes: list[str]
+    folder: Path, paths: Sequence[str], top: int, count: int, notes: list[str]
 ) -> tuple[list[tuple[str, str, Any]], list[Any]]:
     """Pictures beside what is found in them."""
-    detector, files = load_object_detector(folder), [*pictures_in(paths)]
-    if len(files) > PICTURES:
-        notes.append(f"the first {PICTURES} of {len(files)} pictures are shown")
+    detector = open_exported(folder) if is_artefact(folder) else load_object_detector(folder)
+    files = [*pictures_in(paths)]
+    chosen = across(files, [os.path.dirname(one.name) for one in files], count)
+    if len(chosen) < len(files):
+        notes.append(f"{len(chosen)} of {len(files):,} images are shown; --count shows more")
     looks: list[tuple[str, str, Any]] = []
     sections = []
-    for number, one in enumerate(files[:PICTURES]):
+    for number, one in enumerate(chosen):
         try:
             picture = one.read()
         except DataError as error:
@@ -56,9 +65,8 @@ def _given(
         row = [drawn_objects(picture, []), drawn]  # of one size
         sections.append(gallery_section(f"picture-{number}", one.name, detail, [(row, answer.in_words())]))
     if not looks:
-        raise DataError(
-            f"none of {len(files)} pictures can be read; the first: {notes[0] if notes else 'there is none'}"
-        )
+        first = notes[0] if notes else "there is none"
+        raise DataError(f"none of the {plural(len(files), 'image')} can be read; the first: {first}")
     return looks, sections
 
 
@@ -72,8 +80,10 @@ def _answer(detector: ObjectDetector, name: str, picture: Image.Image, top: int)
     return Detected(name, found[:top], size), UNSURE
 
 
-def _worst(folder: Path, data: str | None) -> tuple[list[tuple[str, str, Any]], list[Any]]:
+def _worst(folder: Path, data: str | None, count: int) -> tuple[list[tuple[str, str, Any]], list[Any]]:
     """Pictures of val of which the least is right, and a table of the classes that are confused most."""
+    if is_artefact(folder):
+        raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
     kept = read_val(folder)
     if kept is None:
         raise UsageError(f"{folder} has no {VAL}, which says what was found in val; give pictures to look at")
@@ -90,7 +100,7 @@ def _worst(folder: Path, data: str | None) -> tuple[list[tuple[str, str, Any]], 
     scores, order = worst_first(report)
     looks: list[tuple[str, str, Any]] = []
     sections = [*confused_section(report)]
-    for number, i in enumerate(order[:OF_VAL]):
+    for number, i in enumerate(order[:count]):
         name, detail = kept.names[i], f"{scores[i]:.0%} right; {told(report, i)}"
         row = beside_truth(images.read(places[name]), report, i)
         looks.append((name, detail, Detected(name, detected_objects(report.found[i], report.classes))))

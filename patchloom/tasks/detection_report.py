@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,15 @@ from markupsafe import Markup
 from PIL import Image
 
 from patchloom.data.batches.loader import Loader, cores
+from patchloom.data.checking.scan_bar import scan_bar
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sets import PictureSet
+from patchloom.deployment.artefact import is_artefact
+from patchloom.deployment.artefact_detector import MASKS
 from patchloom.deployment.detector import load_object_detector
+from patchloom.deployment.exported import open_exported
 from patchloom.deployment.object_data import open_objects
-from patchloom.errors import UsageError, attempted
+from patchloom.errors import DataError, UsageError, attempted
 from patchloom.evaluation.detection import DetectionReport, Found, Kind, Truth, difference
 from patchloom.evaluation.finding import find_objects, truth_of
 from patchloom.objectives.detection import CHARTS
@@ -63,6 +67,8 @@ def evaluate_detectors(
     notes: list[str] = []
     for name, folder in runs.items():
         if data is None:
+            if is_artefact(folder):
+                raise UsageError(f"{folder} is an artifact without val predictions: patchloom evaluate {folder} DATA")
             kept = read_val(folder)
             if kept is None:
                 raise UsageError(f"{folder} has no {VAL}; give data: patchloom evaluate {folder} DATA")
@@ -91,6 +97,8 @@ def judge_on(
     folder: Path, data: str, *, split: str | None, device: str, reading: Reading = AS_IT_IS
 ) -> tuple[KeptVal, list[str]]:
     """What a run finds in a split of data, by default val; and notes."""
+    if is_artefact(folder):
+        return _judge_exported(folder, data, split, reading)
     detector = load_object_detector(folder, device=device)
     images, notes = open_objects(folder, data, split, detector.labels, reading)
     loader = Loader(
@@ -103,14 +111,51 @@ def judge_on(
         skip_broken=True,
     )
     judged: dict[int, tuple[Truth, Found, tuple[int, int]]] = {}
-    for index, size, found in find_objects(detector.network, loader.epoch(0)):
-        judged[index] = truth_of(images.objects(index), size), found, size
+    with scan_bar(what="evaluating") as progress:
+        for index, size, found in find_objects(detector.network, loader.epoch(0)):
+            judged[index] = truth_of(images.objects(index), size), found, size
+            if progress:
+                progress(len(judged), len(images))
     loader.close()
     notes += [f"not counted: {why}" for why in loader.broken.values()]
+    return _kept(judged, images, detector.labels), notes
+
+
+def _judge_exported(
+    folder: Path, data: str, split: str | None, reading: Reading = AS_IT_IS
+) -> tuple[KeptVal, list[str]]:
+    """The same of an artifact, image by image."""
+    detector = open_exported(folder)
+    images, notes = open_objects(None, data, split, detector.labels, reading)
+    numbers = {name: number for number, name in enumerate(detector.labels)}
+    judged: dict[int, tuple[Truth, Found, tuple[int, int]]] = {}
+    with scan_bar(what="evaluating") as progress:
+        for index in range(len(images)):
+            try:
+                picture = images.read(index)
+            except DataError as error:
+                notes.append(f"not counted: {error}")
+                continue
+            objects, size = detector.predict(picture, min_score=0.0), (picture.height, picture.width)
+            found = Found(
+                np.array([one.box for one in objects], np.float64).reshape(-1, 4),
+                np.array([numbers[one.name] for one in objects], np.int64),
+                np.array([one.score for one in objects], np.float64),
+                [one.outline for one in objects] if MASKS in detector.artifact.about.parts else None,
+            )
+            judged[index] = truth_of(images.objects(index), size), found, size
+            if progress:
+                progress(index + 1, len(images))
+    return _kept(judged, images, detector.labels), notes
+
+
+def _kept(
+    judged: Mapping[int, tuple[Truth, Found, tuple[int, int]]], images: PictureSet, labels: Sequence[str]
+) -> KeptVal:
     order = sorted(judged)
     truths, all_found, sizes = zip(*(judged[index] for index in order), strict=True) if order else ((), (), ())
-    report = DetectionReport(detector.labels, truths, all_found)
-    return KeptVal(report, tuple(images.key(index) for index in order), sizes), notes
+    report = DetectionReport(tuple(labels), truths, all_found)
+    return KeptVal(report, tuple(images.key(index) for index in order), sizes)
 
 
 def _differences(judged: Mapping[str, DetectionReport], pictures: Mapping[str, tuple[str, ...]]) -> list[str]:

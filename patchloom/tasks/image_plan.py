@@ -24,6 +24,7 @@ from patchloom.models.catalogue import CATALOGUE
 from patchloom.models.network import Network
 from patchloom.models.weights_file import check_weights_file
 from patchloom.models.weights_table import is_tag, published, weights_named
+from patchloom.printable import plural
 from patchloom.recipes.choices import Automatic, Choice, base_recipe, resolve_recipe, with_steps
 from patchloom.recipes.fit import Facts, advice
 from patchloom.recipes.methods import Method, method_of
@@ -38,8 +39,8 @@ from patchloom.tasks.plan import (
     Plan,
     TrainingSettings,
     check_numbers,
-    chosen_folder,
     method_asked,
+    placed,
     same_run,
     seconds_of,
     share_asked,
@@ -115,19 +116,26 @@ def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> I
         whole = task.shown(make_splits(source, copies=seen.copies() if source.val is None else (), **chosen))
         splits = share_of_train(whole, share)
     record = began_with(record_of(whole, seen), settings.data, settings.init)
-    folder, why = chosen_folder(settings, record.is_of)
-    refuse_other_data(folder, record)
-    begun = read_recipe(folder) if folder.is_dir() else None
-    time_s = seconds_of(settings.time)
-    if time_s and begun:  # its epochs were planned when it began
-        why_epochs = f"auto: as the run in {folder} began; --epochs goes on for longer"
-        epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, why_epochs), None
-        resolved = task.resolve(splits, settings, device, epochs)
+    begins = resolved
+
+    def in_folder(folder: Path, why: str) -> tuple[Path, str, Recipe | None, float | None, Resolved]:
+        """The run as it would be in a folder; an OtherRunError where that holds another."""
+        resolved, time_s = begins, seconds_of(settings.time)
+        refuse_other_data(folder, record)
+        begun = read_recipe(folder) if folder.is_dir() else None
+        if time_s and begun:  # its epochs were planned when it began
+            why_epochs = f"auto: as the run in {folder} began; --epochs trains longer"
+            epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, why_epochs), None
+            resolved = task.resolve(splits, settings, device, epochs)
+        if begun and begun.name == resolved.recipe.name:
+            recipe, choices = _as_begun(begun, resolved.recipe, resolved.choices)
+            resolved = replace(resolved, recipe=recipe, choices=choices)
+        same_run(folder, resolved.recipe)
+        refuse_other_start(folder, record)
+        return folder, why, begun, time_s, resolved
+
+    folder, why, begun, time_s, resolved = placed(settings, record.is_of, in_folder)
     recipe, choices = resolved.recipe, resolved.choices
-    if begun and begun.name == recipe.name:
-        recipe, choices = _as_begun(begun, recipe, choices)
-    same_run(folder, recipe)
-    refuse_other_start(folder, record)
     notes = (*splits.notes, *resolved.notes, *_too_few(splits), *changes_since(folder, record))
     notes += task.fault_notes(seen, settings) if seen else ()
     unreadable = tuple(seen.unreadable) if seen else ()
@@ -165,7 +173,7 @@ def data_lines(plan: ImagePlan, *, dry_run: bool) -> list[str]:
     listed = f"all: {_look(plan.settings)}" if dry_run else f"all in {plan.folder / LEFT_OUT}"
     return [
         f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, "
-        + (f"{len(s.classes)} classes" if len(s.classes) else "no labels"),
+        + (plural(len(s.classes), "class") if len(s.classes) else "no labels"),
         *([f"           {len(s.test):,} to test later: {tested}"] if s.test is not None and len(s.classes) else []),
         *([f"left out   {name_unreadable(plan.unreadable)}; {listed}"] if plan.unreadable else []),
         *(f"           note: {note}" for note in plan.notes),
@@ -249,8 +257,8 @@ def _too_few(splits: Splits) -> list[str]:
     if not 0 < count < ENOUGH_TO_CHOOSE_BY:
         return []
     return [
-        f"val has {count} picture{'s' * (count != 1)}: one of them is {100 / count:.1f} points, too few to choose by; "
-        f"give val at least {ENOUGH_TO_CHOOSE_BY}, or take its score and the weights it keeps for a guess"
+        f"val has only {plural(count, 'image')}, so one image is {100 / count:.1f} points of accuracy and the best "
+        f"weights are chosen partly by chance; give val {ENOUGH_TO_CHOOSE_BY} images or more"
     ]
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 from markupsafe import Markup
 from PIL import Image
 
+from patchloom.data.checking.scan_bar import scan_bar
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.classifier import load
 from patchloom.deployment.evaluations import Shown, evaluate_on
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, Mistake
 from patchloom.evaluation.intervals import LEVEL
+from patchloom.evaluation.overfitting import overfitting_note
 from patchloom.inspection.branches import branch_epoch_charts
 from patchloom.inspection.cost import cost_rows
 from patchloom.inspection.pictures import Picture, pictures_of
@@ -44,10 +47,13 @@ def image_page(folder: Path, asked: Asked) -> TaskPage:
     judged = parts.predictions.report if parts.predictions else None
     looked = [*(parts.attempt(lambda: _pictures(parts, val)) or []), *_branches(parts)]
     metrics = parts.metrics
+    if judged and not asked.part:
+        started = parts.record is not None and bool(parts.record.init)
+        parts.notes += filter(None, [overfitting_note(metrics, judged, pretrained=started)])
     best = f"{judged.top(1):.2f} %" if judged else ""
-    measure = f"top-1 on {asked.part}" if asked.part else "best top-1"
+    measure = f"top-1 on {asked.part or 'val'}"
     if by_neighbours := neighbour_score(parts, metrics):
-        best, measure = f"{by_neighbours[1]:.2f} %", f"best top-1 of the {by_neighbours[0]} nearest"
+        best, measure = f"{by_neighbours[1]:.2f} %", f"best top-1 by the {by_neighbours[0]} nearest images"
     return TaskPage(
         best=best,
         measure=measure,
@@ -88,11 +94,12 @@ def _evaluate_split(parts: RunParts, data: str | None, shown: Shown) -> ImageSet
     """The pictures of a split; what the run decides about them now takes the place of what it decided about val."""
     place = data or (parts.record.data if parts.record else None)
     if place is None:
-        raise UsageError("where the data lie was not recorded; say it with --data")
+        raise UsageError(f"{parts.folder} does not record its data path; pass --data")
     classifier = load(parts.folder)
     classifier.check_decides()
     pictures = shown.open(place, classifier)
-    found = evaluate_on(classifier, pictures, shown)
+    with scan_bar(what="evaluating") as progress:
+        found = evaluate_on(classifier, pictures, replace(shown, progress=progress))
     parts.predictions = Predictions(found.report, found.fingerprint)
     parts.notes += found.notes
     return pictures
@@ -129,11 +136,11 @@ def _readable(parts: RunParts, val: ImageSet, indices: Sequence[int]) -> list[tu
 
 def _mistakes(
     parts: RunParts, val: ImageSet | None, judged: ClassificationReport | None
-) -> list[tuple[Image.Image, Mistake]]:
+) -> list[tuple[Image.Image, Mistake, str]]:
     if val is None or judged is None:
         return []
     worst = {mistake.index: mistake for mistake in judged.worst(WORST_SHOWN)}
-    return [(picture, worst[index]) for index, picture in _readable(parts, val, list(worst))]
+    return [(picture, worst[index], val.where(index)) for index, picture in _readable(parts, val, list(worst))]
 
 
 def _branches(parts: RunParts) -> list[Picture]:

@@ -7,7 +7,7 @@ from typing import Any
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.errors import UsageError, attempted
 from patchloom.pages.report import Report, Summary, recipe_rows, write_report
-from patchloom.runs.config import is_run, read_config, read_recipe
+from patchloom.runs.config import is_run, read_recipe, read_run_files
 from patchloom.runs.metrics import read_metrics
 from patchloom.runs.record import RunRecord, fault_of_metrics, read_run_record
 from patchloom.tasks.plan import Plan
@@ -70,7 +70,7 @@ def report_run(
     recipe = read_recipe(folder)
     if recipe is None:
         notes.append(f"{folder} kept no recipe.yaml: its settings are not shown")
-    name = recipe.model.name if recipe else str(read_config(folder).get("network"))
+    name = recipe.model.name if recipe else read_run_files(folder).model
     page = out or folder / page_name(asked.part)
     write_report(
         page,

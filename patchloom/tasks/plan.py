@@ -1,10 +1,11 @@
 """What a run will be: the user's settings, and the plan they lead to. What can be wrong is found while planning."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
 from patchloom.data.reading import Reading
@@ -14,6 +15,7 @@ from patchloom.data.sources.source import parts_of
 from patchloom.data.trees.archive import archive_stem
 from patchloom.data.trees.archives import is_archive
 from patchloom.errors import UsageError, at_least
+from patchloom.printable import plural
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.parts import fields_of
 from patchloom.recipes.schema import Recipe, difference
@@ -21,10 +23,12 @@ from patchloom.recipes.values import read_value
 from patchloom.runs.beginning import DataRecord
 from patchloom.runs.checkpoints import epochs_begun
 from patchloom.runs.config import read_recipe
-from patchloom.tasks.beginnings import default_folder
+from patchloom.tasks.beginnings import OtherRunError, default_folder
 
 if TYPE_CHECKING:
     from patchloom.tasks.task import Task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +117,7 @@ class Plan:
         r = self.recipe
         counted = self.task.counts if self.task.counts != "images" else ""
         recipe = (
-            f"recipe     {r.name}: {r.schedule.epochs} epochs, {r.optim.name} at {r.optim.peak_lr:.2g}, "
+            f"recipe     {r.name}: {plural(r.schedule.epochs, 'epoch')}, {r.optim.name} at {r.optim.peak_lr:.2g}, "
             f"batch {r.optim.batch_size:{',' if counted else ''}}{f' {counted}' if counted else ''}"
         )
         chosen = self.settings
@@ -141,11 +145,18 @@ def share_asked(settings: TrainingSettings) -> float:
     return float(read_value("train_share", asked, fields_of(Recipe)["train_share"]))
 
 
-def chosen_folder(settings: TrainingSettings, is_ours: Callable[[DataRecord], bool]) -> tuple[Path, str]:
-    """Where the run goes: as the user says, else by the name of the data; and why it is not runs/NAME."""
+def chosen_folder(
+    settings: TrainingSettings,
+    is_ours: Callable[[DataRecord], bool],
+    taken: Mapping[Path, str] = MappingProxyType({}),
+) -> tuple[Path, str]:
+    """Where the run goes: as the user says, else by the name of the data; and why it is not runs/NAME.
+
+    Folders that are `taken` are those of other runs, each with the reason.
+    """
     if settings.out:
         return Path(settings.out), ""
-    return default_folder(folder_name(settings.data), settings.init, is_ours)
+    return default_folder(folder_name(settings.data), settings.init, is_ours, taken)
 
 
 def refuse_unread(settings: TrainingSettings, unread: Sequence[str], why: str) -> None:
@@ -185,6 +196,19 @@ def check_numbers(settings: TrainingSettings) -> None:
         raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
 
 
+def placed(settings: TrainingSettings, is_ours: Callable[[DataRecord], bool], make: Callable[[Path, str], T]) -> T:
+    """What `make` makes of a folder and why it is that one: --out, or the first default folder without another run."""
+    taken: dict[Path, str] = {}
+    while True:
+        folder, why = chosen_folder(settings, is_ours, taken)
+        try:
+            return make(folder, why)
+        except OtherRunError as error:
+            if settings.out is not None:
+                raise
+            taken[folder] = error.reason
+
+
 def same_run(folder: Path, recipe: Recipe) -> None:
     """A folder with another run in it is an error that lists what differs, unless it only goes on for longer."""
     if folder.is_file():
@@ -194,15 +218,16 @@ def same_run(folder: Path, recipe: Recipe) -> None:
     changed.pop("schedule.epochs", None)
     if changed:
         shown = ", ".join(f"{key} {old} → {new}" for key, (old, new) in list(changed.items())[:4])
-        raise UsageError(
-            f"{folder} holds a run with other settings ({shown}); give them as before (--set field=value), "
-            "or a new folder with --out"
+        raise OtherRunError(
+            f"{folder} holds a run with other settings ({shown})",
+            "repeat the command that began it, or pass another folder with --out",
         )
     begun = epochs_begun(folder)
     if before and recipe.schedule.epochs < begun:
-        raise UsageError(
-            f"{folder} is already trained for {begun} epochs and cannot be taken back to {recipe.schedule.epochs}; "
-            f"give --epochs {begun} or more, or a new folder with --out"
+        raise OtherRunError(
+            f"{folder} is already trained for {plural(begun, 'epoch')} and cannot be taken back to "
+            f"{recipe.schedule.epochs}",
+            f"pass --epochs {begun} or more, or another folder with --out",
         )
 
 

@@ -209,10 +209,11 @@ class Segmentation(ImageTask):
         del run
         return f"mIoU {metrics['miou']:.2f} %, {metrics['pixel_accuracy']:.2f} % of the pixels right"
 
-    def more_words(self, judged: "SegmentationReport") -> Any:
-        """How sure it is, and the classes."""
+    def more_words(self, plan: "ImagePlan", judged: "SegmentationReport") -> Any:
+        """How sure it is."""
+        del plan
         low, high = judged.miou_interval()
-        yield f"           mIoU {low:.1f} … {high:.1f} for other images of the kind (95 %, bootstrap over images)"
+        yield f"           95 % interval of the mIoU: {low:.1f} … {high:.1f} (bootstrap over val images)"
 
     def next_commands(self, plan: "ImagePlan") -> Sequence[str]:
         """Use it, or judge it."""
@@ -228,11 +229,11 @@ class Segmentation(ImageTask):
 
         return segmentation_page(folder, asked)
 
-    def look(self, folder: Path, images: Sequence[str], *, data: str | None, out: Path, top: int) -> Any:
+    def look(self, folder: Path, images: Sequence[str], **options: Any) -> Any:
         """Answers over pictures and a map per class; without pictures the worst of val."""
         from patchloom.tasks.segmentation_look import look_at_segmented
 
-        return look_at_segmented(folder, images, data=data, out=out, top=top)
+        return look_at_segmented(folder, images, **options)
 
     def evaluate(
         self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, **options: Any

@@ -88,7 +88,7 @@ def judged(
 ) -> SegmentationReport:
     """The network's answers about a set; `numbers` are the model's class of each class of the set, −1 for none."""
     counting = Counting(tuple(classes), with_borders)
-    device = next(maps.network.parameters()).device
+    device = maps.device
     translated = None if numbers is None else torch.from_numpy(numbers).to(device)
     done = 0
     for some in _of_one_size(pixels, maps):

@@ -1,101 +1,184 @@
-"""`patchloom look` at a segmentation run: answers over pictures, a map per class, and what it takes for what."""
+"""`patchloom look` at a segmentation run: predicted masks beside the true ones, a map per class, what it confuses."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
 from patchloom.data.pictures.given import pictures_in
+from patchloom.data.sets import ImageSet
+from patchloom.deployment.artefact import is_artefact
+from patchloom.deployment.exported import ExportedSegmenter, open_exported
+from patchloom.deployment.masked_data import open_masks
 from patchloom.deployment.segmenter import Segmented, Segmenter, load_segmenter
-from patchloom.errors import DataError, UsageError
+from patchloom.errors import DataError, PatchloomError, UsageError, at_least
 from patchloom.inspection.mask_overlays import coloured, overlaid
-from patchloom.judging.look_page import LookPage
+from patchloom.judging.look_page import LookPage, across
 from patchloom.pages.page import write_page
 from patchloom.pages.sections import gallery_section
+from patchloom.printable import plural
 from patchloom.runs.record import read_run_record
 from patchloom.runs.segmentation import read_segmented
 from patchloom.tasks.pages import Asked
-from patchloom.tasks.segmentation_report import confused_section, images_of, legend, of_one_height
+from patchloom.tasks.segmentation_report import confused_section, images_of, legend, of_one_height, true_numbers
 
-OF_VAL, PICTURES = 8, 100  # shown at most of val, and of pictures that were given
-LARGEST_SIDE = 1024  # of a picture whose maps of all classes are drawn
+COUNT = 12  # images shown at most
+LARGEST_SIDE = 1024  # of an image whose maps of all classes are drawn
+
+
+class Wanted(NamedTuple):
+    """An image to look at, not yet read."""
+
+    name: str
+    detail: str
+    read: Callable[[], tuple[Image.Image, np.ndarray | None]]  # with its true class numbers, where they are known
 
 
 def look_at_segmented(
-    folder: Path, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5
+    folder: Path, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5, count: int = COUNT
 ) -> LookPage:
-    """Draw the pictures at `paths`; without any, those of val that were answered worst."""
-    segmenter = load_segmenter(folder)
+    """Draw masks of the images at `paths`, at most `count` from all over them; without any, the worst of val."""
+    at_least("count", count, 1)
+    exported = is_artefact(folder)
+    if exported and not paths:
+        raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
+    segmenter: Segmenter = open_exported(folder) if exported else load_segmenter(folder)
     notes: list[str] = []
+    if exported:
+        notes.append("an artifact gives no probabilities per pixel; the run that it was exported from does")
     sections: list[Any] = []
-    wanted: list[tuple[str, str, Any]]
     if paths:
-        files = [*pictures_in(paths)]
-        if len(files) > PICTURES:
-            notes.append(f"the first {PICTURES} of {len(files)} pictures are shown")
-        wanted = [(one.name, "", one.read) for one in files[:PICTURES]]
+        wanted = _given(segmenter, folder, paths, data, count, notes)
+        title = f"Predictions of {folder.name} on {plural(len(wanted), 'image')}"
     else:
-        wanted, sections = _worst(folder, data)
+        wanted, sections = _worst(segmenter, folder, data, count)
+        title = f"Val images that {folder.name} got most wrong"
     looks: list[tuple[str, str, Any]] = []
-    for number, (name, detail, read) in enumerate(wanted):
+    for number, one in enumerate(wanted):
         try:
-            answer, strips, seen = _drawn(segmenter, name, read(), top)
+            picture, truth = one.read()
+            answer, strips, seen = _drawn(segmenter, one.name, picture, truth, top)
         except DataError as error:
             notes.append(str(error))
             continue
-        looks.append((name, detail, answer))
-        colours = legend(segmenter.labels, seen)
-        sections.append(gallery_section(f"picture-{number}", name, detail or answer.in_words(), strips, colours))
+        looks.append((one.name, one.detail, answer))
+        colors = legend(segmenter.labels, seen)
+        detail = one.detail or answer.in_words()
+        sections.append(gallery_section(f"picture-{number}", one.name, detail, strips, colors))
     if not looks:
-        raise DataError(
-            f"none of {len(wanted)} pictures can be read; the first: {notes[0] if notes else 'there is none'}"
-        )
-    title = f"What {folder.name} {'saw' if paths else 'got most wrong'}"
+        first = notes[0] if notes else "there is none"
+        raise DataError(f"none of the {plural(len(wanted), 'image')} can be read; the first: {first}")
     write_page(out, "gallery.html.j2", title=title, notes=notes, sections=sections)
     return LookPage(out, looks, notes)
 
 
-def _worst(folder: Path, data: str | None) -> tuple[list[tuple[str, str, Any]], list[Any]]:
-    """Pictures of val with the least mean IoU, and a table of the classes that are confused most."""
+def _given(
+    segmenter: Segmenter, folder: Path, paths: Sequence[str], data: str | None, count: int, notes: list[str]
+) -> list[Wanted]:
+    """Images of files, or of folders with images and masks; true masks of those that lie in the run's data too."""
+    wanted: list[Wanted] = []
+    groups: list[str] = []
+    masked = {
+        os.path.realpath(images.where(row)): (images, row) for images in _sets(folder, data) for row in _rows(images)
+    }
+    for path in paths:
+        images = _opened(path, folder) if os.path.isdir(path) else None
+        if images is not None:
+            own = [Wanted(images.where(row), "", partial(_sampled, images, row, segmenter)) for row in _rows(images)]
+        else:
+            own = []
+            for one in pictures_in([path]):
+                known = masked.get(os.path.realpath(one.name))
+                read = partial(_sampled, *known, segmenter) if known else partial(_without_mask, one.read)
+                own.append(Wanted(one.name, "", read))
+        wanted += own
+        groups += [os.path.dirname(one.name) for one in own]
+    chosen = across(wanted, groups, count)
+    if len(chosen) < len(wanted):
+        notes.append(f"{len(chosen)} of {len(wanted):,} images are shown; --count shows more")
+    return chosen
+
+
+def _sets(folder: Path, data: str | None) -> Iterator[ImageSet]:
+    """The splits of the run's data, as far as they can be opened: they only tell true masks."""
+    try:
+        record = read_run_record(folder)
+    except PatchloomError:
+        record = None
+    place = data or (record.data if record else None)
+    for split in ("train", "val", "test") if place else ():
+        if (images := _opened(str(place), folder, split)) is not None:
+            yield images
+
+
+def _opened(place: str, folder: Path, split: str | None = None) -> ImageSet | None:
+    try:
+        return open_masks(place, split, None if is_artefact(folder) else folder)[0]
+    except PatchloomError:
+        return None
+
+
+def _rows(images: ImageSet) -> range:
+    return range(len(images))
+
+
+def _sampled(images: ImageSet, row: int, segmenter: Segmenter) -> tuple[Image.Image, np.ndarray]:
+    sample = images.sample(row)
+    return sample.picture, true_numbers(sample, images, segmenter.labels)
+
+
+def _without_mask(read: Callable[[], Image.Image]) -> tuple[Image.Image, None]:
+    return read(), None
+
+
+def _worst(segmenter: Segmenter, folder: Path, data: str | None, count: int) -> tuple[list[Wanted], list[Any]]:
+    """Val images with the least mean IoU, and a table of the classes that are confused most."""
     kept, record = read_segmented(folder), read_run_record(folder)
     place = data or (record.data if record else None)
     if place is None:
-        raise UsageError(f"{folder} did not record where its data lie; say it with --data")
+        raise UsageError(f"{folder} does not record its data path; pass --data")
     images, report = images_of(folder, Asked(data=data), place, kept), kept.report
-    order = np.argsort(report.image_miou, kind="stable")[:OF_VAL]
-    wanted: list[tuple[str, str, Any]] = [
-        (
-            images.where(int(report.index[at])),
-            f"mean IoU {report.image_miou[at]:.1f} %",
-            lambda row=int(report.index[at]): images.read(row),
-        )
-        for at in order.tolist()
-    ]
+    wanted = []
+    for at in np.argsort(report.image_miou, kind="stable")[:count].tolist():
+        row = int(report.index[at])
+        detail = f"mean IoU {report.image_miou[at]:.1f} %"
+        wanted.append(Wanted(images.where(row), detail, partial(_sampled, images, row, segmenter)))
     return wanted, confused_section(report)
 
 
 def _drawn(
-    segmenter: Segmenter, name: str, picture: Image.Image, top: int
-) -> tuple[Segmented, list[tuple[list[Image.Image], str]], set[int]]:
-    """The picture under its answer, how likely each of its commonest classes is at every pixel, and all its classes."""
+    segmenter: Segmenter, name: str, picture: Image.Image, truth: np.ndarray | None, top: int
+) -> tuple[Segmented, list[tuple[list[Image.Image], str | list[str]]], set[int]]:
+    """Image, true and predicted mask; how likely each of the commonest classes is at every pixel; all classes drawn."""
     shown = picture.copy()
     shown.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
-    pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1).to(segmenter.device)
-    likely = segmenter.maps.probabilities(pixels).cpu().numpy()  # (K, H, W)
-    numbers, labels = likely.argmax(axis=0), segmenter.labels
+    likely, labels = None, segmenter.labels
+    if isinstance(segmenter, ExportedSegmenter):
+        numbers = segmenter.numbers(shown)
+    else:
+        pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1).to(segmenter.device)
+        likely = segmenter.maps.probabilities(pixels).cpu().numpy()  # (K, H, W)
+        numbers = likely.argmax(axis=0)
     shares = np.bincount(numbers.ravel(), minlength=len(labels)) / numbers.size
-    common = np.argsort(-shares, kind="stable")[:top]
-    answers = [(labels[k], float(shares[k])) for k in common if shares[k]]
-    maps = [Image.fromarray(np.round(255 * likely[k]).astype(np.uint8)) for k in common]
-    told = "how likely at every pixel, white is certain: " + ", ".join(labels[k] for k in common)
-    strips = [
-        (
-            of_one_height([shown, coloured(numbers, len(labels)), overlaid(shown, numbers, len(labels))]),
-            "the picture, the answer, and one over the other",
-        ),
-        (of_one_height(maps), told),
-    ]
-    return Segmented(name, answers), strips, set(np.flatnonzero(shares).tolist())
+    common = [int(k) for k in np.argsort(-shares, kind="stable")[:top] if shares[k]]
+    answers = [(labels[k], float(shares[k])) for k in common]
+    seen = set(np.flatnonzero(shares).tolist())
+    row = {"image": shown}
+    if truth is not None:
+        row["true mask"] = coloured(truth, len(labels)).resize(shown.size, Image.Resampling.NEAREST)
+        seen |= set(np.unique(truth).tolist())
+    row["predicted mask"] = coloured(numbers, len(labels))
+    row["prediction over the image"] = overlaid(shown, numbers, len(labels))
+    strips: list[tuple[list[Image.Image], str | list[str]]] = [(of_one_height(list(row.values())), list(row))]
+    if likely is not None:
+        maps = [Image.fromarray(np.round(255 * likely[k]).astype(np.uint8)) for k in common]
+        captions = [
+            f"probability of {labels[k]}" + ("" if place else " (white: 100 %)") for place, k in enumerate(common)
+        ]
+        strips.append((of_one_height(maps), captions))
+    return Segmented(name, answers), strips, seen

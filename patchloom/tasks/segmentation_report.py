@@ -1,4 +1,4 @@
-"""What the report of a segmentation run shows: its classes, what is taken for what, images beside truth and answer."""
+"""What the report of a segmentation run shows: its classes, what is taken for what, images beside both masks."""
 
 import shlex
 from collections.abc import Collection, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from patchloom.data.pictures.samples import Sample
 from patchloom.data.sets import ImageSet
 from patchloom.deployment.masked_data import open_masks
 from patchloom.deployment.segmenter import Segmenter, load_segmentation
@@ -54,7 +55,7 @@ def segmentation_page(folder: Path, asked: Asked) -> TaskPage:
         sections += _galleries(segmenter, images, report)
     return TaskPage(
         best=f"{report.miou:.2f} %" if report else "",
-        measure=f"mIoU on {asked.split}" if asked.split else "best mIoU",
+        measure=f"mIoU on {asked.split or 'val'}",
         interval=report.miou_interval() if report else None,
         numbers=_numbers(report, asked.split or "val") if report else [],
         charts={
@@ -126,10 +127,10 @@ def confused_section(report: SegmentationReport) -> list[Any]:
 
 
 def _galleries(segmenter: Segmenter, images: ImageSet, report: SegmentationReport) -> list[Any]:
-    """The worst and the best images: as they are, as they should be told, as they are told."""
+    """The worst and the best images with their true and predicted masks."""
     order = np.argsort(report.image_miou, kind="stable")
     chosen = {"worst": order[:SHOWN], "best": order[::-1][:SHOWN]}
-    told = "The image, its mask, and the answer, with the mean IoU of the classes in it."
+    told = "The image, its true mask, the predicted mask; file and mean IoU of the classes in it."
     made = []
     for name, places in chosen.items():
         drawn = [one for place in places if (one := _strip(segmenter, images, report, int(place)))]
@@ -143,22 +144,27 @@ def _galleries(segmenter: Segmenter, images: ImageSet, report: SegmentationRepor
 def _strip(
     segmenter: Segmenter, images: ImageSet, report: SegmentationReport, place: int
 ) -> tuple[list[Image.Image], str, set[int]] | None:
-    """Picture, mask and answer, what is said of them, and the classes in them, −1 for none."""
+    """Image, true and predicted mask, their caption, and the classes in them, −1 for none."""
     row = int(report.index[place])
     try:
         sample = images.sample(row)
     except DataError:
         return None
-    truth, ignored = sample.layers["mask"]
-    known = truth.astype(np.int64)
-    known[known == ignored] = -1
-    names, own = list(segmenter.labels), images.classes.names
-    numbers = np.array([*(names.index(name) if name in names else -1 for name in own), -1])
-    known = numbers[np.where((known >= 0) & (known < len(own)), known, len(own))]
+    known, names = true_numbers(sample, images, segmenter.labels), segmenter.labels
     answer = segmenter.numbers(sample.picture)
     pictures = [sample.picture, coloured(known, len(names)), coloured(answer, len(names))]
     shown = {int(number) for numbers in (known, answer) for number in np.unique(numbers)}
-    return of_one_height(pictures), f"#{row}: {report.image_miou[place]:.1f} %", shown
+    return of_one_height(pictures), f"{images.where(row)}: {report.image_miou[place]:.1f} %", shown
+
+
+def true_numbers(sample: Sample, images: ImageSet, labels: Sequence[str]) -> np.ndarray:
+    """(H, W) numbers that the model's classes have in the mask of a sample; −1 for what is none of them."""
+    truth, ignored = sample.layers["mask"]
+    known = truth.astype(np.int64)
+    known[known == ignored] = -1
+    names, own = list(labels), images.classes.names
+    numbers = np.array([*(names.index(name) if name in names else -1 for name in own), -1])
+    return numbers[np.where((known >= 0) & (known < len(own)), known, len(own))]
 
 
 def of_one_height(pictures: Sequence[Image.Image], height: int = HEIGHT) -> list[Image.Image]:

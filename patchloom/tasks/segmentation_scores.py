@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from patchloom.data.checking.scan_bar import scan_bar
 from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.deployment.artefact import is_artefact
+from patchloom.deployment.exported import open_exported
 from patchloom.deployment.masked_data import open_masks
 from patchloom.deployment.segmenter import Segmenter, load_segmenter
 from patchloom.errors import DataError, UsageError
@@ -62,9 +65,20 @@ def evaluate_runs(
     notes: list[str] = []
     for name, folder in runs.items():
         if data is None:
+            if is_artefact(folder):
+                raise UsageError(
+                    f"{folder} is an artifact and keeps no val predictions: patchloom evaluate {folder} DATA"
+                )
             found[name] = read_segmented(folder)
             continue
-        segmenter = load_segmenter(folder, device=device, multi_scale=multi_scale)
+        if is_artefact(folder):
+            if multi_scale or mode:
+                raise UsageError(
+                    f"{folder} is an artifact: its windows are fixed; use --multi-scale and --mode with the run"
+                )
+            segmenter: Segmenter = open_exported(folder)
+        else:
+            segmenter = load_segmenter(folder, device=device, multi_scale=multi_scale)
         if mode is not None:
             segmenter.maps.how = replace(segmenter.maps.how, mode=mode)  # type: ignore[arg-type]
         found[name], said = evaluate_on(segmenter, folder, data, split, reading)
@@ -83,7 +97,7 @@ def evaluate_on(
     segmenter: Segmenter, folder: Path, data: str, split: str | None = None, reading: Reading = AS_IT_IS
 ) -> tuple[Kept, list[str]]:
     """A model on a split of data whose classes are matched to the model's by name."""
-    pictures, notes = open_masks(data, split, folder, reading)
+    pictures, notes = open_masks(data, split, None if is_artefact(folder) else folder, reading)
     own, known = pictures.classes.names, {name: i for i, name in enumerate(segmenter.labels)}
     numbers = np.array([known.get(name, -1) for name in own], np.int64)
     if not (numbers >= 0).any():
@@ -92,7 +106,9 @@ def evaluate_on(
         shown = ", ".join(map(repr, strangers[:5]))
         notes.append(f"{len(strangers)} classes that the model does not know do not count: {shown}")
     pixels = PixelSet(pictures)
-    found = judged(segmenter.maps, pixels, segmenter.labels, ignored=pictures.layers["mask"].outside, numbers=numbers)
+    ignored = pictures.layers["mask"].outside
+    with scan_bar(what="evaluating") as progress:
+        found = judged(segmenter.maps, pixels, segmenter.labels, ignored=ignored, numbers=numbers, progress=progress)
     if not len(found.index):
         raise DataError(
             f"{data}: no picture with a mask can be read; the first: {next(iter(pixels.broken.values()), '')}"

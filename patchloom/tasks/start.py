@@ -7,6 +7,7 @@ from typing import Any
 from patchloom.errors import UsageError
 from patchloom.models.network import Network
 from patchloom.models.registry import default_options
+from patchloom.printable import plural
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
@@ -16,7 +17,6 @@ from patchloom.runs.named import found_run
 # Options of a network that its data, its recipe or its method decide.
 NOT_TAKEN = ("name", "num_classes", "image_size", "drop_path", "drop_path_rule", "dropout", "projector")
 CHANGED = {"class_tokens"}  # options that a recipe may change: a trained network starts one with others
-TIMM = "resnet50_attention_pool"  # what timm's networks are called in `config.json`
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,7 @@ class Start:
     @property
     def model(self) -> str:
         """Its network as recipes and --model call it."""
-        options = self.options
-        if self.files.network == TIMM and options.get("pool") == "average":
-            backbone = str(options["backbone"])
-            return backbone if ":" in backbone else f"timm:{backbone}"
-        return self.files.network
+        return self.files.model
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -95,13 +91,13 @@ class Start:
         resampled = f", resampled to {now} px" if now != size else ""
         told = method_of(recipe.objective.method).head
         if told == "places":
-            head = f"new head for {len(classes)} classes"
+            head = f"new head for {plural(len(classes), 'class')}"
         elif told != "classes":
             head = "no classifier"
         elif self.keeps(classes):
-            head = f"keeps its classifier of {len(classes)} classes"
+            head = f"keeps its classifier of {plural(len(classes), 'class')}"
         else:
-            head = f"new classifier for {len(classes)} classes"
+            head = f"new classifier for {plural(len(classes), 'class')}"
         return f"{self.init}: {self.model}{_shape(self.options)} at {size} px{resampled}; {head}"
 
 

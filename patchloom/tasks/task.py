@@ -88,7 +88,7 @@ class Task(ABC, Generic[P]):
     counts: ClassVar[str] = "images"  # what a batch counts
     unit: ClassVar[str] = "img"  # of the speed
     judges_decisions: ClassVar[bool] = False  # by classes named and vectors found alike: probes, levels, sweeps …
-    not_read: ClassVar[str] = "is not read by this task"  # what is said of an option of other tasks
+    not_read: ClassVar[str] = "is no option for runs of this task"  # what is said of an option of other tasks
     compiles_by_default: ClassVar[bool] = True  # on a GPU, where the run is long
     compile_options: ClassVar[dict[str, Any]] = {}
     fits_recipes: ClassVar[bool] = True  # whether --fit fits a named recipe to the data; else `auto` is its fitted form
@@ -186,9 +186,9 @@ class Task(ABC, Generic[P]):
     def in_words(self, run: "Run", metrics: Mapping[str, float]) -> str:
         """Its number in a sentence."""
 
-    def more_words(self, judged: Any) -> Iterator[str]:
+    def more_words(self, plan: P, judged: Any) -> Iterator[str]:
         """Lines that follow."""
-        del judged
+        del plan, judged
         return iter(())
 
     @abstractmethod
@@ -224,8 +224,11 @@ class Task(ABC, Generic[P]):
         """The numbers of runs on data; tasks with `judges_decisions` are judged by `patchloom.evaluate` instead."""
         raise NotImplementedError
 
-    def look(self, folder: Path, images: Sequence[str], *, data: str | None, out: Path, top: int) -> Any:
-        """A page on pictures, or on the worst of val, where the task draws one of its own (`draws_looks`)."""
+    def look(self, folder: Path, images: Sequence[str], **options: Any) -> Any:
+        """A page on pictures, or on the worst of val, where the task draws one of its own (`draws_looks`).
+
+        Options are `data`, `out`, `top` and `count`.
+        """
         raise NotImplementedError
 
     @abstractmethod

@@ -44,7 +44,7 @@ from patchloom.runs.translation import (
     write_translation_files,
 )
 from patchloom.tasks.beginnings import began_with, changes_since, place_of, refuse_other_data, refuse_other_start
-from patchloom.tasks.plan import Plan, TrainingSettings, check_numbers, chosen_folder, refuse_unread, same_run
+from patchloom.tasks.plan import Plan, TrainingSettings, check_numbers, placed, refuse_unread, same_run
 from patchloom.tasks.task import Judge, Scores, Task, TaskPage
 from patchloom.tasks.translation_report import text_scores, translation_page
 
@@ -114,8 +114,12 @@ class Translation(Task[TextPlan]):
         recipe = override(recipe, {"text.source": text.source, "text.target": text.target})
         # The sentences are compared once they are numbers of the folder's vocabulary.
         place = place_of(settings.data)
-        folder, why = chosen_folder(settings, lambda before: before.place in (None, place))
-        same_run(folder, recipe)
+
+        def in_folder(folder: Path, why: str) -> tuple[Path, str]:
+            same_run(folder, recipe)
+            return folder, why
+
+        folder, why = placed(settings, lambda before: before.place in (None, place), in_folder)
         return TextPlan(
             task=self,
             settings=settings,
@@ -259,8 +263,9 @@ class Translation(Task[TextPlan]):
         del run
         return f"BLEU {metrics['bleu']:.2f}, chrF {metrics['chrf']:.2f}, {metrics['exact']:.1f} % exact"
 
-    def more_words(self, judged: TextEvaluation) -> Iterator[str]:
+    def more_words(self, plan: TextPlan, judged: TextEvaluation) -> Iterator[str]:
         """How BLEU was computed."""
+        del plan
         yield f"           {judged.scores.signature}"
 
     def data_name(self, plan: TextPlan) -> str:

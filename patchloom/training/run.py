@@ -20,13 +20,14 @@ from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
 from patchloom.errors import CheckpointError, DataError, NumericalError
 from patchloom.pages.notebook import number_texts, numbers_line, piece
-from patchloom.printable import printable
+from patchloom.printable import plural, printable
 from patchloom.runs.beginning import LEFT_OUT, write_left_out
 from patchloom.runs.checkpoints import Folder, Found, checkpoints_of, find_checkpoint, read_checkpoint
 from patchloom.runs.metrics import open_records
 from patchloom.runs.record import FILE as RUN_RECORD
 from patchloom.runs.weights import read_weights, save_weights
 from patchloom.tasks.asked import task_asked
+from patchloom.tasks.beginnings import OtherRunError
 from patchloom.tasks.plan import Plan, TrainingSettings, seconds_of
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Judge
@@ -95,7 +96,13 @@ def run_training(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     kind_of(device)  # a device that is not here is said before the data are looked through
     started = clock.perf_counter() if started is None else started
-    plan = make_plan(settings, device)
+    try:
+        plan = make_plan(settings, device)
+    except OtherRunError as error:
+        if not dry_run:
+            raise
+        say(f"note: {error}")
+        plan = make_plan(replace(settings, out=None), device)
     task = plan.task
     processes = Processes(plan.recipe.precision, device=device)
     say = heard_or_not(say) if processes.is_main else silent
@@ -187,12 +194,13 @@ def _train_and_report(
         best = best_network(plan, run)
         judged = task.final(plan, run, best)
         metrics = dict(judged or ())
-        which = f"({outcome.progress.best_weights or 'model'}, step {outcome.progress.best_step})"
+        weights = {"model": "", "": "", "ema": "EMA "}.get(outcome.progress.best_weights, "averaged ")
+        which = f"(best {weights}weights, from step {outcome.progress.best_step})"
         done = found is not None and has_ended(found, run)
         how = already_ended(outcome) if done else f"{outcome.ended} after {duration(seconds)}"
-        said = task.in_words(run, metrics) if metrics else "not evaluated"
+        said = f"val {task.in_words(run, metrics)}" if metrics else "not evaluated"
         say(f"{how}: {said} {which}")
-        for line in task.more_words(judged) if metrics else ():
+        for line in task.more_words(plan, judged) if metrics else ():
             say(line)
         if not done or not (folder / RUN_RECORD).is_file():  # what it says of time and machine stays true
             with disk_errors(folder / "report.html"):
@@ -220,7 +228,7 @@ def has_ended(found: Found, run: Run) -> bool:
 def already_ended(outcome: Outcome) -> str:
     """What is said where nothing was trained."""
     ended = "finished" if outcome.ended == "finished" else f"ended ({outcome.ended})"
-    epochs = f"{outcome.progress.epoch} epoch{'s' * (outcome.progress.epoch != 1)}"
+    epochs = plural(outcome.progress.epoch, "epoch")
     return f"already {ended} ({epochs}); nothing to do. Train longer with --epochs, or start afresh with --out"
 
 

@@ -143,3 +143,8 @@ def test_train_says_something_before_torch_is_loaded() -> None:
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, cwd=ROOT)
     assert "torch" in done.stderr
     assert done.stdout == f"patchloom {patchloom.__version__}: reading digits …\n"
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("look", "--help-all"), ("check", "--help-all")])
+def test_flags_name_no_type(arguments, typed) -> None:
+    assert "bool" not in typed(*arguments).output

@@ -289,7 +289,7 @@ REFUSED = {
     "EPS": Kind("eps.png", data(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), refused="(EPS)"),
     "PDF": Kind("pdf.jpg", data(b"%PDF-1.4\n" + bytes(90)), refused="(PDF)"),
     "zip archive": Kind("zip.png", data(b"PK\x03\x04" + bytes(90)), refused="(a zip archive)"),
-    "HEIC": Kind("heic.jpg", data(b"\0\0\0\x18ftypheic" + bytes(90)), refused="(HEIC, AVIF or video)"),
+    "HEIC": Kind("heic.jpg", data(b"\0\0\0\x18ftypheic" + bytes(90)), refused="(HEIC)"),
     "sound": Kind("sound.webp", data(b"RIFF\x24\0\0\0WAVEfmt " + bytes(30)), refused="not an image"),
     "more than 25 megapixels": Kind("big.png", data(png(5001, 5000)), refused="5001×5000 pixels, more than the limit"),
     "400 megapixels": Kind(
@@ -344,7 +344,7 @@ if os.geteuid() == 0:  # who may read everything
 else:
     REFUSED["a file nobody may read"] = Kind("locked.png", locked, refused="cannot be read (Permission denied)")
 KINDS = READ | REFUSED | NOT_FILES
-IGNORED = {"notes.txt": ".txt", "phone.heic": ".heic", "raw.cr2": ".cr2", "README": "no extension"}
+IGNORED = {"notes.txt": ".txt", "clip.mov": ".mov", "raw.cr2": ".cr2", "README": "without extension"}
 
 
 def write_corpus(folder: Path) -> Path:

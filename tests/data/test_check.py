@@ -476,7 +476,8 @@ def test_a_labels_file_and_unlabelled_pictures(tmp_path):
         "b": {"train": 2},
     }
     (tmp_path / "labels.csv").write_text("path,label\n0.png,a\n1.png,a\n")
-    assert check(tmp_path / "labels.csv").problems() == ["one class ('a'); classification needs two"]
+    (problem,) = check(tmp_path / "labels.csv").problems()
+    assert problem.startswith("one class ('a')")
 
 
 def test_no_data(tmp_path):

@@ -3,19 +3,29 @@
 import io
 import os
 import struct
+import sys
 import threading
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import PIL
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, PngImagePlugin
+from PIL import Image, PngImagePlugin, features
 
-from patchloom.data.pictures.decode import MAX_PIXELS, decode, decode_ids, decode_with_facts
-from patchloom.errors import DataError
+from patchloom.data.pictures.decode import (
+    LIMIT,
+    MAX_PIXELS,
+    WHOLE,
+    decode,
+    decode_ids,
+    decode_shrunk,
+    decode_with_facts,
+)
+from patchloom.errors import DataError, UsageError
 
 
 def encoded(image: Image.Image, kind: str, **options) -> bytes:
@@ -164,7 +174,7 @@ def test_cut_off_file_says_where_it_ends(kind):
         (bytes(4000), r"not an image \(zeros\)"),
         (bytes(range(128, 256)) * 4, r"not an image \(unknown format\)"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", r"not a supported image \(EPS\)"),
-        (b"\0\0\0\x18ftypheic" + bytes(90), r"not a supported image \(HEIC"),
+        (b"\0\0\0\x18ftypheic" + bytes(90), r".*HEIC.*heic"),
         (b"RIFF\x24\0\0\0WAVEfmt " + bytes(30), r"not an image"),
     ],
 )
@@ -271,3 +281,69 @@ def test_any_damage_gives_a_picture_or_a_named_error(name, changes):
         assert str(error).startswith("hurt.img: ")  # noqa: PT017 (either is right)
     else:
         assert picture.mode == "RGB"
+
+
+def jpeg(width: int, height: int, **options) -> bytes:
+    file = io.BytesIO()
+    image = Image.new("RGB", (width, height), (10, 200, 30))
+    image.paste((200, 10, 30), (0, 0, width // 2, height))
+    image.save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def test_a_jpeg_of_a_phone_with_more_than_25_megapixels_is_decoded_smaller():
+    data = jpeg(8000, 6000)
+    picture = decode(data, "phone.jpg")
+    assert picture.size == (4000, 3000)
+    assert picture.info[WHOLE] == (8000, 6000)
+    red, green = picture.getpixel((1000, 1500)), picture.getpixel((3000, 1500))
+    assert red[0] > 190
+    assert green[1] > 190
+    shrunk, whole = decode_shrunk(data, "phone.jpg", lambda _: 8)
+    assert whole == (8000, 6000)
+    assert shrunk.size[0] <= 4000
+    assert decode_with_facts(data, "phone.jpg")[1].width == 8000
+
+
+def test_a_turned_large_jpeg_tells_its_upright_size():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = decode(jpeg(6400, 4000, exif=exif.tobytes()), "turned.jpg")
+    assert (picture.size, picture.info[WHOLE]) == ((2000, 3200), (4000, 6400))
+
+
+def test_the_limit_of_a_large_jpeg_can_be_changed(monkeypatch):
+    data = jpeg(6400, 4000)
+    monkeypatch.setenv(LIMIT, "25")
+    with pytest.raises(DataError, match="6400×4000 pixels, more than the limit"):
+        decode(data, "big.jpg")
+    monkeypatch.setenv(LIMIT, "many")
+    with pytest.raises(UsageError, match=rf"{LIMIT} is 'many'"):
+        decode(data, "big.jpg")
+
+
+def test_a_large_progressive_jpeg_is_refused():
+    with pytest.raises(DataError, match="7500×7000 pixels, more than the limit"):
+        decode(jpeg(7500, 7000, progressive=True), "big.jpg")
+
+
+def test_an_avif_is_read_like_any_other():
+    if not features.check("avif"):
+        pytest.skip("Pillow was built without AVIF")
+    file = io.BytesIO()
+    Image.new("RGB", (64, 48), (10, 200, 30)).save(file, "AVIF", quality=95)
+    picture = decode(file.getvalue(), "a.avif")
+    assert (picture.mode, picture.size) == ("RGB", (64, 48))
+    assert picture.getpixel((20, 20))[1] > 180
+    with pytest.raises(DataError, match="AVIF"):
+        decode(file.getvalue()[:100], "a.avif")
+
+
+def test_a_heic_is_read_where_the_extra_is_installed(monkeypatch):
+    heic = b"\0\0\0\x18ftypheic" + bytes(90)
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(DataError, match=r"patchloom\[heic\]"):
+        decode(heic, "a.heic")
+    opened = SimpleNamespace(HeifImageFile=lambda _: Image.new("RGB", (8, 6), "red"))
+    monkeypatch.setitem(sys.modules, "pillow_heif", opened)
+    assert decode(heic, "a.heic").size == (8, 6)

@@ -390,9 +390,9 @@ def test_the_device_is_taken_where_it_applies(crop):
 @pytest.mark.parametrize(
     ("augment", "options", "why"),
     [
-        ({"policy": "autoaugment"}, {}, "augment.policy autoaugment has no version for whole batches"),
+        ({"policy": "autoaugment"}, {}, "augment.policy=autoaugment"),
         ({}, {"budget_bytes": 1000}, "decoded they take 0 MiB, more than the 0 MiB set aside"),
-        ({}, {"dataset": pictures(photos(3, 60, 60))}, "pictures of 60×60 are reduced too much"),
+        ({}, {"dataset": pictures(photos(3, 60, 60))}, "images of 60×60"),
     ],
 )
 def test_workers_are_taken_where_it_does_not(augment, options, why):
@@ -414,7 +414,7 @@ def test_uneven_pictures_are_left_to_the_workers_unless_all_become_one_size():
 
 
 def test_a_policy_without_batched_version_is_refused():
-    with pytest.raises(UsageError, match=r"augment\.policy trivial has no version for whole batches"):
+    with pytest.raises(UsageError, match=r"augment\.policy=trivial"):
         DeviceLoader(store(photos()), AugmentPart(policy="trivial"), 16, batch_size=4)
 
 

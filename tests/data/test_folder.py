@@ -103,7 +103,7 @@ def test_dirt_is_counted_and_named(clean):
     data = open_data(clean)
     assert data.notes == (
         "train: 1 images beside the class folders; left out",
-        "train: not images by their extension (1 .db, 1 .txt, 1 no extension); left out",
+        "train: not images by their extension (1 .db, 1 .txt, 1 without extension); left out",
         "train: 2 pipes, devices, empty folders or broken links (dog/gone.jpg, dog/pipe.jpg); left out",
     )
     where = [data.train.where(i) for i in range(len(data.train))]
@@ -167,7 +167,7 @@ def test_too_little_to_classify(tmp_path):
         open_data(tmp_path)
     for i in range(4):
         draw(tmp_path / "cat" / f"{i}.png")
-    with pytest.raises(DataError, match=r"one class \('cat'\); classification needs at least two"):
+    with pytest.raises(DataError, match=r"one class \('cat'\)"):
         open_data(tmp_path)
 
 

@@ -130,7 +130,7 @@ def test_words_are_preferred_to_numbers_and_other_columns_are_levels_or_left_out
     assert found.train.names == ("lion", "lynx", "wolf")
     assert found.train.levels == {"family": {"lion": "felid", "wolf": "canid", "lynx": "felid"}}
     assert "labels.csv: columns not used: label, width" in found.notes
-    said = "column 'photographer' is no level above the classes ('lion' is both 'ann' and 'bob'); left out"
+    said = "column 'photographer' is ignored: it does not group the classes ('lion' belongs to 'ann' and to 'bob')"
     assert f"labels.csv: {said}" in found.notes
 
 

@@ -52,9 +52,9 @@ def test_numbers_without_names_are_called_by_themselves(tmp_path):
 
 
 PALETTES = {
-    "class_dict.csv": "name,r,g,b\nroad,0,0,0\nfast car,128,0,0\nsky,0,128,0\n",
-    "labelmap.txt": "# label:color_rgb:parts:actions\nroad:0,0,0::\nfast car:128,0,0::\nsky:0,128,0::\n",
-    "label_colors.txt": "0 0 0\troad\n128 0 0\tfast car\n0 128 0\tsky\n",
+    "class_dict.csv": "name,r,g,b\nroad,120,144,176\nfast car,128,0,0\nsky,0,128,0\n",
+    "labelmap.txt": "# label:color_rgb:parts:actions\nroad:120,144,176::\nfast car:128,0,0::\nsky:0,128,0::\n",
+    "label_colors.txt": "120 144 176\troad\n128 0 0\tfast car\n0 128 0\tsky\n",
 }
 
 
@@ -71,7 +71,7 @@ def test_colours_are_named_by_a_palette(file, tmp_path):
 
 def test_a_colour_of_no_class_is_a_fault_with_its_file(tmp_path):
     root = folder(tmp_path, mask=coloured(NUMBERS.clip(max=2), 3))
-    (root / "class_dict.csv").write_text("name,r,g,b\nroad,0,0,0\ncar,128,0,0\n")
+    (root / "class_dict.csv").write_text("name,r,g,b\nroad,120,144,176\ncar,128,0,0\n")
     fault = check(root).faults[0]
     assert fault.kind == "mask cannot be read"
     assert "a mask with colours of no class, #008000 (72 pixels)" in fault.detail
@@ -134,8 +134,9 @@ def test_data_without_masks_are_refused(tmp_path):
         of_masks(find_source(class_folders(tmp_path / "classes")))
 
 
-def test_the_palette_is_vocs():
-    assert palette(3).tolist() == [[0, 0, 0], [128, 0, 0], [0, 128, 0]]
+def test_the_palette_is_vocs_without_its_black():
+    assert palette(3).tolist()[1:] == [[128, 0, 0], [0, 128, 0]]
+    assert sum(palette(3)[0].tolist()) > 300
     assert len({tuple(colour) for colour in palette(256).tolist()}) == 256
 
 

@@ -113,8 +113,8 @@ def test_a_flat_folder_is_told_the_ways_on(tmp_path):
         open_data("photos")
     assert str(error.value) == (
         "photos (class folders): 4 of 4 pictures have no label; expected a folder for each class, or --labels FILE "
-        "(lines of path,label), or --label-pattern '{label}_*' (their names give 2 classes: 'cat', 'dog'), or --recipe "
-        "dino, which learns without labels"
+        "(lines of path,label), or --label-pattern '{label}_*' (which gives 2 classes, such as 'cat', 'dog'), or "
+        "--recipe dino, which learns without labels"
     )
     draw(tmp_path / "plain", "IMG_1.png", "IMG_2.png")
     with pytest.raises(DataError, match=r"--label-pattern '\{label\}_\*' \(the class in the file's name\), or"):
@@ -142,3 +142,11 @@ def test_a_folder_with_masks_says_what_it_is_for(tmp_path):
         Image.new("L", (8, 8)).save(tmp_path / "seg" / "masks" / f"{i}.png")
     said = "these are pictures with masks, which --task segment learns; classification needs"
     assert missing_labels(find_source("seg").train).startswith(said)
+
+
+def test_classes_in_file_names_are_counted_in_all_of_them(tmp_path, monkeypatch):
+    """Names are sorted: the first of them are of the first classes alone."""
+    monkeypatch.setattr("patchloom.data.labels.unlabelled._LOOKED_AT", 24)
+    draw(tmp_path / "photos", *(f"{breed}_{number}.png" for breed in "abcdefghijkl" for number in range(8)))
+    with pytest.raises(DataError, match="12 classes"):
+        open_data(str(tmp_path / "photos"))

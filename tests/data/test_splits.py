@@ -45,7 +45,7 @@ classes = st.dictionaries(st.text("abcdef", min_size=1, max_size=4), st.integers
 def test_held_out_list(counts, fraction, seed, random):
     pairs = [(f"{name}/{i}.png", name) for name, count in counts.items() for i in range(count)]
     if all(count == 1 for count in counts.values()):
-        with pytest.raises(DataError, match="no picture is left for val"):
+        with pytest.raises(DataError, match=r"left for val \("):
             make_splits(Source("test", listing(pairs)), val_fraction=fraction, seed=seed)
         return
     data = make_splits(Source("test", listing(pairs)), val_fraction=fraction, seed=seed)

@@ -20,7 +20,7 @@ import patchloom
 from patchloom.data.pictures.image_batch import normalise
 from patchloom.deployment.artefact import Artefact, load
 from patchloom.deployment.export import export as exporting
-from patchloom.deployment.export.export import Exported, export, is_integer
+from patchloom.deployment.export.export import Exported, artifact_folder, export, is_integer
 from patchloom.deployment.export.formats import GRAPHS, GraphFormat, format_named
 from patchloom.deployment.export.graph import Classes
 from patchloom.deployment.export.of_classifier import ClassifierSubject
@@ -412,3 +412,46 @@ def test_a_task_that_is_not_exported_says_so(trained: Path, tmp_path: Path) -> N
     run = altered(trained, tmp_path, lambda config: config.update(task="dots"))
     with pytest.raises(UsageError, match="is a run of dots, which is not exported; classification, embedding, "):
         export(str(run), str(tmp_path / "x"), to="pretended")
+
+
+def test_an_artifact_stands_where_a_run_does(
+    exported: Exported, trained: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """predict, evaluate and look take it; it says what the run says."""
+    folder, run, data = exported.folder, trained / "a", trained / "data"
+    picture = data / "red" / "0.png"
+    said = [command(("predict", one, picture), monkeypatch, capsys) for one in (run, folder)]
+    assert [one.code for one in said] == [0, 0]
+    assert said[0].output == said[1].output
+    both = command(("evaluate", run, folder, data, "--json"), monkeypatch, capsys)
+    assert both.code == 0, both.errors
+    numbers = json.loads(both.output)["runs"]
+    of_run, of_artifact = numbers[run.name], numbers[folder.name]
+    assert of_artifact["confusion"] == of_run["confusion"]
+    assert of_artifact["loss"] == pytest.approx(of_run["loss"], rel=1e-3)
+    looked = command(("look", folder, data, "--count", 4, "--out", tmp_path / "look.html"), monkeypatch, capsys)
+    assert looked.code == 0, looked.errors
+    page = (tmp_path / "look.html").read_text("utf-8")
+    assert page.count("true class") == 4
+    assert "no maps" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(("evaluate",), "DATA"), (("look",), "IMAGE"), (("predict", "a.png", "--index", "i"), "--index")],
+)
+def test_what_an_artifact_does_not_keep_is_said(exported: Exported, arguments, word: str, monkeypatch, capsys) -> None:
+    verb, *rest = arguments
+    done = command((verb, exported.folder, *rest), monkeypatch, capsys)
+    assert done.code == 2
+    assert str(exported.folder) in done.errors
+    assert "artifact" in done.errors
+    assert word in done.errors
+
+
+def test_the_name_of_a_file_becomes_that_of_a_folder(exported: Exported) -> None:
+    assert exported.folder.name == "a-onnx"
+    assert exported.folder.is_dir()
+    assert any("a-onnx" in note and "a.onnx" in note for note in exported.notes)
+    assert artifact_folder("photos") == "photos"
+    assert artifact_folder("v1.2") == "v1.2"

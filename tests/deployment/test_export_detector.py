@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision.ops import batched_nms
 
 import patchloom
@@ -23,6 +24,8 @@ from patchloom.errors import CheckpointError, UsageError
 from patchloom.foreign import own_sha256
 from patchloom.models.detector import Detector
 from patchloom.runs.config import Preprocessing
+from patchloom.tasks.detection_look import look_at_detected
+from patchloom.tasks.detection_report import evaluate_detectors
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
 from tests.deployment.test_export import needs_onnx
@@ -172,3 +175,15 @@ def test_int8_of_a_detector_is_refused_first(run: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"--{option} is for runs of classes, vectors and masks; one of detection"):
             export(str(run), str(tmp_path / "x"), **{option: True})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_evaluate_and_look_take_it_where_they_take_a_run(exported: Exported, run: Path, tmp_path: Path) -> None:
+    data = "shapes:count=16,size=32"
+    scores = evaluate_detectors({"run": run, "file": exported.folder}, data, split=None, device="cpu").values
+    assert scores["file"]["ap50"] == pytest.approx(scores["run"]["ap50"], abs=0.5)
+    assert scores["file"]["images"] == scores["run"]["images"]
+    with pytest.raises(UsageError, match="DATA"):
+        evaluate_detectors({"file": exported.folder}, None, split=None, device="cpu")
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "a.png")
+    page = look_at_detected(exported.folder, [str(tmp_path / "a.png")], out=tmp_path / "look.html")
+    assert [name for name, _, _ in page.looks] == [str(tmp_path / "a.png")]

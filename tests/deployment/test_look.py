@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from patchloom.deployment.classifier import load
 from patchloom.errors import DataError, UsageError
-from patchloom.judging.look_page import look_at
+from patchloom.judging.look_page import across, look_at, true_class
 from patchloom.models.registry import create_model
 from patchloom.runs.predictions import load_predictions
 from tests.reliability.commands import command
@@ -17,7 +17,8 @@ from tests.reliability.commands import command
 def test_pictures_with_answers_and_maps(trained: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"")
-    page = look_at(str(trained / "vit"), [str(trained / "data" / "red"), str(bad)], out=tmp_path / "look.html")
+    given = [str(trained / "data" / "red"), str(bad)]
+    page = look_at(str(trained / "vit"), given, out=tmp_path / "look.html", count=31)
     assert len(page.looks) == 30
     assert page.notes == [f"{bad}: empty file"]
     name, _, one = page.looks[0]
@@ -37,8 +38,10 @@ def test_without_pictures_the_surest_mistakes_come_first(run, tmp_path: Path) ->
     page = look_at(str(folder), out=tmp_path / "look.html")
     assert len(page.looks) == len(worst)
     labels = load(folder, device="cpu").labels
-    assert page.looks[0][1] == f"{labels[worst[0].label]}, taken for {labels[worst[0].prediction]}"
-    assert page.looks[0][2].answers[0][0] == labels[worst[0].prediction]
+    first = page.looks[0][2]
+    assert (first.truth, first.answers[0][0]) == (labels[worst[0].label], labels[worst[0].prediction])
+    assert first.right is False
+    assert f"0 of {len(worst)} predictions are right" in page.path.read_text("utf-8")
 
 
 def test_published_weights(trained: Path, tmp_path: Path) -> None:
@@ -53,13 +56,13 @@ def test_what_cannot_be_looked_at(trained: Path, run, tmp_path: Path) -> None:
     out = tmp_path / "look.html"
     with pytest.raises(UsageError, match=r"is not the folder of a run; give one, or NAME@FILE"):
         look_at(str(tmp_path), ["a.png"], out=out)
-    with pytest.raises(DataError, match=r"none of 1 pictures can be read; the first: .*gone\.png"):
+    with pytest.raises(DataError, match=r"gone\.png"):
         look_at(str(trained / "a"), [str(tmp_path / "gone.png")], out=out)
     with pytest.raises(UsageError, match="top is 0, expected a whole number of at least 1"):
         look_at(str(trained / "a"), [str(trained / "data" / "red" / "0.png")], out=out, top=0)
     folder = run("a")
     (folder / "predictions.safetensors").unlink()
-    with pytest.raises(UsageError, match="kept no decisions"):
+    with pytest.raises(UsageError, match=r"kept no predictions"):
         look_at(str(folder), out=out)
     (folder / "weights.safetensors").unlink()
     with pytest.raises(UsageError, match="has no weights that can be read"):
@@ -67,11 +70,47 @@ def test_what_cannot_be_looked_at(trained: Path, run, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_of_too_many_pictures_the_first_are_shown(trained: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("patchloom.judging.look_page.PICTURES", 3)
-    page = look_at(str(trained / "a"), [str(trained / "data" / "red")], out=tmp_path / "look.html")
-    assert len(page.looks) == 3
-    assert page.notes == ["the first 3 of 30 pictures are shown"]
+def test_of_a_folder_images_of_every_class_are_shown_with_their_truth(trained: Path, tmp_path: Path) -> None:
+    page = look_at(str(trained / "a"), [str(trained / "data")], out=tmp_path / "look.html", count=6)
+    classes = sorted(path.name for path in (trained / "data").iterdir())
+    assert [one.truth for _, _, one in page.looks] == [classes[0]] * 3 + [classes[1]] * 3
+    assert all(Path(name).parent.name == one.truth for name, _, one in page.looks)
+    (note,) = page.notes
+    assert "6 of 60" in note
+    text = page.path.read_text("utf-8")
+    assert "Predictions of a on 6 images" in text
+    assert text.count("true class") == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "truth"),
+    [
+        ("photos/val/cat/1.jpg", "cat"),
+        ("photos/cat/fluffy/1.jpg", "cat"),
+        ("fruit/apple/1.jpg", "fruit/apple"),
+        ("x/dog/cat/1.jpg", "cat"),
+        ("cat.jpg", ""),
+        ("photos/cow/1.jpg", ""),
+    ],
+)
+def test_the_true_class_of_a_file_is_the_folder_above_it(path: str, truth: str) -> None:
+    assert true_class(path, {"cat", "dog", "fruit/apple"}) == truth
+
+
+def test_items_are_chosen_in_turn_from_every_group() -> None:
+    groups = ["a"] * 50 + ["b"] * 2 + ["c"] * 20
+    places = across(range(72), groups, 12)
+    assert len(places) == 12
+    assert {group: [groups[place] for place in places].count(group) for group in "abc"} == {"a": 5, "b": 2, "c": 5}
+    assert max(places) > 65
+    assert across(range(100), [str(i) for i in range(100)], 4) == [0, 25, 50, 75]
+
+
+def test_the_terminal_gets_a_screenful(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    done = command(("look", trained / "a", trained / "data", "--out", tmp_path / "page.html"), monkeypatch, capsys)
+    assert (done.code, done.errors) == (0, "")
+    assert len(done.output.splitlines()) <= 24
+    assert "4 more" in done.output
 
 
 def test_the_command(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:

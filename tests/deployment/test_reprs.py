@@ -84,7 +84,7 @@ def test_a_look_is_picture_bars_and_maps(trained: Path) -> None:
     assert re.fullmatch(r"Look\((blue|red) \d+\.\d %, (blue|red) \d+\.\d %; maps: .*rollout.*\)", repr(one))
     html = checked(one._repr_html_())
     assert html.count("<img") == 1 + len(one.maps)
-    assert html.count('class="bar"') == 2
+    assert html.count('<b style="width') == 2
     many = checked(looks._repr_html_())
     assert "22 pictures" in many
     assert "and 2 more" in many

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from patchloom.data.pictures.image_batch import ImageBatch
 from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.classification import ClassificationReport, evaluate
+from patchloom.evaluation.overfitting import overfitting_note
 from tests.networks import small
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
@@ -177,3 +178,40 @@ def test_errors():
     one = ImageBatch(images, torch.zeros(1).long(), torch.zeros(1).long())
     with pytest.raises(UsageError, match="tells 5 classes apart, the data has 7"):
         evaluate(small("resmlp_s12"), [one], classes=NAMES)
+
+
+def _records(*accuracies: float) -> list[dict]:
+    return [
+        {"kind": "train", "epoch": epoch, "values": {"accuracy": value, "loss": 1.0}}
+        for epoch, value in enumerate(accuracies)
+    ]
+
+
+def _report_of(right: int, images: int) -> ClassificationReport:
+    ranks = np.array([0] * right + [1] * (images - right))
+    zeros = np.zeros(images, np.int64)
+    return ClassificationReport(("a", "b"), np.arange(images), zeros, ranks, ranks, np.ones(images), np.ones(images))
+
+
+def test_overfitting_is_named_with_what_to_do():
+    note = overfitting_note(_records(20.0, 81.0), _report_of(345, 1000))
+    assert "overfitting" in note
+    assert "81.0 %" in note
+    assert "34.5 %" in note
+    assert "--init in1k" in note
+    assert "--init" not in overfitting_note(_records(20.0, 81.0), _report_of(345, 1000), pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("records", "report"),
+    [
+        (_records(81.0, 40.0), _report_of(345, 1000)),  # the last epoch counts
+        (_records(90.0, 60.0), _report_of(5, 10)),
+        (_records(90.0), _report_of(345, 1000)),  # one epoch: every image was new
+        (_records(82.0, 82.0), _report_of(6, 10)),  # ten images: it may be chance
+        ([{"kind": "train", "epoch": 0, "values": {"loss": 1.0}}], _report_of(345, 1000)),  # mixed images
+        ([], _report_of(345, 1000)),
+    ],
+)
+def test_no_overfitting_is_named_where_there_is_none(records, report):
+    assert overfitting_note(records, report) == ""

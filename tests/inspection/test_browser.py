@@ -6,18 +6,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from patchloom.data.checking.check import check
 from patchloom.deployment.classifier import load
 from patchloom.deployment.index import index, open_index
 from patchloom.deployment.search_page import write_search_page
+from patchloom.evaluation.classification import ClassificationReport
+from patchloom.inspection.look import Look
+from patchloom.inspection.sheets import Cell
 from patchloom.judging.comparison_page import report_runs
-from patchloom.judging.look_page import look_at
+from patchloom.judging.look_page import look_at, write_look_page
 from patchloom.judging.ranked_page import write_ranked
 from patchloom.judging.several_runs import evaluate
 from patchloom.pages.check_page import write_check_page
+from patchloom.pages.report import Report, Summary, write_report
+from patchloom.pages.sections import (
+    class_section,
+    confusion_section,
+    gallery_section,
+    mistake_section,
+    table_section,
+)
 from patchloom.tasks.pages import report_run
+from patchloom.training.sweeps.page import write_sweep_page
+from patchloom.training.sweeps.record import RunResult
+from patchloom.training.sweeps.table import Sweep, rows_of
 from tests.deployment.conftest import trained  # noqa: F401
 
 PHONE, SCREEN = 390, 1400
@@ -100,4 +116,63 @@ def test_a_page_is_whole(name: str, width: int, scheme: str, pages: dict[str, Pa
             .map(e => e.textContent.slice(0, 40))"""
     )
     assert small == []
+    page.close()
+
+
+MANY = [f"a class with the rather long name of {number} that goes on for a while" for number in range(80)]
+MANY.append("anamewithoutanyspacethatisfarlongerthanaphoneiswideandthereforehastobreaksomewhereorother")
+
+
+@pytest.fixture(scope="module")
+def many(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
+    """Every kind of page with 81 classes of long names."""
+    folder = tmp_path_factory.mktemp("many")
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(81), 4)
+    predictions = np.where(rng.random(len(labels)) < 0.6, labels, rng.integers(0, 81, len(labels)))
+    wrong, sure = (predictions != labels).astype(np.int64), np.full(len(labels), 0.5, np.float32)
+    report = ClassificationReport(tuple(MANY), np.arange(len(labels)), labels, predictions, wrong, sure, sure)
+    image, place = Image.new("RGB", (40, 30), "olive"), f"photos/{MANY[-1]}/{'x' * 70}.jpg"
+    worst = [(image, mistake, place) for mistake in report.worst(12)]
+    sections = [
+        confusion_section(report.confusion, MANY),
+        class_section(report.class_accuracy, MANY, report.confusion),
+        mistake_section(worst, MANY),
+        gallery_section("worst", place, "told", [([image] * 4, MANY[:4])], [(name, (1, 2, 3)) for name in MANY]),
+        table_section(
+            "Classes, worst first", ["class", "IoU", "95 %", "found"], [(n, "1.0 %", "0 … 1", "2") for n in MANY]
+        ),
+    ]
+    summary = Summary(model="torchvision:mobilenet_v2", data=place, best="12.3 %", command=f"patchloom train {place}")
+    write_report(folder / "report.html", Report(title=place, summary=summary, sections=sections))
+    cells = [Cell(image, name) for name in MANY[:3]]
+    look_of = Look(image, [(name, 0.2) for name in MANY[-5:]], cells, MANY[-1])
+    write_look_page(folder / "look.html", f"Predictions of {place}", [place], [look_of.card(place)] * 3)
+    names = [trained / name for name in ("a", "b")]
+    long = [Path(shutil.copytree(name, folder / f"{name.name}-{'of-a-run-with-a-long-name' * 3}")) for name in names]
+    report_runs([str(name) for name in long], out=folder / "comparison.html")
+    runs = [
+        RunResult(data=place, setting={"optim.lr": lr, "model": MANY[-1]}, metric="top1", metrics={"top1": 75.0})
+        for lr in (0.1, 0.01)
+    ]
+    rows = rows_of([run.setting for run in runs], runs)
+    write_sweep_page(Sweep(folder, rows, {place + str(i): run for i, run in enumerate(runs)}, "top1"))
+    return {name: folder / f"{name}.html" for name in ("report", "look", "comparison", "sweep")}
+
+
+@pytest.mark.parametrize("width", [PHONE, SCREEN])
+@pytest.mark.parametrize("name", ["report", "look", "comparison", "sweep"])
+def test_long_names_of_many_classes_are_not_cut_off(name: str, width: int, many: dict[str, Path], browser: Any) -> None:
+    """Neither the page nor what is read in it is wider than the screen; wide tables of numbers may scroll."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(many[name].as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cut = page.evaluate(
+        """() => [...document.querySelectorAll('h1, h2, h3, p, li, td, th, dd, figcaption, .bars span, img')]
+            .filter(e => !e.closest('.matrix') && e.getBoundingClientRect().right > innerWidth + 1)
+            .map(e => e.outerHTML.slice(0, 100))"""
+    )
+    assert cut == []
+    assert page.evaluate("document.documentElement.scrollHeight") < 40_000
     page.close()

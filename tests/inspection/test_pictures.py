@@ -83,7 +83,7 @@ def test_captions_speak_of_what_is_there():
     assert "Rollout" not in caption("resmlp_s12", "Where it looks")
     assert "red ones speak for" in caption("resmlp_s12", "Where it looks")
     assert "Rollout" in caption("deit_ti", "Where it looks")
-    assert "red" not in caption("cait_xxs24", "Where it looks")
+    assert "red ones" not in caption("cait_xxs24", "Where it looks")
     untold = pictures_of(small("mixer_b16", num_classes=0), photographs())
     assert "give most to the average" in next(one.caption for one in untold if one.title == "Where it looks")
     assert "coloured by the answer" in caption("resmlp_s12", "Embeddings")

@@ -97,8 +97,8 @@ def write_all(path, **changes):
         "class_names": ["cat", EVIL, "dog"],
         "per_class": [80.0, 100.0, math.nan],
         "mistakes": [
-            (Image.new("L", (8, 8), 7), Mistake(3, 0, 1, 0.987)),
-            (Image.new("RGB", (500, 250)), Mistake(9, 2, 0, 0.5)),
+            (Image.new("L", (8, 8), 7), Mistake(3, 0, 1, 0.987), "photos/cat/07.jpg"),
+            (Image.new("RGB", (500, 250)), Mistake(9, 2, 0, 0.5), EVIL),
         ],
         "pictures": [(EVIL, Image.new("RGB", (30, 20), "red"), EVIL), ("chart", Markup("<svg></svg>"), "")],
         "recipe": [*recipe_rows(recipe, why(reasons) | WHY), ("objective.teacher", EVIL, EVIL)],
@@ -139,7 +139,7 @@ def test_the_page_has_every_section_and_closes_every_tag(html):
         "summary", "notes", "curves", "confusion", "classes", "mistakes", "pictures", "recipe", "cost", "environment",
     ]  # fmt: skip
     for words in (
-        "91.24 %", "weights of the EMA", "1:02:05", "patchloom export runs/1", "98.7 % · #3",
+        "91.24 %", "EMA weights", "1:02:05", "patchloom export runs/1", "98.7 %", "07.jpg",
         "1.2 M", "3.01 G", "4.7 MiB", "no images", "80.0 % of 10",
     ):  # fmt: skip
         assert words in page.words
@@ -278,22 +278,22 @@ def test_ticks_are_round_and_reach_around_the_values(low, high, expected):
 
 
 def test_a_bar_is_as_long_as_its_value():
-    svg = bars([("a", 25.0, "x"), ("b", math.nan, "x"), ("c", 100.0, "x")])
-    widths = {
-        kind: [float(w) for w in re.findall(rf'width="([\d.]*)" height="14.00" class="{kind}"', svg)]
-        for kind in ("bar", "track")
-    }
-    whole = widths["track"][0]
-    assert widths["bar"] == [pytest.approx(whole / 4, abs=0.005), 0.0, whole]
+    drawn = bars([("a", 25.0, "x"), ("b", math.nan, "x"), ("c", 100.0, "x")])
+    assert re.findall(r"width:([\d.]+)%", drawn) == ["25", "0", "100"]
+
+
+def test_a_long_class_name_is_whole_beside_its_bar():
+    name = "a class with a name of more letters than a chart has room for"
+    assert name in bars([(name, 25.0, "x")])
 
 
 def test_classes_stand_worst_first_and_fold_after_twenty():
     names = [f"class{i:02}" for i in range(27)]
     accuracy = [math.nan, *(float(100 - i) for i in range(1, 27))]
     shown, folded, count = sections_module._class_bars(accuracy, names, None)
-    order = re.findall(r"<title>(class\d\d)", shown + folded)
+    order = re.findall(r"<span>(class\d\d)", shown + folded)
     assert order == [*reversed(names[1:]), names[0]]
-    assert (shown.count("<title>"), count) == (20, 7)
+    assert (shown.count("class"), count) == (21, 7)  # one is the chart's own
 
 
 def test_the_colour_of_a_cell():
@@ -303,25 +303,40 @@ def test_the_colour_of_a_cell():
 
 
 def test_few_classes_are_counted_in_cells(html):
-    heat = html[html.index('class="heat"') : html.index("Accuracy by class")]
-    assert [int(n) for n in re.findall(r"<g class.*?>(\d+)</text></g>", heat)] == [8, 2, 5, 1, 4]
+    heat = html[html.index('class="matrix"') : html.index("Accuracy by class")]
+    assert [int(n) for n in re.findall(r">(\d+)</td>", heat)] == [8, 2, 5, 1, 4]
     assert "cat → dog" not in heat
     assert "dog → cat: 1 of 5" in heat
     assert re.sub(r"\s+", " ", Page(html).words).count("cat taken for <script>alert(1)</script> (2 of 10)") == 1
 
 
-def test_many_classes_are_a_picture_and_the_worst_pairs(tmp_path):
-    names = [f"class{i}" for i in range(40)]
-    counts = np.diag(np.full(40, 10))
+@pytest.mark.parametrize(("classes", "names_written"), [(40, True), (120, False)])
+def test_many_classes_are_a_map_that_tells_its_cells_with_the_worst_block_enlarged(tmp_path, classes, names_written):
+    names = [f"class{i}" for i in range(classes)]
+    counts = np.diag(np.full(classes, 10))
     counts[3, 17] = 5
     counts[30, 2] = 2
     html = write_all(tmp_path / "r.html", confusion=counts, class_names=names, per_class=None, mistakes=[], pictures=[])
     page = Page(html)
-    table = page.words[page.words.index("taken for") : page.words.index("Rows are true")]
+    table = page.words[page.words.index("taken for") : page.words.index("The classes confused most")]
     assert re.findall(r"class\d+|[\d.]+ %", table) == ["class3", "class17", "33.3 %", "class30", "class2", "16.7 %"]
+    block = html[html.index('class="matrix"') : html.index("All classes")]
+    assert re.findall(r'scope="row">(\w+)<', block) == ["class3", "class17", "class2", "class30"]
+    assert [int(n) for n in re.findall(r">(\d+)</td>", block)] == [10, 5, 10, 10, 2, 10]
+    whole = html[html.index("All classes") :]
+    assert "class30 → class2: 2 of 12" in whole
+    assert whole.count("<title>") == classes + 2
+    assert ("class39</text>" in whole) == names_written
+
+
+def test_very_many_classes_are_a_picture(tmp_path):
+    names = [f"class{i}" for i in range(300)]
+    counts = np.diag(np.full(300, 10))
+    counts[3, 17] = 5
+    html = write_all(tmp_path / "r.html", confusion=counts, class_names=names, per_class=None, mistakes=[], pictures=[])
     (picture,) = images_of(html)
-    factor = picture.width // 40
-    assert picture.size == (40 * factor, 40 * factor)
+    factor = picture.width // 300
+    assert picture.size == (300 * factor, 300 * factor)
     assert picture.width >= 500
     at = {place: picture.getpixel((place[1] * factor, place[0] * factor)) for place in [(3, 17), (5, 5), (17, 3)]}
     assert at[3, 17] == (*sections_module.WRONG, 255)

@@ -28,7 +28,7 @@ def test_photographs_on_a_gpu_keep_the_published_network():
 
 def test_the_reason_for_the_epochs_is_printable():
     _, reasons = choose(images=5_000)
-    assert reasons["schedule.epochs"].why == "5 000 images: 90 epochs (about 450 k pictures seen)"
+    assert reasons["schedule.epochs"].why == "5,000 images: 90 epochs (about 450 k pictures seen)"
 
 
 def test_digits_are_not_mirrored():

@@ -95,7 +95,7 @@ CASES: dict[str, Case] = {
     ),
     "no such device": (2, "No device is called 'gpu'", with_data("--device", "gpu")),
     "a device that cannot train": (2, "Training on meta is not supported", with_data("--device", "meta")),
-    "a device that is not here": (2, "cuda:99 is not here", with_data("--device", "cuda:99")),
+    "a device that is not here": (2, "cuda:99 is not available", with_data("--device", "cuda:99")),
 }
 
 

@@ -93,7 +93,11 @@ def test_a_picture_its_classes_their_maps_and_what_is_like_it(
     opened.answered()
     best = page.inner_text("#rows .name >> nth=0")
     assert page.inner_text("#best").startswith(best)
-    assert page.inner_text("#name").startswith("a <b>.png as the network sees it")
+    assert page.inner_text("#name").startswith("a <b>.png")
+    # The photo is drawn large from the file itself; what the network sees stands small beside it.
+    sizes = page.evaluate("['photo', 'seen'].map(id => document.getElementById(id).getBoundingClientRect().width)")
+    assert sizes[0] > 1.5 * sizes[1] > 0
+    assert opened.drawn("photo") != opened.drawn("seen")
     first = opened.drawn("map")
     # By keyboard alone: the chosen class is one step of Tab away, arrows change it.
     page.focus("#files")

@@ -49,7 +49,7 @@ def test_ray_serve_answers_as_the_server_does(tmp_path: Path, monkeypatch: pytes
     (code,) = re.findall(r"```python\n(from ray import serve\n.*?)```", DOCS.read_text(), re.DOTALL)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        exec(code.replace("/models/photos.onnx", str(artefact)), {})
+        exec(code.replace("/models/photos-onnx", str(artefact)), {})
         assert ask("/ready")[0] == 200
         status, told = ask("/predict?top=1", GREEN)
         assert (status, json.loads(told)["results"][0]["answers"][0]["label"]) == (200, "green")

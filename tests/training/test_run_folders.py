@@ -47,7 +47,9 @@ def test_other_data_of_the_same_name_get_a_folder_of_their_own(here: Path) -> No
     again, said = train(Path("y/images"))
     assert again.folder == Path("runs/images-2")
     assert again.metrics == second.metrics
-    told = "already finished (2 epochs); nothing to do. Train longer with --epochs, or start afresh with --out: top-1 "
+    told = (
+        "already finished (2 epochs); nothing to do. Train longer with --epochs, or start afresh with --out: val top-1 "
+    )
     assert any(line.startswith(told) for line in said)
     assert not any("going on" in line for line in said)
 
@@ -105,37 +107,32 @@ def test_another_start_is_refused_with_both_names(here: Path) -> None:
     before = (here / "runs/tuned/run.json").read_bytes()
     with pytest.raises(UsageError) as caught:
         train(data, out="runs/tuned", init="runs/start2", epochs=3)
-    assert str(caught.value) == (
-        "runs/tuned began from --init runs/start1; given --init runs/start2. "
-        "Start as before, or give a new folder with --out"
-    )
-    with pytest.raises(UsageError, match=r"runs/tuned began from --init runs/start1; given random weights\."):
+    for fact in ("runs/tuned", "--init runs/start1", "--init runs/start2", "--out"):
+        assert fact in str(caught.value)
+    with pytest.raises(UsageError, match=r"runs/tuned began from --init runs/start1; given random weights"):
         train(data, out="runs/tuned")
-    with pytest.raises(UsageError, match=r"runs/images began from random weights; given --init runs/start1\."):
-        train(data, init="runs/start1")
+    tuned, said = train(data, init="runs/start1")
+    assert tuned.folder == Path("runs/images-2")
+    assert any("runs/images began from random weights; given --init runs/start1" in line for line in said)
     (here / "runs/start1").rename(here / "runs/moved")
     assert train(data, out="runs/tuned", init="runs/moved", epochs=2)[0].outcome.ended == "finished"
     assert (here / "runs/tuned/run.json").read_bytes() == before
     shutil.copy("runs/start2/weights.safetensors", "runs/moved/weights.safetensors")
-    with pytest.raises(UsageError, match=r"began from --init runs/start1; given --init runs/moved\."):
+    with pytest.raises(UsageError, match=r"began from --init runs/start1; given --init runs/moved"):
         train(data, out="runs/tuned", init="runs/moved")
 
 
 def test_fewer_epochs_are_refused_before_anything_is_written(here: Path) -> None:
     files = {path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file()}
-    with pytest.raises(UsageError) as caught:
-        train(Path("x/images"), epochs=1)
-    assert str(caught.value) == (
-        "runs/images is already trained for 2 epochs and cannot be taken back to 1; give --epochs 2 or more, "
-        "or a new folder with --out"
-    )
+    with pytest.raises(UsageError, match=r"runs/images is already trained for 2 epochs.*--epochs 2.*--out"):
+        train(Path("x/images"), out="runs/images", epochs=1)
     assert {path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file()} == files
     assert train(Path("x/images"), epochs=3)[0].outcome.progress.epoch == 3
 
 
 def test_a_val_split_too_small_to_choose_by_is_noted(here: Path) -> None:
-    note = next(note for note in make_plan(settings(Path("x/images")), "cpu").splits.notes if "too few" in note)
-    assert note.startswith("val has 4 pictures: one of them is 25.0 points, too few to choose by; give val at least 50")
+    note = next(note for note in make_plan(settings(Path("x/images")), "cpu").splits.notes if "chance" in note)
+    assert all(fact in note for fact in ("4 images", "25.0 points", "50 images"))
     plan = make_plan(
         TrainingSettings(data="shapes:count=400,size=16", out=str(here / "new"), changes=CHANGES, **GIVEN), "cpu"
     )

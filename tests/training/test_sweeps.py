@@ -79,7 +79,7 @@ def test_the_same_call_repeats_nothing(place: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "evaluate", refuse)
     found, said = swept(str(place / "a"), place / "swept", {"optim.lr": [1e-3, 1e-4], "seed": [0, 1]}, test=True)
     assert "sweep      4 runs in " + str(place / "swept") + ", 4 finished already" in said
-    assert [row.is_best for row in found].count(True) == 1
+    assert found.best.is_best
     assert found.best.test_mean is not None
     assert found.best.spread.runs == 2
     columns, rows = found.table()
@@ -296,3 +296,16 @@ def test_pictures_of_a_list_are_left_out_of_train(place: Path, tmp_path: Path) -
 def test_val_is_held_out_or_as_the_data_have_it() -> None:
     with pytest.raises(UsageError, match=r"'fold'.*held-out.*test"):
         Reading(val="fold")  # type: ignore[arg-type]
+
+
+def test_settings_with_the_same_score_tie() -> None:
+    runs = [
+        RunResult(data="a", setting={"optim.lr": lr}, metric="top1", metrics={"top1": score})
+        for lr, score in ((1.0, 50.0), (0.1, 75.0), (0.01, 75.0))
+    ]
+    rows = rows_of([run.setting for run in runs], runs)
+    assert [row.is_best for row in rows] == [False, True, True]
+    found = Sweep(Path("swept"), rows, {str(i): run for i, run in enumerate(runs)}, "top1")
+    assert found.ties == 2
+    assert [row[-1] for row in found.table()[1]] == ["", "tied best", "tied best"]
+    assert [setting["optim.lr"] for setting in found.to_dict()["ties"]] == [0.1, 0.01]

@@ -179,8 +179,8 @@ class DeviceLoader:
             check_policy(augment, store.parts)
         if augment and augment.policy not in BATCHED_POLICIES:
             raise UsageError(
-                f"augment.policy {augment.policy} has no version for whole batches; "
-                f"those that have one: {', '.join(BATCHED_POLICIES)}. Use Loader with workers for the others."
+                f"augment.policy={augment.policy} works on one image at a time, not on whole batches; "
+                f"those that do: {', '.join(BATCHED_POLICIES)}. Use Loader with workers for the others."
             )
         self.plan = Plan(len(store.labels), batch_size, seed, shuffle, repeats, drop_last, rank, world)
         self.broken = store.broken
@@ -370,12 +370,12 @@ def _against_device(dataset: ImageSet, augment: AugmentPart, before_crop: Before
     """Why a set cannot be kept and augmented on the device; '' where it can."""
     (height, width), size = before_crop.image_size, before_crop.crop_size
     if augment.crop == "scaled":
-        return "augment.crop scaled has no version for whole batches"
+        return "augment.crop=scaled works on one image at a time, not on whole batches"
     if augment.policy not in BATCHED_POLICIES:
-        return f"augment.policy {augment.policy} has no version for whole batches"
+        return f"augment.policy={augment.policy} works on one image at a time, not on whole batches"
     if not fits_in_memory(len(dataset), (height, width), budget_bytes, pixel_bytes(dataset)):
         needed, allowed = len(dataset) * height * width * pixel_bytes(dataset) / 2**20, budget_bytes / 2**20
         return f"decoded they take {needed:,.0f} MiB, more than the {allowed:,.0f} MiB set aside"
     if augment.crop == "random_resized" and max(height / size[0], width / size[1]) > LARGEST_REDUCTION:
-        return f"pictures of {height}×{width} are reduced too much for crops without antialiasing"
+        return f"images of {height}×{width} are much larger than their crops, so each is resized by itself"
     return ""

@@ -112,8 +112,8 @@ class Plan:
             raise UsageError(f"The seed is {self.seed}; give 0 or more.")
         if self.steps_per_epoch == 0:
             raise UsageError(
-                f"A batch of {self.batch_size} is larger than an epoch of {self.views_per_epoch} pictures. "
-                f"Give a batch size of at most {self.views_per_epoch}, or keep the last, smaller batch."
+                f"A batch of {self.batch_size} is larger than an epoch of {self.views_per_epoch} images. "
+                f"Pass --batch {self.views_per_epoch} or less."
             )
 
     @property

@@ -137,7 +137,15 @@ class CheckReport:
         for kind, count in Counter(fault.kind for fault in self.faults).items():
             found.append(f"{kind}, {_count(count, 'time')}")
         if len(self.classes) == 1:
-            found.append(f"one class ({next(iter(self.classes))!r}); classification needs two")
+            found.append(
+                f"one class ({next(iter(self.classes))!r}); classification needs two: add a folder for another class, "
+                "or train with --recipe dino, which needs none"
+            )
+        elif self.classes and len(self.splits) == 1 and max(sum(of.values()) for of in self.classes.values()) < 2:
+            found.append(
+                f"one {self.unit} per class, so none is left for val; a class needs two or more, or put "
+                f"{self.unit}s to validate with in a folder val/"
+            )
         for near in (False, True)[: 1 + strict]:
             same = f"{'nearly ' * near}the same {self.unit}"
             for splits, leaks in self.leaks_between(near=near).items():

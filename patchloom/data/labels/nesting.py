@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from patchloom.printable import plural
+
 Chain = tuple[str, ...]  # folders from the split down to one that holds images
 
 
@@ -61,7 +63,7 @@ def find_nesting(
     inner, outer = len(in_train), len({chain[0] for chain in in_train})
     why = _why_outermost(in_train, in_val) if choice is None else ""
     if choice == "outermost" or why:
-        said = f"nested folders: {outer} classes (outermost folders){', since ' + why if why else ''}"
+        said = f"nested folders: {plural(outer, 'class')} (outermost folders){', since ' + why if why else ''}"
         return None, f"{said}; --classes innermost reads them as {inner} classes" if inner != outer else ""
     known = {nesting.classes[chain] for chain in in_train}
     counts = {

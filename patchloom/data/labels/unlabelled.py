@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from patchloom.data.labels.label_pattern import suggest_pattern
+from patchloom.data.labels.label_pattern import read_pattern, suggest_pattern
 from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.sets import Listing, Pictures, Source, name_some
+from patchloom.printable import plural
 
 # What pictures with such annotations are for, as --task calls it.
 OTHER_TASKS = {"masks": "segment", "boxes": "detect"}
@@ -25,7 +26,7 @@ def missing_labels(listing: Listing) -> str:
                 "picture: a folder for each class, or --labels FILE"
             )
     where = f", the first is {pictures.where(int(listing.rows[bare[0]]))}" if len(bare) < len(listing) else ""
-    names = [posixpath.basename(pictures.key(int(row))) for row in listing.rows[:_LOOKED_AT]]
+    names = [posixpath.basename(pictures.key(int(row))) for row in listing.rows]
     return (
         f"{len(bare):,} of {len(listing):,} pictures have no label{where}; expected a folder for each class, or "
         f"--labels FILE (lines of path,label), or --label-pattern {_pattern(names)}, or --recipe dino, which learns "
@@ -53,8 +54,9 @@ def _annotations(pictures: Pictures) -> set[str]:
 
 
 def _pattern(names: Sequence[str]) -> str:
-    found = suggest_pattern(names)
+    found = suggest_pattern(names[:: -(-len(names) // _LOOKED_AT)])  # from all over the listing, which is sorted
     if found is None:
         return "'{label}_*' (the class in the file's name)"
-    given, classes = found
-    return f"'{given}' (their names give {len(classes)} classes: {name_some(classes, limit=3)})"
+    given, _ = found
+    classes = sorted({label for name in names if (label := read_pattern(given).label(name))})
+    return f"'{given}' (which gives {plural(len(classes), 'class')}, such as {name_some(classes, limit=3)})"

@@ -18,7 +18,7 @@ def box_faults(pictures: Pictures, row: int, size: tuple[int, int]) -> Iterator[
         yield "boxes cannot be read", str(error)
         return
     if boxes is not None and not len(boxes):
-        yield NO_OBJECTS, "nothing to find in it; it teaches what is no object"
+        yield NO_OBJECTS, "it has no boxes and is used as a background image"
     # Whole pixels: annotations end a fraction beyond the border, and nothing is seen of a fraction of a pixel.
     for x0, y0, x1, y1, number in [] if boxes is None else boxes.round().astype(np.int64).tolist():
         if fault := corners_fault(x0, y0, x1, y1, size):

@@ -3,6 +3,8 @@
 Files are untrusted. The format is told from the first bytes, whatever the file is called, and only those of
 `FORMATS` are ever handed to Pillow; size limits are checked from the header, before pixels are decoded.
 
+A JPEG of more than 25 megapixels is decoded at a part of its size, up to 150; other formats are refused then.
+
 How other modes become 8-bit RGB:
     grey, black and white, palette, CMYK, YCbCr   converted
     alpha or a transparent colour                 laid over white
@@ -45,10 +47,15 @@ from PIL import (
 from PIL.ImageFile import ImageFile
 
 from patchloom.data.pictures.decode_limits import slow_header, slow_pixels
-from patchloom.errors import DataError, ResourceError
+from patchloom.errors import DataError, ResourceError, UsageError
 from patchloom.foreign import read_plain
 
 MAX_PIXELS = 25_000_000
+# A JPEG of more pixels, such as a phone's, is decoded at half, a quarter or an eighth of its sides, row by row. The
+# coefficients of a progressive one are all kept: 300 MB at this size.
+LARGE_JPEG_PIXELS, LARGE_PROGRESSIVE_PIXELS = 150_000_000, 50_000_000
+LIMIT = "PATCHLOOM_MAX_MEGAPIXELS"  # environment variable: another limit than the first of these
+WHOLE = "whole_size"  # in `info`: (width, height) of a picture that is smaller than its file says
 MIN_SIDE_PIXELS = 4  # nothing smaller holds one patch
 MAX_FILE_BYTES = 1 << 28  # 256 MiB: 25 MP of 16-bit RGBA fit
 _LARGEST_BYTES = 2 * 4 * MAX_PIXELS  # RGBA as it is decoded and as it is converted
@@ -71,9 +78,17 @@ FORMATS: dict[str, tuple[type[ImageFile], tuple[bytes, ...]]] = {
     "TIFF": (TiffImagePlugin.TiffImageFile, (b"II*\0", b"MM\0*")),
     "PPM": (PpmImagePlugin.PpmImageFile, (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6", b"Pf")),
 }
+# Files of boxes, told by their brand: AVIF where Pillow has its decoder, HEIC where pillow-heif is installed.
+_BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys(
+    (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"), "HEIC"
+)
+_SAVE_AGAIN = {
+    "AVIF": "this Pillow was built without it: update Pillow, or save the image as JPEG",
+    "HEIC": "pip install 'patchloom[heic]', or save the image as JPEG",
+}
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
-    | {".ppm", ".pgm", ".pbm", ".pnm", ".pfm"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".avif", ".heic", ".heif"}
 )
 _REFUSED = {b"%!PS": "EPS", b"\xc5\xd0\xd3\xc6": "EPS", b"%PDF": "PDF", b"PK\x03\x04": "a zip archive"}
 
@@ -128,11 +143,11 @@ def decode_shrunk(
     """
     name, image = _open(data, where)
     with _reading(name, data, where):
-        width, height = image.size
+        width, height = _stored_size(image)
         whole = (height, width) if _orientation(image) in _ON_ITS_SIDE else (width, height)
         factor = reduction(whole) if name == "JPEG" else 1
         if factor > 1:
-            image.draft(image.mode, (width // factor, height // factor))
+            image.draft(image.mode, (width // factor, height // factor))  # nothing where it is reduced already
     return _decoded(name, image, data, where), whole
 
 
@@ -158,8 +173,11 @@ def upright_size(data: bytes, where: str) -> tuple[int, int]:
 
 def _decoded(name: str, image: ImageFile, data: bytes, where: str) -> Image.Image:
     with _reading(name, data, where):
+        whole, on_its_side = image.info.get(WHOLE), _orientation(image) in _ON_ITS_SIDE
         picture = upright_rgb(image, where)
     picture.info.clear()  # what was true of the file (orientation, transparency) is not of the picture
+    if whole:
+        picture.info[WHOLE] = whole[::-1] if on_its_side else whole
     return picture
 
 
@@ -207,8 +225,8 @@ def _facts(name: str, image: ImageFile, data: bytes, where: str) -> ImageFacts:
         return ImageFacts(
             format=name,
             mode=image.mode,
-            width=image.width,
-            height=image.height,
+            width=_stored_size(image)[0],
+            height=_stored_size(image)[1],
             rotated=_orientation(image) in _UPRIGHT,
             animated=bool(getattr(image, "is_animated", False)),
         )
@@ -259,11 +277,58 @@ def _open(data: bytes, where: str) -> tuple[str, ImageFile]:
     if name is None:
         raise DataError(f"{where}: {_what_instead(data)}")
     _refuse(slow_header(name, data), where)
+    opener = FORMATS[name][0] if name in FORMATS else _opener(name)
+    if opener is None:
+        raise DataError(f"{where}: not a supported image ({name}): {_SAVE_AGAIN[name]}")
     with _reading(name, data, where):
-        image = FORMATS[name][0](io.BytesIO(data))
+        image = opener(io.BytesIO(data))
+    if name == "JPEG":
+        _reduce_large(image, data, where)
     check_size(*image.size, where)
     _refuse(slow_pixels(name, image, data), where)
     return name, image
+
+
+def _opener(name: str) -> type[ImageFile] | None:
+    """Pillow's class of files for a format that not every installation reads; None where this one does not."""
+    try:
+        if name == "AVIF":
+            from PIL import AvifImagePlugin
+
+            return AvifImagePlugin.AvifImageFile if AvifImagePlugin.SUPPORTED else None
+        from pillow_heif import HeifImageFile  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    opener: type[ImageFile] = HeifImageFile
+    return opener
+
+
+def _reduce_large(image: ImageFile, data: bytes, where: str) -> None:
+    """Have a large JPEG decoded at a part of its sides that fits the limit; one that is too large stays as it is."""
+    (width, height), most = image.size, _large_pixels()
+    pixels = width * height
+    if "progressive" in image.info:
+        most = min(most, LARGE_PROGRESSIVE_PIXELS)
+    factor = next((factor for factor in (2, 4, 8) if pixels <= MAX_PIXELS * factor**2), 0)
+    if MAX_PIXELS < pixels <= most and factor:
+        _refuse(slow_pixels("JPEG", image, data), where)
+        image.info[WHOLE] = image.size
+        image.draft(image.mode, (width // factor, height // factor))
+
+
+def _large_pixels() -> int:
+    given = os.environ.get(LIMIT)
+    if given is None:
+        return LARGE_JPEG_PIXELS
+    if not given.isdecimal() or len(given) > 6:
+        raise UsageError(f"{LIMIT} is {given!r}, expected a whole number of megapixels such as 150")
+    return int(given) * 1_000_000
+
+
+def _stored_size(image: Image.Image) -> tuple[int, int]:
+    """(width, height) that the file says, also where it is decoded smaller."""
+    width, height = image.info.get(WHOLE, image.size)
+    return width, height
 
 
 def check_size(width: int, height: int, where: str) -> None:
@@ -283,7 +348,7 @@ def _format_of(data: bytes) -> str | None:
     for name, (_, signatures) in FORMATS.items():
         if data.startswith(signatures):
             return name if name != "WebP" or data[8:12] in (b"WEBP", b"") else None
-    return None
+    return _BRANDS.get(data[8:12]) if data[4:8] == b"ftyp" else None
 
 
 @contextmanager
@@ -394,7 +459,7 @@ def _what_instead(data: bytes) -> str:
         if data.startswith(signature):
             return f"not a supported image ({kind}); save it as PNG or JPEG"
     if data[4:8] == b"ftyp":
-        return "not a supported image (HEIC, AVIF or video); save it as JPEG"
+        return "not a supported image (a video, or of an unknown kind); save it as JPEG"
     if not any(data[:512]):
         return "not an image (zeros)"
     text = data[:512].decode("utf-8", errors="ignore")

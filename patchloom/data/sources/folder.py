@@ -201,7 +201,7 @@ def _scan(tree: Tree, start: str, fine_names: frozenset[str]) -> _Scan:
                 found.classes.append(class_name)
                 directly += 1
             elif relative or entry.name not in TAXONOMY_FILES:
-                found.ignored[extension or "no extension"] += 1
+                found.ignored[extension or "without extension"] += 1
         if relative and (directly or (not count and ignored == found.ignored.total())):
             (found.folders if directly else found.bare).append(_chain(relative.rstrip(os.sep)))
         return count + directly
@@ -232,4 +232,4 @@ def _empty_classes(bare: Sequence[Chain], nesting: Nesting) -> set[str]:
 def _ignored(counts: Counter[str]) -> str:
     if not counts:
         return ""
-    return " (" + ", ".join(f"{count} {extension}" for extension, count in sorted(counts.items())) + ")"
+    return " (" + ", ".join(f"{count:,} {extension}" for extension, count in sorted(counts.items())) + ")"

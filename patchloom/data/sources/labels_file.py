@@ -250,7 +250,7 @@ def _levels(
                 children = [known[label] for label in mapping]
                 _, why = _above(children, [mapping[label] for label in mapping], f" of {finer}")
         if why:
-            notes.append(f"{title}: column {name!r} is no level above the classes ({why}); left out")
+            notes.append(f"{title}: column {name!r} is ignored: it does not group the classes ({why})")
         else:
             levels[name] = mapping
     return levels, notes
@@ -261,7 +261,7 @@ def _above(fine: Sequence[str], coarse: Sequence[str], of: str = "") -> tuple[di
     mapping: dict[str, str] = {}
     for child, parent in zip(fine, coarse, strict=True):
         if child and parent and mapping.setdefault(child, parent) != parent:
-            return {}, f"{child!r}{of} is both {mapping[child]!r} and {parent!r}"
+            return {}, f"{child!r}{of} belongs to {mapping[child]!r} and to {parent!r}"
     missing = sorted({*fine} - {""} - {*mapping})
     return mapping, f"nothing for {name_some(missing, limit=3)}" if missing else ""
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from patchloom.deployment.single_page.page import Page
 
 CALIBRATION, ALLOWED_LOSS = 128, 1.0
+FILE_SUFFIXES = (".onnx", ".pt2", ".pt", ".xml")  # of files that formats have
 _LEVEL = 6  # of zlib
 # Task → what makes a subject of a run of it.
 SUBJECTS = {
@@ -72,6 +73,12 @@ class Exported:
         return f"Exported({printable(str(self.folder))}: {told})"
 
 
+def artifact_folder(out: str) -> str:
+    """The folder of an artifact: photos-onnx for photos.onnx, since the name of a file is no name for a folder."""
+    path = Path(out)
+    return str(path.with_name(f"{path.stem}-{path.suffix[1:]}")) if path.suffix in FILE_SUFFIXES else out
+
+
 @with_near_options
 def export(
     run: str,
@@ -92,7 +99,8 @@ def export(
     """Write a run as something that answers without patchloom: an artefact, or one HTML page.
 
     run           folder of a run, or published weights
-    out           the artefact's folder, or the page's file; it is there whole or not at all
+    out           the artifact's folder, or the page's file; it is there whole or not at all. photos.onnx becomes the
+                  folder photos-onnx
     to            onnx, torch, openvino or html; by default onnx, or html where `out` ends in .html
     data          images it is compared with the run on; by default those of the run
     split         train, val, test or all; by default val, or what the run held out
@@ -120,6 +128,7 @@ def export(
     calibration = CALIBRATION if calibration is None else calibration
     allowed_loss = ALLOWED_LOSS if allowed_loss is None else allowed_loss
     _check(form, half=half, int8=int8, images=images, calibration=calibration, allowed_loss=allowed_loss, size=size)
+    named, out = out, artifact_folder(out)
     refuse_taken(Path(out))
     kind, folder_of_run = subject_type(run_folder(run)), run_folder(run)
     _check_precision(kind, "float16" if half else "int8" if int8 else "float32")
@@ -130,7 +139,8 @@ def export(
         if int8:
             made.quantised(folder, temporary, subject.calibration(calibration), allowed_loss)
         sizes = made.pack(folder) if packed else {}
-        notes = (*subject.notes, *made.notes)
+        renamed = [f"an artifact is a folder: it is {out}, not a file {named}"] if out != named else []
+        notes = (*renamed, *subject.notes, *made.notes)
         rows, count = tuple(made.rows), len(subject.rows)
         exported = Exported(Path(out), form.name, made.precision, rows, count, subject.measure, notes, subject.compared)
         _write(folder, form, subject, made, sizes, exported)

@@ -26,7 +26,7 @@ class ClassifierSubject(Subject):
     def __init__(self, folder: Path, asked: Asked) -> None:
         self.classifier = _at_size(load(folder, device="cpu"), asked.size)
         files = self.classifier._files
-        self.decides, self.network, self.shown, self.told = files.decides, files.network, files.preprocessing, {}
+        self.decides, self.network, self.shown, self.told = files.decides, files.model, files.preprocessing, {}
         self.labels = files.labels if self.decides else ()
         self.task = "classification" if self.decides else "embedding"
         self.weights = sum(v.numel() * v.element_size() for v in self.classifier.model.state_dict().values())

@@ -49,7 +49,7 @@ class DetectorSubject(Subject):
         canvas = (asked.size, asked.size) if asked.size else files.preprocessing.image_size
         self.shown = replace(files.preprocessing, image_size=canvas)
         self.view = replace(view_of(files), image_size=canvas)
-        self.network, self.labels = files.network, files.labels
+        self.network, self.labels = files.model, files.labels
         self.weights = sum(v.numel() * v.element_size() for v in self.model.state_dict().values())
         self.choice = choice_of(self.model, self.view)
         self.told = {"detection": asdict(self.choice)}

@@ -36,7 +36,7 @@ class SegmenterSubject(Subject):
         network, files = load_segmentation(folder)
         self.model = network if asked.size is None else network.for_images_of(asked.size)
         window = (asked.size, asked.size) if asked.size else self.model.image_size
-        self.network, self.labels = files.network, files.labels
+        self.network, self.labels = files.model, files.labels
         self.shown = replace(files.preprocessing, image_size=window)
         self.weights = sum(v.numel() * v.element_size() for v in self.model.state_dict().values())
         how = Showing.of(files.recipe)

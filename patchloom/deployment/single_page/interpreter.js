@@ -72,6 +72,8 @@ const ACTIVATIONS = {
   silu: x => x / (1 + Math.exp(-x)),
   hardswish: x => x * Math.min(Math.max(x + 3, 0), 6) / 6,
   relu: x => Math.max(x, 0),
+  relu6: x => Math.min(Math.max(x, 0), 6),
+  hardsigmoid: x => Math.min(Math.max(x + 3, 0), 6) / 6,
   sigmoid: x => 1 / (1 + Math.exp(-x)),
 }
 
@@ -137,6 +139,13 @@ function makeModel(program, weights, modules) {
     let squares = 0
     for (let j = 0; j < columns; j++) squares += floats[at + j] ** 2
     return Math.sqrt(squares)
+  }
+
+  // Calls `each` with the first float of one place (y, z) of every window in order, or −1 where it lies outside the map.
+  function overWindows({ height, width, kernel, stride, padding }, x, y, z, each) {
+    for (let top = y - padding, last = height + padding - kernel + y; top <= last; top += stride)
+      for (let left = z - padding, end = width + padding - kernel + z; left <= end; left += stride)
+        each(top >= 0 && top < height && left >= 0 && left < width ? x.at + (top * width + left) * x.columns : -1)
   }
 
   const OPERATIONS = {
@@ -265,6 +274,45 @@ function makeModel(program, weights, modules) {
                 const from = x.at + (y * width + z) * wide
                 floats.copyWithin(to, from, from + wide)
               }
+    },
+    windows(step, out, x) {
+      const { kernel } = step, wide = x.columns
+      fill(out, 0)
+      for (let y = 0; y < kernel; y++)
+        for (let z = 0; z < kernel; z++) {
+          let to = out.at + (y * kernel + z) * wide
+          overWindows(step, x, y, z, from => {
+            if (from >= 0) floats.copyWithin(to, from, from + wide)
+            to += out.columns
+          })
+        }
+    },
+    filtered(step, out, x) {
+      const { kernel } = step, wide = x.columns, tap = rowsAt >> 2
+      fill(out, 0)
+      if (step.bias !== null) {
+        const bias = vector(step.bias).subarray(0, wide)
+        for (let i = 0; i < out.rows; i++) floats.set(bias, out.at + i * wide)
+      }
+      for (let place = 0; place < kernel * kernel; place++) {
+        let to = out.at
+        unpackRows(program.tensors[step.taps], place, 1, rowsAt, 0)
+        overWindows(step, x, Math.floor(place / kernel), place % kernel, from => {
+          if (from >= 0) for (let j = 0; j < wide; j++) floats[to + j] += floats[from + j] * floats[tap + j]
+          to += wide
+        })
+      }
+    },
+    largest(step, out, x) {
+      const { kernel } = step, wide = x.columns
+      fill(out, -Infinity)
+      for (let place = 0; place < kernel * kernel; place++) {
+        let to = out.at
+        overWindows(step, x, Math.floor(place / kernel), place % kernel, from => {
+          if (from >= 0) for (let j = 0; j < wide; j++) floats[to + j] = Math.max(floats[to + j], floats[from + j])
+          to += wide
+        })
+      }
     },
     depthwise(step, out, x) {
       const { height, width } = step, wide = x.columns, tap = rowsAt >> 2

@@ -47,7 +47,7 @@ def _row(layer: nn.Module) -> Writer:
     except KeyError:
         raise UsageError(
             f"a page has no operation for the layer {type(layer).__name__}, which this network has; it runs "
-            "ResMLP, Mixer, sMLPNet, DeiT, DeiT III, CaiT and PatchConvNet without the rarer ablations"
+            "ResMLP, Mixer, sMLPNet, DeiT, DeiT III, CaiT, PatchConvNet and many convnets, without the rarer ablations"
         ) from None
 
 

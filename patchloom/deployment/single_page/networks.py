@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from patchloom.deployment.single_page.convnets import write_convnet
 from patchloom.deployment.single_page.layers import (
     Grid,
     add,
@@ -45,6 +46,7 @@ from patchloom.models.cait import CaiT
 from patchloom.models.mixer import Mixer
 from patchloom.models.network import Network
 from patchloom.models.patchconvnet import PatchConvNet, PerClassLinear
+from patchloom.models.pooled_convnet import PooledConvNet
 from patchloom.models.resmlp import ResMLP
 from patchloom.models.smlpnet import SMLPNet
 from patchloom.models.vit import ViT
@@ -194,6 +196,19 @@ def _patchconvnet(program: Program, network: PatchConvNet, image: Value, size: G
     return _with_class_blocks(program, constant(program, pool.token.weight[0]), x, [pool.block], grid)
 
 
+def _pooled_convnet(program: Program, network: PooledConvNet, image: Value, size: Grid) -> Trunk:
+    pool = network.attention_pool
+    if pool is None and not network.averages_patches:
+        raise UsageError(
+            f"a page runs convnets whose last map is averaged; {network.config.backbone} has a head of its own: "
+            "export it with --to onnx instead"
+        )
+    x, grid = write_convnet(program, network.trunk, image, size)
+    if pool is None:
+        return Trunk(x, grid)
+    return _with_class_blocks(program, constant(program, pool.token.weight[0]), x, [pool.block], grid)
+
+
 FAMILIES: dict[type[Network], Callable[[Program, Any, Value, Grid], Trunk]] = {
     ResMLP: _resmlp,
     Mixer: _mixer,
@@ -201,6 +216,7 @@ FAMILIES: dict[type[Network], Callable[[Program, Any, Value, Grid], Trunk]] = {
     ViT: _vit,
     CaiT: _cait,
     PatchConvNet: _patchconvnet,
+    PooledConvNet: _pooled_convnet,
 }
 
 

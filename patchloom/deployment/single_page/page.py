@@ -120,7 +120,7 @@ def _form(weights: str) -> Weights:
 
 def _title(classifier: Classifier) -> str:
     record = read_run_record(classifier.folder) if classifier.folder else None
-    name = classifier.model.config.name
+    name = classifier.name
     return f"{name} · {record.data_name}" if record else name
 
 

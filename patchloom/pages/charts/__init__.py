@@ -1,20 +1,20 @@
-"""Line charts, scatters, bars and heat maps as SVG text, one kind per file; `svg_file` makes a file of one.
+"""Line charts, scatters and heat maps as SVG text, bars as HTML, one kind per file; `svg_file` makes a file of an SVG.
 
 Our own, since few kinds are needed and matplotlib costs 78 MB and a second to import.
 """
 
-from patchloom.pages.charts.bars import BARS_WIDTH, bars
-from patchloom.pages.charts.heat_maps import heat_map, share_map
+from patchloom.pages.charts.bars import bars
+from patchloom.pages.charts.heat_maps import count_table, heat_map, share_map
 from patchloom.pages.charts.lines import Series, line_chart
 from patchloom.pages.charts.scatter import Point, scatter_chart
 from patchloom.pages.charts.svg import LINE_COLORS, svg_file
 
 __all__ = [
-    "BARS_WIDTH",
     "LINE_COLORS",
     "Point",
     "Series",
     "bars",
+    "count_table",
     "heat_map",
     "line_chart",
     "scatter_chart",

@@ -59,6 +59,9 @@ def _best(found: Sweep) -> tuple[str, str] | None:
     if best is None or best.mean is None:
         return None
     told = [in_words(best.setting)]
+    if found.ties:
+        tied = [in_words(row.setting) for row in found.rows if row.is_best]
+        told = [f"{found.ties} settings tie, so this sweep does not choose between them: " + "; ".join(tied)]
     told += [f"± {best.spread.std:.2f} over {best.spread.runs} seeds"] if best.spread else []
     told += [f"{best.test_mean:.2f} % on test images, looked at once"] if best.test_mean is not None else []
     return f"{best.mean:.2f}", " · ".join(told)

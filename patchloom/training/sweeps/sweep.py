@@ -191,6 +191,8 @@ def _test_best(found: _Found, say: Callable[[str], None]) -> None:
     if best is None:
         found.notes.append("no setting has all its runs finished, so none is tested")
         return
+    if ties := found.sweep().ties:
+        found.notes.append(f"{ties} settings tie on val; the first of them is tested")
     earlier = [run for run in found.done.values() if run.test and without_seed(run.setting) != best.setting]
     if earlier:
         found.notes.append(

@@ -4,6 +4,7 @@ The number of a data set is the mean over seeds, that of a setting the mean over
 average. A setting with a run that failed has no mean and is never the best.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ class SettingRow:
 
     setting: Setting
     runs: Mapping[str, Sequence[RunResult]]
-    is_best: bool = False
+    is_best: bool = False  # more than one may be
 
     def of_set(self, data: str) -> float | None:
         """Mean over seeds on the val images of a data set."""
@@ -74,8 +75,14 @@ class Sweep:
 
     @property
     def best(self) -> SettingRow | None:
-        """The setting with the best mean on held-out images."""
+        """The setting with the best mean on held-out images; of equals the first."""
         return next((row for row in self.rows if row.is_best), None)
+
+    @property
+    def ties(self) -> int:
+        """How many settings share the best mean, where more than one does; otherwise 0."""
+        best = sum(row.is_best for row in self.rows)
+        return best if best > 1 else 0
 
     @property
     def best_of_sets(self) -> dict[str, SettingRow]:
@@ -112,7 +119,8 @@ class Sweep:
             numbers += [row.spread.std if row.spread else None] * (seeds > 1)
             numbers += [row.test_of_set(data) for data in sets] * tested + [row.test_mean] * (tested and several)
             cells = [*map(shown, row.setting.values()), *(_number(number, form) for number in numbers)]
-            rows.append([*cells, ", ".join(["best"] * row.is_best + [f"{len(row.failed)} failed"] * bool(row.failed))])
+            rank = ["tied best" if self.ties else "best"] * row.is_best
+            rows.append([*cells, ", ".join(rank + [f"{len(row.failed)} failed"] * bool(row.failed))])
         return [*columns, ""], rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,6 +130,7 @@ class Sweep:
             "metric": self.metric,
             "rows": [_row_dict(row) for row in self.rows],
             "best": self.best.setting if self.best else None,
+            "ties": [row.setting for row in self.rows if row.is_best] if self.ties else [],
             "best_of_sets": {data: row.setting for data, row in self.best_of_sets.items()},
             "runs": {
                 name: {"data": run.data, "setting": run.setting, "score": run.score, "failed": run.failed or None}
@@ -132,7 +141,8 @@ class Sweep:
         } | ({"seconds": {name: round(s, 1) for name, s in self.seconds.items()}} if self.seconds else {})
 
     def __repr__(self) -> str:
-        best = f"; best {self.best.setting} {self.best.mean:.2f}" if self.best else ""
+        tied = f", tied with {self.ties - 1} more" if self.ties else ""
+        best = f"; best {self.best.setting} {self.best.mean:.2f}{tied}" if self.best else ""
         return f"Sweep({printable(self.folder)}: {len(self.rows)} settings, {len(self.runs)} runs{printable(best)})"
 
     def _repr_html_(self) -> str:
@@ -153,8 +163,8 @@ def rows_of(settings: Sequence[Setting], runs: Sequence[RunResult]) -> list[Sett
     if not scored:
         return rows
     lower = any(run.lower_is_better for run in runs)
-    best = (min if lower else max)(scored, key=lambda row: row.mean or 0.0)
-    return [SettingRow(row.setting, row.runs, row is best) for row in rows]
+    best = (min if lower else max)(row.mean or 0.0 for row in scored)
+    return [SettingRow(row.setting, row.runs, _ties(row.mean, best)) for row in rows]
 
 
 def metric_of(runs: Sequence[RunResult]) -> str:
@@ -184,6 +194,11 @@ def _row_dict(row: SettingRow) -> dict[str, Any]:
         "test": {data: row.test_of_set(data) for data in row.runs} if row.test_mean is not None else None,
         "test_mean": row.test_mean,
     }
+
+
+def _ties(score: float | None, best: float) -> bool:
+    """Whether a score is the best, up to rounding."""
+    return score is not None and math.isclose(score, best, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
