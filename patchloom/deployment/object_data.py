@@ -16,7 +16,9 @@ def open_objects(
     """A split of data, objects numbered by a run's classes; and notes."""
     if split not in (None, "train", "val", "test"):
         raise UsageError(f"--split is {split!r}, expected train, val or test")
-    splits = open_data(data, labelled=False, reading=reading.filled_from(data_files(folder, data)))
+    if folder is not None:
+        reading = reading.filled_from(data_files(folder, data))
+    splits = open_data(data, labelled=False, reading=reading)
     images = getattr(splits, split or "val")
     if images is None:
         raise UsageError(f"{splits.name} has no test split; it has train and val")
