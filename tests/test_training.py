@@ -522,7 +522,7 @@ def test_a_mistake_is_said_before_the_pictures_are_looked_at(tmp_path, monkeypat
     monkeypatch.setattr("patchloom.tasks.image_plan.survey", pytest.fail)
     with pytest.raises(UsageError, match="no recipe"):
         run_training(on_folder(tmp_path, recipe="nonsense"), say=str)
-    with pytest.raises(UsageError, match="is not here"):
+    with pytest.raises(UsageError, match="cuda:99"):
         run_training(on_folder(tmp_path, device="cuda:99"), say=str)
 
 

@@ -26,6 +26,7 @@ _SHAPE = {
     "place?": str | None,
     "init?": str | None,
     "init_weights?": str,
+    "options?": list[str],
 }
 
 
@@ -44,6 +45,7 @@ class DataRecord:
     place: str | None = None  # absolute path or spec of the data; None where it was not kept
     init: str | None = None  # what --init named, '' for nothing; None where it was not kept
     init_weights: str = ""  # digest of them
+    options: tuple[str, ...] = ()  # recipe fields that the command set
 
     def is_of(self, other: "DataRecord") -> bool:
         """Whether both are of one set of data: at one place, or the same pictures where they have moved to."""
@@ -74,7 +76,8 @@ def read_record(folder: Path) -> DataRecord | None:
         check_shape(values, _SHAPE)
         known = DataRecord.__dataclass_fields__
         values = {name: value for name, value in values.items() if name in known}  # a newer one may have more
-        return DataRecord(**(values | {"classes": tuple(values["classes"])}))
+        lists = {name: tuple(values.get(name, ())) for name in ("classes", "options")}
+        return DataRecord(**(values | lists))
     except ValueError as error:
         raise CheckpointError(f"{file} is damaged: {error}. Restore it, or remove it.") from error
 

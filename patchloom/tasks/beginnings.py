@@ -94,6 +94,14 @@ def refuse_other_start(folder: Path, record: DataRecord) -> None:
     raise OtherRunError(f"{folder} began from {changed}", "start as before, or pass another folder with --out")
 
 
+def refuse_fewer_options(folder: Path, record: DataRecord) -> None:
+    """Raise OtherRunError if the run began with options that this command does not have."""
+    before = _before(folder)
+    missing = sorted(set(before.options) - set(record.options)) if before else []
+    if missing:
+        raise OtherRunError(f"{folder} began with {', '.join(missing)} set", "repeat the command that began it")
+
+
 def changes_since(folder: Path, record: DataRecord) -> list[str]:
     """Notes on what changed since the run in `folder` began.
 

@@ -32,7 +32,13 @@ from patchloom.recipes.schema import Recipe, flatten, override
 from patchloom.runs.beginning import LEFT_OUT, record_of
 from patchloom.runs.config import Preprocessing, check_preprocessing, read_recipe
 from patchloom.runs.named import found_run
-from patchloom.tasks.beginnings import began_with, changes_since, refuse_other_data, refuse_other_start
+from patchloom.tasks.beginnings import (
+    began_with,
+    changes_since,
+    refuse_fewer_options,
+    refuse_other_data,
+    refuse_other_start,
+)
 from patchloom.tasks.image_networks import make_network, teacher_names
 from patchloom.tasks.plan import (
     OpenedSettings,
@@ -116,6 +122,7 @@ def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> I
         whole = task.shown(make_splits(source, copies=seen.copies() if source.val is None else (), **chosen))
         splits = share_of_train(whole, share)
     record = began_with(record_of(whole, seen), settings.data, settings.init)
+    record = replace(record, options=options_set(settings))
     begins = resolved
 
     def in_folder(folder: Path, why: str) -> tuple[Path, str, Recipe | None, float | None, Resolved]:
@@ -132,6 +139,8 @@ def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> I
             resolved = replace(resolved, recipe=recipe, choices=choices)
         same_run(folder, resolved.recipe)
         refuse_other_start(folder, record)
+        if settings.out is None:
+            refuse_fewer_options(folder, record)
         return folder, why, begun, time_s, resolved
 
     folder, why, begun, time_s, resolved = placed(settings, record.is_of, in_folder)
@@ -198,6 +207,12 @@ def learns_from_labels(settings: TrainingSettings) -> bool:
     """Whether the method learns from labels; that of `auto` does."""
     method = method_asked(settings)
     return method is None or method_of(method).learns_from == "labels"
+
+
+def options_set(settings: TrainingSettings) -> tuple[str, ...]:
+    """Return the recipe fields that a command sets; its network and its recipe count as such."""
+    named = {"model.name": settings.model, "recipe": None if settings.recipe == "auto" else settings.recipe}
+    return tuple(sorted({*settings.recipe_changes(), *(key for key, value in named.items() if value)}))
 
 
 def preprocessing_of(recipe: Recipe, network: Network) -> Preprocessing:

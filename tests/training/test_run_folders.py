@@ -130,6 +130,20 @@ def test_fewer_epochs_are_refused_before_anything_is_written(here: Path) -> None
     assert train(Path("x/images"), epochs=3)[0].outcome.progress.epoch == 3
 
 
+def test_a_command_without_the_options_of_a_run_starts_another(here: Path) -> None:
+    def plan(changes: dict[str, Any], **given: Any) -> TrainingSettings:
+        own = GIVEN | {"recipe": "auto"} | given
+        return TrainingSettings(data="x/images", changes=CHANGES | changes, **own)
+
+    mixed = {"augment.mixup": 0.5}
+    first = run_training(plan(mixed), say=str).folder
+    assert make_plan(plan(mixed), "cpu").folder == first
+    assert make_plan(plan(mixed, epochs=7), "cpu").folder == first
+    assert make_plan(plan({}), "cpu").folder != first
+    assert make_plan(plan(mixed, epochs=None), "cpu").folder != first
+    assert make_plan(plan({}, out=str(first)), "cpu").folder == first
+
+
 def test_a_val_split_too_small_to_choose_by_is_noted(here: Path) -> None:
     note = next(note for note in make_plan(settings(Path("x/images")), "cpu").splits.notes if "chance" in note)
     assert all(fact in note for fact in ("4 images", "25.0 points", "50 images"))
