@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin, features
 
+from patchloom.data.pictures import decode as decoding
 from patchloom.data.pictures.decode import (
     LIMIT,
     MAX_PIXELS,
@@ -303,6 +304,20 @@ def test_a_jpeg_of_a_phone_with_more_than_25_megapixels_is_decoded_smaller():
     assert whole == (8000, 6000)
     assert shrunk.size[0] <= 4000
     assert decode_with_facts(data, "phone.jpg")[1].width == 8000
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow without AVIF")
+def test_a_large_avif_is_halved(monkeypatch):
+    file = io.BytesIO()
+    Image.new("RGB", (80, 60), (10, 200, 30)).save(file, "AVIF", speed=10)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 4000)
+    monkeypatch.setattr(decoding, "LARGE_HEIC_PIXELS", 5000)
+    picture = decode(file.getvalue(), "phone.avif")
+    assert (picture.size, picture.info[WHOLE]) == ((40, 30), (80, 60))
+    assert decode_with_facts(file.getvalue(), "phone.avif")[1].width == 80
+    monkeypatch.setattr(decoding, "LARGE_HEIC_PIXELS", 4500)
+    with pytest.raises(DataError, match="80×60"):
+        decode(file.getvalue(), "bomb.avif")
 
 
 def test_a_turned_large_jpeg_tells_its_upright_size():

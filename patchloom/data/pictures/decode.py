@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
@@ -54,6 +54,7 @@ MAX_PIXELS = 25_000_000
 # A JPEG of more pixels, such as a phone's, is decoded at half, a quarter or an eighth of its sides, row by row. The
 # coefficients of a progressive one are all kept: 300 MB at this size.
 LARGE_JPEG_PIXELS, LARGE_PROGRESSIVE_PIXELS = 150_000_000, 50_000_000
+LARGE_HEIC_PIXELS = 50_000_000  # HEIC and AVIF have no smaller way to decode: 200 MB
 LIMIT = "PATCHLOOM_MAX_MEGAPIXELS"  # environment variable: another limit than the first of these
 WHOLE = "whole_size"  # in `info`: (width, height) of a picture that is smaller than its file says
 MIN_SIDE_PIXELS = 4  # nothing smaller holds one patch
@@ -284,6 +285,8 @@ def _open(data: bytes, where: str) -> tuple[str, ImageFile]:
         image = opener(io.BytesIO(data))
     if name == "JPEG":
         _reduce_large(image, data, where)
+    elif name not in FORMATS:
+        image = _reduced_heic(name, image, data, where)
     check_size(*image.size, where)
     _refuse(slow_pixels(name, image, data), where)
     return name, image
@@ -314,6 +317,16 @@ def _reduce_large(image: ImageFile, data: bytes, where: str) -> None:
         _refuse(slow_pixels("JPEG", image, data), where)
         image.info[WHOLE] = image.size
         image.draft(image.mode, (width // factor, height // factor))
+
+
+def _reduced_heic(name: str, image: ImageFile, data: bytes, where: str) -> Any:
+    """Return a large HEIC or AVIF image of a phone at half its sides; one of any other size stays as it is."""
+    if not MAX_PIXELS < image.width * image.height <= min(LARGE_HEIC_PIXELS, _large_pixels()):
+        return image
+    with _reading(name, data, where):
+        reduced = image.reduce(2)
+    reduced.info[WHOLE] = image.size
+    return reduced
 
 
 def _large_pixels() -> int:
