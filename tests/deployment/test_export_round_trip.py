@@ -80,6 +80,7 @@ def test_the_graph_answers_as_the_network_does(family: str, kind: str, to: str, 
     pixels = np.random.default_rng(0).integers(0, 256, (7, *size, 3), dtype=np.uint8)
     module.eval()
     form.write(Traced(module, {"pixels": torch.from_numpy(pixels[:2])}, module.outputs), tmp_path)
+    assert not any(b".py" in file.read_bytes() for file in tmp_path.iterdir()), "paths of this machine"
     found = form.open(tmp_path, 1)(pixels)
     with torch.inference_mode():
         wanted = expected(normalise(torch.from_numpy(pixels).permute(0, 3, 1, 2), MEAN, STD))

@@ -58,6 +58,8 @@ class Onnx(GraphFormat):
                 verbose=False,
             )
         assert program is not None
+        for node in program.model.graph.all_nodes():
+            node.metadata_props.clear()  # stack traces, with paths of this machine
         program.save(str(folder / f"{traced.part}{ENDING}"), external_data=False)
 
     def open(self, folder: Path, threads: int | None = None, part: str = MODEL) -> Graph:

@@ -36,6 +36,8 @@ class TorchProgram(GraphFormat):
             inputs = tuple(traced.inputs.values())
             program = torch.export.export(traced.module, inputs, dynamic_shapes=traced.dynamic_shapes())
             program.example_inputs = None  # torch would pickle them, and they are images of the user
+            for node in program.graph.nodes:
+                node.meta.pop("stack_trace", None)  # with paths of this machine
             packed = io.BytesIO()  # onto a full disk torch's own writer ends the process
             torch.export.save(program, packed)
         write_new(folder / f"{traced.part}{ENDING}", packed.getvalue())
