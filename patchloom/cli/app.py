@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from patchloom.cli.serve import AllowHost, ImageFolders
 from patchloom.cli.verb import completed
 
 
@@ -21,14 +22,8 @@ def app(
         ),
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Host name that requests may come by, such as a proxy's; may be given several times."),
-    ] = None,
-    images: Annotated[
-        list[str] | None,
-        typer.Option(help="Folder whose images an index may show; may be given several times."),
-    ] = None,
+    allow_host: AllowHost = None,
+    images: ImageFolders = None,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     model: Annotated[str | None, typer.Option(help="Where the run of an index lies now, if it was moved.")] = None,
     name: Annotated[str | None, typer.Option(help="Title of the page; by default the folder's name.")] = None,

@@ -9,6 +9,15 @@ from patchloom.cli.verb import completed
 _LIMITS = "Limits"
 
 
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(help="Host name that requests may come by, such as a proxy's; may be given several times."),
+]
+ImageFolders = Annotated[
+    list[str] | None, typer.Option(help="Folder whose images an index may show; may be given several times.")
+]
+
+
 def serve(
     served: Annotated[
         str, typer.Argument(help="A run, an artefact of `export`, or an index.", autocompletion=completed("run"))
@@ -21,14 +30,8 @@ def serve(
         ),
     ] = "127.0.0.1",
     workers: Annotated[int, typer.Option(min=1, help="Processes that hold the model; they share the cores.")] = 1,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Host name that requests may come by, such as a proxy's; may be given several times."),
-    ] = None,
-    images: Annotated[
-        list[str] | None,
-        typer.Option(help="Folder whose images an index may show; may be given several times."),
-    ] = None,
+    allow_host: AllowHost = None,
+    images: ImageFolders = None,
     device: Annotated[str, typer.Option(help="cpu, cuda …; auto takes a GPU if there is one.")] = "auto",
     model: Annotated[str | None, typer.Option(help="Where the run of an index lies now, if it was moved.")] = None,
     name: Annotated[str | None, typer.Option(help="What clients call the model; by default its folder's name.")] = None,
