@@ -354,6 +354,8 @@ def _work(pipe: Connection, others: Connection, root: Path, seeds: Path) -> None
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a reader that hangs ends with the process that asks
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # what is freed of the process this one is a copy of would hide what a reader takes
     resource.setrlimit(resource.RLIMIT_AS, (_memory("VmSize") + SPARE_BYTES,) * 2)
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
