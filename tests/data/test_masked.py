@@ -7,10 +7,12 @@ import pytest
 from PIL import Image
 
 from patchloom.data.checking.check import check
+from patchloom.data.reading import Reading
 from patchloom.data.sources.masked import ignored_number, of_masks
 from patchloom.data.sources.source import find_source
 from patchloom.errors import DataError, UsageError
 from patchloom.inspection.mask_overlays import coloured, index_image, palette
+from tests.data.layouts import masks, photos
 from tests.reliability.commands import class_folders
 
 NUMBERS = np.array([[0, 1], [2, 255]], np.uint8).repeat(6, 0).repeat(6, 1)
@@ -163,3 +165,18 @@ def test_polygons_of_coco_are_masks_too(tmp_path):
     assert names == ("background", "cup")
     assert np.array_equal(mask, expected)
     assert (len(source.train), len(source.val)) == (1, 1)
+
+
+def test_a_mask_of_gigabytes_is_not_read(tmp_path) -> None:
+    photos(tmp_path, "images/a.jpg", "images/b.jpg")
+    masks(tmp_path, "masks/a.png", "masks/b.png")
+    with (tmp_path / "masks" / "b.png").open("r+b") as file:
+        file.truncate(1 << 40)  # sparse
+    assert len(find_source(tmp_path, reading=Reading(images="images", masks="masks")).train) == 2
+
+
+def test_a_line_of_many_numbers_is_no_color(tmp_path) -> None:
+    photos(tmp_path, "images/a.jpg")
+    masks(tmp_path, "masks/a.png")
+    (tmp_path / "classes.txt").write_text("7 x " * 60_000 + "\nroad\ncar\n")
+    assert find_source(tmp_path).train.pictures.mask_names

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.pictures.decode import decode_ids
+from patchloom.data.pictures.decode import decode_ids, read_file
 from patchloom.data.sets import NOT_LABELLED, Mask, Source, Stamp
 from patchloom.data.sources.beside import Pair, changed_with, files_of_pair, lonely, source_of_splits, split_of_path
 from patchloom.data.sources.mask_names import MaskNames, names_of_masks
@@ -100,8 +100,8 @@ def _values(root: Path, masks: Sequence[str]) -> set[int]:
     def each() -> Iterator[int]:
         for path in masks[:: max(1, len(masks) // _LOOKED_AT)][:_LOOKED_AT]:
             try:
-                yield from np.unique(decode_ids((root / path).read_bytes(), path)).tolist()
-            except (DataError, OSError):
+                yield from np.unique(decode_ids(read_file(root / path, path), path)).tolist()
+            except DataError:
                 continue  # which `check` tells of the image
 
     return set(each())

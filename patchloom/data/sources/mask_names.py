@@ -154,7 +154,7 @@ def _colour(line: str) -> tuple[str, int] | None:
     parts = [part for part in re.split(r"[,;:\t ]+", line) if part]
     numbers = [part for part in parts if part.isascii() and part.isdecimal()]
     values = [int(part) for part in numbers if len(part) <= 3]
-    name = " ".join(part for part in parts if part not in numbers)
+    name = " ".join(part for part in parts if not (part.isascii() and part.isdecimal()))
     if len(values) != 3 or not name or max(values) > 255:
         return None
     red, green, blue = values
