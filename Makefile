@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-oldest check fuzz format clean
+.PHONY: demo test test-fast test-all test-oldest coverage check house fuzz format clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -16,6 +16,29 @@ demo: $(READY)
 # -n 2 because the tests are single-threaded and short; torch gets one thread in each worker.
 test: $(READY)
 	$(BIN)/pytest -n 2
+
+# Every folder of tests, about two minutes on two idle cores.
+FAST_TESTS := tests/architecture tests/cli/test_given_data.py tests/cli/test_help.py tests/cli/test_printed.py \
+	tests/cli/test_table.py tests/contracts/test_pyramids.py tests/data/test_augment.py tests/data/test_decode.py \
+	tests/data/test_folder.py tests/data/test_loader.py tests/data/test_mixing.py tests/data/test_objects.py \
+	tests/data/test_sources.py tests/data/test_splits.py tests/deployment/test_class_maps.py \
+	tests/deployment/test_given.py tests/deployment/test_index.py tests/deployment/test_reprs.py \
+	tests/engine/test_loop.py tests/engine/test_optimisation.py tests/engine/test_records.py \
+	tests/engine/test_resume.py tests/evaluation/test_classification.py tests/evaluation/test_detection.py \
+	tests/evaluation/test_retrieval.py tests/evaluation/test_segmentation.py tests/evaluation/test_translation.py \
+	tests/fuzz tests/inspection/test_attention.py tests/inspection/test_cost.py tests/inspection/test_pictures.py \
+	tests/layers/test_token_mixing.py tests/models/test_beam_search.py tests/models/test_dense.py \
+	tests/models/test_detector.py tests/models/test_seq2seq.py tests/models/test_weights_table.py \
+	tests/objectives/test_classification.py tests/objectives/test_distillation.py \
+	tests/objectives/test_segmentation.py tests/objectives/test_translation.py tests/recipes \
+	tests/reliability/test_checksums.py tests/reliability/test_mistakes.py tests/serving/test_admission.py \
+	tests/serving/test_exchange.py tests/serving/test_routes.py tests/serving/test_uploads.py \
+	tests/training/test_assemble.py tests/training/test_run_folders.py tests/training/test_start.py \
+	tests/test_checkpoint.py tests/test_docs.py tests/test_house.py tests/test_signatures.py tests/test_tasks.py \
+	tests/test_timm.py
+
+test-fast: $(READY)
+	$(BIN)/pytest -n 2 $(FAST_TESTS)
 
 test-all: $(READY)
 	$(BIN)/pytest -n 2 -m 'slow or not slow'
@@ -42,6 +65,14 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+# Processes that the tests start are not measured.
+coverage: $(READY)
+	$(BIN)/pytest -n 2 --cov=patchloom --cov-report=term:skip-covered
+
+# `$(PYTHON) tools/house.py --list METRIC` lists the places, `--draw SEED` draws prose to review.
+house:
+	@$(PYTHON) tools/house.py
 
 FUZZ := .venv-fuzz/bin
 FUZZ_SECONDS ?= 600
