@@ -18,7 +18,7 @@ from patchloom.data.sources.evidence import Evidence
 from patchloom.data.sources.masked import has_masks, ignored_number, of_masks
 from patchloom.data.sources.source import find_source, open_data, split_source
 from patchloom.errors import DataError, PatchloomError, UsageError
-from tests.data.facts import any_has, facts
+from tests.data.facts import any_has, facts, has_facts
 from tests.data.layouts import LAYOUTS, Layout, masks, photos, write, yolo_files
 
 READ = [layout for layout in LAYOUTS if layout.error is None]
@@ -103,13 +103,13 @@ def test_folders_elsewhere_are_given_by_their_path(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"masks": "nowhere"}, "--masks nowhere"),
-        ({"images": "nowhere"}, "--images nowhere"),
+        ({"masks": "nowhere"}, facts("--masks", "nowhere")),
+        ({"images": "nowhere"}, facts("--images", "nowhere")),
         ({"masks": "annotations/trimaps", "boxes": "annotations/xmls"}, facts("--masks", "--boxes")),
-        ({"boxes": "annotations/trimaps", "images": "images"}, "--boxes annotations/trimaps"),
+        ({"boxes": "annotations/trimaps", "images": "images"}, facts("--boxes", "annotations/trimaps")),
         ({"masks": "annotations/list.txt"}, "list.txt"),
         ({"boxes": "annotations/xmls", "ignore": 3}, "--ignore"),
-        ({"masks": "annotations/trimaps", "names": "nowhere.txt"}, "--names nowhere.txt"),
+        ({"masks": "annotations/trimaps", "names": "nowhere.txt"}, facts("--names", "nowhere.txt")),
         ({"images": "images", "ignore": 3}, "--ignore"),
     ],
 )
@@ -174,17 +174,17 @@ def test_names_of_masks_are_given_in_a_file(tmp_path) -> None:
 
 def test_masks_that_are_named_so_and_fit_nothing_are_not_classes(tmp_path) -> None:
     photos(tmp_path, "train/a.png", "train/b.png", "trainannot/c.png", "trainannot/d.png")
-    with pytest.raises(DataError, match=r"train and trainannot .*--images DIR --masks DIR"):
+    with pytest.raises(DataError, match=facts("trainannot", "--images", "--masks")):
         find_source(tmp_path)
     masks(tmp_path / "other", "masks/a.png", "masks/b.png")
-    with pytest.raises(UsageError, match="--images DIR"):
+    with pytest.raises(UsageError, match="--images"):
         find_source(tmp_path / "other")
 
 
 def test_masks_saved_as_jpeg_are_said(tmp_path) -> None:
     """As Kvasir-SEG has them."""
     photos(tmp_path, "images/a.jpg", "images/b.jpg", "masks/a.jpg", "masks/b.jpg")
-    with pytest.raises(DataError, match=r"images and masks .*JPEG.*PNG"):
+    with pytest.raises(DataError, match=facts("images", "masks", "JPEG", "PNG")):
         find_source(tmp_path)
 
 
@@ -227,7 +227,7 @@ def test_boxes_of_images_of_another_shape_are_a_fault(tmp_path) -> None:
     photos(root, "JPEGImages/2007_000032.jpg", size=(64, 24))
     (fault,) = check(root).faults
     assert fault.where.endswith("2007_000032.jpg")
-    assert (fault.kind, "32×24" in fault.detail, "64×24" in fault.detail) == ("boxes cannot be read", True, True)
+    assert has_facts(fault.detail, "32×24", "64×24")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_two_lists_of_names_are_a_question(tmp_path) -> None:
     yolo_files(tmp_path)
     write(tmp_path, "a.yaml", "names: [cat, dog, cow]\n")
     write(tmp_path, "b.yaml", "names: [one, two, three]\n")
-    with pytest.raises(UsageError, match=r"a\.yaml, b\.yaml .*--names"):
+    with pytest.raises(UsageError, match=facts("a.yaml", "b.yaml", "--names")):
         find_source(tmp_path)
     named = find_source(tmp_path, reading=Reading(names="b.yaml"))
     assert named.train.pictures.object_names == ("one", "two", "three")
