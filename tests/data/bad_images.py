@@ -337,7 +337,7 @@ if os.geteuid() == 0:  # who may read everything
 else:
     REFUSED["a file nobody may read"] = Kind("locked.png", locked, refused=WORDS)
 KINDS = READ | REFUSED | NOT_FILES
-IGNORED = {"notes.txt": ".txt", "clip.mov": ".mov", "raw.cr2": ".cr2", "README": "without extension"}
+IGNORED = {"notes.txt": ".txt", "clip.mov": ".mov", "raw.cr2": ".cr2", "README": ""}
 
 
 def write_corpus(folder: Path) -> Path:

@@ -136,7 +136,7 @@ def imagenet(root: Path) -> Path:
     return root
 
 
-@layout(reading="class folders", task="classify", classes=2, splits={"train": 4}, note=["val", "no labels"])
+@layout(reading="class folders", task="classify", classes=2, splits={"train": 4}, note=["val"])
 def imagenet_with_a_flat_val(root: Path) -> Path:
     """As ILSVRC2012_img_val.tar unpacks."""
     for name in ("n01440764", "n01443537"):
@@ -145,7 +145,7 @@ def imagenet_with_a_flat_val(root: Path) -> Path:
     return root
 
 
-@layout(error=UsageError, says=["--images ILSVRC/Data (", "--boxes ILSVRC/Annotations ("])
+@layout(error=UsageError, says=["--images ILSVRC/Data", "--boxes ILSVRC/Annotations"])
 def imagenet_kaggle(root: Path) -> Path:
     """Class folders, and boxes of their images."""
     for name in ("n01440764", "n01443537"):
@@ -157,7 +157,7 @@ def imagenet_kaggle(root: Path) -> Path:
     return root
 
 
-@layout(error=DataError, says=["no label"])
+@layout(error=DataError, says=["--labels"])
 def coco_captions(root: Path) -> Path:
     """Folders that are named as splits are no classes."""
     photos(root, "train2017/000000000009.jpg", "train2017/000000000025.jpg", "val2017/000000000139.jpg")
@@ -584,7 +584,7 @@ def yolo_v8_yaml(root: Path) -> Path:
     return root / "animals.yml"
 
 
-@layout(reading="YOLO boxes", task="detect", classes=("0", "1", "2"), splits={"train": 2, "val": 2}, note=["numbers"])
+@layout(reading="YOLO boxes", task="detect", classes=("0", "1", "2"), splits={"train": 2, "val": 2})
 def yolo_without_names(root: Path) -> Path:
     yolo_files(root, ("train", "val"))
     return root

@@ -48,9 +48,8 @@ def test_names_that_look_alike_stay_apart_and_are_named(tmp_path, other):
     file = table(tmp_path, "cat", other, "dog")
     report = check(file)
     assert len(report.classes) == 3
-    assert any(problem.startswith("look-alike classes") for problem in report.problems())
-    (note,) = [note for note in open_data(file).notes if note.startswith("look-alike classes: ")]
-    assert "'cat' (2 pictures)" in note
+    assert len(report.problems()) == 1
+    assert any_has(open_data(file).notes, "'cat'", 2)
 
 
 @pytest.mark.parametrize("value", ["nan", "NA", "N/A", "null"])
@@ -72,10 +71,7 @@ def test_a_split_column_of_numbers_is_said(tmp_path):
     table(tmp_path, "a", "b")
     images = [file.read_bytes() for file in sorted(tmp_path.glob("*.png"))]
     pq.write_table(pa.table({"image": images, "label": [0, 1, 0, 1], "split": [0, 0, 1, 2]}), tmp_path / "a.parquet")
-    said = (
-        "the split column says '0' (2 pictures), '1' (1 picture), '2' (1 picture), and none of them train, val or test"
-    )
-    assert any(note.startswith(said) for note in check(tmp_path / "a.parquet").notes)
+    assert any_has(check(tmp_path / "a.parquet").notes, "'0'", 2, "'1'", "'2'", "train", "val", "test")
 
 
 def test_a_table_without_rows_is_refused(tmp_path):

@@ -232,17 +232,11 @@ def test_special_files_are_refused_without_being_opened(tmp_path):
     pipe, link = tmp_path / "pipe.jpg", tmp_path / "link.jpg"
     os.mkfifo(pipe)
     link.symlink_to(tmp_path / "gone.jpg")
-    expected = {
-        pipe: "a pipe, not an image file",
-        link: "a link to a file that does not exist",
-        tmp_path: "a folder, not an image file",
-        Path("/dev/zero"): "a device, not an image file",
-        tmp_path / "none.jpg": "no such file",
-    }
+    refused = [pipe, link, tmp_path, Path("/dev/zero"), tmp_path / "none.jpg"]
     said: dict[Path, str] = {}
 
     def try_all() -> None:
-        for path in expected:
+        for path in refused:
             with pytest.raises(DataError) as caught:
                 decode(path, path.name)
             said[path] = str(caught.value)
@@ -251,7 +245,9 @@ def test_special_files_are_refused_without_being_opened(tmp_path):
     thread.start()
     thread.join(timeout=10)
     assert not thread.is_alive()
-    assert said == {path: f"{path.name}: {reason}" for path, reason in expected.items()}
+    assert list(said) == refused
+    assert all(message.startswith(f"{path.name}: ") for path, message in said.items())
+    assert len({message.partition(": ")[2] for message in said.values()}) == 5
 
 
 def test_ids_are_not_touched():

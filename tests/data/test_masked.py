@@ -51,7 +51,7 @@ def test_numbers_without_names_are_called_by_themselves(tmp_path):
     assert names == ("0", "1", "2")
     assert "classes.txt" in source.notes[-1]
     assert "--names" in source.notes[-1]
-    assert source.notes[-1].endswith("0 to 2")
+    assert has_facts(source.notes[-1], 0, 2)
 
 
 PALETTES = {

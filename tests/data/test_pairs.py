@@ -71,7 +71,7 @@ def test_sides_of_different_numbers_of_lines_are_refused(tmp_path):
 def test_a_third_language_may_be_short(tmp_path):
     write(corpus(tmp_path), "train.fr", ["Une phrase."])
     assert len(open_parallel(tmp_path, source="en", target="de", val_fraction=0.2).left_out) == 0
-    with pytest.raises(DataError, match=r"train\.fr 1"):
+    with pytest.raises(DataError, match=facts("train.fr", 1)):
         open_parallel(tmp_path, source="fr", target="de")
 
 
@@ -258,7 +258,7 @@ def test_what_clean_changes():
 def test_a_file_that_changes_after_it_was_opened(tmp_path):
     text = open_parallel(corpus(tmp_path), source="en", target="de")
     write(tmp_path, "train.de", ["Anderes.", *GERMAN])
-    with pytest.raises(DataError, match=r"train\.de"):
+    with pytest.raises(DataError, match=r"train\.(en|de)"):
         list(text.train)
 
 
@@ -271,7 +271,8 @@ def test_a_sample_is_spread_over_the_text(tmp_path):
 
 def test_numbers_are_built_in():
     text = open_parallel("numbers")
-    assert (text.name, text.source, text.target) == ("numbers (built in)", "en", "de")
+    assert text.name.startswith("numbers (")
+    assert (text.source, text.target) == ("en", "de")
     assert (len(text.train), len(text.val), len(text.tests["test"])) == (4000, 200, 200)
     assert open_parallel("numbers", target="en").source == "de"
     assert open_parallel("numbers:fr-en,count=200").train.sources()[21] == "vingt et un"

@@ -48,7 +48,7 @@ def test_one_string_or_a_list(tmp_path):
 def test_folders_of_pictures_are_classes(tmp_path):
     draw(tmp_path, "cats/0.png", "cats/1.png", "dogs/0.png", "dogs/1.png")
     found = find_source("cats dogs")
-    assert found.name == "cats, dogs (class folders)"
+    assert found.name.startswith("cats, dogs (")
     assert labels_of(found.train) == {
         "cats/0.png": "cats", "cats/1.png": "cats", "dogs/0.png": "dogs", "dogs/1.png": "dogs",
     }  # fmt: skip
@@ -63,7 +63,8 @@ def test_folders_called_like_splits_are_splits(tmp_path):
     for split, count in (("train", 3), ("val", 2), ("test", 1)):
         draw(tmp_path / "a", *(f"{split}/{name}/{i}.png" for name in ("cat", "dog") for i in range(count)))
     data = open_data(["a/train", "a/val"])
-    assert (data.name, len(data.train), len(data.val), data.test) == ("train, val (given splits)", 6, 4, None)
+    assert data.name.startswith("train, val (")
+    assert (len(data.train), len(data.val), data.test) == (6, 4, None)
     data = open_data(["a/test", "a/val", "a/train"])
     assert (len(data.train), len(data.val), len(data.test)) == (6, 4, 2)
 
@@ -140,13 +141,12 @@ def test_a_folder_with_masks_says_what_it_is_for(tmp_path):
     for i in range(2):
         (tmp_path / "seg" / "masks").mkdir(exist_ok=True)
         Image.new("L", (8, 8)).save(tmp_path / "seg" / "masks" / f"{i}.png")
-    said = "these are pictures with masks, which --task segment learns; classification needs"
-    assert missing_labels(find_source("seg").train).startswith(said)
+    assert has_facts(missing_labels(find_source("seg").train), "--task segment")
 
 
 def test_classes_in_file_names_are_counted_in_all_of_them(tmp_path, monkeypatch):
     """Names are sorted: the first of them are of the first classes alone."""
     monkeypatch.setattr("patchloom.data.labels.unlabelled._LOOKED_AT", 24)
     draw(tmp_path / "photos", *(f"{breed}_{number}.png" for breed in "abcdefghijkl" for number in range(8)))
-    with pytest.raises(DataError, match="12 classes"):
+    with pytest.raises(DataError, match=facts(12)):
         open_data(str(tmp_path / "photos"))

@@ -191,7 +191,7 @@ def test_a_folder_that_is_a_split_of_a_larger_set_is_read_as_there(tmp_path):
         "test/milk/0.png": "milk",
     }
     (note,) = found.notes
-    assert has_facts(note, f"test of {tmp_path.name}")
+    assert has_facts(note, "test", tmp_path.name)
     outer = open_data(tmp_path, level="coarse2").classes
     assert outer.names == ("fruit", "milk")
     assert len(open_for(tmp_path / "test", outer)) == 2
