@@ -38,12 +38,12 @@ class Layout:
 
     name: str
     build: Callable[[Path], Path]
-    reading: str = ""  # in brackets behind the name of the source
+    reading: str = ""  # part of what stands in brackets behind the name of the source
     task: str = ""
     classes: int | tuple[str, ...] = 0
     splits: dict[str, int] | None = None
     ignore: int | None = None  # the value of masks as they are stored
-    note: Sequence[str] = ()  # words of the notes
+    note: Sequence[str] = ()  # facts in the notes
     error: type[PatchloomError] | None = None
     says: Sequence[str] = ()  # parts of the error: the commands that it offers
 
@@ -136,7 +136,7 @@ def imagenet(root: Path) -> Path:
     return root
 
 
-@layout(reading="class folders", task="classify", classes=2, splits={"train": 4}, note=["val", "no labels"])
+@layout(reading="class folders", task="classify", classes=2, splits={"train": 4}, note=["val"])
 def imagenet_with_a_flat_val(root: Path) -> Path:
     """As ILSVRC2012_img_val.tar unpacks."""
     for name in ("n01440764", "n01443537"):
@@ -145,7 +145,7 @@ def imagenet_with_a_flat_val(root: Path) -> Path:
     return root
 
 
-@layout(error=UsageError, says=["--images ILSVRC/Data (", "--boxes ILSVRC/Annotations ("])
+@layout(error=UsageError, says=["--images ILSVRC/Data", "--boxes ILSVRC/Annotations"])
 def imagenet_kaggle(root: Path) -> Path:
     """Class folders, and boxes of their images."""
     for name in ("n01440764", "n01443537"):
@@ -157,7 +157,7 @@ def imagenet_kaggle(root: Path) -> Path:
     return root
 
 
-@layout(error=DataError, says=["no label"])
+@layout(error=DataError, says=["--labels"])
 def coco_captions(root: Path) -> Path:
     """Folders that are named as splits are no classes."""
     photos(root, "train2017/000000000009.jpg", "train2017/000000000025.jpg", "val2017/000000000139.jpg")
@@ -262,7 +262,7 @@ def flowers102(root: Path) -> Path:
     return root
 
 
-@layout(reading="COCO image labels", task="classify", classes=("0", "1"), splits={"train": 4, "val": 2})
+@layout(reading="COCO", task="classify", classes=("0", "1"), splits={"train": 4, "val": 2})
 def inaturalist2018(root: Path) -> Path:
     names = [f"train_val2018/Aves/{2820 + i % 2}/a{i}.jpg" for i in range(6)]
     photos(root, *names)
@@ -369,9 +369,9 @@ def grocery_store(root: Path) -> Path:
 
 
 @layout(
-    reading="pictures and masks", task="segment", classes=("wall", "building"), splits={"train": 2, "val": 1},
+    reading="masks", task="segment", classes=("wall", "building"), splits={"train": 2, "val": 1},
     ignore=0,
-    note=["(0) is not labelled"],
+    note=["(0)"],
 )  # fmt: skip
 def ade20k(root: Path) -> Path:
     root = root / "ADEChallengeData2016"
@@ -385,7 +385,7 @@ def ade20k(root: Path) -> Path:
 
 
 @layout(
-    reading="pictures and masks", task="segment", classes=19, splits={"train": 2, "val": 1, "test": 1}, ignore=255,
+    reading="masks", task="segment", classes=19, splits={"train": 2, "val": 1, "test": 1}, ignore=255,
     note=["gtFine"],
 )  # fmt: skip
 def cityscapes(root: Path) -> Path:
@@ -427,7 +427,7 @@ def pascal_voc(root: Path) -> Path:
 
 
 @layout(
-    reading="pictures and masks", task="segment", classes=CAMVID,
+    reading="masks", task="segment", classes=CAMVID,
     splits={"train": 2, "val": 1, "test": 1}, ignore=11,
 )  # fmt: skip
 def camvid_segnet(root: Path) -> Path:
@@ -445,7 +445,7 @@ def camvid_segnet(root: Path) -> Path:
 
 
 @layout(
-    reading="pictures and masks", task="segment", classes=("Animal", "Sky"), splits={"train": 3}, ignore=2,
+    reading="masks", task="segment", classes=("Animal", "Sky"), splits={"train": 3}, ignore=2,
     note=["Void"],
 )  # fmt: skip
 def camvid_701(root: Path) -> Path:
@@ -457,7 +457,7 @@ def camvid_701(root: Path) -> Path:
     return root
 
 
-@layout(reading="pictures and masks", task="segment", classes=3, splits={"train": 2, "val": 1}, ignore=255)
+@layout(reading="masks", task="segment", classes=3, splits={"train": 2, "val": 1}, ignore=255)
 def coco128_semantic(root: Path) -> Path:
     """What is given holds masks alone; the images lie beside it."""
     for split, stems in (("train2017", ("000000000009", "000000000025")), ("val2017", ("000000000030",))):
@@ -466,7 +466,7 @@ def coco128_semantic(root: Path) -> Path:
     return root / "semantic_segmentation"
 
 
-@layout(reading="pictures and masks", task="segment", classes=("urban", "water"), splits={"train": 3}, ignore=2)
+@layout(reading="masks", task="segment", classes=("urban", "water"), splits={"train": 3}, ignore=2)
 def deepglobe(root: Path) -> Path:
     """Images and masks in one folder."""
     photos(root, *(f"train/{i}_sat.jpg" for i in (119, 855, 2334)))
@@ -584,7 +584,7 @@ def yolo_v8_yaml(root: Path) -> Path:
     return root / "animals.yml"
 
 
-@layout(reading="YOLO boxes", task="detect", classes=("0", "1", "2"), splits={"train": 2, "val": 2}, note=["numbers"])
+@layout(reading="YOLO boxes", task="detect", classes=("0", "1", "2"), splits={"train": 2, "val": 2})
 def yolo_without_names(root: Path) -> Path:
     yolo_files(root, ("train", "val"))
     return root
@@ -616,7 +616,7 @@ def coco128_root(root: Path) -> Path:
 
 
 @layout(
-    reading="table of boxes", task="detect", classes=("Container", "Tortoise"), splits={"train": 2, "val": 1},
+    reading="boxes", task="detect", classes=("Container", "Tortoise"), splits={"train": 2, "val": 1},
     note=["class-descriptions-boxable.csv"],
 )  # fmt: skip
 def open_images(root: Path) -> Path:
@@ -667,7 +667,7 @@ def roboflow_folders(root: Path) -> Path:
     return root
 
 
-@layout(reading="table of boxes", task="detect", classes=("cat", "dog"), splits={"train": 2, "val": 1})
+@layout(reading="boxes", task="detect", classes=("cat", "dog"), splits={"train": 2, "val": 1})
 def roboflow_csv(root: Path) -> Path:
     for split, names in (("train", "ab"), ("valid", "c")):
         photos(root, *(f"{split}/{name}.jpg" for name in names))
@@ -676,7 +676,7 @@ def roboflow_csv(root: Path) -> Path:
     return root
 
 
-@layout(reading="Label Studio boxes", task="detect", classes=("cat", "dog"), splits={"train": 3})
+@layout(reading="Label Studio", task="detect", classes=("cat", "dog"), splits={"train": 3})
 def label_studio(root: Path) -> Path:
     photos(root, *(f"images/{name}.jpg" for name in "abc"))
     tasks = []
@@ -702,7 +702,7 @@ def cvat(root: Path) -> Path:
     return root
 
 
-@layout(reading="LabelMe boxes and masks", task="detect", classes=("cat", "dog"), splits={"train": 3})
+@layout(reading="LabelMe", task="detect", classes=("cat", "dog"), splits={"train": 3})
 def labelme(root: Path) -> Path:
     photos(root, *(f"{name}.jpg" for name in "abc"))
     for i, name in enumerate("abc"):
@@ -713,7 +713,7 @@ def labelme(root: Path) -> Path:
     return root
 
 
-@layout(reading="pictures and objects", task="detect", classes=("pedestrian",), splits={"train": 3})
+@layout(reading="objects", task="detect", classes=("pedestrian",), splits={"train": 3})
 def penn_fudan(root: Path) -> Path:
     root = root / "PennFudanPed"
     for i in (1, 2, 3):

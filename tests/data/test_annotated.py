@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from patchloom.data.sources.source import find_source
 from patchloom.errors import DataError, UsageError
 from tests.conftest import SHARED
 from tests.data.dirty import jpeg, picture
+from tests.data.facts import any_has, facts, has_facts
 from tests.reliability.commands import command
 
 
@@ -45,9 +47,17 @@ def found(root):
     return {(os.path.relpath(fault.where, root), fault.kind, fault.detail) for fault in check(root).faults}
 
 
+def assert_faults(root, expected):
+    """Compare the places of all faults, and the facts in the detail of each."""
+    faults = found(root)
+    assert Counter(where for where, *_ in faults) == Counter(where for where, *_ in expected)
+    for where, *parts in expected:
+        assert any_has((detail for at, _, detail in faults if at == where), *parts), (where, faults)
+
+
 def test_masks_without_fault(tmp_path):
     report = check(make_masks(tmp_path / "data"))
-    assert report.name == "data (pictures and masks)"
+    assert report.name.startswith("data (")
     assert report.splits == {"train": 3, "val": 2}
     assert (report.faults, report.problems(strict=True), report.classes) == ((), [], {})
     listing = report.listings["train"]
@@ -65,15 +75,21 @@ def test_faults_of_masks(tmp_path):
     mask(value=255).save(root / "masks/val/3.png")  # not labelled, which is no fault
     (root / "masks/val/4.png").write_bytes(b"")
     rgb, empty = root / "masks/train/2.png", root / "masks/val/4.png"
-    assert found(root) == {
-        ("images/train/new.jpg", "picture without mask", "nothing called train/new in masks"),
-        ("masks/val/old.png", "mask without picture", "nothing called val/old in images"),
-        ("images/train/0.jpg", "mask of another size", "48×40, the picture is 48×48"),
-        ("images/train/1.jpg", "mask values unknown", "7 (256 pixels), expected 0…1 or 255"),
-        ("images/train/2.jpg", "mask cannot be read", f"{rgb}: a mask of mode RGB, expected one channel of 8 bits"),
-        ("images/val/4.jpg", "mask cannot be read", f"{empty}: empty file"),
+    expected = [
+        ("images/train/new.jpg", "train/new", "masks"),
+        ("masks/val/old.png", "val/old", "images"),
+        ("images/train/0.jpg", "48×40", "48×48"),
+        ("images/train/1.jpg", 7, 256, "0…1", 255),
+        ("images/train/2.jpg", rgb, "RGB", 8),
+        ("images/val/4.jpg", empty),
+    ]
+    assert_faults(root, expected)
+    report = check(root)
+    assert len({fault.kind for fault in report.faults}) == 5  # the last two are of one kind
+    (unread,) = {
+        fault.kind for fault in report.faults if has_facts(fault.detail, rgb) or has_facts(fault.detail, empty)
     }
-    assert "mask cannot be read, 2 times" in check(root).problems()
+    assert any_has(report.problems(), unread, 2)
 
 
 def test_masks_of_16_bits_and_of_palettes(tmp_path):
@@ -84,7 +100,7 @@ def test_masks_of_16_bits_and_of_palettes(tmp_path):
     palette.save(root / "masks/train/0.png")
     with Image.open(root / "masks/train/0.png") as kept:
         assert kept.mode == "P"
-    assert found(root) == set()
+    assert_faults(root, [])
     assert np.unique(find_source(root).train.pictures.mask(0).classes).tolist() == [0, 1]
     wrong = mask(value=9).copy()
     wrong.putpalette(palette.getpalette())
@@ -92,11 +108,12 @@ def test_masks_of_16_bits_and_of_palettes(tmp_path):
     wide, single = root / "masks/train/1.png", root / "masks/train/2.png"
     Image.fromarray(np.asarray(mask()).astype(np.uint16)).save(wide)
     mask().convert("1").save(single)
-    assert found(root) == {
-        ("images/train/0.jpg", "mask values unknown", "9 (256 pixels), expected 0…1 or 255"),
-        ("images/train/1.jpg", "mask cannot be read", f"{wide}: a mask of mode I;16, expected one channel of 8 bits"),
-        ("images/train/2.jpg", "mask cannot be read", f"{single}: a mask of mode 1, expected one channel of 8 bits"),
-    }
+    expected = [
+        ("images/train/0.jpg", 9, 256, "0…1", 255),
+        ("images/train/1.jpg", wide, "I;16", 8),
+        ("images/train/2.jpg", single, 1, 8),
+    ]
+    assert_faults(root, expected)
 
 
 def test_a_repaired_mask_is_noticed_although_its_picture_is_the_same(tmp_path):
@@ -125,11 +142,11 @@ def test_folders_that_do_not_fit(tmp_path):
     root = make_masks(tmp_path / "data")
     for file in (root / "masks").rglob("*.png"):
         file.rename(file.with_name(f"other{file.stem}.png"))
-    with pytest.raises(DataError, match=r"images and masks .*--images DIR --masks DIR"):
+    with pytest.raises(DataError, match=facts("--images", "--masks")):
         check(root)
     with pytest.raises(UsageError, match="--masks masks"):
         check(root, reading=Reading(masks="masks"))
-    with pytest.raises(DataError, match="no picture of images has a mask of the same name in masks"):
+    with pytest.raises(DataError, match=facts("images", "masks")):
         check(root, reading=Reading(images="images", masks="masks"))
 
 
@@ -180,17 +197,19 @@ def test_faults_of_boxes(tmp_path):
     ]
     root = make_coco(tmp_path / "data", annotations=boxes, images=[{"id": 9, "file_name": "gone.jpg"}])
     file = "annotations/instances_train2017.json"
-    assert found(root) == {
-        ("train2017/1.jpg", "box without area", "x 5…5, y 5…9"),
-        ("train2017/1.jpg", "box without area", "x 5…2, y 5…9"),
-        ("train2017/1.jpg", "box outside the picture", "x 40…60, y 40…44, the picture is 48×48"),
-        ("train2017/1.jpg", "box outside the picture", "x -6…4, y 5…9, the picture is 48×48"),
-        (f"{file}, annotation 105", "unknown picture", "image_id 77"),
-        (f"{file}, annotation 106", "unknown category", "category_id 3"),
-        (f"{file}, annotation 107", "boxes cannot be read", "bbox [1, 1, 4], expected x, y, width, height"),
-        (f"{file}, annotation 108", "boxes cannot be read", "bbox [1, 1, nan, 4], expected x, y, width, height"),
-        ("train2017/gone.jpg", "picture missing", "instances_train2017.json names it"),
-    }
+    expected = [
+        ("train2017/1.jpg", "x 5…5", "y 5…9"),
+        ("train2017/1.jpg", "x 5…2", "y 5…9"),
+        ("train2017/1.jpg", "x 40…60", "y 40…44", "48×48"),
+        ("train2017/1.jpg", "x -6…4", "y 5…9", "48×48"),
+        (f"{file}, annotation 105", "image_id", 77),
+        (f"{file}, annotation 106", "category_id", 3),
+        (f"{file}, annotation 107", "bbox", "[1, 1, 4]"),
+        (f"{file}, annotation 108", "bbox", "[1, 1, nan, 4]"),
+        ("train2017/gone.jpg", "instances_train2017.json"),
+    ]
+    assert_faults(root, expected)
+    assert len({fault.kind for fault in check(root).faults}) == 6
 
 
 def test_pictures_without_objects_are_named_and_no_fault(tmp_path, capsys, monkeypatch):
@@ -198,19 +217,22 @@ def test_pictures_without_objects_are_named_and_no_fault(tmp_path, capsys, monke
     (root / "train2017" / "8.jpg").write_bytes(jpeg(picture(8)))
     report = check(root)
     assert (report.faults, report.problems(strict=True)) == ((), [])
-    assert [(os.path.basename(odd.place.where), odd.kind) for odd in report.odd] == [("8.jpg", "no objects")]
+    assert [os.path.basename(odd.place.where) for odd in report.odd] == ["8.jpg"]
     said = command(("check", root), monkeypatch, capsys)
     assert said.code == 0
-    assert "1 no objects; the first: train2017/8.jpg, it has no boxes" in " ".join(said.output.split())
+    assert has_facts(said.output, 1, "train2017/8.jpg")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "cannot be read as JSON"),
-        ("[]", "expected an object with lists images, annotations, categories"),
-        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"images\[0\] has no field 'file_name'"),
-        ('{"images": [{"id": 1, "file_name": "x"}], "annotations": [], "categories": []}', "none of its 1 pictures is"),
+        ("{", "JSON"),
+        ("[]", "images, annotations, categories"),
+        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"images\[0\].*'file_name'"),
+        (
+            '{"images": [{"id": 1, "file_name": "x"}], "annotations": [], "categories": []}',
+            r"instances_train2017\.json",
+        ),
     ],
 )
 def test_annotations_that_are_none(tmp_path, content, message):
@@ -232,14 +254,14 @@ def test_faults_in_parquet_columns(tmp_path):
     info = {"dataset_info": json.dumps({"label_names": ["cell"]})}
     pq.write_table(table.replace_schema_metadata(info), tmp_path / "b.parquet")
     first, second, third = check(tmp_path / "b.parquet").faults
-    assert (first.where, first.kind) == (f"{tmp_path / 'b.parquet'}, row 1", "box without area")
-    assert (second.kind, third.kind) == ("box outside the picture", "unknown category")
+    assert first.where == f"{tmp_path / 'b.parquet'}, row 1"
+    assert len({first.kind, second.kind, third.kind}) == 3
     masks = pa.table({"image": table["image"], "mask": [png(mask(value)) for value in (0, 1, 1, 3)]})
     pq.write_table(
         masks.replace_schema_metadata({"dataset_info": json.dumps({"label_names": ["a", "b"]})}), tmp_path / "m.parquet"
     )
     (fault,) = check(tmp_path / "m.parquet").faults
-    assert (fault.kind, fault.detail) == ("mask values unknown", "3 (256 pixels), expected 0…1")
+    assert has_facts(fault.detail, 3, 256, "0…1")
 
 
 def test_the_drawn_set_has_no_fault():
@@ -249,4 +271,4 @@ def test_the_drawn_set_has_no_fault():
 @pytest.mark.skipif(not (SHARED / "data" / "bccd.parquet").is_file(), reason="no real data in ../shared/data")
 def test_two_boxes_of_bccd_have_no_area():
     kinds = [fault.kind for fault in check(SHARED / "data" / "bccd.parquet").faults]
-    assert kinds == ["box without area"] * 2
+    assert (len(kinds), len(set(kinds))) == (2, 1)

@@ -17,6 +17,7 @@ from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source, open_data
 from patchloom.data.trees import unpacked
 from patchloom.errors import DataError, ResourceError
+from tests.data.facts import facts, has_facts
 
 
 def picture(value=0, size=16):
@@ -113,7 +114,8 @@ def test_dirt_of_archives_is_passed_over(tmp_path):
     files = members("top/") | {"__MACOSX/top/cat/._0.png": b"x", "top/.DS_Store": b"x", "top/cat/Thumbs.db": b"x"}
     found = find_source(zipped(tmp_path / "a.zip", files))
     assert len(found.train) == 8
-    assert found.notes == ("a: not images by their extension (1 .db); left out",)
+    (note,) = found.notes
+    assert has_facts(note, ".db")
     windows = {name.replace("/", "\\"): content for name, content in members().items()}
     assert len(find_source(zipped(tmp_path / "b.zip", windows)).train) == 8
 
@@ -127,7 +129,7 @@ def test_a_scan_of_an_archive_is_remembered(tmp_path):
 @pytest.mark.parametrize("name", ["../x.png", "/etc/x.png", "a/../../x.png", "C:/x.png"])
 @pytest.mark.parametrize("kind", ["a.zip", "a.tar"])
 def test_paths_that_leave_the_archive(tmp_path, name, kind):
-    with pytest.raises(DataError, match="a path that leaves the archive; refused"):
+    with pytest.raises(DataError, match=facts(name)):
         find_source(packed(tmp_path / kind, members() | {name: picture()}))
 
 
@@ -140,7 +142,7 @@ def test_links_are_not_followed(tmp_path):
         archive.writestr(info, "/etc/passwd")
     found = find_source(path)
     assert len(found.train) == 8
-    assert "broken links (cat/link.png)" in found.notes[0]
+    assert "cat/link.png" in found.notes[0]
 
 
 def test_encrypted_members_are_named(tmp_path):
@@ -149,7 +151,7 @@ def test_encrypted_members_are_named(tmp_path):
     at = data.index(b"PK\x01\x02")
     data[at + 8] |= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(DataError, match=r"1 of 8 members are encrypted, the first is cat/0\.png; unpack it with"):
+    with pytest.raises(DataError, match=facts(8, "cat/0.png")):
         find_source(path)
 
 
@@ -161,11 +163,11 @@ def test_a_member_never_unpacks_to_more_than_it_says(tmp_path):
     path.write_bytes(bytes(data))
     source = find_source(path)
     row = [source.train.pictures.key(i) for i in range(9)].index("cat/bomb.png")
-    with pytest.raises(DataError, match=r"cat/bomb\.png: damaged archive"):
+    with pytest.raises(DataError, match=r"cat/bomb\.png"):
         source.train.pictures.read(row)
     data[at + 24 : at + 28] = (MAX_FILE_BYTES + 1).to_bytes(4, "little")
     path.write_bytes(bytes(data))
-    with pytest.raises(DataError, match=r"cat/bomb\.png: 268,435,457 bytes, more than the limit"):
+    with pytest.raises(DataError, match=facts("cat/bomb.png", "268,435,457")):
         find_source(path).train.pictures.read(row)
     assert len(survey(find_source(path)).unreadable) == 1
 
@@ -174,20 +176,20 @@ def test_damaged_archives(tmp_path):
     path = zipped(tmp_path / "a.zip", members())
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])
-    with pytest.raises(DataError, match=r"a\.zip: damaged"):
+    with pytest.raises(DataError, match=r"a\.zip"):
         find_source(path)
     (tmp_path / "b.tar").write_bytes(b"nothing" * 999)
-    with pytest.raises(DataError, match=r"b\.tar: compressed or not a tar file"):
+    with pytest.raises(DataError, match=r"b\.tar"):
         find_source(tmp_path / "b.tar")
     tar = tarred(tmp_path / "d.tar", members())
     data = bytearray(tar.read_bytes())
     data[3072 : 3072 + 20] = b"\xff" * 20  # a header in the middle
     tar.write_bytes(bytes(data))
-    with pytest.raises(DataError, match=r"d\.tar: the header at byte 3,072 is damaged; .* members behind it are lost"):
+    with pytest.raises(DataError, match=facts("d.tar", "3,072")):
         find_source(tar)
     gz = packed(tmp_path / "c.tar.gz", members())
     gz.write_bytes(gz.read_bytes()[:-60])
-    with pytest.raises(DataError, match=r"c\.tar\.gz: damaged archive"):
+    with pytest.raises(DataError, match=r"c\.tar\.gz"):
         find_source(gz)
 
 
@@ -203,7 +205,7 @@ def test_a_header_that_declares_gigabytes_is_not_read(tmp_path, kind, size):
 
 
 def test_an_archive_without_images(tmp_path):
-    with pytest.raises(DataError, match=r"no images found \(1 \.txt\)"):
+    with pytest.raises(DataError, match=r"\.txt"):
         find_source(zipped(tmp_path / "a.zip", {"x/readme.txt": b"x"}))
 
 
@@ -213,9 +215,8 @@ def test_an_archive_without_images(tmp_path):
 def test_a_compressed_tar_is_unpacked_once(tmp_path, monkeypatch):
     path = packed(tmp_path / "a.tar.gz", members())
     note = find_source(path).notes[0]
-    assert note.startswith("a.tar.gz: a compressed tar cannot be read in any order, so a plain copy is kept (0.0 MB): ")
     [copy] = (tmp_path / "cache" / "patchloom" / "archives").glob("*.tar")
-    assert str(copy) in note
+    assert has_facts(note, "a.tar.gz", copy, "0.0 MB")
     before = copy.stat().st_mtime_ns
     find_source(path)
     assert copy.stat().st_mtime_ns == before
@@ -227,11 +228,11 @@ def test_a_compressed_tar_is_unpacked_once(tmp_path, monkeypatch):
 def test_compressed_tars_that_are_bombs_or_do_not_fit(tmp_path, monkeypatch):
     path = packed(tmp_path / "a.tar.gz", {"cat/0.png": bytes(4_000_000)})
     monkeypatch.setattr(unpacked, "_SMALL", 1_000_000)
-    with pytest.raises(DataError, match=r"a\.tar\.gz: 0\.0 MB unpack to more than 1\.0 MB; refused as a bomb"):
+    with pytest.raises(DataError, match=facts("a.tar.gz", "1.0 MB")):
         find_source(path)
     monkeypatch.setattr(unpacked, "_SMALL", 1 << 30)
     monkeypatch.setattr(unpacked, "_KEPT_FREE", 1 << 60)
-    with pytest.raises(ResourceError, match="no room to unpack it"):
+    with pytest.raises(ResourceError, match=r"a\.tar\.gz"):
         find_source(path)
     assert not list((tmp_path / "cache" / "patchloom" / "archives").glob("*-*"))
 

@@ -23,6 +23,7 @@ from patchloom.data.pictures.geometry import Geometry, resize
 from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD
 from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart
+from tests.data.facts import facts
 
 # DINO's second view, and its local ones.
 SECOND = AugmentPart(
@@ -270,7 +271,7 @@ def test_the_components_of_three_augment_one_by_one(choices):
 
 
 def test_three_augment_of_nothing_is_refused():
-    with pytest.raises(UsageError, match=r"nothing to choose from\. Set augment\.policy to none"):
+    with pytest.raises(UsageError, match=r"augment\.policy"):
         AugmentPart(policy="three_augment", policy_choices=())
 
 
@@ -359,7 +360,7 @@ def test_evaluation_is_timms(shape, size, ratio):
 
 
 def test_a_crop_larger_than_the_picture_is_refused():
-    with pytest.raises(UsageError, match=r"crop_ratio is 1\.1"):
+    with pytest.raises(UsageError, match=facts("crop_ratio", "1.1")):
         evaluation_transform.test_transform(32, 1.1)
 
 

@@ -6,11 +6,12 @@ import pytest
 from patchloom.data.sources.builtin import FAMILIES, SHAPES
 from patchloom.data.sources.source import open_data
 from patchloom.errors import UsageError
+from tests.data.facts import facts
 
 
 def test_digits():
     data = open_data("digits")
-    assert data.name == "digits (built in)"
+    assert data.name.startswith("digits (")
     assert (len(data.train), len(data.val)) == (1437, 360)
     assert data.classes.names == tuple("0123456789")
     assert not set(data.train.rows) & set(data.val.rows)
@@ -79,9 +80,9 @@ def test_the_object_stands_out_from_its_ground(shapes):
 
 
 def test_options_of_shapes():
-    with pytest.raises(UsageError, match=r"shapes:counts=9 is not an option; expected .* Did you mean count\?"):
+    with pytest.raises(UsageError, match=r"counts=9.*\bcount\b"):
         open_data("shapes:counts=9")
-    with pytest.raises(UsageError, match=r"count=3, .* expected count 16…"):
+    with pytest.raises(UsageError, match=facts("count=3", 16)):
         open_data("shapes:count=3")
     for count in ("1000000000000", "1" + "0" * 30, "٣٣٣"):
         with pytest.raises(UsageError, match=f"count={count}"):

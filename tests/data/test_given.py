@@ -17,6 +17,7 @@ from patchloom.data.splits import make_splits
 from patchloom.errors import DataError, UsageError
 from tests.data.all_modes import FILES, ways_of, write_files
 from tests.data.bad_images import PICTURE, PIXELS, encoded
+from tests.data.facts import facts
 
 
 @pytest.fixture(scope="module")
@@ -93,36 +94,34 @@ HUGE = np.broadcast_to(np.uint8(0), (5001, 5001))
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "parts"),
     [
-        (np.zeros((8, 8), np.int64), "an array of int64, whose range is not known; give uint8 (0…255), uint16"),
-        (torch.zeros(8, 8).long(), "a tensor of int64, whose range is not known"),
-        (np.zeros((8, 8), complex), "an array of complex128, whose range is not known"),
-        (np.full((8, 8), 255.0), "floats from 255 to 255; expected 0…1"),
-        (torch.randn(3, 8, 8) * 2 - 9, "expected 0…1. Divide by the largest value pixels can have; patchloom"),
-        (np.zeros((3, 8, 9)), "an array of shape (3, 8, 9); expected (H, W, channels) with 1, 2, 3 or 4 channels; "
-         "use .transpose(1, 2, 0)"),
-        (torch.zeros(8, 9, 3), "a tensor of shape (8, 9, 3); expected (channels, H, W) with 1, 2, 3 or 4 channels; "
-         "use .permute(2, 0, 1)"),
-        (np.zeros((7, 3, 8, 9)), "use .transpose(0, 2, 3, 1)"),
-        (torch.zeros(7, 8, 9, 3), "use .permute(0, 3, 1, 2)"),
-        (np.zeros((60, 28, 28)), "a batch of grey pictures is (N, H, W, 1)"),
-        (torch.zeros(60, 28, 28), "a batch of grey pictures is (N, 1, H, W)"),
-        (np.zeros(9), "an array of shape (9,); expected (H, W), (H, W, channels), or a batch (N, H, W, channels)"),
-        (np.float32(3), "the picture is of type float32; expected a path, bytes, a file opened with 'rb'"),
-        (torch.zeros(2, 2, 3, 8, 8), "a tensor of shape (2, 2, 3, 8, 8); expected (H, W), (channels, H, W), or a"),
-        (torch.zeros(8, 8).to_sparse(), "a sparse or meta tensor"),
-        (torch.zeros(8, 8, device="meta"), "a sparse or meta tensor"),
-        (None, "the picture is of type NoneType; expected a path"),
-        (7, "the picture is of type int; expected a path"),
-        ([PIXELS, [PIXELS]], "picture 1 is of type list; expected a path"),
-        ([PIXELS, (PIXELS, 3)], "picture 1 is of type tuple; expected a path"),
-        ({"a": PIXELS}, "a dict is neither a picture nor a list of them; give its values"),
-        (io.StringIO("text"), "the picture was opened as text; open it with 'rb'"),
+        (np.zeros((8, 8), np.int64), ("int64", "uint8")),
+        (torch.zeros(8, 8).long(), ("int64",)),
+        (np.zeros((8, 8), complex), ("complex128",)),
+        (np.full((8, 8), 255.0), (255, "0…1")),
+        (torch.randn(3, 8, 8) * 2 - 9, ("0…1",)),
+        (np.zeros((3, 8, 9)), ("(3, 8, 9)", "(H, W, channels)", ".transpose(1, 2, 0)")),
+        (torch.zeros(8, 9, 3), ("(8, 9, 3)", "(channels, H, W)", ".permute(2, 0, 1)")),
+        (np.zeros((7, 3, 8, 9)), (".transpose(0, 2, 3, 1)",)),
+        (torch.zeros(7, 8, 9, 3), (".permute(0, 3, 1, 2)",)),
+        (np.zeros((60, 28, 28)), ("(N, H, W, 1)",)),
+        (torch.zeros(60, 28, 28), ("(N, 1, H, W)",)),
+        (np.zeros(9), ("(9,)", "(H, W)", "(H, W, channels)", "(N, H, W, channels)")),
+        (np.float32(3), ("float32", "'rb'")),
+        (torch.zeros(2, 2, 3, 8, 8), ("(2, 2, 3, 8, 8)", "(H, W)", "(channels, H, W)")),
+        (torch.zeros(8, 8).to_sparse(), ("tensor",)),
+        (torch.zeros(8, 8, device="meta"), ("tensor",)),
+        (None, ("NoneType",)),
+        (7, ("int",)),
+        ([PIXELS, [PIXELS]], (1, "list")),
+        ([PIXELS, (PIXELS, 3)], (1, "tuple")),
+        ({"a": PIXELS}, ("dict",)),
+        (io.StringIO("text"), ("'rb'",)),
     ],
 )  # fmt: skip
-def test_a_wrong_thing_is_one_clear_line(given, said: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)) as caught:
+def test_a_wrong_thing_is_one_clear_line(given, parts: tuple[object, ...]) -> None:
+    with pytest.raises(UsageError, match=facts(*parts)) as caught:
         read_all(given)
     assert "\n" not in str(caught.value)
 
@@ -130,15 +129,15 @@ def test_a_wrong_thing_is_one_clear_line(given, said: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (b"", "the picture: empty file"),
-        ([PIXELS, b"no"], r"picture 1: not an image \(text\)"),
-        (["gone.png"], r"gone\.png: no such file"),
-        ("a\0b.png", r"not the path of a file \(embedded null"),
-        (np.full((8, 8), np.nan), "the picture: has pixels that are not finite"),
-        (np.zeros((8, 3), np.uint8), "the picture: 3×8 pixels, less than 4 on a side"),
-        (torch.zeros(0, 8), "the picture: 8×0 pixels, less than 4 on a side"),
-        (HUGE, "the picture: 5001×5001 pixels, more than the limit of 25,000,000"),
-        (Image.new("1", (5001, 5001)), "the picture: 5001×5001 pixels, more than the limit of 25,000,000"),
+        (b"", facts()),
+        ([PIXELS, b"no"], facts(1, "text")),
+        (["gone.png"], r"gone\.png"),
+        ("a\0b.png", "null"),
+        (np.full((8, 8), np.nan), facts()),
+        (np.zeros((8, 3), np.uint8), facts("3×8", 4)),
+        (torch.zeros(0, 8), facts("8×0", 4)),
+        (HUGE, facts("5001×5001", "25,000,000")),
+        (Image.new("1", (5001, 5001)), facts("5001×5001", "25,000,000")),
     ],
 )
 def test_what_cannot_be_read_is_named(given, said: str) -> None:
@@ -154,9 +153,9 @@ def test_an_image_whose_file_is_damaged_is_named_when_it_is_read(tmp_path: Path)
     closed.close()
     with Image.open(cut) as lazy:
         for image, path in ((lazy, cut), (closed, gone)):
-            with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: cannot be read \(.+\)$"):
+            with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: "):
                 picture_of(image)
-    with cut.open("rb") as file, pytest.raises(DataError, match=rf"^{re.escape(str(cut))}: ends after"):
+    with cut.open("rb") as file, pytest.raises(DataError, match=rf"^{re.escape(str(cut))}: .*{cut.stat().st_size}"):
         picture_of(file)
 
 
@@ -191,7 +190,7 @@ def test_many_pictures(files: dict[str, Path], tmp_path: Path) -> None:
     assert [one.name for one in pictures_in([PIXELS, batch, str(files["RGB"]), PICTURE])] == [
         "picture 0", "picture 1", "picture 2", "picture 3", str(files["RGB"]), "picture 5",
     ]  # fmt: skip
-    with pytest.raises(UsageError, match="holds no images"):
+    with pytest.raises(UsageError, match=facts(empty)):
         read_all(empty)
 
 

@@ -21,6 +21,7 @@ from patchloom.data.pictures.samples import Sample
 from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
 from patchloom.errors import DataError, ResourceError
 from patchloom.recipes.parts import AugmentPart
+from tests.data.facts import facts, has_facts
 
 AUGMENT = AugmentPart(policy="randaugment", policy_magnitude_std=0.5, color_jitter=0.3, erasing=0.3)
 
@@ -116,7 +117,7 @@ def test_repeated_pictures_get_different_augmentation():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_broken_picture_stops_the_epoch_by_name(workers):
-    with pytest.raises(DataError, match="noise, picture 5: ends after 3 bytes"):
+    with pytest.raises(DataError, match=facts("noise", 5)):
         list(loader(pictures(broken=(5,)), workers=workers).epoch(0))
 
 
@@ -133,7 +134,7 @@ def test_a_broken_picture_is_replaced_and_named(workers):
 
 
 def test_a_set_of_broken_pictures_is_an_error_even_when_they_may_be_skipped():
-    with pytest.raises(DataError, match=r"20 pictures in a row cannot be read. The first: noise, picture"):
+    with pytest.raises(DataError, match=facts(20, "noise")):
         list(loader(pictures(broken=tuple(range(50))), skip_broken=True).epoch(0))
 
 
@@ -147,7 +148,7 @@ class Deadly(PictureTransform):
 
 
 def test_a_dead_worker_is_named_with_the_reason():
-    with pytest.raises(ResourceError, match=r"^Worker \d+, which prepares pictures, was killed by SIGKILL\. If nobody"):
+    with pytest.raises(ResourceError, match=r"\d+.*SIGKILL"):
         list(Loader(pictures(), Deadly(), batch_size=8, workers=1).epoch(0))
 
 
@@ -160,18 +161,18 @@ def test_a_worker_that_dies_while_nobody_waits_raises_only_at_the_next_wait():
     worker.join()
     # torch's handler would have raised here, where an update of the weights may be half done.
     assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
-    with pytest.raises(ResourceError, match=rf"Worker {worker.pid}, .* SIGKILL"):
+    with pytest.raises(ResourceError, match=facts(worker.pid, "SIGKILL")):
         list(batches)
     assert contents(some.epoch(0)) == contents(loader().epoch(0))  # with new workers
     some.close()
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
-    [(-signal.SIGBUS, "SIGBUS. Shared memory ran out"), (-signal.SIGSEGV, "SIGSEGV"), (3, "ended with exit code 3")],
+    ("code", "fact"),
+    [(-signal.SIGBUS, "SIGBUS"), (-signal.SIGSEGV, "SIGSEGV"), (3, 3)],
 )
-def test_each_end_of_a_worker_has_its_words(code, words):
-    assert words in workers._in_words(77, code)
+def test_each_end_of_a_worker_has_its_words(code, fact):
+    assert has_facts(workers._in_words(77, code), 77, fact)
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class Stuck(PictureTransform):
 
 
 def test_a_stuck_worker_is_named_after_the_set_time():
-    with pytest.raises(ResourceError, match=r"Worker \d+, which prepares pictures, gave nothing for 0\.2 s"):
+    with pytest.raises(ResourceError, match=r"0\.2 s"):
         list(Loader(pictures(), Stuck(), batch_size=8, workers=1, timeout_s=0.2).epoch(0))
 
 
@@ -195,7 +196,7 @@ def test_a_stopped_worker_is_the_one_that_is_named_and_does_not_stay(stopped):
     next(batches)
     processes = list(some._pool._iterator._workers)
     os.kill(processes[stopped].pid, signal.SIGSTOP)
-    with pytest.raises(ResourceError, match=rf"Worker {processes[stopped].pid}, .* gave nothing for 4 s"):
+    with pytest.raises(ResourceError, match=facts(processes[stopped].pid, "4 s")):
         list(batches)
     assert not any(process.is_alive() for process in processes)
 
@@ -252,7 +253,7 @@ def test_more_workers_than_cores_is_one_line_of_our_own():
     _, note = make_loader(
         pictures(), AugmentPart(policy="autoaugment"), 16, batch_size=8, seed=0, device="cpu", workers=many
     )
-    assert f"{many} workers (more than the {cores()} cores: likely no faster)" in note
+    assert has_facts(note, many, cores())
 
 
 def test_missing_shared_memory_is_said(monkeypatch):
@@ -260,7 +261,7 @@ def test_missing_shared_memory_is_said(monkeypatch):
         raise RuntimeError("No space left on device")
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
-    with pytest.raises(ResourceError, match="0 MiB of shared memory for batches cannot be had: No space left"):
+    with pytest.raises(ResourceError, match=facts("0 MiB", "No space left on device")):
         loader(workers=1)
 
 

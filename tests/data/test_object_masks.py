@@ -6,6 +6,7 @@ import pytest
 from patchloom.data.pictures import object_masks
 from patchloom.data.pictures.object_masks import ObjectMask, masks_from_coco, masks_of_instances, painted
 from patchloom.errors import DataError
+from tests.data.facts import facts
 
 
 def decoded(given, size):
@@ -62,30 +63,30 @@ def test_a_square_of_whole_pixels_is_filled_exactly():
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("given", "parts"),
     [
-        ({"size": [3, 5], "counts": [15]}, r"run lengths of a picture of \[3, 5\], expected \[3, 4\]"),
-        ({"size": [3, 4], "counts": [2, 3]}, "run lengths of 5 pixels, the picture has 12"),
-        ({"size": [3, 4], "counts": [2, -3, 13]}, "run lengths of no whole numbers, the picture has 12"),
-        ({"size": [3, 4], "counts": "2é"}, "run lengths with the letter 'é', which they do not have"),
-        ({"size": [3, 4], "counts": "2P"}, "run lengths that end in the middle of a number"),
-        ({"counts": [12]}, "run lengths of a picture of None"),
-        ([[1, 2, 3]], "a polygon that is no list of x and y"),
-        ([[1, 2, 3, 4]], "a polygon of 2 points, expected at least 3"),
-        ([[1, 2, 3, 4, float("nan"), 1]], "of finite numbers"),
-        ([[1, 2] * 20_000], "a polygon of 20,000 points, expected at most 10,000"),
-        ([[1, 2, 10**400, 4, 5, 6]], "a polygon that is no list of x and y"),
-        ([[1, 2, "3", 4, 5, 6]], "a polygon that is no list of x and y"),
-        ([[1, 2, [3], 4, 5, 6]], "a polygon that is no list of x and y"),
-        ({"size": [3, 4], "counts": [10**400, 12]}, "run lengths of "),
-        ({"size": [3, 4], "counts": "oooooooo0"}, "a number of 9 letters"),
-        ([], "expected polygons, each a list of x and y, or run lengths"),
-        (None, "expected polygons"),
-        ([1, 2, 3, 4, 5, 6], "expected polygons"),
+        ({"size": [3, 5], "counts": [15]}, ("[3, 5]", "[3, 4]")),
+        ({"size": [3, 4], "counts": [2, 3]}, (5, 12)),
+        ({"size": [3, 4], "counts": [2, -3, 13]}, (12,)),
+        ({"size": [3, 4], "counts": "2é"}, ("'é'",)),
+        ({"size": [3, 4], "counts": "2P"}, ()),
+        ({"counts": [12]}, (None,)),
+        ([[1, 2, 3]], ()),
+        ([[1, 2, 3, 4]], (2, 3)),
+        ([[1, 2, 3, 4, float("nan"), 1]], ()),
+        ([[1, 2] * 20_000], ("20,000", "10,000")),
+        ([[1, 2, 10**400, 4, 5, 6]], ()),
+        ([[1, 2, "3", 4, 5, 6]], ()),
+        ([[1, 2, [3], 4, 5, 6]], ()),
+        ({"size": [3, 4], "counts": [10**400, 12]}, ()),
+        ({"size": [3, 4], "counts": "oooooooo0"}, (9,)),
+        ([], ()),
+        (None, ()),
+        ([1, 2, 3, 4, 5, 6], ()),
     ],
 )
-def test_what_does_not_fit_is_said(given, reason):
-    with pytest.raises(DataError, match=reason):
+def test_what_does_not_fit_is_said(given, parts):
+    with pytest.raises(DataError, match=facts(*parts)):
         decoded(given, (3, 4))
 
 
@@ -114,15 +115,15 @@ ZIGZAG = [[0, 0, 6000, 1] * 5_000]
 @pytest.mark.parametrize(
     ("outlines", "limit"),
     [
-        ([FULL] * 3_000, "100,000,000 mask pixels"),
-        ([FULL * 3_000], "100,000,000 mask pixels"),
-        ([ZIGZAG], "4,194,304 points"),
-        ([[[1, 2, 3, 4, 5, 6] * 3_000] * 500], "4,194,304 points"),
-        ([[[1, 2, 3, 4, 5, 6]] * 30_000], "20,000 polygons"),
-        ([[[1, 2, 3, 4, 5, 6]]] * 20_000, "20,000 objects in one image, expected at most 10,000"),
-        ([{"size": list(SIZE), "counts": "1" * (1 << 23)}], "4,194,304 points"),
-        ([{"size": list(SIZE), "counts": [1] * 24_000_000}], "4,194,304 points"),
-        ([{"size": list(SIZE), "counts": [0, 24_000_000]}] * 50, "100,000,000 mask pixels"),
+        ([FULL] * 3_000, "100,000,000"),
+        ([FULL * 3_000], "100,000,000"),
+        ([ZIGZAG], "4,194,304"),
+        ([[[1, 2, 3, 4, 5, 6] * 3_000] * 500], "4,194,304"),
+        ([[[1, 2, 3, 4, 5, 6]] * 30_000], "20,000"),
+        ([[[1, 2, 3, 4, 5, 6]]] * 20_000, facts("20,000", "10,000")),
+        ([{"size": list(SIZE), "counts": "1" * (1 << 23)}], "4,194,304"),
+        ([{"size": list(SIZE), "counts": [1] * 24_000_000}], "4,194,304"),
+        ([{"size": list(SIZE), "counts": [0, 24_000_000]}] * 50, "100,000,000"),
     ],
 )
 def test_the_work_of_one_image_is_bounded(outlines, limit, monkeypatch):

@@ -15,6 +15,7 @@ from patchloom.data.sources import parquet
 from patchloom.data.sources.parquet import open_parquet
 from patchloom.data.sources.source import open_data, open_for
 from patchloom.errors import DataError
+from tests.data.facts import facts, has_facts
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -98,7 +99,8 @@ def test_split_column_struct_images_and_names_as_labels(tmp_path):
     assert data.classes.names == ("a", "b")
     assert (data.train.labels.tolist(), data.val.labels.tolist()) == ([1, 0, 1], [0, 1])
     assert data.val.read(0).getpixel((0, 0)) == (3, 0, 0)
-    assert data.notes == ("rows of other splits, not used: other",)
+    (note,) = data.notes
+    assert has_facts(note, "other")
 
 
 def test_the_same_name_in_two_folders(tmp_path):
@@ -121,27 +123,26 @@ def test_hugging_face_metadata_names_the_classes(tmp_path):
 
 def test_faults_are_located(tmp_path):
     path = write(tmp_path / "a.parquet", INFO, image=[png(1)] * 3, label=[0, 1, 9])
-    with pytest.raises(DataError, match=r"a\.parquet, row 2: label 9 is outside 0…2"):
+    with pytest.raises(DataError, match=facts("a.parquet, row 2", 9, "0…2")):
         open_data(path)
     write(path, INFO, image=[png(1), b"", None, png(2), png(3), png(4)], label=[0, 0, 1, 1, 0, 1])
     data = open_data(path)
     assert (len(data.train), len(data.val)) == (2, 2)
-    bad = f"{path}, row 1 (empty file), {path}, row 2 (no image bytes in column 'image')"
-    assert data.notes[0] == f"2 files cannot be read: {bad}; left out"
+    assert has_facts(data.notes[0], 2, f"{path}, row 1", f"{path}, row 2", "'image'")
     everything = open_for(path, data.classes)
-    with pytest.raises(DataError, match=r"a\.parquet, row 1: empty file"):
+    with pytest.raises(DataError, match=r"a\.parquet, row 1"):
         everything.read(1)
-    with pytest.raises(DataError, match=r"a\.parquet, row 2: no image bytes in column 'image'"):
+    with pytest.raises(DataError, match=facts("a.parquet, row 2", "'image'")):
         everything.read(2)
     write(path, INFO, picture=[png(1)], label=[0])
-    with pytest.raises(DataError, match="columns picture, label; expected one called 'image'"):
+    with pytest.raises(DataError, match=facts("picture", "label", "'image'")):
         open_data(path)
     path.write_bytes(b"PAR1 not really")
-    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as parquet"):
+    with pytest.raises(DataError, match=r"a\.parquet"):
         open_data(path)
     write(tmp_path / "c.parquet", INFO, image=[png(1)] * 2, label=[0, 1], coarse_label=[0, 0])
     write(tmp_path / "c.parquet", INFO, image=[png(1)] * 2, label=[0, 0], coarse_label=[0, 1])
-    with pytest.raises(DataError, match=r"row 1: 'cat' is both 'animal' and 'plant'"):
+    with pytest.raises(DataError, match=facts("row 1", "'cat'", "'animal'", "'plant'")):
         open_data(tmp_path / "c.parquet")
 
 
@@ -159,24 +160,20 @@ def test_equal_images_are_not_unpacked(tmp_path):
 def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch):
     file = write(tmp_path / "a.parquet", image=[bytes(4_000_000 + i) for i in range(20)], label=[0, 1] * 10)
     monkeypatch.setattr(parquet, "HARMLESS_BYTES", 1 << 20)
-    with pytest.raises(
-        DataError, match=r"a\.parquet: [\d,]+ bytes that unpack to 80,0[\d,]+; no data set of images does"
-    ):
+    with pytest.raises(DataError, match=facts("a.parquet", "80,0")):
         open_data(file)
 
 
 @pytest.mark.parametrize(("labels", "given"), [([0, 10**9], "1000000000"), ([0.5, 1.5], "0.5"), ([True, None], "True")])
 def test_labels_that_are_no_class_numbers(tmp_path, labels, given):
     file = write(tmp_path / "a.parquet", image=[png(1), png(2)], label=labels)
-    with pytest.raises(
-        DataError, match=rf"a\.parquet: column 'label' has {given}, expected names, or numbers from 0 to"
-    ):
+    with pytest.raises(DataError, match=facts("a.parquet", "'label'", given)):
         open_data(file)
 
 
 def test_files_that_do_not_belong_together(files):
     write(files / "s-train-2of2.parquet", {"label_names": ["x"]}, image=[png(1)], label=[0])
-    with pytest.raises(DataError, match=r"s-train-2of2\.parquet: other columns or class names than"):
+    with pytest.raises(DataError, match=r"s-train-2of2\.parquet"):
         open_data(files)
 
 

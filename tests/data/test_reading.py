@@ -4,6 +4,7 @@ import pytest
 
 from patchloom.data.reading import Reading
 from patchloom.errors import UsageError
+from tests.data.facts import facts
 
 
 def test_options_are_those_of_the_command_line_and_quoted():
@@ -19,5 +20,5 @@ def test_what_is_given_goes_before_what_is_remembered():
 
 
 def test_other_classes_than_the_two_are_refused():
-    with pytest.raises(UsageError, match="classes is 'middle', expected innermost or outermost"):
+    with pytest.raises(UsageError, match=facts("classes", "'middle'", "innermost", "outermost")):
         Reading(classes="middle")

@@ -10,6 +10,7 @@ from patchloom.data.labels.unlabelled import missing_labels
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source, in_one, open_data, parts_of
 from patchloom.errors import DataError, UsageError
+from tests.data.facts import facts, has_facts
 
 
 def draw(root, *paths):
@@ -40,18 +41,19 @@ def test_one_string_or_a_list(tmp_path):
     assert parts_of("my dogs") == ["my dogs"]
     assert parts_of("cats none") == ["cats none"]
     assert in_one(["my dogs"]) == "my dogs"
-    with pytest.raises(UsageError, match="no data were given"):
+    with pytest.raises(UsageError):
         parts_of([])
 
 
 def test_folders_of_pictures_are_classes(tmp_path):
     draw(tmp_path, "cats/0.png", "cats/1.png", "dogs/0.png", "dogs/1.png")
     found = find_source("cats dogs")
-    assert found.name == "cats, dogs (class folders)"
+    assert found.name.startswith("cats, dogs (")
     assert labels_of(found.train) == {
         "cats/0.png": "cats", "cats/1.png": "cats", "dogs/0.png": "dogs", "dogs/1.png": "dogs",
     }  # fmt: skip
-    assert found.notes == ("each folder given is a class: 2 classes",)
+    (note,) = found.notes
+    assert has_facts(note, 2)
     assert found.train.pictures.where(2) == "dogs/0.png"
     assert survey(found).decoded == 4
     assert survey(found).decoded == 0
@@ -61,7 +63,8 @@ def test_folders_called_like_splits_are_splits(tmp_path):
     for split, count in (("train", 3), ("val", 2), ("test", 1)):
         draw(tmp_path / "a", *(f"{split}/{name}/{i}.png" for name in ("cat", "dog") for i in range(count)))
     data = open_data(["a/train", "a/val"])
-    assert (data.name, len(data.train), len(data.val), data.test) == ("train, val (given splits)", 6, 4, None)
+    assert data.name.startswith("train, val (")
+    assert (len(data.train), len(data.val), data.test) == (6, 4, None)
     data = open_data(["a/test", "a/val", "a/train"])
     assert (len(data.train), len(data.val), len(data.test)) == (6, 4, 2)
 
@@ -77,19 +80,20 @@ def test_data_sets_are_merged_by_class_name(tmp_path):
         "2023/cat/0.png": "cat", "2023/cat/1.png": "cat", "2023/dog/0.png": "dog",
         "2024/dog/0.png": "dog", "2024/owl/0.png": "owl",
     }  # fmt: skip
-    assert found.notes == ("2 data sets merged by class name",)
+    (note,) = found.notes
+    assert has_facts(note, 2)
     assert [found.train.pictures.read(i).size for i in range(5)] == [(8, 8)] * 5
 
 
 def test_mixtures_are_refused(tmp_path):
     draw(tmp_path, "a/cat/0.png", "a/dog/0.png", "b/0.png", "c/train/cat/0.png", "c/train/dog/0.png", "c/val/cat/1.png")
-    with pytest.raises(UsageError, match="b holds pictures alone and a holds classes"):
+    with pytest.raises(UsageError, match=r"\bb\b"):
         find_source(["a", "b"])
-    with pytest.raises(DataError, match="c has a val split and a has none"):
+    with pytest.raises(DataError, match=r"\bc\b.*\bval\b"):
         find_source(["a", "c"])
-    with pytest.raises(UsageError, match="--labels goes with one folder or archive; 2 were given"):
+    with pytest.raises(UsageError, match=facts("--labels", 2)):
         find_source(["a", "b"], reading=Reading(labels="l.csv"))
-    with pytest.raises(UsageError, match="none is neither a path nor a known data set"):
+    with pytest.raises(UsageError, match="none"):
         find_source(["a", "none"])
 
 
@@ -111,22 +115,19 @@ def test_a_flat_folder_is_told_the_ways_on(tmp_path):
     draw(tmp_path / "photos", "cat_1.png", "cat_2.png", "dog_1.png", "dog_2.png")
     with pytest.raises(DataError) as error:
         open_data("photos")
-    assert str(error.value) == (
-        "photos (class folders): 4 of 4 pictures have no label; expected a folder for each class, or --labels FILE "
-        "(lines of path,label), or --label-pattern '{label}_*' (which gives 2 classes, such as 'cat', 'dog'), or "
-        "--recipe dino, which learns without labels"
-    )
+    options = ("--labels", "--label-pattern '{label}_*'", "--recipe dino")
+    assert has_facts(error.value, "photos", 4, *options, 2, "'cat'", "'dog'")
     draw(tmp_path / "plain", "IMG_1.png", "IMG_2.png")
-    with pytest.raises(DataError, match=r"--label-pattern '\{label\}_\*' \(the class in the file's name\), or"):
+    with pytest.raises(DataError, match=facts("--label-pattern '{label}_*'")):
         open_data("plain")
 
 
 @pytest.mark.parametrize(
     ("reading", "said"),
     [
-        (Reading(labels="l.csv", label_pattern="{label}_*"), "--labels and --label-pattern both say the classes"),
-        (Reading(label_column="x"), "--label-column chooses a column of a labels file; give one with --labels"),
-        (Reading(label_pattern="{label}_*"), "--label-pattern reads the names of files in a folder or archive; given"),
+        (Reading(labels="l.csv", label_pattern="{label}_*"), facts("--labels", "--label-pattern")),
+        (Reading(label_column="x"), facts("--label-column", "--labels")),
+        (Reading(label_pattern="{label}_*"), "--label-pattern"),
     ],
 )
 def test_options_that_nobody_would_read(tmp_path, reading, said):
@@ -140,13 +141,12 @@ def test_a_folder_with_masks_says_what_it_is_for(tmp_path):
     for i in range(2):
         (tmp_path / "seg" / "masks").mkdir(exist_ok=True)
         Image.new("L", (8, 8)).save(tmp_path / "seg" / "masks" / f"{i}.png")
-    said = "these are pictures with masks, which --task segment learns; classification needs"
-    assert missing_labels(find_source("seg").train).startswith(said)
+    assert has_facts(missing_labels(find_source("seg").train), "--task segment")
 
 
 def test_classes_in_file_names_are_counted_in_all_of_them(tmp_path, monkeypatch):
     """Names are sorted: the first of them are of the first classes alone."""
     monkeypatch.setattr("patchloom.data.labels.unlabelled._LOOKED_AT", 24)
     draw(tmp_path / "photos", *(f"{breed}_{number}.png" for breed in "abcdefghijkl" for number in range(8)))
-    with pytest.raises(DataError, match="12 classes"):
+    with pytest.raises(DataError, match=facts(12)):
         open_data(str(tmp_path / "photos"))

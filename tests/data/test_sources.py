@@ -18,6 +18,7 @@ from patchloom.data.sets import ClassTable
 from patchloom.data.sources import torchvision_sets
 from patchloom.data.sources.source import open_data, open_for
 from patchloom.errors import DataError, UsageError
+from tests.data.facts import any_has, facts, has_facts
 
 
 def image_bytes(value: int = 0, size: int = 16) -> bytes:
@@ -63,7 +64,7 @@ def numbered_shards(tmp_path):
 
 def test_shards_are_read_at_their_offsets(tmp_path):
     data = open_data(numbered_shards(tmp_path))
-    assert data.name == f"{tmp_path.name} (tar shards)"
+    assert data.name.startswith(f"{tmp_path.name} (")
     assert data.classes.names == ("0", "1", "2")
     assert (len(data.train), data.val.labels.tolist()) == (24, [2])
     assert [data.train.read(i).getpixel((0, 0))[0] for i in (23, 0, 8)] == [35, 0, 12]
@@ -76,30 +77,30 @@ def test_brace_pattern_and_class_names(tmp_path):
     numbered_shards(tmp_path)
     (tmp_path / "classes.txt").write_text("ant\nbee\ncat\n")
     data = open_data(str(tmp_path / "a-train-{001..002}.tar"))
-    assert data.name == "a-train-{001..002}.tar (tar shards)"
+    assert data.name.startswith("a-train-{001..002}.tar (")
     assert len(data.train) + len(data.val) == 12
     assert data.classes.names == ("ant", "bee", "cat")
 
 
 @pytest.mark.parametrize(
-    ("members", "fault"),
+    ("members", "name"),
     [
-        ([("../x.png", image_bytes())], "a path that leaves the archive"),
-        ([("/etc/x.png", image_bytes())], "a path that leaves the archive"),
-        ([("x.png", "/etc/passwd")], "a link, device or sparse file"),
-        ([("x.png", image_bytes()), ("x.jpg", image_bytes())], "a second image of this key"),
-        ([("x.png", image_bytes()), ("x.json", b"{")], "cannot be read as a label"),
-        ([("x.txt", b"hello")], "no images inside"),
+        ([("../x.png", image_bytes())], "../x.png"),
+        ([("/etc/x.png", image_bytes())], "/etc/x.png"),
+        ([("x.png", "/etc/passwd")], "x.png"),
+        ([("x.png", image_bytes()), ("x.jpg", image_bytes())], "x.jpg"),
+        ([("x.png", image_bytes()), ("x.json", b"{")], "x.json"),
+        ([("x.txt", b"hello")], "bad.tar"),
     ],
 )
-def test_shards_that_are_refused(tmp_path, members, fault):
-    with pytest.raises(DataError, match=rf"bad\.tar.*{fault}"):
+def test_shards_that_are_refused(tmp_path, members, name):
+    with pytest.raises(DataError, match=facts("bad.tar", name)):
         open_data(shard(tmp_path / "bad.tar", members))
 
 
 @pytest.mark.parametrize("pattern", ["x-{0..999999999}.tar", "{0..999}-{0..999}.tar", "{a,b}{0..99999}.tar"])
 def test_a_pattern_of_too_many_names_is_refused(pattern):
-    with pytest.raises(UsageError, match=r"stands for [\d,]+ files or more; expected at most 100,000"):
+    with pytest.raises(UsageError, match="100,000"):
         open_data(pattern)
 
 
@@ -125,8 +126,7 @@ def test_a_damaged_header_is_not_taken_for_the_end_of_a_shard(tmp_path):
     damaged = bytearray(whole)
     damaged[headers[4]] ^= 1
     path.write_bytes(damaged)
-    said = rf"a\.tar: the header at byte {headers[4]:,} is damaged; 15 members behind it are lost, the first is 2\.cls"
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=facts("a.tar", f"{headers[4]:,}", 15, "2.cls")):
         open_data(path)
 
 
@@ -144,11 +144,11 @@ def test_a_shard_that_was_cut_is_noticed_wherever_the_cut_is(tmp_path):
 def test_unfinished_and_compressed_shards(tmp_path):
     path = shard(tmp_path / "a.tar", [("x.png", image_bytes(3, size=300) * 20)])
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(DataError, match=r"x\.png: the shard ends after 3000 bytes"):
+    with pytest.raises(DataError, match=facts("x.png", 3000)):
         open_data(path)
     with tarfile.open(tmp_path / "b.tar", "w:gz"):
         pass
-    with pytest.raises(DataError, match="no images inside; expected members like"):
+    with pytest.raises(DataError, match=r"\.tar"):
         open_data(tmp_path / "b.tar")
 
 
@@ -163,7 +163,7 @@ class Attack:
 def test_a_pickled_set_cannot_call_anything(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "meta").write_bytes(pickle.dumps({"a": Attack()}))
-    with pytest.raises(DataError, match=r"meta: would call posix\.mkdir, which no data set needs"):
+    with pytest.raises(DataError, match=facts("meta", "posix.mkdir")):
         torchvision_sets._unpickle(tmp_path / "meta")
     assert not (tmp_path / "escaped").exists()
     for protocol in range(6):
@@ -276,15 +276,15 @@ def test_imagenet_and_inaturalist_are_class_folders(tmp_path):
 
 
 def test_torchvision_set_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match="cifar10 needs the folder it lies in: torchvision:cifar10@/path"):
+    with pytest.raises(UsageError, match="torchvision:cifar10@/path"):
         open_data("cifar10")
-    with pytest.raises(UsageError, match=rf"{tmp_path}/none is not a folder"):
+    with pytest.raises(UsageError, match=facts(tmp_path / "none")):
         open_data("cifar10", root=tmp_path / "none")
-    with pytest.raises(UsageError, match=rf"cifar10 is not complete in {tmp_path} .* allow the download once"):
+    with pytest.raises(UsageError, match=facts("cifar10", tmp_path)):
         open_data("cifar10", root=tmp_path)
-    with pytest.raises(UsageError, match=r"imagenet is not complete in .*: no folder train; expected train and val"):
+    with pytest.raises(UsageError, match=facts("imagenet", tmp_path, "train", "val")):
         open_data("imagenet", root=tmp_path)
-    with pytest.raises(UsageError, match=r"no torchvision set 'cifar1000'; .* Did you mean cifar100"):
+    with pytest.raises(UsageError, match=r"'cifar1000'.*cifar100\b"):
         open_data("torchvision:cifar1000")
     assert not list(tmp_path.iterdir())
 
@@ -308,7 +308,7 @@ def test_saved_hugging_face_data(tmp_path):
     assert (data.classes.names, data.train.labels.tolist()) == (("no", "yes"), [0, 1, 0, 1])
     assert data.val.read(0).getpixel((0, 0)) == (8, 0, 0)
     assert pickle.loads(pickle.dumps(data.train)).read(1).getpixel((0, 0)) == (5, 0, 0)
-    with pytest.raises(DataError, match=r"saved, test, row 1 \(torn\.jpg\): ends after 45 bytes"):
+    with pytest.raises(DataError, match=facts("saved", "row 1", "torn.jpg", 45)):
         data.val.read(1)
     assert open_data(f"hf:{tmp_path / 'saved'}").classes.names == ("no", "yes")
 
@@ -324,16 +324,16 @@ def test_a_path_that_exists_is_a_path(tmp_path, monkeypatch):
 
 def test_wrong_path_names_its_neighbours(tmp_path):
     folder(tmp_path / "flowers", ["a", "b"])
-    with pytest.raises(UsageError, match=r"flowesr is neither a path nor a known data set. Did you mean flowers\?"):
+    with pytest.raises(UsageError, match=facts("flowesr", "flowers")):
         open_data(tmp_path / "flowesr")
-    with pytest.raises(UsageError, match=r"flower/train is neither .* Did you mean flowers\?"):
+    with pytest.raises(UsageError, match=facts("flower/train", "flowers")):
         open_data(tmp_path / "flower" / "train")
-    with pytest.raises(UsageError, match="Did you mean digits"):
+    with pytest.raises(UsageError, match="digits"):
         open_data("digit")
-    with pytest.raises(UsageError, match="neither a path nor a known data set"):
+    with pytest.raises(UsageError, match=r"\*\.parquet"):
         open_data(tmp_path / "*.parquet")
     (tmp_path / "a.rar").write_bytes(b"x")
-    with pytest.raises(UsageError, match=r"a\.rar is a \.rar file; expected one of \.parquet, \.zip, \.tar, .*, or a"):
+    with pytest.raises(UsageError, match=facts("a.rar", ".parquet", ".zip", ".tar")):
         open_data(tmp_path / "a.rar")
 
 
@@ -371,10 +371,10 @@ def test_labels_are_matched_to_the_model_by_name(tmp_path):
     assert named(found) == {"cat/0.png": "cat", "cat/1.png": "cat", "dog/0.png": "dog", "dog/1.png": "dog"}
     whole, stranger = found.notes
     assert "--split val" in whole
-    assert "'bee' (2 pictures)" in stranger
-    with pytest.raises(DataError, match="has a class that the model has not: 'bee'"):
+    assert has_facts(stranger, "'bee'", 2)
+    with pytest.raises(DataError, match="'bee'"):
         open_for(tmp_path / "new", model, strict=True)
-    with pytest.raises(DataError, match="and no other; the model has 'x'"):
+    with pytest.raises(DataError, match="'x'"):
         open_for(tmp_path / "new", ClassTable(("x",)))
 
 
@@ -384,15 +384,15 @@ def test_choice_of_split(tmp_path):
     assert len(open_for(tmp_path / "plain", trained.classes)) == 20
     held_out = open_for(tmp_path / "plain", trained.classes, split="val", seed=3)
     assert named(held_out) == named(trained.val)
-    assert not any("every picture counts" in note for note in held_out.notes)
+    assert not any_has(held_out.notes, "--split val")
     assert named(open_for(tmp_path / "plain", trained.classes, split="train", seed=3)) == named(trained.train)
     folder(tmp_path / "two" / "train", ["a", "b"], count=3)
     folder(tmp_path / "two" / "val", ["b"], count=2)
     assert named(open_for(tmp_path / "two", trained.classes)) == {"val/b/0.png": "b", "val/b/1.png": "b"}
     assert len(open_for(tmp_path / "two", trained.classes, split="train")) == 6
-    with pytest.raises(UsageError, match="has train and val; choose one of them"):
+    with pytest.raises(UsageError, match=facts("train", "val")):
         open_for(tmp_path / "two", trained.classes, split="all")
-    with pytest.raises(UsageError, match="split is 'tset', expected train, val, test or all"):
+    with pytest.raises(UsageError, match=facts("split", "'tset'", "train", "val", "test", "all")):
         open_for(tmp_path / "two", trained.classes, split="tset")
 
 

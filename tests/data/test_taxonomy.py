@@ -13,6 +13,7 @@ from patchloom.data.labels.taxonomy import from_fine_to_coarse, read_taxonomy
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import open_data, open_for
 from patchloom.errors import DataError, UsageError
+from tests.data.facts import any_has, facts, has_facts
 
 SPECIES = {
     "cat": ("felid", "mammal"),
@@ -41,7 +42,7 @@ def test_nested_folders_are_classes_in_coarser_ones(tmp_path, splits):
     assert list(data.classes.levels) == ["coarse1", "coarse2"]
     assert data.classes.levels["coarse1"] == (("canid", "felid", "fish"), (2, 1, 0, 1))
     assert data.classes.levels["coarse2"] == (("fish", "mammal"), (0, 1, 1, 1))
-    assert "nested folders: 4 classes (innermost folders), levels coarse1 (3), coarse2 (2); " in " ".join(data.notes)
+    assert any_has(data.notes, 4, "coarse1 (3)", "coarse2 (2)")
     assert open_data(tmp_path, level="coarse2").classes.names == ("fish", "mammal")
 
 
@@ -51,10 +52,10 @@ def test_one_level_above_is_called_coarse(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "stray.png")
     (tmp_path / "plant" / "elm").mkdir()
     data = open_data(tmp_path)
-    assert "no pictures in train for 'elm'; left out" in data.notes
+    assert any_has(data.notes, "train", "'elm'")
     assert data.classes.names == ("cat", "dog", "oak")
     assert data.classes.levels == {"coarse": (("animal", "plant"), (0, 0, 1))}
-    assert "1 images beside the class folders; left out" in data.notes[0]
+    assert has_facts(data.notes[0], 1)
 
 
 def test_a_coarse_model_meets_data_that_are_nested(tmp_path):
@@ -69,7 +70,7 @@ def test_a_level_of_one_class_cannot_be_trained_at(tmp_path):
     for path in ("animal/cat", "animal/dog"):
         draw(tmp_path / path)
     assert open_data(tmp_path).classes.levels == {"coarse": (("animal",), (0, 0))}
-    with pytest.raises(DataError, match=r"one class \('animal'\) at level 'coarse'"):
+    with pytest.raises(DataError, match=facts("'animal'", "'coarse'")):
         open_data(tmp_path, level="coarse")
 
 
@@ -110,29 +111,29 @@ def test_a_file_in_the_folder_is_found(tmp_path):
         "order": ("fish", "mammal"),
     }
     assert not any(".csv" in note for note in data.notes)
-    with pytest.raises(UsageError, match=r"no label level 'familly'; it has family, order\. Did you mean family\?"):
+    with pytest.raises(UsageError, match=facts("'familly'", "family", "order")):
         open_data(tmp_path, level="familly")
     draw(tmp_path / "newt")
-    with pytest.raises(DataError, match="label level 'family' says nothing about 'newt'"):
+    with pytest.raises(DataError, match=facts("'family'", "'newt'")):
         open_data(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "said"),
+    ("text", "error", "parts"),
     [
-        (LINES + "puma,felid,bird\n", DataError, "'felid' of level 'family' is in both 'mammal' ('cat') and 'bird'"),
-        (LINES + "cat,canid,mammal\n", DataError, "'cat' is in both 'felid' and 'canid' at level 'family'"),
-        (LINES + "newt,amphibian\n", UsageError, "row 6 has 2 fields for the columns class,family,order"),
-        ("class,family,family\ncat,a,b\n", UsageError, "columns class,family,family"),
-        ('{"cat": "felid", "cat": "canid"}', UsageError, "'cat' is both 'felid' and 'canid'"),
+        (LINES + "puma,felid,bird\n", DataError, ("'felid'", "'family'", "'mammal'", "'cat'", "'bird'")),
+        (LINES + "cat,canid,mammal\n", DataError, ("'cat'", "'felid'", "'canid'", "'family'")),
+        (LINES + "newt,amphibian\n", UsageError, ("row 6", 2, "class,family,order")),
+        ("class,family,family\ncat,a,b\n", UsageError, ("class,family,family",)),
+        ('{"cat": "felid", "cat": "canid"}', UsageError, ("'cat'", "'felid'", "'canid'")),
     ],
 )
-def test_files_that_are_refused(tmp_path, text, error, said):
+def test_files_that_are_refused(tmp_path, text, error, parts):
     path = tmp_path / ("t.json" if text.startswith("{") else "t.csv")
     path.write_text(text)
     with pytest.raises(error, match=path.name) as found:
         read_taxonomy(path)
-    assert said in str(found.value)
+    assert has_facts(found.value, *parts)
     assert "\n" not in str(found.value)
 
 
@@ -140,7 +141,7 @@ def test_aliases_are_refused_before_they_grow(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]  # 10¹⁰ values
     (tmp_path / "taxonomy.yaml").write_text("\n".join(lines))
-    with pytest.raises(UsageError, match=r"taxonomy\.yaml cannot be read \(found the alias \*a0"):
+    with pytest.raises(UsageError, match=facts("taxonomy.yaml", "*a0")):
         read_taxonomy(tmp_path / "taxonomy.yaml")
 
 
@@ -148,13 +149,13 @@ def test_an_empty_cell_is_a_class_without_an_entry(tmp_path):
     for name in ("cat", "dog"):
         draw(tmp_path / name)
     (tmp_path / "taxonomy.csv").write_text("class,family\ncat,felid\ndog,\n")
-    with pytest.raises(DataError, match="label level 'family' says nothing about 'dog'"):
+    with pytest.raises(DataError, match=facts("'family'", "'dog'")):
         open_data(tmp_path)
 
 
 def test_levels_of_two_sources_form_one_tree():
     levels = {"colour": {"a": "red", "b": "blue", "c": "red"}, "size": {"a": "big", "b": "big", "c": "small"}}
-    with pytest.raises(DataError, match=r"data: 'red' of level 'colour' is in both 'big' \('a'\) and 'small' \('c'\)"):
+    with pytest.raises(DataError, match=facts("data", "'red'", "'colour'", "'big'", "'a'", "'small'", "'c'")):
         from_fine_to_coarse(levels, "data")
 
 
@@ -168,7 +169,7 @@ def test_a_labels_file_without_a_label_names_the_picture(tmp_path):
         "photos/3.png,cat,",
     ]
     (tmp_path / "labels.csv").write_text("\n".join(lines))
-    with pytest.raises(DataError, match=r"1 of 4 pictures have no label, the first is .*photos/2\.png"):
+    with pytest.raises(DataError, match=facts(4, "photos/2.png")):
         open_data(tmp_path / "labels.csv")
     unlabelled = open_data(tmp_path / "labels.csv", labelled=False)
     assert unlabelled.classes.levels == {"family": (("canid", "felid"), (1, 0))}
@@ -198,7 +199,7 @@ def test_label_columns_of_parquet_are_levels(tmp_path):
         "order": (("fish", "mammal"), (0, 1, 1, 1)),
     }
     (note,) = [note for note in data.notes if "place" in note]
-    assert "row 1: 'cat' is both '1000000000000' and '1000000000001', so column place_label is no level" in note
+    assert has_facts(note, "row 1", "'cat'", "'1000000000000'", "'1000000000001'", "place_label")
 
 
 def test_a_genus_of_two_kingdoms(tmp_path):
@@ -258,8 +259,8 @@ def test_folders_named_by_wordnet_ids_are_trained_at_the_coarse_level(tmp_path):
 
 def test_a_taxonomy_that_is_no_file_names_the_known_one(tmp_path):
     draw(tmp_path / "n01440764")
-    with pytest.raises(UsageError, match=r"imagenet-127 is not a file; .*, or imagenet127\. Did you mean imagenet127"):
+    with pytest.raises(UsageError, match=facts("imagenet-127", "imagenet127")):
         open_data(tmp_path, reading=Reading(taxonomy="imagenet-127"))
     draw(tmp_path / "spaceship")
-    with pytest.raises(DataError, match="label level 'coarse' says nothing about 'spaceship'"):
+    with pytest.raises(DataError, match=facts("'coarse'", "'spaceship'")):
         open_data(tmp_path, reading=Reading(taxonomy="imagenet127"))

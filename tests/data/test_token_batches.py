@@ -13,6 +13,7 @@ from patchloom.data.text.token_batches import NOBODY, SentenceBatch, TokenLoader
 from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.engine.batches import len_of, move, split
 from patchloom.errors import DataError, UsageError
+from tests.data.facts import facts, has_facts
 
 
 def sentences(lengths, seed):
@@ -134,12 +135,12 @@ def test_a_batch_in_parts_and_on_a_device():
 
 def test_what_is_refused():
     pairs = encoded([(3, 4), (9, 30)])
-    with pytest.raises(UsageError, match=r"batch of 30 tokens cannot hold a sentence of 31. Give at least 31 tokens"):
+    with pytest.raises(UsageError, match=facts(30, 31)):
         TokenLoader(pairs, tokens=30)
     assert TokenLoader(pairs, tokens=31).steps_per_epoch == 2
-    with pytest.raises(UsageError, match="Process 2 of 2"):
+    with pytest.raises(UsageError, match=facts(2)):
         TokenLoader(pairs, tokens=31, rank=2, world=2)
-    with pytest.raises(UsageError, match="The seed is -1"):
+    with pytest.raises(UsageError, match=facts("seed", "-1")):
         TokenLoader(pairs, tokens=31, seed=-1)
 
 
@@ -166,8 +167,8 @@ def test_pairs_that_do_not_fit_are_left_out_by_line(tmp_path, vocabulary):
     pairs = encode_pairs(text.train, vocabulary, max_length=14, max_ratio=4)
     assert [int(entry.where.rpartition(" ")[2]) for entry in pairs.left_out] == [2, 5, 7]
     assert "train.en, line 2" in pairs.left_out[0].where
-    assert pairs.left_out[0].reason == "1 and 30001 subwords, at most 13 fit"
-    assert pairs.left_out[1].reason == "1 and 13 subwords, a ratio above 4"
+    assert has_facts(pairs.left_out[0].reason, 1, 30001, 13)
+    assert has_facts(pairs.left_out[1].reason, 1, 13, 4)
     kept = [text.train.where(place).rpartition(" ")[2] for place in pairs.places]
     assert kept == ["1", "4", "6"]
     for i, line in enumerate((0, 3, 5)):
@@ -193,7 +194,7 @@ def test_empty_lines_of_val_are_left_out_of_its_loss(tmp_path, vocabulary):
 
 def test_nothing_that_fits(tmp_path, vocabulary):
     text = opened(tmp_path, [("abc abc", "b")])
-    with pytest.raises(DataError, match=r"None of 1 pairs fits; the first: .*train\.en, line 1, 2 and 1 subwords"):
+    with pytest.raises(DataError, match=facts("train.en, line 1", 2, 1)):
         encode_pairs(text.train, vocabulary, max_length=2)
-    with pytest.raises(UsageError, match="max_length is 1"):
+    with pytest.raises(UsageError, match=facts("max_length", 1)):
         encode_pairs(text.train, vocabulary, max_length=1)

@@ -11,6 +11,7 @@ from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.special_tokens import BOS, EOS, PAD, UNKNOWN
 from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.errors import CheckpointError, DataError, UsageError
+from tests.data.facts import facts, has_facts
 
 pytest.importorskip("sentencepiece", reason="subwords need sentencepiece")
 
@@ -68,19 +69,17 @@ def test_a_long_line_is_learned_from():
 
 def test_more_pieces_than_the_text_has():
     vocabulary = Vocabulary.train(["abc abd"], 5000)
-    assert vocabulary.note == f"the text has no more than {len(vocabulary)} subwords, 5,000 were asked for"
+    assert has_facts(vocabulary.note, len(vocabulary), "5,000")
     assert 260 < len(vocabulary) < 300
 
 
 def test_sizes_and_texts_that_do_not_do():
-    with pytest.raises(UsageError, match="vocabulary of 259 pieces; expected at least 260"):
+    with pytest.raises(UsageError, match=facts(259, 260)):
         Vocabulary.train(["a"], 259)
-    with pytest.raises(
-        UsageError, match=r"of 262 pieces is too small for this text: it has 10 characters.*at least 271"
-    ):
+    with pytest.raises(UsageError, match=facts(262, 10, 271)):
         Vocabulary.train(["abcdefghij"], 262)
     assert len(Vocabulary.train(["abcdefghij"], 271)) == 271
-    with pytest.raises(DataError, match="no sentence that is not empty"):
+    with pytest.raises(DataError):
         Vocabulary.train(["", " \x00"], 300)
 
 
@@ -89,7 +88,7 @@ def test_kept_as_bytes():
     for again in (Vocabulary.from_bytes(vocabulary.to_bytes()), pickle.loads(pickle.dumps(vocabulary))):
         assert again == vocabulary
         assert again.encode("one two") == vocabulary.encode("one two")
-    with pytest.raises(CheckpointError, match=r"vocabulary\.model is no vocabulary of sentencepiece, or is damaged"):
+    with pytest.raises(CheckpointError, match=r"vocabulary\.model"):
         Vocabulary.from_bytes(b"nothing of the kind")
 
 
@@ -102,7 +101,7 @@ def test_a_foreign_vocabulary_with_other_numbers_is_refused():
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines()), model_writer=model, model_type="bpe", vocab_size=100, minloglevel=2
     )
-    with pytest.raises(CheckpointError, match=r"at \(-1, 1, 2, 0\); expected \(0, 1, 2, 3\)"):
+    with pytest.raises(CheckpointError, match=facts("(-1, 1, 2, 0)", "(0, 1, 2, 3)")):
         Vocabulary.from_bytes(model.getvalue())
 
 
