@@ -219,7 +219,7 @@ def test_runs_that_cannot_be_compared(runs, tmp_path) -> None:
     assert "16" in str(error.value)
     assert "cat" in str(error.value)
     assert "dog" in str(error.value)
-    with pytest.raises(UsageError, match=str(runs['s0'])):
+    with pytest.raises(UsageError, match=str(runs["s0"])):
         evaluate_runs([str(runs["s0"])] * 2)
     with pytest.raises(UsageError) as error:
         evaluate_runs([str(runs["s0"]), str(runs["others"])])

@@ -306,7 +306,7 @@ def test_a_damaged_artefact_is_one_line(trained: Path, tmp_path: Path, name: str
             load(tmp_path / "x")
         assert "\n" not in str(found.value)
     path.unlink()
-    with pytest.raises((CheckpointError, UsageError), match=str(tmp_path / 'x')):
+    with pytest.raises((CheckpointError, UsageError), match=str(tmp_path / "x")):
         load(tmp_path / "x")
 
 

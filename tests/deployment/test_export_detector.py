@@ -174,7 +174,7 @@ def test_boxes_that_are_off_or_missing_are_a_difference() -> None:
 
 def test_int8_of_a_detector_is_refused_first(run: Path, tmp_path: Path) -> None:
     for option in ("int8", "half"):
-        with pytest.raises(UsageError, match=f'--{option}'):
+        with pytest.raises(UsageError, match=f"--{option}"):
             export(str(run), str(tmp_path / "x"), **{option: True})
     assert list(tmp_path.iterdir()) == []
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from patchloom.inspection.branches import branch_epoch_charts
-from patchloom.judging.comparison_figures import level_charts
+from patchloom.judging.comparison_figures import NO_LEVEL, level_charts
 from patchloom.judging.comparison_page import report_runs
 from patchloom.judging.levels import LevelEvaluation, LevelEvaluations
 from patchloom.judging.seeds import Cloud, early_and_last
@@ -186,6 +186,7 @@ def test_accuracy_by_granularity_has_a_line_per_recipe() -> None:
     for told in ("dino 20, ", "resmlp 60", "resmlp 70", "grafit 65"):
         assert f"<title>{told}" in finest
     assert "dino" not in same
+    assert f">{NO_LEVEL}</text>" in finest
     assert ">coarse (20)</text>" in same
 
 
