@@ -498,8 +498,8 @@ NET = """<?xml version="1.0"?><net name="n" version="11"><layers>
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("<layers>", "<!DOCTYPE a><layers>", "document type"),
-        ("<layers>", "<layers", "not well-formed"),
+        ("<layers>", "<!DOCTYPE a><layers>", None),
+        ("<layers>", "<layers", None),
         ("</layers>", '<layer id="2" version="opset5"><body/></layer></layers>', "body"),
         ('version="opset3"', 'version="extension"', "Broadcast"),
         ('offset="0"', 'offset="8"', "size"),
@@ -510,7 +510,9 @@ NET = """<?xml version="1.0"?><net name="n" version="11"><layers>
         ("", "", "134,217,729"),
     ],
 )
-def test_an_openvino_graph_that_no_export_writes_is_refused(tmp_path: Path, before: str, after: str, said: str) -> None:
+def test_an_openvino_graph_that_no_export_writes_is_refused(
+    tmp_path: Path, before: str, after: str, said: str | None
+) -> None:
     (tmp_path / "model.bin").write_bytes(np.array([(1 << 27) + (not before)], "<i8").tobytes())
     (tmp_path / "model.xml").write_text(NET)
     if before:
