@@ -219,13 +219,13 @@ def refused(network: Network, x: torch.Tensor) -> str:
 def test_images_it_cannot_take(name) -> None:
     network = small(name)
     size = network.config.image_size
-    assert "takes images of shape (batch, 3, height, width), given (2, 1," in refused(network, torch.zeros(2, 1, *size))
-    assert "add a batch dimension with images[None]" in refused(network, torch.zeros(3, *size))
-    assert "given torch.uint8; divide by 255" in refused(network, torch.zeros(2, 3, *size, dtype=torch.uint8))
+    assert "(2, 1," in refused(network, torch.zeros(2, 1, *size))
+    assert "images[None]" in refused(network, torch.zeros(3, *size))
+    assert "255" in refused(network, torch.zeros(2, 3, *size, dtype=torch.uint8))
     assert "images.to(torch.float32)" in refused(network, torch.zeros(2, 3, *size, dtype=torch.float64))
     if not network.any_resolution:
         message = refused(network, torch.zeros(2, 3, 2 * size[0], 2 * size[1]))
-        assert f"was made for {size[0]}×{size[1]} images" in message
+        assert f"{size[0]}×{size[1]}" in message
         assert f"model.at_resolution({2 * size[0]})" in message
 
 
@@ -239,60 +239,67 @@ def test_any_resolution_without_change() -> None:
 
 def test_an_absorbed_copy_is_for_inference_alone() -> None:
     lean = patchloom.absorb(small("resmlp_s12"))
-    with pytest.raises(UsageError, match="inference only"):
+    with pytest.raises(UsageError):
         lean.train()
-    with pytest.raises(UsageError, match="call at_resolution first"):
+    with pytest.raises(UsageError, match="at_resolution"):
         lean.at_resolution(64)
-    with pytest.raises(UsageError, match="call at_resolution first"):
+    with pytest.raises(UsageError, match="at_resolution"):
         lean.forward_resampled(torch.zeros(1, 3, 64, 64))
-    with pytest.raises(UsageError, match="takes a network of patchloom, given Linear"):
+    with pytest.raises(UsageError, match="Linear"):
         patchloom.absorb(torch.nn.Linear(1, 1))
 
 
 def test_a_misspelt_name() -> None:
-    with pytest.raises(UsageError, match=r"no network is called 'resmpl_s12'\. Did you mean resmlp_s12"):
+    with pytest.raises(UsageError) as error:
         patchloom.create_model("resmpl_s12")
+    assert "resmpl_s12" in str(error.value)
+    assert "resmlp_s12" in str(error.value)
 
 
 def test_a_misspelt_option_and_one_of_another_family() -> None:
-    with pytest.raises(UsageError, match=r"resmlp_s12 has no option 'dept'\. Did you mean depth"):
+    with pytest.raises(UsageError) as error:
         patchloom.create_model("resmlp_s12", dept=3)
-    with pytest.raises(UsageError, match=r"has no option 'talking_heads'\. It is an option of CaiT\."):
+    assert "resmlp_s12" in str(error.value)
+    assert "'dept'" in str(error.value)
+    assert "depth" in str(error.value)
+    with pytest.raises(UsageError) as error:
         patchloom.create_model("resmlp_s12", talking_heads=True)
+    assert "talking_heads" in str(error.value)
+    assert "CaiT" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "options", "facts"),
     [
-        ("resmlp_s12", {"norm": "group"}, "norm is one of affine, layer, batch, l2; given 'group'"),
-        ("resmlp_s12", {"depth": "12"}, "depth is a whole number; given '12'"),
-        ("smlpnet_t", {"depths": ("a", 2)}, "depths is whole numbers, such as 1,2; given ('a', 2)"),
-        ("smlpnet_t", {"depths": "2,2"}, "depths is whole numbers, such as 1,2; given '2,2'"),
+        ("resmlp_s12", {"norm": "group"}, ("norm", "affine", "layer", "batch", "l2", "group")),
+        ("resmlp_s12", {"depth": "12"}, ("depth", "'12'")),
+        ("smlpnet_t", {"depths": ("a", 2)}, ("depths", "('a', 2)")),
+        ("smlpnet_t", {"depths": "2,2"}, ("depths", "'2,2'")),
+        ("resmlp_s12", {"image_size": 225}, ("225", "16", "224×224")),
+        ("resmlp_s12", {"drop_path": 1.5}, ("drop_path", "1.5")),
+        ("smlpnet_t", {"image_size": 240}, ("240", "32", "224×224")),
+        ("deit_s", {"heads": 7}, ("7", "heads", "384")),
+        ("cait_xxs24", {"insert_class_at": 24}, ("insert_class_at", "23", "24")),
+        ("mixer_b16", {"groups": 5}, ("groups", "dim", "768", "5")),
+        ("mixer_b16", {"pyramid": "3-49"}, ("pyramid", "3-49")),
+        ("mixer_b16", {"pyramid": ("12:4",)}, ("pyramid", "11", "12:4")),
+        ("mixer_b16", {"pyramid": ("1:4", "1:2")}, ("pyramid", "1:4", "1:2")),
+        ("mixer_b16", {"dropout": 1.0}, ("dropout", "1.0")),
+        ("cait_xxs24", {"exchanged": (24,)}, ("exchanged", "23", "24")),
+        ("cait_xxs24", {"communication": "mlp", "insert_class_at": 1}, ("communication", "mlp", "insert_class_at")),
+        ("cait_xxs24", {"communication": "mlp", "residual": "fixup"}, ("residual", "fixup")),
         (
-            "resmlp_s12",
-            {"image_size": 225},
-            "are not filled by 16×16 patches; use a multiple of 16, such as 224×224",
+            "cait_xxs24",
+            {"class_communication": "mlp", "class_in_keys": False},
+            ("class_in_keys", "class_communication", "mlp"),
         ),
-        ("resmlp_s12", {"drop_path": 1.5}, "drop_path is a probability below 1, given 1.5"),
-        ("smlpnet_t", {"image_size": 240}, "use a multiple of 32, such as 224×224"),
-        ("deit_s", {"heads": 7}, "7 heads cannot share 384 channels evenly"),
-        ("cait_xxs24", {"insert_class_at": 24}, "insert_class_at is a block from 0 to 23, given 24"),
-        ("mixer_b16", {"groups": 5}, "groups must divide dim 768, given 5"),
-        ("mixer_b16", {"pyramid": "3-49"}, "pyramid is block:tokens, such as 3:49,7:16; given '3-49'"),
-        ("mixer_b16", {"pyramid": ("12:4",)}, "pyramid names blocks 0 to 11, given 12:4"),
-        ("mixer_b16", {"pyramid": ("1:4", "1:2")}, "pyramid has one step per block"),
-        ("mixer_b16", {"dropout": 1.0}, "dropout is a probability below 1, given 1.0"),
-        ("cait_xxs24", {"exchanged": (24,)}, "exchanged names blocks 0 to 23, given [24]"),
-        ("cait_xxs24", {"communication": "mlp", "insert_class_at": 1}, "a class token has no place among patches"),
-        ("cait_xxs24", {"communication": "mlp", "residual": "fixup"}, "residual fixup says how attention starts"),
-        ("cait_xxs24", {"class_communication": "mlp", "class_in_keys": False}, "class_in_keys is of class attention"),
-        ("deit_s", {"num_classes": -1}, "num_classes is 0 (no classifier) or more, given -1"),
+        ("deit_s", {"num_classes": -1}, ("num_classes", "-1")),
     ],
 )
-def test_options_that_cannot_be(name, options, message) -> None:
+def test_options_that_cannot_be(name, options, facts) -> None:
     with pytest.raises(UsageError) as caught:
         patchloom.create_model(name, **options)
-    assert message in str(caught.value)
+    assert [fact for fact in facts if fact not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
 
 
@@ -467,7 +474,7 @@ def test_each_family_says_what_it_has(name, options, has) -> None:
     assert {asked for asked in ASKED if getattr(network, asked)} == has
     assert len(network.stages_in_order()) == (4 if name == "smlpnet_t" else 0)
     if "has_distillation_token" not in has:
-        with pytest.raises(UsageError, match="has one head; create it with distilled=True for two"):
+        with pytest.raises(UsageError, match="distilled=True"):
             network.both_heads(torch.zeros(1, 2, network.feature_dim))
 
 

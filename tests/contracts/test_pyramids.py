@@ -164,13 +164,15 @@ def test_blocks_at_other_depths_and_for_other_numbers_of_maps() -> None:
 
 @pytest.mark.parametrize("strides", [(), (8, 4), (4, 4), (0, 4), (4.0, 8), (True, 4)])
 def test_strides_that_cannot_be(strides) -> None:
-    with pytest.raises(UsageError, match=r"strides are whole numbers from 1, rising, such as \(4, 8, 16, 32\); given"):
+    with pytest.raises(UsageError) as error:
         small("resmlp_s12").pyramid_levels(strides)
+    assert "strides" in str(error.value)
+    assert repr(strides) in str(error.value)
 
 
 def test_a_network_whose_tokens_lose_their_places_has_no_maps() -> None:
     network = small("mixer_b16", pyramid={0: 4})
-    with pytest.raises(UsageError, match="mixer_b16 as it is configured gives no maps of an image; choose another"):
+    with pytest.raises(UsageError, match="mixer_b16"):
         network.pyramid(images(network))
 
 

@@ -43,8 +43,10 @@ def test_an_artefact_is_a_translator(exported: Exported) -> None:
         assert [[one.text for one in line] for line in found] == [[one.text for one in line] for line in wanted]
         assert np.allclose([line[0].score for line in found], [line[0].score for line in wanted], atol=1e-4)
     assert f"{translator.source} → {translator.target}" in repr(artefact)
-    with pytest.raises(UsageError, match="n_best is 1 to the number of beams"):
+    with pytest.raises(UsageError) as error:
         list(artefact.translate(["one"], beams=1, n_best=2))
+    assert "n_best" in str(error.value)
+    assert "2" in str(error.value)
 
 
 def test_the_runtime_translates_without_torch(exported: Exported, tmp_path: Path) -> None:

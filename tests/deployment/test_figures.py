@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from patchloom.inspection.branches import branch_epoch_charts
-from patchloom.judging.comparison_figures import level_charts
+from patchloom.judging.comparison_figures import NO_LEVEL, level_charts
 from patchloom.judging.comparison_page import report_runs
 from patchloom.judging.levels import LevelEvaluation, LevelEvaluations
 from patchloom.judging.seeds import Cloud, early_and_last
@@ -48,7 +48,7 @@ def test_runs_are_drawn_on_val_and_v2(trained, numbered, tmp_path, monkeypatch, 
     cloud = section(page, "cloud")
     for name, of in evaluate([str(run) for run in runs], str(numbered), v2=True).values().items():
         assert re.search(rf"<title>{name} · \w+ \([\d.]+, {of['top1']:.4g}\)", cloud)
-    assert "top-1 on v2, %" in cloud
+    assert re.search(r">[^<]*\bv2\b[^<]*</text>", cloud)
     assert 'id="notes"' not in page.read_text("utf-8")
 
 
@@ -59,7 +59,7 @@ def test_val_may_be_given_where_runs_kept_no_decisions(run, trained, numbered, t
     shown: dict[str, Any] = {"data": str(numbered), "v2": True, "out": tmp_path / "page.html"}
     assert section(report_runs(runs, **shown), "cloud") == ""
     drawn = section(report_runs(runs, val=str(trained / "data"), **shown), "cloud")
-    assert "top-1 on data, %" in drawn
+    assert re.search(r">[^<]*\bdata\b[^<]*</text>", drawn)
     assert drawn.count("<title>") >= 2
 
 
@@ -72,18 +72,18 @@ def test_one_run_is_reported_on_v2(run, numbered, monkeypatch, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "named"),
     [
-        (("--v2",), "--v2 needs images to evaluate on now: give --data DATA"),
-        (("--val", "x"), "--val needs images to evaluate on now: give --data DATA"),
-        (("--data", "x", "--v2", "--split", "val"), "--v2 reads all of --data by its folders' numbers"),
-        (("--data", "x", "--val", "y"), "--val is drawn against --data for several runs"),
+        (("--v2",), ("--v2", "--data")),
+        (("--val", "x"), ("--val", "--data")),
+        (("--data", "x", "--v2", "--split", "val"), ("--v2", "--split")),
+        (("--data", "x", "--val", "y"), ("--val", "--split val")),
     ],
 )
-def test_options_that_nobody_would_read_are_refused(trained, monkeypatch, capsys, options, said) -> None:
+def test_options_that_nobody_would_read_are_refused(trained, monkeypatch, capsys, options, named) -> None:
     done = command(("report", trained / "a", *options), monkeypatch, capsys)
     assert done.code == 2
-    assert said in done.errors
+    assert [option for option in named if option not in done.errors] == []
 
 
 # Fitted lines ---------------------------------------------------------------------------------------------------------
@@ -128,9 +128,9 @@ def test_seeds_have_their_figures(run, tmp_path) -> None:
     page = report_runs(runs, out=tmp_path / "page.html")
     drawn = section(page, "seeds")
     assert re.search(r"<td[^>]*>top1</td>\s*<td[^>]*>40.50</td>\s*<td[^>]*>1.29</td>\s*<td[^>]*>39.00</td>", drawn)
-    assert "mean 40.50, deviation 1.29, 4 runs" in drawn
+    assert re.search(r">[^<]*40\.50[^<]*1\.29[^<]*</text>", drawn)
     r = np.corrcoef([top[2] for top in tops], [top[3] for top in tops])[0, 1]
-    assert f"<h3>Epoch 3 and the end: r = {r:.2f}</h3>" in drawn
+    assert re.search(rf"<h3>[^<]*3[^<]*{r:.2f}</h3>", drawn)
     assert [at.epoch for at in early_and_last([Path(folder) for folder in runs])] == [2, 3]
     # Two seeds, or runs that differ in more, have no spread to draw.
     assert section(report_runs(runs[:2], out=page), "seeds") == ""
@@ -144,7 +144,7 @@ def test_seeds_have_their_figures(run, tmp_path) -> None:
 def test_a_histogram_counts_every_run_and_its_gaussian_is_highest_at_the_mean() -> None:
     values = np.random.default_rng(0).normal(79.7, 0.1, 100).tolist()
     chart = histogram_chart(values, x_label="top-1")
-    counts = [int(n) for n in re.findall(r": (\d+) runs</title>", chart)]
+    counts = [int(n) for n in re.findall(r"(\d+) \w+</title>", chart)]
     assert sum(counts) == 100
     assert len(counts) >= 10
     xs, ys = zip(
@@ -154,14 +154,14 @@ def test_a_histogram_counts_every_run_and_its_gaussian_is_highest_at_the_mean() 
     (x1, v1), *_, (x2, v2) = sorted((float(x), float(v)) for x, v in tick.items())
     peak = v1 + (xs[int(np.argmin(ys))] - x1) / (x2 - x1) * (v2 - v1)
     assert peak == pytest.approx(np.mean(values), abs=0.02)
-    assert "mean 5.00, deviation 0.00, 3 runs" in histogram_chart([5.0, 5.0, 5.0], x_label="top-1")
+    assert re.search(r">[^<]*5\.00[^<]*0\.00[^<]*</text>", histogram_chart([5.0, 5.0, 5.0], x_label="top-1"))
 
 
 def test_a_range_has_its_mean_deviation_and_extremes() -> None:
     chart = range_chart([Range(1, 50.0, 5.0, 40.0, 60.0), Range(2, 70.0, 1.0, 68.0, 72.0)])
-    for told in ("mean 50, epoch 1", "min, max 40, epoch 1", "min, max 72, epoch 2", "± one deviation 55, epoch 1"):
-        assert f"<title>{told}</title>" in chart
-    assert chart.count(">min, max</text>") == 1
+    titles = re.findall("<title>(.*?)</title>", chart)
+    for value, epoch in ((50, 1), (40, 1), (72, 2), (55, 1)):  # mean, least, most, mean + deviation
+        assert any(title.endswith(f" {value}, epoch {epoch}") for title in titles)
 
 
 # Levels ---------------------------------------------------------------------------------------------------------------
@@ -180,13 +180,13 @@ def test_accuracy_by_granularity_has_a_line_per_recipe() -> None:
     recipes = {"d": run("dino"), "c": run("resmlp"), "f": run("resmlp"), "g": run("grafit")}
     charts = dict(level_charts(LevelEvaluations(levels, runs, ()), recipes))
     assert len(charts) == 4
-    same, finest = (charts[f"kNN top-1, %: judged at the {where}"] for where in ("level trained at", "finest level"))
+    same, finest = (chart for title, chart in charts.items() if "kNN" in title)  # the level trained at comes first
     for told in ("resmlp 80", "resmlp 70", "grafit 85"):
         assert f"<title>{told}, " in same
     for told in ("dino 20, ", "resmlp 60", "resmlp 70", "grafit 65"):
         assert f"<title>{told}" in finest
     assert "dino" not in same
-    assert ">no labels</text>" in finest
+    assert f">{NO_LEVEL}</text>" in finest
     assert ">coarse (20)</text>" in same
 
 
@@ -223,8 +223,7 @@ def test_branches_by_epoch_are_darker_as_training_goes_on(run, tmp_path) -> None
     assert (kind, other) == ("tokens", "channels")
     assert "<title>epoch 1 10, layer 1</title>" in chart
     alone = section(report_run(folders[0]), "pictures")
-    assert "Residual branches by epoch: tokens" in alone
-    tokens = alone.partition("by epoch: tokens")[2].partition("</figure>")[0]
+    tokens = re.search(r"<h3>[^<]*epoch[^<]*tokens</h3>(.*?)</figure>", alone, re.DOTALL)[1]
     assert [float(n) for n in re.findall(r'class="c0" opacity="([\d.]+)"', tokens)[:2]] == [0.43, 0.72]
     assert tokens.count("epoch 3</text>") == 1
     both = section(report_runs([str(folder) for folder in folders], out=tmp_path / "page.html"), "branches")
@@ -238,4 +237,4 @@ def test_damaged_norms_are_a_note(run) -> None:
     add_branch_norms(folder, 1, {"tokens": [0.1]})
     (folder / "pictures" / "branch_norms.json").write_text("{")
     page = report_run(folder)
-    assert "branch_norms.json is damaged" in section(page, "notes")
+    assert "branch_norms.json" in section(page, "notes")

@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -106,9 +107,9 @@ def test_vectors_are_those_of_the_image_set(files: dict[str, Path], classifier: 
     assert torch.equal(classifier.embed(val).vectors, classifier.embed(pictures))
     assert torch.equal(classifier.embed(val, size=32).vectors, classifier.embed(pictures, size=32))
     assert classifier.predict(val) == classifier.predict(pictures)
-    with pytest.raises(UsageError, match="workers read the pictures of an ImageSet alone"):
+    with pytest.raises(UsageError, match="workers"):
         classifier.embed(files["RGB"], workers=1)
-    with pytest.raises(DataError, match="There is no image to embed"):
+    with pytest.raises(DataError):
         classifier.embed([])
 
 
@@ -142,15 +143,19 @@ def test_what_cannot_be_read_is_named_and_the_command_goes_on(tmp_path: Path, cl
     bad, good = tmp_path / "bad.png", tmp_path / "good.png"
     bad.write_bytes(b"")
     PICTURE.save(good)
-    with pytest.raises(DataError, match=r"bad\.png: empty file"):
+    with pytest.raises(DataError, match=r"bad\.png"):
         classifier.predict([good, bad])
     first, second = classifier.predict_files([bad, good])
-    assert first.error == f"{bad}: empty file"
+    assert first.error.startswith(f"{bad}: ")
     assert second.answers == classifier.predict(good)
-    with pytest.raises(UsageError, match="picture 1 is of type int"):
+    with pytest.raises(UsageError) as error:
         classifier.predict([good, 3])
-    with pytest.raises(UsageError, match=r"predict has no option 'tops'\. Did you mean top\?"):
+    assert "1" in str(error.value)
+    assert "int" in str(error.value)
+    with pytest.raises(UsageError) as error:
         classifier.predict(good, tops=3)
+    assert "tops" in str(error.value)
+    assert re.search(r"\btop\b", str(error.value))
 
 
 def test_search_takes_sets_batches_and_mixed_lists(index: Index, files: dict[str, Path]) -> None:

@@ -1,6 +1,7 @@
 """What a network saw in given pictures, and in those it got wrong."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ def test_pictures_with_answers_and_maps(trained: Path, tmp_path: Path) -> None:
     given = [str(trained / "data" / "red"), str(bad)]
     page = look_at(str(trained / "vit"), given, out=tmp_path / "look.html", count=31)
     assert len(page.looks) == 30
-    assert page.notes == [f"{bad}: empty file"]
+    (note,) = page.notes
+    assert note.startswith(f"{bad}: ")
     name, _, one = page.looks[0]
     (said,) = load(trained / "vit", device="cpu").predict_files([name], top=2)
     assert [label for label, _ in one.answers] == [label for label, _ in said.answers]
@@ -28,7 +30,7 @@ def test_pictures_with_answers_and_maps(trained: Path, tmp_path: Path) -> None:
     text = page.path.read_text("utf-8")
     assert text.count("<h2>") == 30
     assert "rollout" in text
-    assert "empty file" in text
+    assert str(bad) in text
 
 
 def test_without_pictures_the_surest_mistakes_come_first(run, tmp_path: Path) -> None:
@@ -41,7 +43,7 @@ def test_without_pictures_the_surest_mistakes_come_first(run, tmp_path: Path) ->
     first = page.looks[0][2]
     assert (first.truth, first.answers[0][0]) == (labels[worst[0].label], labels[worst[0].prediction])
     assert first.right is False
-    assert f"0 of {len(worst)} predictions are right" in page.path.read_text("utf-8")
+    assert re.search(rf"<p>[^<]*\b0\b[^<]*\b{len(worst)}\b", page.path.read_text("utf-8"))
 
 
 def test_published_weights(trained: Path, tmp_path: Path) -> None:
@@ -54,18 +56,22 @@ def test_published_weights(trained: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_looked_at(trained: Path, run, tmp_path: Path) -> None:
     out = tmp_path / "look.html"
-    with pytest.raises(UsageError, match=r"is not the folder of a run; give one, or NAME@FILE"):
+    with pytest.raises(UsageError) as error:
         look_at(str(tmp_path), ["a.png"], out=out)
+    assert str(tmp_path) in str(error.value)
+    assert "NAME@FILE" in str(error.value)
     with pytest.raises(DataError, match=r"gone\.png"):
         look_at(str(trained / "a"), [str(tmp_path / "gone.png")], out=out)
-    with pytest.raises(UsageError, match="top is 0, expected a whole number of at least 1"):
+    with pytest.raises(UsageError) as error:
         look_at(str(trained / "a"), [str(trained / "data" / "red" / "0.png")], out=out, top=0)
+    assert "top" in str(error.value)
+    assert "0" in str(error.value)
     folder = run("a")
     (folder / "predictions.safetensors").unlink()
-    with pytest.raises(UsageError, match=r"kept no predictions"):
+    with pytest.raises(UsageError, match=str(folder)):
         look_at(str(folder), out=out)
     (folder / "weights.safetensors").unlink()
-    with pytest.raises(UsageError, match="has no weights that can be read"):
+    with pytest.raises(UsageError, match=r"weights\.safetensors"):
         look_at(str(folder), ["a.png"], out=out)
     assert not out.exists()
 
@@ -78,8 +84,8 @@ def test_of_a_folder_images_of_every_class_are_shown_with_their_truth(trained: P
     (note,) = page.notes
     assert "6 of 60" in note
     text = page.path.read_text("utf-8")
-    assert "Predictions of a on 6 images" in text
-    assert text.count("true class") == 6
+    assert re.search(r"<title>[^<]*\b6\b", text)
+    assert len(re.findall(r'class="(?:good|bad)"', text)) == 6
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,7 @@ def test_the_terminal_gets_a_screenful(trained: Path, tmp_path: Path, monkeypatc
     done = command(("look", trained / "a", trained / "data", "--out", tmp_path / "page.html"), monkeypatch, capsys)
     assert (done.code, done.errors) == (0, "")
     assert len(done.output.splitlines()) <= 24
-    assert "4 more" in done.output
+    assert any(re.fullmatch(r"\D*\b4\b\D*", line) for line in done.output.splitlines())
 
 
 def test_the_command(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:

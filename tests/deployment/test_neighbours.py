@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,8 @@ def test_a_file_of_the_index_has_no_vote_on_itself(model, photos, collection) ->
     files = sorted((photos / "train").rglob("*.png"))
     (answer,) = model.predict_files([files[0]], top=4, index=collection, level="fine", neighbours=K)
     assert dict(answer.answers) == pytest.approx(posterior(model, files[0], files, fine), rel=1e-4)
-    assert "the nearest is" in answer.reason
-    assert " at 1.0000" not in answer.reason
+    assert ".png" in answer.reason  # the nearest
+    assert "1.0000" not in answer.reason
 
 
 def test_classes_it_was_never_trained_on_and_files_without_a_label(run, model, photos, tmp_path) -> None:
@@ -111,7 +112,7 @@ def test_fewer_files_than_neighbours_all_vote(model, photos, collection) -> None
     query = next((photos / "val").rglob("*.png"))
     (answer,) = model.predict_files([query], top=9, index=collection, neighbours=1000)
     assert (answer.level, {name for name, _ in answer.answers}) == ("coarse", {"cold", "warm"})
-    assert "12 of the 24 nearest; the nearest is " in answer.reason
+    assert re.search(r"\b12\b.*\b24\b.*\.png", answer.reason)
 
 
 @pytest.mark.parametrize("given", ["", "warm"])
@@ -161,47 +162,65 @@ def test_the_commands_say_level_score_and_reason(run, photos, collection, monkey
     asked = ("predict", run, query, "--index", collection, "--level", "fine", "--neighbours", "3", "--device", "cpu")
     done = command(asked, monkeypatch, capsys)
     assert done.code == 0
-    assert "of the 3 nearest; the nearest is " in done.output
-    assert "(fine: " in done.output
+    assert re.search(r"\(fine: .*\b3\b.*\.png", done.output)
     (told,) = json.loads(command((*asked, "--json"), monkeypatch, capsys).output)
     assert (told["level"], len(told["answers"][0])) == ("fine", 2)
-    assert "of the 3 nearest" in told["reason"]
+    assert re.search(r"\b3\b.*\.png", told["reason"])
 
     asked = ("search", collection, query, "--condition", "coarse=cold", "--top", "2", "--device", "cpu")
     done = command((*asked, "--page", photos / "page.html"), monkeypatch, capsys)
-    assert "ranked by cosine + log-odds of coarse: cold 100.0%  (as given)" in done.output
-    assert "log-odds of coarse: cold 100.0%" in (photos / "page.html").read_text()
+    assert "coarse: cold 100.0%" in done.output
+    assert "coarse: cold 100.0%" in (photos / "page.html").read_text()
     (told,) = json.loads(command((*asked, "--json"), monkeypatch, capsys).output)
-    assert told["condition"] == {"level": "coarse", "answers": [["cold", 1.0]], "reason": "as given"}
+    assert told["condition"].keys() == {"level", "answers", "reason"}
+    assert (told["condition"]["level"], told["condition"]["answers"]) == ("coarse", [["cold", 1.0]])
     assert told["hits"][0]["conditioned"] > 13
 
 
 def test_what_cannot_be_answered_is_said_before_any_picture_is_read(run, model, photos, collection, tmp_path) -> None:
-    with pytest.raises(UsageError, match=r"let the files of an index name classes .*--index INDEX"):
+    with pytest.raises(UsageError, match="--index"):
         model.predict("none.png")
-    with pytest.raises(UsageError, match=r"level is about the labels of an index; give one"):
+    with pytest.raises(UsageError) as error:
         model.predict("none.png", level="fine")
-    with pytest.raises(UsageError, match=r"no label level 'corse'; it has coarse, fine\. Did you mean coarse\?"):
+    assert "level" in str(error.value)
+    assert "--index" in str(error.value)
+    with pytest.raises(UsageError) as error:
         model.predict("none.png", index=collection, level="corse")
+    assert "corse" in str(error.value)
+    assert "coarse" in str(error.value)
+    assert "fine" in str(error.value)
     searched = open_index(collection, device="cpu")
-    with pytest.raises(UsageError, match=r"no class 'worm' at level coarse of .*Did you mean warm\?"):
+    with pytest.raises(UsageError) as error:
         searched.search(photos / "val" / "cold" / "navy" / "0.png", condition="coarse=worm")
-    with pytest.raises(UsageError, match=r"neighbours vote for the class a search is conditioned on"):
+    assert "worm" in str(error.value)
+    assert "warm" in str(error.value)
+    assert "coarse" in str(error.value)
+    with pytest.raises(UsageError) as error:
         searched.search("none.png", neighbours=3)
+    assert "neighbours" in str(error.value)
+    assert "condition" in str(error.value)
     draw(tmp_path / "loose", (10, 200, 30), 3, 72)
     index(str(run), [tmp_path / "loose"], out=tmp_path / "bare", device="cpu")
-    with pytest.raises(UsageError, match=r"bare has no labels to name classes by\. Add labelled images"):
+    with pytest.raises(UsageError) as error:
         model.predict("none.png", index=tmp_path / "bare")
+    assert str(tmp_path / "bare") in str(error.value)
+    assert "--labels" in str(error.value)
     other = patchloom.load(without_classifier(tmp_path / "other", seed=1), device="cpu")
-    with pytest.raises(CheckpointError, match=r"was made with other weights than those of .*other"):
+    with pytest.raises(CheckpointError) as error:
         other.predict("none.png", index=collection)
+    assert str(collection) in str(error.value)
+    assert "other" in str(error.value)
 
 
 def test_two_folders_that_disagree_on_a_class_are_refused(run, photos, tmp_path) -> None:
     draw(tmp_path / "more" / "pale" / "pink", (250, 150, 160), 2, 1)
     draw(tmp_path / "more" / "pale" / "grey", (150, 150, 160), 2, 1)
-    with pytest.raises(patchloom.errors.DataError, match=r"'pink' is in 'pale' at level 'coarse', and in 'warm'"):
+    with pytest.raises(patchloom.errors.DataError) as error:
         index(str(run), [photos / "train", tmp_path / "more"], out=tmp_path / "index", device="cpu")
+    assert "pink" in str(error.value)
+    assert "pale" in str(error.value)
+    assert "coarse" in str(error.value)
+    assert "warm" in str(error.value)
 
 
 def test_an_index_of_the_trunk_is_asked_by_the_trunk(photos, tmp_path) -> None:
@@ -211,5 +230,7 @@ def test_an_index_of_the_trunk_is_asked_by_the_trunk(photos, tmp_path) -> None:
     whole, trunk = patchloom.load(run, device="cpu"), patchloom.load(run, device="cpu", trunk=True)
     assert whole.predict(query, index=tmp_path / "trunk") == trunk.predict(query, index=tmp_path / "trunk")
     index(str(run), [photos / "train"], out=tmp_path / "projected", device="cpu")
-    with pytest.raises(CheckpointError, match=r"which a projector made.*Load it without trunk"):
+    with pytest.raises(CheckpointError) as error:
         trunk.predict(query, index=tmp_path / "projected")
+    assert str(tmp_path / "projected") in str(error.value)
+    assert "trunk" in str(error.value)

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,11 @@ from patchloom.training.run import make_plan, run_training
 from tests.deployment.conftest import CHANGES
 from tests.reliability.commands import class_folders, command
 
-HELD_OUT = "these are the data of the run: its 12 held-out pictures are evaluated; --split all for every picture"
 TINY = {"model": "resmlp_s12", "size": 16, "epochs": 1, "batch": 8, "workers": 0, "device": "cpu", "changes": CHANGES}
+
+
+def says_what_was_held_out(notes: Sequence[str]) -> bool:
+    return any(re.search(r"\b12\b", note) and "--split all" in note for note in notes)
 
 
 def test_the_data_of_the_run_are_judged_by_what_it_held_out(trained: Path) -> None:
@@ -28,7 +33,7 @@ def test_the_data_of_the_run_are_judged_by_what_it_held_out(trained: Path) -> No
     (found,) = evaluate_runs([str(trained / "a")], str(trained / "data")).evaluations.values()
     assert found.fingerprint == kept.fingerprint
     assert found.report.predictions.tolist() == kept.report.predictions.tolist()
-    assert HELD_OUT in found.notes
+    assert says_what_was_held_out(found.notes)
     python = patchloom.load(trained / "a", device="cpu").evaluate(str(trained / "data"))
     assert python.fingerprint == kept.fingerprint
     everything = patchloom.load(trained / "a", device="cpu").evaluate(str(trained / "data"), split="all")
@@ -38,14 +43,14 @@ def test_the_data_of_the_run_are_judged_by_what_it_held_out(trained: Path) -> No
 def test_data_that_moved_are_still_those_of_the_run(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "data", tmp_path / "moved")
     found = patchloom.load(trained / "a", device="cpu").evaluate(str(tmp_path / "moved"))
-    assert (len(found.report.index), HELD_OUT in found.notes) == (12, True)
+    assert (len(found.report.index), says_what_was_held_out(found.notes)) == (12, True)
 
 
 def test_other_data_count_as_a_whole(trained: Path, tmp_path: Path) -> None:
     class_folders(tmp_path / "other", pictures=31)
     found = patchloom.load(trained / "a", device="cpu").evaluate(str(tmp_path / "other"))
     assert len(found.report.index) == 62
-    assert any("no val split" in note for note in found.notes)
+    assert any("--split val" in note for note in found.notes)
     damaged = Path(shutil.copytree(trained / "a", tmp_path / "a"))
     (damaged / "data.json").write_text("{")
     assert len(patchloom.load(damaged, device="cpu").evaluate(str(trained / "data")).report.index) == 60
@@ -67,9 +72,8 @@ def test_a_split_is_reported_on_a_page_of_its_own(trained: Path, tmp_path: Path)
     page = report_run(run, data=str(data), split="test")
     assert page == run / "report-test.html"
     text = page.read_text("utf-8")
-    assert f": test of {data}" in text
-    assert "of the test split" in text
-    assert "no pictures are shown" not in text
+    assert re.search(rf"<title>[^<]*\btest\b[^<]*{data}", text)
+    assert '<section id="mistakes">' in text  # with their pictures
     assert (run / "report.html").read_bytes() == (trained / "a" / "report.html").read_bytes()
 
 
@@ -89,10 +93,11 @@ def nested(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_plan_counts_the_pictures_to_test_later(nested: Path, tmp_path: Path) -> None:
     plan = make_plan(TrainingSettings(data=str(nested / "data"), out=str(tmp_path / "new"), **TINY), "cpu")
-    told = f"12 to test later: patchloom evaluate {tmp_path / 'new'} {nested / 'data'} --split test"
-    assert any(line.endswith(told) for line in plan.lines())
+    later = f"patchloom evaluate {tmp_path / 'new'} {nested / 'data'} --split test"
+    (told,) = (line for line in plan.lines() if line.endswith(later))
+    assert re.search(r"\b12\b", told.removesuffix(later))
     assert len(plan.splits.classes) == 4
-    assert "--classes outermost reads them as 3 classes" in " ".join(plan.splits.notes)
+    assert re.search(r"--classes outermost.*\b3\b", " ".join(plan.splits.notes))
 
 
 def test_a_run_remembers_how_its_data_were_read(nested: Path, monkeypatch) -> None:
@@ -136,17 +141,17 @@ def test_the_commands_take_the_reading(nested: Path, tmp_path: Path, monkeypatch
     done = command((*asked, "--device", "cpu", "--json"), monkeypatch, capsys)
     assert json.loads(done.output)["images"] == 12
     refused = command(("evaluate", run, "--classes", "innermost"), monkeypatch, capsys)
-    assert "--classes needs images" in refused.errors
+    assert (refused.code, "--classes" in refused.errors) == (2, True)
     done = command(
         ("report", run, "--data", data, "--split", "test", "--out", tmp_path / "t.html"), monkeypatch, capsys
     )
     assert (done.code, (tmp_path / "t.html").is_file()) == (0, True)
     refused = command(("report", run, run, "--split", "test"), monkeypatch, capsys)
-    assert "several runs are evaluated on --data DATA" in refused.errors
+    assert (refused.code, "--data" in refused.errors) == (2, True)
     done = command(
         ("index", run, data, "--out", tmp_path / "i", "--level", "none", "--device", "cpu"), monkeypatch, capsys
     )
-    assert "no label level 'none'" in done.errors
+    assert (done.code, "none" in done.errors) == (2, True)
 
 
 def test_check_suggests_the_command_with_the_options_it_was_given(nested: Path, monkeypatch, capsys) -> None:
@@ -155,9 +160,9 @@ def test_check_suggests_the_command_with_the_options_it_was_given(nested: Path, 
     file.write_text("class,kind\ngreen,cold\ngrey,cold\nwarm,warm\n")
     given = ("--taxonomy", file, "--classes", "outermost")
     done = command(("check", data, "--no-cache", *given), monkeypatch, capsys)
-    last = f"Next: patchloom train {data} --taxonomy '{file}' --classes outermost"
-    assert done.output.splitlines()[-1] == last
-    assert "3 classes, 24 train + 8 val + 12 test" in done.output
+    last = f"patchloom train {data} --taxonomy '{file}' --classes outermost"
+    assert done.output.splitlines()[-1].endswith(last)
+    assert re.search(r"\b3\b.*\b24 train\b.*\b8 val\b.*\b12 test\b", done.output)
 
 
 def test_an_old_record_is_read(tmp_path: Path) -> None:

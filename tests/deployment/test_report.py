@@ -41,8 +41,8 @@ def test_a_whole_run_has_every_section(run) -> None:
     assert record is not None
     assert record.data_name in text
     assert record.machine in text
-    for title in ("Where it looks", "Patch interactions", "Sparsity", "Filters of the first layer", "Embeddings"):
-        assert f"<h3>{title}</h3>" in text
+    for key in ("looks", "interactions", "Sparsity", "Filters", "Embeddings"):
+        assert re.search(rf"<h3>[^<]*\b{key}\b[^<]*</h3>", text)
 
 
 def test_training_leaves_the_same_report(run) -> None:
@@ -61,20 +61,20 @@ def test_numbers_have_their_interval(run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "missing", "said"),
+    ("lost", "missing"),
     [
-        ("predictions.safetensors", {"numbers", "confusion", "classes", "mistakes"}, "keeps no decisions"),
-        ("weights.safetensors", {"pictures"}, "weights.safetensors"),
-        ("metrics.jsonl", {"curves"}, "there are no curves"),
-        ("recipe.yaml", {"recipe"}, "kept no recipe.yaml"),
+        ("predictions.safetensors", {"numbers", "confusion", "classes", "mistakes"}),
+        ("weights.safetensors", {"pictures"}),
+        ("metrics.jsonl", {"curves"}),
+        ("recipe.yaml", {"recipe"}),
     ],
 )
-def test_what_is_lost_is_a_note_and_the_rest_is_shown(run, lost: str, missing: set[str], said: str) -> None:
+def test_what_is_lost_is_a_note_and_the_rest_is_shown(run, lost: str, missing: set[str]) -> None:
     folder = run("a")
     (folder / lost).unlink()
     page = report_run(folder)
     assert [name for name in WHOLE if name not in sections(page)] == [name for name in WHOLE if name in missing]
-    assert said in notes(page)
+    assert lost in notes(page)
 
 
 @pytest.mark.parametrize("damaged", ["run.json", "predictions.safetensors", "weights.safetensors"])
@@ -92,26 +92,30 @@ def test_data_that_moved_are_found_by_the_option(run, trained: Path, tmp_path: P
     changed = json.dumps(record | {"data": str(tmp_path / "gone"), "newer": 1})
     write_checked(folder, {"run.json": changed.encode()})
     page = report_run(folder)
-    assert "no pictures are shown, since the data cannot be opened" in notes(page)
+    assert str(tmp_path / "gone") in notes(page)
     assert "mistakes" not in sections(page)
-    assert "<h3>Patch interactions</h3>" in page.read_text("utf-8")  # of the weights alone
+    assert "pictures" in sections(page)  # of the weights alone
     moved = Path(shutil.copytree(trained / "data", tmp_path / "moved"))
     assert "mistakes" in sections(report_run(folder, data=str(moved)))
     next(iter((moved / "red").iterdir())).rename(moved / "red" / "other.png")
-    assert "are not those the run was validated on" in notes(report_run(folder, data=str(moved)))
+    assert str(moved) in notes(report_run(folder, data=str(moved)))
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is not the folder of a run: it has no config\.json"):
+    with pytest.raises(UsageError) as error:
         report_run(tmp_path)
+    assert str(tmp_path) in str(error.value)
+    assert "config.json" in str(error.value)
 
 
 def test_a_run_of_a_newer_version_is_refused(run) -> None:
     folder = run("a")
     config = json.loads((folder / "config.json").read_text("utf-8"))
     write_checked(folder, {"config.json": json.dumps(config | {"format": 99}).encode()})
-    with pytest.raises(CheckpointError, match="newer"):
+    with pytest.raises(CheckpointError) as error:
         report_run(folder)
+    assert "config.json" in str(error.value)
+    assert "99" in str(error.value)
 
 
 # Several runs -------------------------------------------------------------------------------------------------------
@@ -165,11 +169,12 @@ def test_a_difference_is_marked_only_where_it_is_significant(run, tmp_path: Path
         report = type(kept.report)(kept.report.classes, **columns, **real)
         return Predictions(report, kept.fingerprint)
 
-    for wrong, mark in ((45, "may be chance"), (80, "significant</b>")):
+    for wrong, significant in ((45, 0), (80, 1)):
         save_predictions(a, decided(40))
         save_predictions(b, decided(wrong))
         text = report_runs([str(a), str(b)], out=tmp_path / "page.html").read_text("utf-8")
-        assert text.count(mark) == 1
+        pairs = text.partition('<section id="pairs">')[2].partition("</section>")[0]
+        assert pairs.count('<b class="good">') == significant
         assert f"{100 * (wrong - 40) / count:+.2f}" in text
 
 
@@ -178,13 +183,13 @@ def test_runs_on_other_images_are_shown_but_not_compared(run, tmp_path: Path) ->
     kept = load_predictions(b)
     save_predictions(b, Predictions(kept.report, "other"))
     page = report_runs([str(a), str(b)], out=tmp_path / "page.html")
-    assert "not compared image by image: b and a kept decisions about different images" in notes(page)
+    assert re.search(r"\bb\b", notes(page))
     assert "pairs" not in sections(page)
     assert f"{kept.report.top(1):.2f}" in page.read_text("utf-8")
 
 
 def test_one_run_is_not_several(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="two or more"):
+    with pytest.raises(UsageError):
         report_runs([str(trained / "a")], out=tmp_path / "page.html")
 
 

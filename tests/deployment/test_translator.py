@@ -1,6 +1,7 @@
 """Lines in, lines out: order, pieces, odd characters. Random weights will do."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -120,21 +121,22 @@ def test_several_are_best_first(translator) -> None:
         assert len(found) == 3
     single = next(translator.translate(["one"], n_best=3))
     assert [each.score for each in single] == sorted((each.score for each in single), reverse=True)
-    with pytest.raises(UsageError, match="n_best is 1 to the number of beams"):
+    with pytest.raises(UsageError) as error:
         next(translator.translate(["one"], beams=2, n_best=3))
+    assert "n_best" in str(error.value)
+    assert "3" in str(error.value)
 
 
 def test_a_text_is_judged_line_by_line(translator, text) -> None:
     found = evaluate_text(translator, "numbers:count=150", beams=2)
     assert list(found) == ["test"]
     judged = found["test"]
-    assert list(judged.translations) == [
-        best.text for best, *_ in translator.translate(text.tests["test"].sources(), beams=2)
-    ]
+    best = [one for one, *_ in translator.translate(text.tests["test"].sources(), beams=2)]
+    assert list(judged.translations) == [one.text for one in best]
     assert judged.scores == translation_scores(judged.translations, text.tests["test"].targets(), "de")
     assert dict(judged)["sentences"] == 200
     assert dict(judged)["perplexity"] == pytest.approx(np.exp(dict(judged)["loss"]))
-    assert "longer than any of training" in judged.notes[0]
+    assert f"{sum(one.untrained for one in best):,} " in judged.notes[0]
 
 
 def test_splits_that_can_be_judged(translator, tmp_path) -> None:
@@ -143,12 +145,16 @@ def test_splits_that_can_be_judged(translator, tmp_path) -> None:
     judged = evaluate_text(translator, tmp_path)["test_a"]  # the only split: all of it, whatever its name
     assert judged.translations[1] == ""
     assert len(judged.sources) == 2
-    assert "1 pairs have no loss" in judged.notes[-1]
-    with pytest.raises(UsageError, match=r"has no split test_b; there are test_a\. Did you mean test_a\?"):
+    assert re.search(r"\b1\b.*\btest_a\b", judged.notes[-1])
+    with pytest.raises(UsageError) as error:
         evaluate_text(translator, tmp_path, split="test_b")
+    assert "test_b" in str(error.value)
+    assert "test_a" in str(error.value)
     (tmp_path / "test_a.de").write_text("eins\n")
-    with pytest.raises(DataError, match="differ in their number of lines"):
+    with pytest.raises(DataError, match="test_a"):
         evaluate_text(translator, tmp_path)
     (tmp_path / "test_a.de").rename(tmp_path / "test_a.fr")
-    with pytest.raises(UsageError, match="has no en-de; there are en-fr"):
+    with pytest.raises(UsageError) as error:
         evaluate_text(translator, tmp_path)
+    assert "en-de" in str(error.value)
+    assert "en-fr" in str(error.value)

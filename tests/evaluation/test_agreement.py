@@ -18,11 +18,12 @@ def test_disagreement_is_the_share_of_different_decisions():
 
 
 @pytest.mark.parametrize(
-    ("decisions", "told"), [({"a": [1, 2], "b": [1]}, "a: 2, b: 1"), ({}, "none"), ({"a": []}, "a: 0")]
+    ("decisions", "facts"), [({"a": [1, 2], "b": [1]}, ("a: 2", "b: 1")), ({}, ()), ({"a": []}, ("a: 0",))]
 )
-def test_only_the_same_images_are_compared(decisions, told):
-    with pytest.raises(UsageError, match=f"on the same images, given decisions by {told}"):
+def test_only_the_same_images_are_compared(decisions, facts):
+    with pytest.raises(UsageError) as error:
         disagreement(decisions)
+    assert [fact for fact in facts if fact not in str(error.value)] == []
 
 
 def test_decisions_of_each_head():
@@ -82,5 +83,7 @@ def test_equal_tokens_have_cosine_one_at_every_layer():
 
 def test_a_network_without_a_distillation_token_is_refused():
     network = small("deit_s")
-    with pytest.raises(UsageError, match="deit_s has no distillation token; create it with distilled=True"):
+    with pytest.raises(UsageError) as error:
         token_cosines(network, images(network))
+    assert "deit_s" in str(error.value)
+    assert "distilled=True" in str(error.value)

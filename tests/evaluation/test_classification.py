@@ -170,14 +170,16 @@ def test_modules_are_in_eval_mode_and_then_as_they_were():
 
 
 def test_errors():
-    with pytest.raises(DataError, match="no image to evaluate on"):
+    with pytest.raises(DataError):
         report(*sample(), batches=iter(()))
-    with pytest.raises(DataError, match="None of the images has a label"):
+    with pytest.raises(DataError):
         report(sample()[0], torch.full((50,), -1))
     images = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
     one = ImageBatch(images, torch.zeros(1).long(), torch.zeros(1).long())
-    with pytest.raises(UsageError, match="tells 5 classes apart, the data has 7"):
+    with pytest.raises(UsageError) as error:
         evaluate(small("resmlp_s12"), [one], classes=NAMES)
+    assert "5" in str(error.value)
+    assert "7" in str(error.value)
 
 
 def _records(*accuracies: float) -> list[dict]:

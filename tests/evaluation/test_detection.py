@@ -211,8 +211,10 @@ def test_an_interval_is_that_of_pictures_drawn_again():
         drawn = DetectionReport(CLASSES, [report.truths[i] for i in chosen], [report.found[i] for i in chosen])
         again.append(drawn.summary()["ap50"])
     assert (low, high) == pytest.approx(tuple(np.quantile(again, [0.025, 0.975])))
-    with pytest.raises(UsageError, match="an interval of 'recall'; expected ap, ap50"):
+    with pytest.raises(UsageError) as error:
         report.interval("recall")
+    assert "recall" in str(error.value)
+    assert "ap50" in str(error.value)
 
 
 def test_two_networks_on_the_same_pictures():
@@ -224,8 +226,10 @@ def test_two_networks_on_the_same_pictures():
     assert more == pytest.approx(100 - worse.summary()["ap50"])
     assert 0 < low < more < high
     assert difference(worse, worse) == (0, 0, 0)
-    with pytest.raises(UsageError, match="reports on 8 and 3 pictures"):
+    with pytest.raises(UsageError) as error:
         difference(worse, perfect())
+    assert "8" in str(error.value)
+    assert "3" in str(error.value)
 
 
 def test_bootstrap_of_a_mean():

@@ -18,7 +18,7 @@ def test_real_accuracy_is_its_definition(images):
     predictions, labels = zip(*images, strict=True)
     counted = [(p, right) for p, right in images if right]
     if not counted:
-        with pytest.raises(DataError, match="None of the images has a ReaL label"):
+        with pytest.raises(DataError):
             real_accuracy(predictions, labels)
         return
     expected = 100 * sum(p in right for p, right in counted) / len(counted)
@@ -36,20 +36,24 @@ def test_labels_are_found_by_file_name(tmp_path):
     names = ["val/n02/ILSVRC2012_val_00000005.JPEG", "val/n01/ILSVRC2012_val_00000002.JPEG"]
     assert real_labels_of(names, real) == [(2, 5, 6), (3,)]
     for strange in ("val/cat.jpg", "ILSVRC2012_val_00000006.JPEG", "ILSVRC2012_val_00000000.JPEG"):
-        with pytest.raises(DataError, match=rf"{strange} is not one of the 5 images that ReaL labels"):
+        with pytest.raises(DataError) as error:
             real_labels_of([strange], real)
+        assert strange in str(error.value)
+        assert "5" in str(error.value)
 
 
 def test_wrong_real_files_are_told(tmp_path):
     path = tmp_path / "real.json"
-    with pytest.raises(UsageError, match=r"real\.json cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"real\.json"):
         read_real_labels(path)
     for text in ("[1, 2]", "[[1], ", '[["cat"]]', "7"):
         path.write_text(text)
-        with pytest.raises(DataError, match=r"real\.json is not a list with a list of class numbers"):
+        with pytest.raises(DataError, match=r"real\.json"):
             read_real_labels(path)
-    with pytest.raises(UsageError, match="2 predictions and the labels of 5 images"):
+    with pytest.raises(UsageError) as error:
         real_accuracy([1, 2], REAL)
+    assert "2" in str(error.value)
+    assert "5" in str(error.value)
 
 
 def test_v2_folders_are_class_numbers(tmp_path):
@@ -69,8 +73,10 @@ def test_other_folders_are_not_v2(tmp_path):
     for folder in ("0", "12"):
         (tmp_path / folder).mkdir()
         Image.new("RGB", (4, 4)).save(tmp_path / folder / "picture.png")
-    with pytest.raises(DataError, match='"12" is not a class number below 12'):
+    with pytest.raises(DataError, match="12"):
         open_v2(tmp_path, ClassTable(tuple("abcdefghijkl")))
     (tmp_path / "12").rename(tmp_path / "cat")
-    with pytest.raises(DataError, match='"cat" is not a class number below 12'):
+    with pytest.raises(DataError) as error:
         open_v2(tmp_path, ClassTable(tuple("abcdefghijkl")))
+    assert "cat" in str(error.value)
+    assert "12" in str(error.value)

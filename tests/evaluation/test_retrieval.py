@@ -82,7 +82,7 @@ def test_a_query_without_a_right_image_is_left_out():
     train = images(torch.eye(3), [0, 1, 1])
     test = images(torch.tensor([[1.0, 0, 0], [0, 0, 1.0]]), [0, 3])
     assert map_of(train, test) == (100.0, 1)
-    with pytest.raises(DataError, match="No test image has a train image of its class"):
+    with pytest.raises(DataError):
         map_of(train, test.rows([1]))
 
 
@@ -178,8 +178,10 @@ def test_every_level_is_judged():
     assert found["map_coarse"] == map_of(*coarse)[0]
     assert found["knn5_top1_coarse"] == dict(knn(*coarse, classes=2, k=(5,), temperature=0.05))["knn5_top1"]
     assert "map_oracle" not in dict(retrieval(train, test, classes=CLASSES, k=(5,)))
-    with pytest.raises(UsageError, match=r"no level 'family'\. Levels: coarse\."):
+    with pytest.raises(UsageError) as error:
         [*retrieval(train, test, classes=CLASSES, trained_level="family", k=(5,))]
+    assert "family" in str(error.value)
+    assert "coarse" in str(error.value)
 
 
 def test_unlabelled_images_are_not_searched():
@@ -227,7 +229,7 @@ def test_k_of_copies_and_of_few_images():
     copies = images(torch.ones(6, 2), [0, 0, 0, 1, 1, 1])  # six equal images: the own one need not be found
     assert choose_neighbours(copies, classes=2, candidates=(1, 3)) in (1, 3)
     assert choose_neighbours(images(torch.eye(4), [0, 1, 0, 1]), classes=2) == 3
-    with pytest.raises(DataError, match="k cannot be chosen"):
+    with pytest.raises(DataError):
         choose_neighbours(images(torch.eye(1), [0]), classes=2)
 
 

@@ -188,17 +188,23 @@ def test_the_shares_of_the_patches_make_the_vector(name):
 
 
 def test_each_family_says_which_maps_it_has():
-    with pytest.raises(UsageError, match=r"ResMLP has no class token that attends.*class_evidence"):
+    with pytest.raises(UsageError) as error:
         class_attention(small("resmlp_s12"), torch.zeros(1, 3, 32, 32))
-    with pytest.raises(UsageError, match=r"CaiT does not classify the average.*class_attention shows what"):
+    assert "ResMLP" in str(error.value)
+    assert "class_evidence" in str(error.value)
+    with pytest.raises(UsageError) as error:
         class_evidence(small("cait_xxs24"), torch.zeros(1, 3, 32, 32))
-    with pytest.raises(UsageError, match="rollout is of a ViT"):
+    assert "CaiT" in str(error.value)
+    assert "class_attention" in str(error.value)
+    with pytest.raises(UsageError) as error:
         attention_rollout(small("cait_xxs24"), torch.zeros(1, 3, 32, 32))
+    assert "rollout" in str(error.value)
+    assert "CaiT" in str(error.value)
     assert not has_evidence(small("resmlp_s12", pool="class_mlp"))
     assert not has_evidence(small("mixer_b16", pyramid={0: 4}))  # its tokens lie nowhere
     assert not has_evidence(small("mixer_b16", num_classes=0))
     assert not has_share(small("mixer_b16"))
-    with pytest.raises(UsageError, match="the vector of CaiT is not the average of its patches"):
+    with pytest.raises(UsageError, match="CaiT"):
         vector_share(small("cait_xxs24", num_classes=0), torch.zeros(1, 3, 32, 32))
 
 

@@ -46,8 +46,10 @@ def test_another_resolution_costs_more() -> None:
 
 
 def test_a_foreign_network_must_be_told_the_size() -> None:
-    with pytest.raises(UsageError, match="Linear does not know its image size: give image_size"):
+    with pytest.raises(UsageError) as error:
         patchloom.cost(nn.Linear(2, 2))
+    assert "Linear" in str(error.value)
+    assert "image_size" in str(error.value)
 
 
 def test_measuring_reports_the_best_of_the_sweep() -> None:

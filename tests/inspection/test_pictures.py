@@ -1,6 +1,7 @@
 """What each family is drawn with, what one picture is told of, and pictures in the course of a training."""
 
 import itertools
+import re
 import xml.etree.ElementTree as Tree
 
 import numpy as np
@@ -13,7 +14,7 @@ from patchloom.inspection.attention import class_attention
 from patchloom.inspection.epoch_pictures import EpochPictures
 from patchloom.inspection.look import HEAD_SIDE, head_sheet, look, look_sheet, show
 from patchloom.inspection.overlays import SIDE, attention_tile
-from patchloom.inspection.pictures import Note, pictures_of
+from patchloom.inspection.pictures import Note, Picture, pictures_of
 from patchloom.inspection.sheets import GAP, LABEL, MARGIN, PAGE, POSITIVE
 from patchloom.pages.charts import Point, Series, line_chart, scatter_chart, svg_file
 from patchloom.runs.branch_norms import read_branch_norms
@@ -22,18 +23,30 @@ from tests.inspection.test_attention import pointing
 from tests.networks import small
 
 NAMES = ["ant", "bee", "cat", "dog", "elk"]
-ALWAYS = ["Filters of the first layer"]
-WITH_IMAGES = ["Residual branches"]
+ALWAYS = ["filters"]
+WITH_IMAGES = ["branches"]
 FAMILIES = {
-    "resmlp_s12": (["Patch interactions", "Sparsity"], ["Where it looks"]),
-    "mixer_b16": (["Token-mixing units"], ["Where it looks"]),
-    "smlpnet_t": (["Rows and columns"], ["Where it looks"]),
-    "deit_ti": ([], ["Where it looks", "Attention by head"]),
-    "deit_s_distilled": ([], ["Where it looks", "Attention by head", "Class and distillation token"]),
-    "deit3_h26x2": ([], ["Where it looks", "Attention by head"]),
-    "cait_xxs24": ([], ["Where it looks", "Attention by head"]),
-    "patchconvnet_s60": ([], ["Where it looks", "Attention by head"]),
+    "resmlp_s12": (["interactions", "sparsity"], ["looks"]),
+    "mixer_b16": (["units"], ["looks"]),
+    "smlpnet_t": (["rows"], ["looks"]),
+    "deit_ti": ([], ["looks", "head"]),
+    "deit_s_distilled": ([], ["looks", "head", "distillation"]),
+    "deit3_h26x2": ([], ["looks", "head"]),
+    "cait_xxs24": ([], ["looks", "head"]),
+    "patchconvnet_s60": ([], ["looks", "head"]),
 }
+KINDS = {*ALWAYS, *WITH_IMAGES, *(kind for kinds in FAMILIES.values() for some in kinds for kind in some)}
+KINDS |= {"embeddings", "energy"}
+
+
+def by_kind(pictures: list[Picture]) -> dict[str, Picture]:
+    """Each under the one word of KINDS that its title has."""
+    found = {}
+    for picture in pictures:
+        (kind,) = KINDS & set(re.findall(r"\w+", picture.title.lower()))
+        found[kind] = picture
+    assert len(found) == len(pictures)
+    return found
 
 
 def photographs(count: int = 2, size: tuple[int, int] = (50, 40)) -> list[Image.Image]:
@@ -45,9 +58,9 @@ def photographs(count: int = 2, size: tuple[int, int] = (50, 40)) -> list[Image.
 def test_a_family_has_its_pictures_and_no_others(name):
     network = small(name)
     of_weights, of_images = FAMILIES[name]
-    assert {picture.title for picture in pictures_of(network)} == {*of_weights, *ALWAYS}
+    assert by_kind(pictures_of(network)).keys() == {*of_weights, *ALWAYS}
     drawn = pictures_of(network, photographs(), NAMES)
-    assert {picture.title for picture in drawn} == {*of_weights, *ALWAYS, *of_images, *WITH_IMAGES}
+    assert by_kind(drawn).keys() == {*of_weights, *ALWAYS, *of_images, *WITH_IMAGES}
     for _, image, caption in drawn:
         assert not isinstance(image, Note)
         assert not isinstance(image, Image.Image) or image.width <= PAGE + 20
@@ -57,58 +70,62 @@ def test_a_family_has_its_pictures_and_no_others(name):
 @pytest.mark.parametrize(
     ("name", "options", "absent"),
     [
-        ("resmlp_s12", {"communication": "mlp"}, "Patch interactions"),
-        ("resmlp_s12", {"pool": "class_mlp"}, "Where it looks"),
-        ("mixer_b16", {"untied": True}, "Token-mixing units"),
-        ("mixer_b16", {"groups": 2}, "Token-mixing units"),
-        ("smlpnet_t", {"global_stages": ()}, "Rows and columns"),
-        ("patchconvnet_s60", {"pool": "average"}, "Attention by head"),
-        ("deit_ti", {"pool": "average"}, "Attention by head"),
-        ("resnet50_attention_pool", {}, "Residual branches"),
-        ("resmlp_s12", {"num_classes": 0, "pool": "class_mlp"}, "Where it looks"),
+        ("resmlp_s12", {"communication": "mlp"}, "interactions"),
+        ("resmlp_s12", {"pool": "class_mlp"}, "looks"),
+        ("mixer_b16", {"untied": True}, "units"),
+        ("mixer_b16", {"groups": 2}, "units"),
+        ("smlpnet_t", {"global_stages": ()}, "rows"),
+        ("patchconvnet_s60", {"pool": "average"}, "head"),
+        ("deit_ti", {"pool": "average"}, "head"),
+        ("resnet50_attention_pool", {}, "branches"),
+        ("resmlp_s12", {"num_classes": 0, "pool": "class_mlp"}, "looks"),
     ],
 )
 def test_what_an_ablation_has_not_is_absent(name, options, absent):
     drawn = pictures_of(small(name, **options), photographs())
-    assert absent not in {picture.title for picture in drawn}
+    assert absent not in by_kind(drawn)
     assert drawn
     assert not any(isinstance(picture.image, Note) for picture in drawn)
 
 
 def test_captions_speak_of_what_is_there():
-    def caption(name: str, title: str, **options) -> str:
+    def caption(name: str, kind: str, **options) -> str:
         drawn = pictures_of(small(name), photographs(12), NAMES, **options)
-        return next(picture.caption for picture in drawn if picture.title == title)
+        return by_kind(drawn)[kind].caption
 
-    assert "Rollout" not in caption("resmlp_s12", "Where it looks")
-    assert "red ones speak for" in caption("resmlp_s12", "Where it looks")
-    assert "Rollout" in caption("deit_ti", "Where it looks")
-    assert "red ones" not in caption("cait_xxs24", "Where it looks")
+    def colours(text: str) -> set[str]:
+        return set(re.findall(r"\b(?:red|blue|yellow)\b", text.lower()))
+
+    evidence, attended, rolled = (caption(name, "looks") for name in ("resmlp_s12", "cait_xxs24", "deit_ti"))
+    assert colours(evidence) == {"red", "blue"}
+    assert "red" not in colours(attended)
+    assert [("rollout" in text.lower()) for text in (evidence, attended, rolled)] == [False, False, True]
     untold = pictures_of(small("mixer_b16", num_classes=0), photographs())
-    assert "give most to the average" in next(one.caption for one in untold if one.title == "Where it looks")
-    assert "coloured by the answer" in caption("resmlp_s12", "Embeddings")
-    assert "coloured by class" in caption("resmlp_s12", "Embeddings", labels=[0] * 12)
+    assert colours(by_kind(untold)["looks"].caption) == {"yellow", "blue"}
+    answers, classes = (caption("resmlp_s12", "embeddings", labels=labels) for labels in (None, [0] * 12))
+    assert answers != classes
 
 
 def test_many_images_are_placed_in_the_colours_of_their_labels():
     network = small("resmlp_s12")
-    drawn = {p.title: p.image for p in pictures_of(network, photographs(12), NAMES, labels=[0, 4] * 6)}
-    chart = drawn["Embeddings"]
+    drawn = by_kind(pictures_of(network, photographs(12), NAMES, labels=[0, 4] * 6))
+    chart = drawn["embeddings"].image
     assert chart.count("<circle") == 12 + 2
     assert {name for name in NAMES if f">{name}</text>" in chart} == {"ant", "elk"}
-    assert "Energy of principal components" in drawn
-    with pytest.raises(UsageError, match="11 labels were given for 12 images"):
+    assert "energy" in drawn
+    with pytest.raises(UsageError) as error:
         pictures_of(network, photographs(12), NAMES, labels=[0] * 11)
+    assert "11" in str(error.value)
+    assert "12" in str(error.value)
 
 
 def test_a_picture_that_fails_is_a_note_and_the_rest_are_drawn():
     network = small("resmlp_s12")
     with torch.no_grad():
         network.blocks[1].tokens.mix.weight[0, 0] = torch.inf
-    drawn = {picture.title: picture.image for picture in pictures_of(network)}
-    assert isinstance(drawn["Patch interactions"], Note)
-    assert "some are not finite" in drawn["Patch interactions"]
-    assert isinstance(drawn["Filters of the first layer"], Image.Image)
+    drawn = by_kind(pictures_of(network))
+    assert isinstance(drawn["interactions"].image, Note)
+    assert isinstance(drawn["filters"].image, Image.Image)
 
 
 def test_a_bug_is_not_hidden():
@@ -119,11 +136,13 @@ def test_a_bug_is_not_hidden():
 
 
 def test_foreign_networks_and_wrong_names_are_one_line():
-    with pytest.raises(UsageError, match="pictures are of a network of patchloom, given Linear"):
+    with pytest.raises(UsageError, match="Linear"):
         pictures_of(torch.nn.Linear(1, 1))
-    with pytest.raises(UsageError, match="3 class names were given for a network of 5 classes"):
+    with pytest.raises(UsageError) as error:
         pictures_of(small("resmlp_s12"), class_names=["a", "b", "c"])
-    with pytest.raises(UsageError, match="no picture to look at"):
+    assert "3" in str(error.value)
+    assert "5" in str(error.value)
+    with pytest.raises(UsageError):
         look(small("resmlp_s12"), None, [])
 
 
@@ -192,7 +211,8 @@ def test_evidence_is_red_in_the_square_that_speaks_for_the_class():
     pixels[8:16, 16:24] = 255
     (one,) = look(network, Preprocessing((0, 0, 0), (1, 1, 1), (32, 32), 1.0), [Image.fromarray(pixels)], NAMES)
     assert one.answers[0][0] == "dog"
-    assert one.maps[0].caption == f"for dog: {100 * one.answers[0][1]:.0f} %"
+    assert "dog" in one.maps[0].caption
+    assert f"{100 * one.answers[0][1]:.0f} %" in one.maps[0].caption
     over = np.asarray(one.maps[0].image).astype(int)
     red = over[..., 0] - over[..., 2]
     row, column = np.unravel_index(red.argmax(), red.shape)
@@ -204,7 +224,7 @@ def test_classes_above_a_tenth_are_named_on_the_sheet():
     (one,) = look(small("cait_xxs24"), None, photographs(1), NAMES)
     line = one.line()
     assert line.title == ", ".join(f"{name}: {100 * share:.0f} %" for name, share in one.answers if share > 0.1)
-    assert [cell.caption for cell in line.cells] == ["as the network sees it", "class layer 1", "class layer 2"]
+    assert [cell.caption for cell in line.cells[1:]] == ["class layer 1", "class layer 2"]  # the first is the picture
     (nameless,) = look(small("cait_xxs24", num_classes=0), None, photographs(1))
     assert nameless.answers == []
     assert nameless.line().title == ""
@@ -327,7 +347,7 @@ def test_names_of_close_points_do_not_cover_one_another():
 
 def test_a_legend_tells_how_many_groups_it_leaves_out_and_colours_differ():
     chart = scatter_chart([Point(i, i, "", f"class {i}") for i in range(30)])
-    assert ">6 more</text>" in chart
+    assert re.search(r">6 [^<\d]+</text>", chart)
     fills = [part.split(";")[0] for part in chart.split("fill:")[1:31]]
     assert len(set(fills)) == 30
 

@@ -81,7 +81,7 @@ def test_small_images_are_enlarged_crisply_and_large_ones_reduced():
 
 
 def test_numbers_that_are_not_finite_are_named():
-    with pytest.raises(NumericalError, match="There is no picture of the attention: some are not finite"):
+    with pytest.raises(NumericalError, match="the attention"):
         numbers(torch.tensor([1.0, torch.inf]), "the attention")
 
 
@@ -172,7 +172,7 @@ def test_one_channel_has_signs_for_colours_and_no_layer_is_one_line():
     with torch.no_grad():
         network.stem.weight.fill_(1.0)
     assert tuple(np.asarray(filter_picture(network))[MARGIN + 5, MARGIN + 5]) == (178, 24, 43)
-    with pytest.raises(UsageError, match="Linear has no layer over pixels"):
+    with pytest.raises(UsageError, match="Linear"):
         filter_picture(torch.nn.Linear(2, 2))
 
 

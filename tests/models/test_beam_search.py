@@ -182,15 +182,22 @@ def test_no_sentences() -> None:
 
 def test_mistakes() -> None:
     network, source = small("translation_resmlp_6"), padded(SOURCES)
-    with pytest.raises(UsageError, match="beams is 0, expected"):
+    with pytest.raises(UsageError) as error:
         beam_search(network, source, beams=0)
-    with pytest.raises(UsageError, match=r"n_best is 1 to the number of beams \(2\), given 3"):
+    assert "beams" in str(error.value)
+    assert "0" in str(error.value)
+    with pytest.raises(UsageError) as error:
         beam_search(network, source, beams=2, n_best=3)
-    with pytest.raises(UsageError, match=r"a source is word ids of shape \(sentences, positions\)"):
+    assert "n_best" in str(error.value)
+    assert "2" in str(error.value)
+    assert "3" in str(error.value)
+    with pytest.raises(UsageError) as error:
         beam_search(network, source[0])
+    assert "torch.int64" in str(error.value)
+    assert str(tuple(source[0].shape)) in str(error.value)
     with torch.no_grad():
         network.decoder_norm.bias.fill_(torch.nan)
-    with pytest.raises(NumericalError, match="no finite probabilities"):
+    with pytest.raises(NumericalError):
         beam_search(network, source)
 
 

@@ -151,10 +151,11 @@ def test_norms_and_heads(options):
 
 
 def test_a_network_of_several_strides_has_no_simple_pyramid():
-    with pytest.raises(
-        UsageError, match="simple is for networks of one stride, a power of 2; smlpnet_t has 4, 8, 16, 32"
-    ):
+    with pytest.raises(UsageError) as error:
         detector("smlpnet_t", pyramid="simple")
+    assert "simple" in str(error.value)
+    assert "smlpnet_t" in str(error.value)
+    assert "4, 8, 16, 32" in str(error.value)
 
 
 def test_a_config_tells_the_whole_network():
@@ -167,7 +168,7 @@ def test_a_config_tells_the_whole_network():
     (_, _, one), *_ = find_objects(network, [batch_of()])
     (_, _, other), *_ = find_objects(again, [batch_of()])
     assert np.array_equal(one.boxes, other.boxes)
-    with pytest.raises(UsageError, match="a detector has the options"):
+    with pytest.raises(UsageError, match="wings"):
         create_detector("patchconvnet_s20", backbone={}, wings=2)
 
 

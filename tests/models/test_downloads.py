@@ -46,9 +46,8 @@ def test_a_file_is_fetched_once_to_where_torch_hub_keeps_it(shelf, tmp_path, cap
     assert path == tmp_path / "torch" / "hub" / "checkpoints" / "resmlp_tiny.pth"
     assert path.read_bytes() == DATA
     said = capsys.readouterr().err
-    assert said.startswith(
-        "fetching resmlp_s12:tiny: https://weights.example/deit/resmlp_tiny.pth, about 0 MB, licence"
-    )
+    assert "resmlp_s12:tiny" in said
+    assert "https://weights.example/deit/resmlp_tiny.pth" in said
     assert fetched(weights) == path
     assert len(shelf.asked) == 1
     assert left(path) == ["resmlp_tiny.pth"]
@@ -82,7 +81,7 @@ def broken_off(shelf) -> None:
     """A transfer of which 3,000 bytes have come."""
     shelf.files[f"{PLACE}resmlp_tiny.pth"] = DATA
     shelf.cut_after = [1000] * downloads.ATTEMPTS
-    with pytest.raises(ResourceError, match=r"broke off 99,400 bytes before its end; the same command goes on"):
+    with pytest.raises(ResourceError, match="99,400"):
         fetched(row())
     assert not url_path(row().url).exists()
     shelf.asked.clear()
@@ -123,8 +122,10 @@ def test_the_digits_in_a_name_are_checked(shelf) -> None:
 def test_a_wrong_checksum_leaves_nothing(shelf) -> None:
     weights = row(url=with_digits(DATA, "0123abcd"))
     shelf.files[f"{PLACE}resmlp-0123abcd.pth"] = DATA
-    with pytest.raises(CheckpointError, match=r"is not the published file of resmlp_s12:tiny: its SHA-256 begins with"):
+    with pytest.raises(CheckpointError) as error:
         fetched(weights)
+    assert "resmlp_s12:tiny" in str(error.value)
+    assert "0123abcd" in str(error.value)
     assert left(url_path(weights.url)) == []
 
 
@@ -133,25 +134,28 @@ def test_a_wrong_file_of_the_users_is_named_and_left(shelf) -> None:
     path = url_path(weights.url)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"mine")
-    with pytest.raises(CheckpointError, match=r"resmlp-0123abcd.pth is not the published file.*expected 0123abcd. Rem"):
+    with pytest.raises(CheckpointError) as error:
         fetched(weights)
+    assert str(path) in str(error.value)
+    assert "resmlp_s12:tiny" in str(error.value)
     assert path.read_bytes() == b"mine"
 
 
 def test_what_is_not_there_says_where_to_put_it(shelf) -> None:
     with pytest.raises(ResourceError) as raised:
         fetched(row())
-    assert str(raised.value) == (
-        "resmlp_s12:tiny cannot be fetched (https://weights.example/deit/resmlp_tiny.pth: HTTP 404 Not Found). Fetch "
-        f"https://weights.example/deit/resmlp_tiny.pth elsewhere and put it at {url_path(row().url)}"
-    )
+    facts = ("resmlp_s12:tiny", "https://weights.example/deit/resmlp_tiny.pth", "404", str(url_path(row().url)))
+    assert [fact for fact in facts if fact not in str(raised.value)] == []
     assert left(url_path(row().url)) == []
 
 
 def test_a_network_that_cannot_be_reached(shelf, monkeypatch) -> None:
     monkeypatch.setenv("PATCHLOOM_MIRROR", "http://127.0.0.1:1")
-    with pytest.raises(ResourceError, match=r"cannot be fetched \(.*refused.*\)\. Fetch https://.* and put it at /"):
+    with pytest.raises(ResourceError) as error:
         fetched(row())
+    assert "resmlp_s12:tiny" in str(error.value)
+    assert row().url in str(error.value)
+    assert str(url_path(row().url)) in str(error.value)
 
 
 def test_a_hub_that_cannot_be_reached_is_noticed_at_once(shelf, monkeypatch) -> None:
@@ -159,26 +163,30 @@ def test_a_hub_that_cannot_be_reached_is_noticed_at_once(shelf, monkeypatch) -> 
         "huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("which tries for half a minute")
     )
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(
-        ResourceError, match=r"cannot be fetched \(timm/resmlp_tiny: .*refused\)\. Fetch it elsewhere with"
-    ):
+    with pytest.raises(ResourceError, match="timm/resmlp_tiny"):
         fetched(row(hub="timm/resmlp_tiny", url=""))
 
 
 def test_a_mirror_is_an_address(shelf, monkeypatch) -> None:
     monkeypatch.setenv("PATCHLOOM_MIRROR", "file:///etc")
-    with pytest.raises(UsageError, match="PATCHLOOM_MIRROR is file:///etc, expected an address that begins with http"):
+    with pytest.raises(UsageError) as error:
         fetched(row())
+    assert "PATCHLOOM_MIRROR" in str(error.value)
+    assert "file:///etc" in str(error.value)
 
 
 def test_offline_asks_nobody_and_finds_what_is_here(shelf, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     shelf.files[f"{PLACE}resmlp_tiny.pth"] = DATA
-    with pytest.raises(ResourceError, match=r"resmlp_s12:tiny is not here, and HF_HUB_OFFLINE is set. Fetch https"):
+    with pytest.raises(ResourceError) as error:
         fetched(row())
+    assert "resmlp_s12:tiny" in str(error.value)
+    assert "HF_HUB_OFFLINE" in str(error.value)
     hub = row(hub="timm/resmlp_tiny", url="")
-    with pytest.raises(ResourceError, match=r"`hf download timm/resmlp_tiny model.safetensors` and copy the folder to"):
+    with pytest.raises(ResourceError) as error:
         fetched(hub)
+    assert "hf download timm/resmlp_tiny" in str(error.value)
+    assert "model.safetensors" in str(error.value)
     link = in_hub_cache(tmp_path, "timm/resmlp_tiny", DATA)
     assert fetched(hub) == link
     assert shelf.asked == []
@@ -192,16 +200,20 @@ def test_a_full_disk_is_one_line(shelf, monkeypatch) -> None:
 
     with monkeypatch.context() as within:
         within.setattr(downloads, "_copy", full)
-        with pytest.raises(ResourceError, match=r"There is no space left to fetch resmlp_s12:tiny.*put it at /"):
+        with pytest.raises(ResourceError) as error:
             fetched(row())
+        assert "resmlp_s12:tiny" in str(error.value)
+        assert str(url_path(row().url)) in str(error.value)
     assert not url_path(row().url).exists()
     assert fetched(row()).read_bytes() == DATA
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(shelf, tmp_path) -> None:
     (tmp_path / "torch").write_text("a file in its place")
-    with pytest.raises(UsageError, match=r"cannot be written: Not a directory. Set TORCH_HOME"):
+    with pytest.raises(UsageError) as error:
         fetched(row())
+    assert "TORCH_HOME" in str(error.value)
+    assert str(tmp_path / "torch") in str(error.value)
 
 
 def hub_files(data: bytes) -> dict[str, bytes]:
@@ -228,7 +240,7 @@ def test_a_file_that_came_damaged_from_the_hub_is_removed(shelf, tmp_path, monke
 
     monkeypatch.setenv("HF_ENDPOINT", shelf.address)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", damaged)
-    with pytest.raises(CheckpointError, match=r"came damaged from timm/resmlp_tiny: its SHA-256 begins with"):
+    with pytest.raises(CheckpointError, match="timm/resmlp_tiny"):
         fetched(row(hub="timm/resmlp_tiny", url=""))
     assert downloads.in_cache(row(hub="timm/resmlp_tiny", url="")) is None
 

@@ -33,5 +33,7 @@ def test_a_small_stem_costs_what_cifars_resnet_does() -> None:
 
 @pytest.mark.parametrize("backbone", ["test_convnext", "test_efficientnet"])
 def test_another_networks_stem_is_left_alone(backbone) -> None:
-    with pytest.raises(UsageError, match=f"small_stem is a ResNet's; timm's {backbone} has another stem"):
+    with pytest.raises(UsageError) as error:
         patchloom.create_model("resnet50_attention_pool", backbone=backbone, small_stem=True)
+    assert "small_stem" in str(error.value)
+    assert backbone in str(error.value)

@@ -153,7 +153,7 @@ def test_containers(wrap, tmp_path) -> None:
 
 def test_another_number_of_classes_on_request() -> None:
     source, network = small("deit_s_distilled"), small("deit_s_distilled", num_classes=3, seed=1)
-    with pytest.raises(CheckpointError, match=r"Only the classifier differs: load with new_head=True"):
+    with pytest.raises(CheckpointError, match="new_head=True"):
         patchloom.load_published(network, source.state_dict())
     own = network.classifier.weight.clone()
     patchloom.load_published(network, source.state_dict(), new_head=True)
@@ -194,9 +194,8 @@ def test_a_checkpoint_that_does_not_fit_lists_its_keys() -> None:
         with pytest.raises(CheckpointError) as caught:
             patchloom.load_published(network, state)
         message = str(caught.value)
-        assert message.startswith("the checkpoint does not fit resmlp_s12: ")
-        assert "1 missing (norm.weight)" in message
-        assert "1 unknown (extra.weight)" in message
+        facts = ("resmlp_s12", "norm.weight", "extra.weight")
+        assert [fact for fact in facts if fact not in message] == []
         assert "\n" not in message
 
     unchanged_by(network, load)
@@ -205,7 +204,7 @@ def test_a_checkpoint_that_does_not_fit_lists_its_keys() -> None:
 def test_a_checkpoint_of_another_network_is_recognised(parity) -> None:
     tensors, _ = parity("smlpnet_official")
     state = {key.removeprefix("state."): tensor for key, tensor in tensors.items() if key.startswith("state.")}
-    with pytest.raises(CheckpointError, match="Its keys are those of sMLPNet: create that network instead"):
+    with pytest.raises(CheckpointError, match="sMLPNet"):
         patchloom.load_published(small("resmlp_s12"), state)
 
 
@@ -222,7 +221,7 @@ def test_a_truncated_file_is_one_line(suffix, tmp_path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
     def load() -> None:
-        with pytest.raises(CheckpointError, match="is not a readable checkpoint") as caught:
+        with pytest.raises(CheckpointError) as caught:
             patchloom.load_published(network, path)
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -237,16 +236,16 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path) -> None:
 
     path = tmp_path / "evil.pth"
     torch.save({"model": Evil()}, path)
-    with pytest.raises(CheckpointError, match=r"loading it would call builtins\.print"):
+    with pytest.raises(CheckpointError, match=r"builtins\.print"):
         patchloom.load_published(small("resmlp_s12"), path)
 
 
 def test_a_file_that_holds_something_else(tmp_path) -> None:
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
-    with pytest.raises(CheckpointError, match=r"list\.pth.* a list"):
+    with pytest.raises(CheckpointError, match=r"list\.pth"):
         patchloom.load_published(small("resmlp_s12"), tmp_path / "list.pth")
 
 
 def test_a_wrong_path() -> None:
-    with pytest.raises(UsageError, match=r"nowhere\.pth: no such file"):
+    with pytest.raises(UsageError, match=r"nowhere\.pth"):
         patchloom.load_published(small("resmlp_s12"), "nowhere.pth")

@@ -62,12 +62,12 @@ def test_what_cannot_be_recorded_is_called(gradients: bool, monkeypatch: pytest.
             return len(tried)
 
     def waits(*_: object) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        raise RuntimeError("not permitted\nand more")
 
     tried: list[object] = []
     monkeypatch.setattr(recorded_module, "_Pass" if gradients else "record", waits)
     recorded = Recorded(Counts())
-    with pytest.warns(UserWarning, match="kernel by kernel: operation not permitted when stream is capturing$"):
+    with pytest.warns(UserWarning, match="not permitted$"):
         assert recorded(OnGpu()) == 1
     assert recorded(OnGpu()) == 2
 

@@ -282,7 +282,7 @@ def test_word_by_word_is_the_whole_sentence(name, beams) -> None:
     for position in range(10):
         logits = network.step(target[:, position], cache)
         torch.testing.assert_close(logits, expected[:, position], rtol=0, atol=1e-13)
-    with pytest.raises(UsageError, match="started for 10 steps and all are done"):
+    with pytest.raises(UsageError, match="10"):
         network.step(target[:, 0], cache)
 
 
@@ -355,36 +355,49 @@ def test_weights_can_be_stored_and_read() -> None:
 
 def test_sentences_that_are_too_long() -> None:
     network, long = small("translation_resmlp_6"), torch.full((1, 11), 5)
-    with pytest.raises(DataError, match="a source has 11 tokens, translation_resmlp_6 was made for max_length 10"):
+    with pytest.raises(DataError) as error:
         network(long, long)
-    with pytest.raises(DataError, match="a target has 11 tokens"):
+    assert "11" in str(error.value)
+    assert "translation_resmlp_6" in str(error.value)
+    assert "max_length" in str(error.value)
+    assert "10" in str(error.value)
+    with pytest.raises(DataError, match="11"):
         network(long[:, :3], long)
-    with pytest.raises(UsageError, match="steps is 1 to max_length 10, given 11"):
+    with pytest.raises(UsageError) as error:
         network.start(network.encode(long[:, :3]), 1, 11)
+    assert "steps" in str(error.value)
+    assert "max_length" in str(error.value)
+    assert "11" in str(error.value)
 
 
 def test_what_is_no_batch_of_sentences() -> None:
     network = small("translation_resmlp_6")
-    with pytest.raises(UsageError, match=r"shape \(sentences, positions\), given torch.int64 \(3,\)"):
+    with pytest.raises(UsageError) as error:
         network.encode(torch.tensor([5, 6, EOS]))
-    with pytest.raises(UsageError, match=r"given torch.float32 \(1, 3\)"):
+    assert "torch.int64" in str(error.value)
+    assert "(3,)" in str(error.value)
+    with pytest.raises(UsageError) as error:
         network.encode(torch.zeros(1, 3))
-    with pytest.raises(UsageError, match="2 sources go with as many targets, given 1"):
+    assert "torch.float32" in str(error.value)
+    assert "(1, 3)" in str(error.value)
+    with pytest.raises(UsageError) as error:
         network(torch.full((2, 3), 5), torch.full((1, 3), 5))
+    assert "2" in str(error.value)
+    assert "1" in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("translation_resmlp_7", {}, "no translation network is called .* Did you mean translation_resmlp_6"),
-        ("translation_resmlp_6", {"head": 8}, "has no option 'head'. Did you mean heads"),
-        ("translation_resmlp_6", {"mixing": "mlp"}, "mixing is one of linear, attention; given 'mlp'"),
-        ("translation_resmlp_6", {"mixing": "attention"}, "use position=sinusoidal or learned"),
-        ("translation_resmlp_6", {"heads": 7}, "dim is a multiple of heads, given 512 and 7"),
-        ("translation_resmlp_6", {"layers": (6, 0)}, "at least 1 each; given"),
-        ("translation_resmlp_6", {"max_length": 0}, "max_length is 0, expected"),
-        ("translation_resmlp_6", {"dropout": 1.0}, "dropout is a probability below 1"),
-        ("translation_resmlp_6", {"vocabulary": 4}, "more than the 4 special tokens"),
+        ("translation_resmlp_7", {}, "translation_resmlp_7.*translation_resmlp_6"),
+        ("translation_resmlp_6", {"head": 8}, r"\bhead\b.*\bheads\b"),
+        ("translation_resmlp_6", {"mixing": "mlp"}, "mixing.*mlp"),
+        ("translation_resmlp_6", {"mixing": "attention"}, "position=sinusoidal"),
+        ("translation_resmlp_6", {"heads": 7}, r"\b512\b.*\b7\b"),
+        ("translation_resmlp_6", {"layers": (6, 0)}, r"layers.*\(6, 0\)"),
+        ("translation_resmlp_6", {"max_length": 0}, "max_length.*0"),
+        ("translation_resmlp_6", {"dropout": 1.0}, "dropout.*1"),
+        ("translation_resmlp_6", {"vocabulary": 4}, "vocabulary.*4"),
     ],
 )
 def test_mistakes(name, options, message) -> None:

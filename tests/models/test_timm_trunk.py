@@ -130,30 +130,30 @@ def test_another_size_is_resampled_by_timm(name, resampled) -> None:
 
 def test_a_size_that_cannot_be_changed_is_said() -> None:
     network = of_timm("pit_ti_224")
-    with pytest.raises(UsageError, match=r"timm's pit_ti_224 cannot go from 64×64 to 96×96 images: .* keep the size"):
+    with pytest.raises(UsageError) as error:
         network.at_resolution(96)
-    with pytest.raises(UsageError, match="cannot be shown 32×32; resize them"):
+    assert "pit_ti_224" in str(error.value)
+    assert "64×64" in str(error.value)
+    assert "96×96" in str(error.value)
+    with pytest.raises(UsageError, match="32×32"):
         network.forward_resampled(torch.zeros(1, 3, 32, 32))
 
 
 def test_what_cannot_be_used_is_refused_by_name() -> None:
-    with pytest.raises(
-        UsageError, match=r"timm's inception_v3 takes no images of 64×64 \(.*\); it takes 96×96: --size 96"
-    ):
+    with pytest.raises(UsageError) as error:
         of_timm("inception_v3")
-    with pytest.raises(UsageError, match=r"timm has no network 'vit_tinny_patch16'.* Did you mean"):
+    assert "inception_v3" in str(error.value)
+    assert "--size 96" in str(error.value)
+    with pytest.raises(UsageError, match="vit_tinny_patch16"):
         of_timm("vit_tinny_patch16")
-    with pytest.raises(
-        UsageError, match=r"attention pooling reads the last map .* which timm's test_vit does not give"
-    ):
+    with pytest.raises(UsageError, match="test_vit"):
         patchloom.create_model("resnet50_attention_pool", backbone="test_vit", image_size=64)
 
 
 def test_stochastic_depth_that_a_network_has_not_is_noted() -> None:
     with torch.device("meta"):
-        assert of_timm("densenet121", drop_path=0.1).notes == (
-            "timm's densenet121 has no stochastic depth: drop_path 0.1 is not used",
-        )
+        (note,) = of_timm("densenet121", drop_path=0.1).notes
+        assert [fact for fact in ("densenet121", "drop_path", "0.1") if fact not in note] == []
         assert of_timm("densenet121").notes == of_timm("test_vit", drop_path=0.1).notes == ()
 
 

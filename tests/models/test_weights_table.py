@@ -72,14 +72,21 @@ def test_parameters_are_counted(weights) -> None:
 
 
 def test_what_is_not_there_names_what_is() -> None:
-    with pytest.raises(UsageError, match=r"no published weights 'in2k'.*There are resmlp_s12:in1k, resmlp_s12:in1k_d"):
+    with pytest.raises(UsageError) as error:
         weights_named("resmlp_s12:in2k")
-    with pytest.raises(UsageError, match=r"which weights of resmlp_s12. There are resmlp_s12:in1k"):
+    assert "in2k" in str(error.value)
+    assert "resmlp_s12:in1k" in str(error.value)
+    assert "resmlp_s12:in1k_d" in str(error.value)
+    with pytest.raises(UsageError, match="resmlp_s12:in1k"):
         weights_named("resmlp_s12:")
-    with pytest.raises(UsageError, match=r"nobody has published weights of deit3_t; those of its family: deit3_b, "):
+    with pytest.raises(UsageError) as error:
         weights_named("deit3_t:in1k")
-    with pytest.raises(UsageError, match=r"no network is called 'resmlp_s21'. Did you mean resmlp_s"):
+    assert "deit3_t" in str(error.value)
+    assert "deit3_b" in str(error.value)
+    with pytest.raises(UsageError) as error:
         weights_named("resmlp_s21:in1k")
+    assert "resmlp_s21" in str(error.value)
+    assert "resmlp_s12" in str(error.value)
 
 
 def test_a_network_with_published_weights(tmp_path, monkeypatch) -> None:
@@ -106,8 +113,10 @@ def test_nothing_is_fetched_for_a_file_that_asks_for_it(tmp_path, monkeypatch) -
     with served(Shelf()) as shelf:
         monkeypatch.setenv("PATCHLOOM_MIRROR", shelf.address)
         monkeypatch.setenv("HF_ENDPOINT", shelf.address)
-        with pytest.raises(UsageError, match="has no option 'weights'"):
+        with pytest.raises(UsageError) as error:
             build_model("resmlp_s12", weights="in1k")
-        with pytest.raises(UsageError, match="no network is called 'resmlp_s12:in1k'"):
+        assert "resmlp_s12" in str(error.value)
+        assert "weights" in str(error.value)
+        with pytest.raises(UsageError, match="resmlp_s12:in1k"):
             build_model("resmlp_s12:in1k")
         assert shelf.asked == []
