@@ -3,6 +3,7 @@
 Here the faults are raised where a device would raise them; `tests/reliability/test_gpu_faults.py` makes them on one.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,9 +67,9 @@ def test_micro_batches_keep_mirrored_pairs_together() -> None:
 
 
 def test_more_micro_batches_than_examples_is_an_error() -> None:
-    told = r"A batch of 8 cannot be cut into 9 micro-batches\. Give --micro-batches 8 or less\."
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=r"\b9\b") as error:
         train(make_run(accumulate=9))
+    assert "--micro-batches 8" in str(error.value)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

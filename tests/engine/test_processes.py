@@ -1,6 +1,7 @@
 """Several processes, and signals from outside."""
 
 import json
+import re
 import signal
 import sys
 import time

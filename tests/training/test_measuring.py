@@ -144,7 +144,7 @@ def test_time_and_epochs_are_refused_together(tmp_path) -> None:
         with pytest.raises(UsageError, match="--epochs") as error:
             run_training(settings(tmp_path / "run", time="2m", **given), say=str)
         assert "--time" in str(error.value)
-    with pytest.raises(UsageError, match="--time.*'0s'"):
+    with pytest.raises(UsageError, match=r"--time.*'0s'"):
         run_training(settings(tmp_path / "run", time="0s"), say=str)
     with pytest.raises(UsageError, match="--stop-after"):
         run_training(settings(tmp_path / "run", stop_after="soon"), say=str)
