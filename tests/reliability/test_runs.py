@@ -421,7 +421,7 @@ def test_changed_data_are_said_and_other_classes_refused(data: Path, tmp_path: P
     run = tmp_path / "run"
     before = notes_of(trained(data, run, 1, monkeypatch, capsys))
     os.utime(data / "red" / "7.png", (1, 1))
-    assert notes_of(trained(data, run, 2, monkeypatch, capsys)) == before
+    assert set(notes_of(trained(data, run, 2, monkeypatch, capsys))) <= set(before)
     (data / "red" / "3.png").rename(data / "red" / "33.png")
     done = trained(data, run, 3, monkeypatch, capsys)
     assert done.code == 0, done.errors
@@ -465,7 +465,7 @@ def test_the_same_command_from_another_folder_goes_on(data: Path, tmp_path: Path
     done = trained(Path("../data"), Path("../run"), 2, monkeypatch, capsys)
     assert done.code == 0, done.errors
     assert re.search(r"\.\./run\b.*\b4\b.*\b8\b", done.output)
-    assert notes_of(done) == before
+    assert set(notes_of(done)) <= set(before)
 
 
 # Several processes --------------------------------------------------------------------------------------------------
