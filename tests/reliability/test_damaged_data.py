@@ -157,7 +157,7 @@ def test_links_that_branch_are_followed_once(tmp_path: Path, inside: bool) -> No
     (root / "cat" / "more").symlink_to(levels / "level0")
     report = check(root, workers=1, cache=False)
     assert report.splits == {"train": 6}
-    assert any("level" in note for note in report.notes)
+    assert any("dog/level" in note if inside else "cat/more/a/" in note for note in report.notes)
     assert len(list(files_of([root]))) == 6
     looked_at(root, label_pattern="{label}.png")
 
@@ -224,7 +224,7 @@ def test_paths_that_are_none(tmp_path: Path, path: str) -> None:
         check(path)
     with pytest.raises(UsageError, match=start):
         open_parallel(path)
-    with pytest.raises(UsageError, match=start):
+    with pytest.raises(UsageError, match=f"{start}|{re.escape(path[:20])}"):
         base_recipe(f"{path}.yaml", None)
 
 
