@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,9 +67,9 @@ def test_micro_batches_keep_mirrored_pairs_together() -> None:
 
 
 def test_more_micro_batches_than_examples_is_an_error() -> None:
-    told = r"A batch of 8 cannot be cut into 9 micro-batches\. Give --micro-batches 8 or less\."
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=r"\b9\b") as error:
         train(make_run(accumulate=9))
+    assert "--micro-batches 8" in str(error.value)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -83,8 +84,10 @@ def test_a_bad_loss_stops_before_the_update(tmp_path: Path, bad: float) -> None:
         return values
 
     run = make_run(tmp_path, objective=objective, save_every_s=0.0, ema_decay=0.9)
-    with pytest.raises(NumericalError, match=rf"The loss is {bad} at step 7 \(epoch 2\)") as error:
+    with pytest.raises(NumericalError) as error:
         train(run)
+    for fact in (str(bad), "7", "2"):
+        assert re.search(rf"\b{fact}\b", str(error.value))
     assert error.value.exit_code == 5
     assert error.value.index == [1000 + row for row in range(BATCH)]
     assert all(torch.equal(value, weights[name]) for name, value in run.model.state_dict().items())
@@ -100,7 +103,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
             values["loss"].register_hook(lambda grad: grad * math.inf)
         return values
 
-    with pytest.raises(NumericalError, match="hold NaN or infinity"):
+    with pytest.raises(NumericalError, match=r"\bNaN\b"):
         train(make_run(tmp_path, objective=overflow, save_every_s=0.0))
     found = find_checkpoint(tmp_path)
     assert found is not None
@@ -111,8 +114,10 @@ def test_out_of_memory_says_what_to_change() -> None:
     def objective(model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(ResourceError, match=r"ran out with 8 examples in 2 micro-batch.*Give --micro-batches 4:"):
+    with pytest.raises(ResourceError) as error:
         train(make_run(objective=objective, accumulate=2))
+    assert {"8", "2"} <= set(re.findall(r"\b\d+\b", str(error.value)))
+    assert "--micro-batches 4" in str(error.value)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -123,7 +128,7 @@ def test_a_signal_saves_after_the_step_and_carries_its_code(tmp_path: Path, numb
         return classify(model, batch, epoch=epoch, step=step)
 
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
-    with pytest.raises(Stopped, match="after step 3 of 15; saved") as stopped:
+    with pytest.raises(Stopped, match=r"\b3\b.*\b15\b") as stopped:
         train(make_run(tmp_path, objective=objective))
     assert stopped.value.exit_code == code
     found = find_checkpoint(tmp_path)
@@ -220,7 +225,8 @@ def test_fewer_epochs_than_are_trained_end_and_say_so(tmp_path: Path, steps: int
     outcome = train(run, found.snapshot)
     assert (outcome.ended, outcome.progress.epoch) == ("finished", 3)
     assert outcome.progress.step == found.snapshot.step
-    assert said == ["3 epochs are trained and 2 were asked for: none is added"]
+    (note,) = said
+    assert {"3", "2"} <= set(re.findall(r"\b\d+\b", note))
 
 
 def test_what_is_done_after_an_epoch_leaves_no_trace(tmp_path: Path) -> None:
@@ -257,8 +263,10 @@ def test_without_a_metric_the_newest_average_is_kept(tmp_path: Path) -> None:
 
 
 def test_an_unknown_metric_is_an_error() -> None:
-    with pytest.raises(UsageError, match="No evaluator measures 'top1'; they measure score"):
+    with pytest.raises(UsageError) as error:
         train(make_run(metric="top1"))
+    for fact in ("'top1'", "score"):
+        assert fact in str(error.value)
 
 
 def test_evaluation_every_second_epoch_and_at_the_end(tmp_path: Path) -> None:

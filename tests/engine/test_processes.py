@@ -1,6 +1,7 @@
 """Several processes, and signals from outside."""
 
 import json
+import re
 import signal
 import sys
 import time
@@ -50,7 +51,7 @@ def test_two_processes_learn_as_one_stop_together_and_one_goes_on(tmp_path: Path
     folder = tmp_path / "two"
     for code, output in run_two("one rank is told to stop", folder):
         assert code == 143, output
-        assert "Stopped by SIGTERM after step 8 of 15; saved" in output
+        assert re.search(r"\bSIGTERM\b.*\b8\b.*\b15\b", output)
     found = find_checkpoint(folder)
     assert found is not None
     assert found.snapshot.step == 8
@@ -68,7 +69,7 @@ def test_two_processes_learn_as_one_stop_together_and_one_goes_on(tmp_path: Path
 def test_a_bad_loss_on_one_rank_stops_all_of_them(tmp_path: Path) -> None:
     for code, output in run_two("one rank has a bad loss", tmp_path):
         assert code == 5, output
-        assert "The loss is nan at step 7" in output
+        assert re.search(r"\bnan\b.*\b7\b", output)
 
 
 @pytest.mark.slow
@@ -94,7 +95,7 @@ def test_sigterm_saves_and_exits_143(tmp_path: Path) -> None:
     assert process.returncode == 143, said
     found = find_checkpoint(tmp_path)
     assert found is not None
-    assert f"after step {found.snapshot.step} of" in said
+    assert re.search(rf"\bSIGTERM\b.*\b{found.snapshot.step}\b", said)
 
 
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
@@ -118,15 +119,21 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("clean_environment")
 def test_a_missing_rank_is_named() -> None:
-    with pytest.raises(ResourceError, match=r"ranks 1, 2 of 3 did not answer within 0.5 s at 127.0.0.1") as error:
-        meet(Place(0, 3, 0, "127.0.0.1", free_port()), "gloo", 0.5)
+    port = free_port()
+    with pytest.raises(ResourceError) as error:
+        meet(Place(0, 3, 0, "127.0.0.1", port), "gloo", 0.5)
     assert error.value.exit_code == 6
+    for fact in ("1, 2", "3", "0.5 s", f"127.0.0.1:{port}"):
+        assert fact in str(error.value)
 
 
 @pytest.mark.usefixtures("clean_environment")
 def test_a_missing_first_rank_is_named() -> None:
-    with pytest.raises(ResourceError, match=r"rank 0 of 2 did not answer at 127.0.0.1:\d+ within 0.5 s"):
-        meet(Place(1, 2, 1, "127.0.0.1", free_port()), "gloo", 0.5)
+    port = free_port()
+    with pytest.raises(ResourceError) as error:
+        meet(Place(1, 2, 1, "127.0.0.1", port), "gloo", 0.5)
+    for fact in ("rank 0", "2", "0.5 s", f"127.0.0.1:{port}"):
+        assert fact in str(error.value)
 
 
 def test_places() -> None:
@@ -138,9 +145,9 @@ def test_places() -> None:
     assert place_from(slurm | {"MASTER_ADDR": "b", "MASTER_PORT": "9"}) == Place(5, 8, 1, "b", 9)
     assert place_from({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) == Place()
     assert place_from(slurm | torchrun) == Place(3, 4, 1, "a", 7)
-    with pytest.raises(UsageError, match="RANK is 4 and WORLD_SIZE 4"):
+    with pytest.raises(UsageError, match=r"\bRANK\b.*\b4\b.*\bWORLD_SIZE\b.*\b4\b"):
         place_from(torchrun | {"RANK": "4"})
-    with pytest.raises(UsageError, match="Set MASTER_ADDR"):
+    with pytest.raises(UsageError, match="MASTER_ADDR"):
         place_from(slurm)
 
 
@@ -155,7 +162,7 @@ def test_first_host(nodes: str, host: str) -> None:
 def test_precision_is_chosen_by_the_device() -> None:
     assert Processes("auto", device="cpu").precision == "fp32"
     assert Processes("bf16", device="cpu").precision == "bf16"
-    with pytest.raises(UsageError, match="fp16 needs a CUDA device, this is cpu"):
+    with pytest.raises(UsageError, match=r"\bfp16\b.*\bcpu\b"):
         Processes("fp16", device="cpu")
 
 

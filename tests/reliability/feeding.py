@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, ResourceError
 from tests.reliability.mutations import KINDS, Mutation, obstruct
 from tests.reliability.readers.reader import Reader
 from tests.reliability.readers.seeds import make_outside
@@ -146,7 +146,7 @@ class Workshop:
         except PatchloomError as error:
             if not typed and ("\n" in str(error) or not str(error)):
                 return FAILED, ("more than a line", _innermost(error)), str(error)[:300]
-            if "not enough memory" in str(error):
+            if isinstance(error, ResourceError) and "memory" in str(error):
                 return FAILED, ("appetite", _innermost(error)), str(error)[:300]
             if len(str(error)) > 3000:
                 return FAILED, ("long message", _innermost(error)), f"{len(str(error))} characters: {str(error)[:200]}"

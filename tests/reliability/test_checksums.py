@@ -126,8 +126,10 @@ def test_a_name_in_a_manifest_is_one_of_its_folder(run: Path) -> None:
     newest = sorted((run / "checkpoints").iterdir())[-1]
     for name in ("../../labels.json", "/etc/hostname", "a/b", ".."):
         (newest / "manifest.json").write_bytes(_manifest({name: "0" * 64}))
-        with pytest.raises(CheckpointError, match="expected a plain name of its own folder"):
+        with pytest.raises(CheckpointError) as error:
             load_checkpoint(newest)
+        assert "manifest.json" in str(error.value)
+        assert repr(name) in str(error.value)
 
 
 def test_a_change_on_purpose_is_accepted_by_name(run: Path, made: Path, monkeypatch, capsys) -> None:
@@ -139,12 +141,12 @@ def test_a_change_on_purpose_is_accepted_by_name(run: Path, made: Path, monkeypa
     assert done.errors.count("\n") == 1
     done = command(("verify", run), monkeypatch, capsys)
     assert (done.code, done.output.count("\n"), done.errors) == (4, 1, "")
-    assert done.output.startswith(f"wrong      {run / 'labels.json'} is damaged")
+    assert str(run / "labels.json") in done.output
     done = command(("verify", run, "--json"), monkeypatch, capsys)
     assert [wrong["file"] for wrong in json.loads(done.output)["wrong"]] == ["labels.json"]
     done = command(("verify", run, "--accept"), monkeypatch, capsys)
     assert (done.code, done.errors) == (0, "")
-    assert "accepted   labels.json\n" in done.output
+    assert "labels.json" in done.output
     assert "cold" in command(("predict", run, picture), monkeypatch, capsys).output
     assert command(("verify", run), monkeypatch, capsys).code == 0
 
@@ -159,8 +161,10 @@ def test_weights_and_decisions_are_never_accepted(run: Path) -> None:
 
 def test_lost_or_damaged_checksums_can_be_written_again(run: Path) -> None:
     (run / "checksums.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"checksums\.json is damaged.*--accept"):
+    with pytest.raises(CheckpointError) as error:
         load(run, device="cpu")
+    for fact in ("checksums.json", "--accept"):
+        assert fact in str(error.value)
     found = verify(run, accepted=True)
     assert found.wrong == {}
     assert {"config.json", "labels.json"} <= set(found.accepted)
@@ -182,25 +186,27 @@ def test_a_folder_of_an_earlier_version_is_read(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "facts"),
     [
-        ({"std": [float("nan"), 1, 1]}, "std is .* expected 3 finite numbers"),
-        ({"std": [0.0, 1, 1]}, "std is .* expected numbers above 0"),
-        ({"mean": [float("inf"), 0, 0]}, "mean is .* expected 3 finite numbers"),
-        ({"mean": [0.5]}, "mean is .* expected 3 finite numbers"),
-        ({"image_size": [0, 16]}, "image_size is .* expected height and width"),
-        ({"image_size": [16, 10**9]}, "image_size is .* expected height and width"),
-        ({"image_size": 16}, "image_size is .* expected height and width"),
-        ({"crop_ratio": 0}, "crop_ratio is 0, expected a number above 0"),
-        ({"crop_ratio": 1.5}, "crop_ratio is 1.5, expected"),
+        ({"std": [float("nan"), 1, 1]}, ["std", "nan"]),
+        ({"std": [0.0, 1, 1]}, ["std", "0.0"]),
+        ({"mean": [float("inf"), 0, 0]}, ["mean", "inf"]),
+        ({"mean": [0.5]}, ["mean", "0.5"]),
+        ({"image_size": [0, 16]}, ["image_size", "[0, 16]"]),
+        ({"image_size": [16, 10**9]}, ["image_size", "[16, 1000000000]"]),
+        ({"image_size": 16}, ["image_size", "16"]),
+        ({"crop_ratio": 0}, ["crop_ratio", "0"]),
+        ({"crop_ratio": 1.5}, ["crop_ratio", "1.5"]),
     ],
 )
-def test_numbers_that_mean_nothing_are_refused(run: Path, change: dict[str, Any], said: str) -> None:
+def test_numbers_that_mean_nothing_are_refused(run: Path, change: dict[str, Any], facts: list[str]) -> None:
     config = json.loads((run / "config.json").read_text())
     changed = config | {"preprocessing": config["preprocessing"] | change}
     write_checked(run, {"config.json": json.dumps(changed).encode()})
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError) as error:
         load(run, device="cpu")
+    for fact in ("config.json", *facts):
+        assert fact in str(error.value)
     assert list(verify(run).wrong) == ["config.json"]
 
 
@@ -245,8 +251,9 @@ def test_what_was_damaged_is_not_taken_for_right_by_writing_beside_it(tmp_path: 
     write_checked(tmp_path, {"a": b"a", "b": b"b"})
     (tmp_path / "a").write_bytes(b"x")
     write_checked(tmp_path, {"b": b"c"})
-    with pytest.raises(CheckpointError, match="a is damaged"):
+    with pytest.raises(CheckpointError) as error:
         read_checked(tmp_path, "a")
+    assert str(tmp_path / "a") in str(error.value)
     write_checked(tmp_path, {"a": b"a"})
     assert read_checked(tmp_path, "a") == b"a"
 
@@ -272,40 +279,42 @@ def rewrite(collection: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "facts"),
     [
         (
             lambda v: v["parts"][0].update(rows=19) or v.update(files=19),
-            r"has \(20, 16\) float32, index.json says \(19, 16\)",
+            ["part-00000.npy", "(20, 16)", "(19, 16)"],
         ),
-        (lambda v: v["parts"][0].update(rows=21), "it counts 20 files, its parts 21"),
-        (lambda v: v["parts"][0].update(dropped=[20]), "drops rows it does not have"),
-        (lambda v: v["parts"][0].update(dropped=[1, 1]), "drops rows it does not have"),
-        (lambda v: v["parts"].append(v["parts"][0]), "names a part twice"),
-        (lambda v: v.update(dimension=15), r"\(20, 15\) float32"),
-        (lambda v: v["parts"][0].update(name="../index/part-00000"), "expected a plain name of its own folder"),
-        (lambda v: v["parts"][0].update(name="/etc/passwd"), "expected a plain name of its own folder"),
-        (lambda v: v["parts"][0].update(name=".."), "expected a plain name of its own folder"),
+        (lambda v: v["parts"][0].update(rows=21), ["20", "21"]),
+        (lambda v: v["parts"][0].update(dropped=[20]), ["part-00000"]),
+        (lambda v: v["parts"][0].update(dropped=[1, 1]), ["part-00000"]),
+        (lambda v: v["parts"].append(v["parts"][0]), []),
+        (lambda v: v.update(dimension=15), ["part-00000.npy", "(20, 15)"]),
+        (lambda v: v["parts"][0].update(name="../index/part-00000"), ["'../index/part-00000'"]),
+        (lambda v: v["parts"][0].update(name="/etc/passwd"), ["'/etc/passwd'"]),
+        (lambda v: v["parts"][0].update(name=".."), ["'..'"]),
     ],
 )
 def test_an_index_whose_parts_disagree_is_refused(
-    collection: Path, made: Path, change: Callable[[dict[str, Any]], Any], said: str
+    collection: Path, made: Path, change: Callable[[dict[str, Any]], Any], facts: list[str]
 ) -> None:
     rewrite(collection, change)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError) as error:
         open_index(collection, device="cpu").search([made / "data" / "red" / "0.png"])
+    for fact in ("index.json", *facts):
+        assert fact in str(error.value)
     assert verify(collection).wrong
 
 
 def test_vectors_that_are_not_finite_and_counts_of_labels_are_found(collection: Path) -> None:
     rewrite(collection, lambda values: values.update(labels={"red": 11, "blue": 9}))
-    assert "counts other labels" in verify(collection).wrong["index.json"]
+    assert list(verify(collection).wrong) == ["index.json"]
     vectors = np.load(collection / "part-00000.npy")
     vectors[3, 2] = np.nan
     np.save(collection / "part-00000.npy", vectors)
     digest = __import__("hashlib").sha256((collection / "part-00000.npy").read_bytes()).hexdigest()
     rewrite(collection, lambda values: values["parts"][0].update(vectors_sha256=digest))
-    assert "not finite" in verify(collection).wrong["part-00000.npy"]
+    assert "part-00000.npy" in verify(collection).wrong
 
 
 def test_an_index_changed_on_purpose_is_accepted(collection: Path, made: Path, tmp_path: Path) -> None:
@@ -320,4 +329,5 @@ def test_an_index_changed_on_purpose_is_accepted(collection: Path, made: Path, t
 def test_what_is_neither_is_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
     done = command(("verify", tmp_path), monkeypatch, capsys)
     assert (done.code, done.errors.count("\n")) == (2, 1)
-    assert "is neither the folder of a run nor an index" in done.errors
+    for fact in (str(tmp_path), "config.json", "index.json"):
+        assert fact in done.errors

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import tarfile
 import zlib
@@ -27,6 +28,7 @@ from patchloom.data.text.pairs import open_parallel
 from patchloom.errors import DataError, PatchloomError, UsageError
 from patchloom.inspection.sheets import Cell, Line, sheet
 from patchloom.models.registry import create_model
+from patchloom.printable import printable
 from patchloom.recipes import get_recipe, override
 from patchloom.recipes.choices import base_recipe
 from patchloom.recipes.plain_yaml import load_yaml
@@ -94,23 +96,25 @@ def test_a_pipe_among_pictures_is_left_out_and_named(tmp_path: Path) -> None:
     os.mkfifo(root / "cat" / "pipe.png")
     (root / "cat" / "zero.png").symlink_to("/dev/zero")
     report = check(root, workers=1, cache=False)
-    assert "2 pipes, devices, empty folders or broken links (cat/pipe.png, cat/zero.png); left out" in report.notes[0]
+    for fact in ("2", "cat/pipe.png", "cat/zero.png"):
+        assert fact in report.notes[0]
+    assert report.pictures == 4
     assert list(files_of([root / "cat"])) == [f"{root}/cat/{i}.png" for i in range(2)]
 
 
 @pytest.mark.parametrize(
-    ("pipe", "expected"),
+    "pipe",
     [
-        ("data/labels.csv", "neither a file nor a folder"),
-        ("data/a.parquet", "a pipe, not a parquet file"),
-        ("data/a.tar", "a pipe, not a tar file"),
-        ("data/annotations/instances_train.json", r"cannot be read \(it is not a file\)"),
-        ("data/taxonomy.csv", "is not a file"),
-        ("data/taxonomy.yaml", "is not a file"),
-        ("data/classes.txt", r"cannot be read \(it is not a file\); expected a name per line"),
+        "data/labels.csv",
+        "data/a.parquet",
+        "data/a.tar",
+        "data/annotations/instances_train.json",
+        "data/taxonomy.csv",
+        "data/taxonomy.yaml",
+        "data/classes.txt",
     ],
 )
-def test_a_pipe_in_place_of_a_file_is_one_line(tmp_path: Path, pipe: str, expected: str) -> None:
+def test_a_pipe_in_place_of_a_file_is_one_line(tmp_path: Path, pipe: str) -> None:
     place = tmp_path / pipe
     place.parent.mkdir(parents=True)
     if place.name == "classes.txt":
@@ -118,7 +122,7 @@ def test_a_pipe_in_place_of_a_file_is_one_line(tmp_path: Path, pipe: str, expect
             (tmp_path / "data" / folder).mkdir()
             (tmp_path / "data" / folder / "0.png").write_bytes(png(0, mode))
     os.mkfifo(place)
-    with pytest.raises(PatchloomError, match=expected):
+    with pytest.raises(PatchloomError, match=re.escape(place.name)):
         check(place if place.suffix == ".csv" and "labels" in pipe else tmp_path / "data", workers=1, cache=False)
 
 
@@ -126,11 +130,11 @@ def test_labels_recipes_and_text_that_are_pipes(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "data", "cat", "dog")
     for name in ("labels.csv", "recipe.yaml", "train.de", "train.en"):
         os.mkfifo(tmp_path / name)
-    with pytest.raises(DataError, match=r"labels file .* is not a file; expected lines of path,label"):
+    with pytest.raises(DataError, match=r"labels\.csv"):
         check(root, reading=Reading(labels=tmp_path / "labels.csv"))
-    with pytest.raises(UsageError, match="no such recipe file"):
+    with pytest.raises(UsageError, match=r"recipe\.yaml"):
         base_recipe(str(tmp_path / "recipe.yaml"), None)
-    with pytest.raises(DataError, match="no sentence pairs found"):
+    with pytest.raises(DataError, match=re.escape(tmp_path.name)):
         open_parallel(tmp_path)
 
 
@@ -153,9 +157,7 @@ def test_links_that_branch_are_followed_once(tmp_path: Path, inside: bool) -> No
     (root / "cat" / "more").symlink_to(levels / "level0")
     report = check(root, workers=1, cache=False)
     assert report.splits == {"train": 6}
-    assert any(
-        "links to folders that lie in the same data, around them, or are linked twice" in n for n in report.notes
-    )
+    assert any("dog/level" in note if inside else "cat/more/a/" in note for note in report.notes)
     assert len(list(files_of([root]))) == 6
     looked_at(root, label_pattern="{label}.png")
 
@@ -178,10 +180,8 @@ def test_a_class_that_links_to_another_is_left_out_and_named(tmp_path: Path) -> 
     (root / "loop").symlink_to("..")
     report = check(root, workers=1, cache=False)
     assert (list(report.classes), report.empty_classes) == (["cat", "dog"], ())
-    assert (
-        "2 links to folders that lie in the same data, around them, or are linked twice (kitten, loop)"
-        in (report.notes[0])
-    )
+    for fact in ("2", "kitten", "loop"):
+        assert fact in report.notes[0]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -197,7 +197,7 @@ def test_folders_in_folders_without_end(tmp_path: Path, packed: bool) -> None:
         for level in range(0, 600, 200):
             os.makedirs(place / ("a/" * (level + 200)))
         class_folders(place, "b")
-    with pytest.raises(DataError, match="more than 100 folders in one another"):
+    with pytest.raises(DataError, match=r"\b100\b"):
         check(place, workers=1, cache=False)
 
 
@@ -207,23 +207,24 @@ def test_a_folder_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "scandir", refused)
     monkeypatch.setattr(os, "listdir", refused)
-    with pytest.raises(DataError, match=r"cannot be listed \(Permission denied\)"):
+    with pytest.raises(DataError, match="Permission denied"):
         check(tmp_path, workers=1, cache=False)
-    with pytest.raises(UsageError, match="neither a path nor a known data set"):
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path / "none"))):
         check(tmp_path / "none", workers=1, cache=False)
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "a\0b", "~nobody-of-that-name/x", "y/" * 3000])
 def test_paths_that_are_none(tmp_path: Path, path: str) -> None:
     root = class_folders(tmp_path / "data", "cat", "dog")
+    start = re.escape(printable(path)[:20])
     for reading in (Reading(labels=path), Reading(taxonomy=path)):
-        with pytest.raises(PatchloomError, match=r"does not exist|is not a file"):
+        with pytest.raises(PatchloomError, match=start):
             check(root, reading=reading)
-    with pytest.raises(UsageError, match="neither a path nor"):
+    with pytest.raises(UsageError, match=start):
         check(path)
-    with pytest.raises(UsageError, match="neither a path nor"):
+    with pytest.raises(UsageError, match=start):
         open_parallel(path)
-    with pytest.raises(UsageError, match="no such recipe file"):
+    with pytest.raises(UsageError, match=f"{start}|{re.escape(path[:20])}"):
         base_recipe(f"{path}.yaml", None)
 
 
@@ -303,7 +304,10 @@ def test_boxes_of_impossible_numbers_are_faults(tmp_path: Path) -> None:
     boxes = [{"image_id": 0, "category_id": 1, "bbox": [1, 1, 1e300, 3]}, {"image_id": [], "category_id": 1}]
     (tmp_path / "annotations" / "instances_train.json").write_text(json.dumps(COCO | {"annotations": boxes}))
     report = check(tmp_path, workers=1, cache=False)
-    assert [fault.kind for fault in report.faults] == ["boxes cannot be read", "unknown picture"]
+    box, image = report.faults
+    assert "bbox" in box.detail
+    assert "image_id" in image.detail
+    assert box.kind != image.kind
 
 
 def parquet(path: Path, columns: dict[str, Any], **metadata: str | bytes) -> Path:
@@ -325,8 +329,10 @@ def test_parquet_metadata_of_any_content(tmp_path: Path) -> None:
             looked_at(parquet(file, levels, **{key: json.dumps(new)}))
         for content in (b"[" * 100_000, b"\xff", b"", b"9" * 5000):
             looked_at(parquet(file, levels, **{key: content}))
-    with pytest.raises(DataError, match=r"'dataset_info' cannot be read .label_names is 3, expected a list, each text"):
+    with pytest.raises(DataError) as error:
         check(parquet(file, {}, dataset_info='{"label_names": 3}'))
+    for fact in ("a.parquet", "dataset_info", "label_names", "3"):
+        assert fact in str(error.value)
 
 
 def test_parquet_columns_of_any_type(tmp_path: Path) -> None:
@@ -427,7 +433,7 @@ def test_taxonomies_of_any_content(tmp_path: Path) -> None:
                 with suppress(PatchloomError):
                     read_taxonomy(root / f"taxonomy.{end}")
         (root / f"taxonomy.{end}").write_text("[" * 100_000)
-        with pytest.raises(UsageError, match="cannot be read"):
+        with pytest.raises(UsageError, match=rf"taxonomy\.{end}"):
             open_data(root)
         (root / f"taxonomy.{end}").unlink()
 
@@ -436,22 +442,26 @@ def test_class_names_of_masks_of_any_content(tmp_path: Path) -> None:
     for folder, mode in (("images", "RGB"), ("masks", "L")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "0.png").write_bytes(png(0, mode))
-    for content, expected in (
-        (b"\xff\xfe", "is not UTF-8"),
-        (b"\n" * 3000, "3,000 names, expected at most 256"),
-        (b"x" * (2 << 20), "it has 2,097,152 bytes, expected at most 1,048,576"),
+    for content, facts in (
+        (b"\xff\xfe", ["UTF-8"]),
+        (b"\n" * 3000, ["3,000", "256"]),
+        (b"x" * (2 << 20), ["2,097,152", "1,048,576"]),
     ):
         (tmp_path / "classes.txt").write_bytes(content)
-        with pytest.raises(DataError, match=expected):
+        with pytest.raises(DataError) as error:
             check(tmp_path)
+        for fact in ("classes.txt", *facts):
+            assert fact in str(error.value)
 
 
 def test_an_endless_line_of_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.de").write_bytes(b"x" * ((1 << 24) + 1))
     (tmp_path / "train.en").write_bytes(b"y\n")
-    with pytest.raises(DataError, match="line 1 has more than 16,777,216 bytes"):
+    with pytest.raises(DataError) as error:
         open_parallel(tmp_path)
-    assert "cannot be read" in {fault.kind for fault in check(tmp_path).faults}
+    for fact in ("train.de", "16,777,216"):
+        assert fact in str(error.value)
+    assert any("16,777,216" in fault.detail for fault in check(tmp_path).faults)
 
 
 # Recipes and messages ------------------------------------------------------------------------------------------------
@@ -469,13 +479,13 @@ def test_a_tag_on_what_it_is_not_made_for_is_one_line(value: str) -> None:
 def test_a_recipe_of_any_size_is_one_line(tmp_path: Path) -> None:
     with (tmp_path / "recipe.yaml").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(UsageError, match="1,099,511,627,776 bytes"):
+    with pytest.raises(UsageError, match="1,099,511,627,776"):
         base_recipe(str(tmp_path / "recipe.yaml"), None)
 
 
 @pytest.mark.parametrize("digits", [300, 5000])  # Python shows no more than 4,300
 def test_numbers_of_any_length_are_one_line(digits: int) -> None:
-    with pytest.raises(UsageError, match=rf"^optim\.lr is a whole number of {4 * digits:,} bits, expected a number"):
+    with pytest.raises(UsageError, match=rf"^[^\n]*optim\.lr[^\n]*\b{4 * digits:,}\b[^\n]*$"):
         override(get_recipe("small_images"), {"optim.lr": int("f" * digits, 16)})
 
 
@@ -484,25 +494,28 @@ def test_numbers_of_any_length_are_one_line(digits: int) -> None:
     [("dim", -16), ("dim", 0), ("patch_size", -8), ("patch_size", 0), ("depth", -1), ("channels", 0), ("channels", -3)],
 )
 def test_sizes_that_no_network_has_are_named(option: str, value: int) -> None:
-    with pytest.raises(UsageError, match=f"{option} is {value}, expected at least"):
+    with pytest.raises(UsageError) as error:
         create_model("resmlp_s12", image_size=16, **{option: value})
+    for fact in (option, str(value)):
+        assert fact in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("resmlp_s12", {"depth": 10**12}, "depth is 1000000000000, expected at most 512"),
-        ("smlpnet_t", {"depths": [1, 1, 10**12, 1]}, "depths is .*, expected at most 512 each"),
-    ],
+    ("name", "options"),
+    [("resmlp_s12", {"depth": 10**12}), ("smlpnet_t", {"depths": [1, 1, 10**12, 1]})],
 )
-def test_networks_without_end_are_refused(name: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_networks_without_end_are_refused(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as error:
         create_model(name, **options)
+    for fact in (*options, str(10**12), "512"):
+        assert fact in str(error.value)
 
 
 def test_what_torch_refuses_names_the_options() -> None:
-    with pytest.raises(UsageError, match=r"mixer_s16 cannot be built with .*channel_dim=-4: "):
+    with pytest.raises(UsageError) as error:
         create_model("mixer_s16", image_size=32, channel_dim=-4)
+    for fact in ("mixer_s16", "channel_dim", "-4"):
+        assert fact in str(error.value)
 
 
 def test_long_messages_lose_their_middle(tmp_path: Path) -> None:
@@ -513,7 +526,7 @@ def test_long_messages_lose_their_middle(tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         open_data(str(parquet(tmp_path / "data.parquet", {"label": [b"x" * 1_000_000] * 4})))
     assert len(raised.value.args[0]) < 500
-    with pytest.raises(DataError, match=r"column 'split' has b'xxx.*…, expected names such as train") as raised:
+    with pytest.raises(DataError, match=r"split.*xxx.*…") as raised:
         open_data(str(parquet(tmp_path / "data.parquet", {"split": [b"x" * 1_000_000] * 4})))
     assert len(raised.value.args[0]) < 500
 
@@ -557,8 +570,8 @@ def test_thousands_of_objects_on_a_large_image(tmp_path: Path) -> None:
     assert check(many, workers=1, cache=False).faults == ()
     too_many = coco_image(tmp_path / "too-many", images, [annotation(i % 3_000) for i in range(10_001)], (60, 40))
     faults = check(too_many, workers=1, cache=False).faults
-    assert {fault.kind for fault in faults} == {"mask cannot be read", "boxes cannot be read"}
-    for fact in ("instances_train.json", "train/0.png", "10,001 objects", "10,000"):
+    assert len({fault.kind for fault in faults}) == 2  # one for its mask, one for its boxes
+    for fact in ("instances_train.json", "train/0.png", "10,001", "10,000"):
         assert all(fact in fault.detail for fault in faults), fact
 
 
@@ -566,9 +579,7 @@ def test_a_hundred_thousand_references_to_one_image(tmp_path: Path) -> None:
     images = [{"id": i, "file_name": "0.png"} for i in range(100_000)]
     report = check(coco_image(tmp_path / "data", images, [], (600, 400)), workers=1, cache=False)
     assert report.pictures == 1
-    assert [(fault.kind, "100,000" in fault.detail) for fault in report.faults if "several" in fault.kind] == [
-        ("picture listed several times", True)
-    ]
+    assert len([fault for fault in report.faults if "100,000" in fault.detail]) == 1
 
 
 def test_labels_in_the_data_name_nothing_outside(tmp_path: Path) -> None:
@@ -579,7 +590,7 @@ def test_labels_in_the_data_name_nothing_outside(tmp_path: Path) -> None:
     for spec, reading in ((root, Reading(labels=root / "labels.csv")), (root / "labels.csv", Reading())):
         report = check(spec, reading=reading, workers=1, cache=False)
         assert report.pictures == 2
-        assert any("2 of 4 files are not in" in note and "../secret.png" in note for note in report.notes)
+        assert any(all(fact in note for fact in ("2", "4", "../secret.png")) for note in report.notes)
     # A list elsewhere is the user's own.
     (tmp_path / "own.csv").write_text(f"{lines.replace('../', str(tmp_path) + '/')}")
     report = check(root, reading=Reading(labels=tmp_path / "own.csv"), workers=1, cache=False)
@@ -603,4 +614,6 @@ def test_a_saved_dataset_names_nothing_outside(tmp_path: Path) -> None:
     content["features"]["image"] = {"_type": "Image"}
     about.write_text(json.dumps(content))
     report = check(tmp_path / "saved", workers=1, cache=False)
-    assert [("secret.png" in one.reason, "outside of" in one.reason) for one in report.unreadable] == [(True, True)]
+    (one,) = report.unreadable
+    for fact in ("secret.png", str(tmp_path / "saved")):
+        assert fact in one.reason

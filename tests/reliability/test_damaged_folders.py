@@ -4,9 +4,11 @@ A stranger makes the checksums right again, so each case is read with checksums 
 """
 
 import copy
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -182,7 +184,7 @@ def test_classes_that_differ_are_told_in_one_line(made: Path, run: Path) -> None
     value = json.loads((run / "data.json").read_bytes())
     (run / "checksums.json").unlink()
     (run / "data.json").write_text(json.dumps(value | {"classes": ["a\nb", *value["classes"][1:]]}))
-    with pytest.raises(DataError, match=r"classes \(a\\nb, "):
+    with pytest.raises(DataError, match=r"a\\nb"):
         run_training(training(made, run, epochs=3), say=str)
 
 
@@ -205,7 +207,8 @@ def test_any_run_json_becomes_a_note_of_the_report(run: Path, tmp_path: Path) ->
                 report_run(run, out=tmp_path / "page.html")
     (run / "run.json").write_text(json.dumps(value | {"seconds": "long"}))
     report_run(run, out=tmp_path / "page.html")
-    assert "run.json is damaged: seconds is &#34;long&#34;, expected a number." in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert any("seconds" in line and "&#34;long&#34;" in line for line in page.splitlines() if "run.json" in line)
 
 
 def test_metrics_of_another_shape_are_left_out(run: Path, tmp_path: Path) -> None:
@@ -227,29 +230,33 @@ def test_metrics_of_another_shape_are_left_out(run: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "damaged"),
     [
-        (lambda lines: [*lines[:1], *lines[2:]], "line 2 is not as or not where it was written"),
-        (lambda lines: [*lines[:2], lines[1], *lines[2:]], "line 3 is not as or not where"),
-        (lambda lines: [lines[1], lines[0], *lines[2:]], "line 1 and 2 others are not as or not where"),
-        (lambda lines: lines[1:], "line 1 is not as or not where it was written"),
-        (lambda lines: [lines[0].replace(b"elapsed", b"elapsee"), *lines[1:]], "line 1 is not as or not where"),
-        (lambda lines: [lines[0].replace(b'"time"', b'"x"'), *lines[1:]], "line 1 is not as or not where"),
-        (lambda lines: [lines[0].replace(b'"crc32"', b'"x"'), *lines[1:]], "line 1 is not as or not where"),
-        (lambda lines: lines[:-1], "the newest checkpoint tells of"),
-        (lambda lines: lines[:0], "has 0 lines, the newest checkpoint tells of"),
+        (lambda lines: [*lines[:1], *lines[2:]], [2]),
+        (lambda lines: [*lines[:2], lines[1], *lines[2:]], [3]),
+        (lambda lines: [lines[1], lines[0], *lines[2:]], [1, 2, 3]),
+        (lambda lines: lines[1:], [1]),
+        (lambda lines: [lines[0].replace(b"elapsed", b"elapsee"), *lines[1:]], [1]),
+        (lambda lines: [lines[0].replace(b'"time"', b'"x"'), *lines[1:]], [1]),
+        (lambda lines: [lines[0].replace(b'"crc32"', b'"x"'), *lines[1:]], [1]),
+        (lambda lines: lines[:-1], []),
+        (lambda lines: lines[:0], []),
     ],
     ids=["lost", "repeated", "moved", "first lost", "time", "no time", "no checksum", "last lost", "all lost"],
 )  # fmt: skip
 def test_lines_of_the_metrics_that_are_lost_or_moved_are_told(
-    run: Path, text: Path, change: Callable[[list[bytes]], list[bytes]], said: str
+    run: Path, text: Path, change: Callable[[list[bytes]], list[bytes]], damaged: list[int]
 ) -> None:
     for folder, report in ((run, report_run), (text, report_run)):
         assert verify(folder).wrong == {}
         path = folder / "metrics.jsonl"
-        path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(change(lines)))
         if folder == run:  # the translator has two lines
-            assert said in verify(folder).wrong["metrics.jsonl"]
+            assert damaged_lines(path) == damaged
+            said = verify(folder).wrong["metrics.jsonl"].replace(str(path), "")
+            for number in damaged[:1] or [len(change(lines)), len(lines)]:
+                assert re.search(rf"\b{number}\b", said)
         assert f"<li>{path}" in report(folder).read_text()
 
 
@@ -265,7 +272,8 @@ def test_a_run_goes_on_after_lines_that_are_left(made: Path, run: Path, capsys) 
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[1:]))
     run_training(training(made, run, epochs=3), say=str)
-    assert f"metrics.jsonl has lost 1 of its {len(lines)} lines" in capsys.readouterr().out
+    said = [line for line in capsys.readouterr().out.splitlines() if "metrics.jsonl" in line]
+    assert any(re.search(rf"\b1\b.*\b{len(lines)}\b", line) for line in said)
     assert verify(run).wrong == {}
 
 
@@ -292,8 +300,10 @@ def test_any_decisions_are_one_line(run: Path) -> None:
             assert report.worst() is not None
             assert report.confusion.sum() == len(report.index)
     path.write_bytes(save_columns(columns, {"patchloom": json.dumps(about | {"classes": ["a", "b", "c"]})}))
-    with pytest.raises(CheckpointError, match="it is about 3 classes, the run tells 2 apart"):
+    with pytest.raises(CheckpointError) as error:
         evaluate_runs([str(run)])
+    assert "predictions.safetensors" in str(error.value)
+    assert {"2", "3"} <= set(re.findall(r"\b\d+\b", str(error.value)))
 
 
 @pytest.mark.parametrize(
@@ -349,16 +359,16 @@ def test_a_translator_is_built_only_as_large_as_its_weights(text: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "facts"),
     [
-        ({"labels.json": ["red"]}, "labels.json is damaged: it names 1 classes, .* tells 2 apart"),
-        ({"labels.json": ["red", 2]}, "labels.json is damaged: .*expected a list, each text"),
-        ({"preprocessing": {"image_size": [4096, 4096]}}, "expected at most 1024 pixels"),
-        ({"preprocessing": {"crop_ratio": 1e-9}}, "crop_ratio is 1e-09, which resizes"),
-        ({"preprocessing": {"interpolation": "none"}}, "interpolation is 'none', expected one of nearest"),
+        ({"labels.json": ["red"]}, ["labels.json", " 1 ", " 2 "]),
+        ({"labels.json": ["red", 2]}, ["labels.json", '["red", 2]']),
+        ({"preprocessing": {"image_size": [4096, 4096]}}, ["config.json", "image_size", "[4096, 4096]", "1024"]),
+        ({"preprocessing": {"crop_ratio": 1e-9}}, ["config.json", "crop_ratio", "1e-09"]),
+        ({"preprocessing": {"interpolation": "none"}}, ["config.json", "interpolation", "'none'", "nearest"]),
     ],
 )
-def test_what_does_not_fit_together_is_refused(run: Path, change: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_together_is_refused(run: Path, change: dict[str, Any], facts: list[str]) -> None:
     (run / "checksums.json").unlink()
     config = json.loads((run / "config.json").read_bytes())
     for name, value in change.items():
@@ -366,8 +376,10 @@ def test_what_does_not_fit_together_is_refused(run: Path, change: dict[str, Any]
             (run / name).write_text(json.dumps(value))
         else:
             (run / "config.json").write_text(json.dumps(config | {name: config[name] | value}))
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError) as error:
         load(run, device="cpu")
+    for fact in facts:
+        assert fact in str(error.value)
 
 
 # Checkpoints --------------------------------------------------------------------------------------------------------
@@ -388,13 +400,13 @@ def test_a_state_of_another_shape_is_passed_over(run: Path) -> None:
         rewrite(newest, "state.json", data)
         found = find_checkpoint(run, read_checkpoint)
         assert found is not None
-        passed += found.path == older and "skipped" in found.notes[0]
+        passed += found.path == older and newest.name in found.notes[0]
     assert passed > 60
     columns = load_columns((newest / "random-0.safetensors").read_bytes())
     rewrite(newest, "state.json", packed(state))
     for bad in (columns | {"python": columns["python"][:-1]}, {"torch": columns["torch"]}):
         rewrite(newest, "random-0.safetensors", save_columns(bad))
-        with pytest.raises(CheckpointError, match=r"random-0\.safetensors is damaged"):
+        with pytest.raises(CheckpointError, match=r"random-0\.safetensors"):
             read_checkpoint(newest)
 
 
@@ -403,7 +415,8 @@ def test_a_damaged_state_does_not_stop_a_run(made: Path, run: Path, monkeypatch,
     rewrite(newest, "state.json", b'{"progress": []}')
     done = command(("train", made / "data", "--out", run, *OPTIONS, "--epochs", 3), monkeypatch, capsys)
     assert done.code == 0, done.errors
-    assert f"skipped {newest.name}: {newest}/state.json is damaged: progress is [], expected an object" in done.output
+    said = [line for line in done.output.splitlines() if f"{newest}/state.json" in line]
+    assert any("progress" in line and "[]" in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +433,7 @@ def test_an_optimiser_of_another_shape_is_one_line(made: Path, run: Path, change
     for folder in (run / "checkpoints").iterdir():
         columns = load_columns((folder / "optimizer.safetensors").read_bytes())
         rewrite(folder, "optimizer.safetensors", save_columns(change(columns)))
-    with pytest.raises(CheckpointError, match="The checkpoint of step 8 cannot be used in this run"):
+    with pytest.raises(CheckpointError, match=r"\b8\b"):
         run_training(training(made, run, epochs=3), say=str)
 
 
@@ -456,8 +469,10 @@ def test_any_json_in_an_index_is_one_line(made: Path, collection: Path) -> None:
 
 @pytest.mark.parametrize("penalty", [600.0, float("nan")])
 def test_a_length_penalty_that_leaves_no_scores_is_one_line(text: Path, penalty: float) -> None:
-    with pytest.raises(UsageError, match=rf"length_penalty is {penalty}, expected at most 10"):
+    with pytest.raises(UsageError) as error:
         list(load_translator(text, device="cpu").translate(["one"], length_penalty=penalty))
+    for fact in ("length_penalty", str(penalty), "10"):
+        assert fact in str(error.value)
 
 
 # What is no file ----------------------------------------------------------------------------------------------------
@@ -481,7 +496,8 @@ def test_parts_of_an_index_are_only_as_large_as_it_says(collection: Path, name: 
     of_holes(collection / name)
     found = verify(collection)
     assert list(found.wrong) == [name]
-    assert "has 1,099,511,627,776 bytes, index.json says at most" in found.wrong[name]
+    for fact in (name, "1,099,511,627,776", "index.json"):
+        assert fact in found.wrong[name]
 
 
 @pytest.mark.parametrize("shape", ["(-12, 16)", "((((((((", "(12, 16, " + "1, " * 70 + ")"])
@@ -492,21 +508,23 @@ def test_any_header_of_vectors_is_one_line(collection: Path, shape: str) -> None
     about = json.loads((collection / "index.json").read_text())
     about["parts"][0]["vectors_sha256"] = hashlib.sha256(data).hexdigest()
     (collection / "index.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
-    assert "part-00000.npy is damaged: it is no array of numpy" in verify(collection).wrong["part-00000.npy"]
+    assert str(collection / "part-00000.npy") in verify(collection).wrong["part-00000.npy"]
 
 
 @pytest.mark.parametrize("name", ["state.json", "weights.safetensors"])
 def test_a_checkpoint_larger_than_the_memory_is_one_line(run: Path, name: str) -> None:
     newest = checkpoints.checkpoints_of(run)[0]
     of_holes(newest / name)
-    with pytest.raises(CheckpointError, match="1,099,511,627,776 bytes, this machine's memory"):
+    with pytest.raises(CheckpointError) as error:
         read_checkpoint(newest)
+    for fact in (name, "1,099,511,627,776"):
+        assert fact in str(error.value)
 
 
 def test_a_manifest_with_half_a_character_is_one_line(run: Path) -> None:
     path = checkpoints.checkpoints_of(run)[0] / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {"sha256": {"state.json": "\ud800"}}))
-    with pytest.raises(CheckpointError, match="its checksum is not its own"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
         read_checkpoint(path.parent)
 
 
@@ -514,8 +532,10 @@ def test_tensors_of_too_many_dimensions_are_one_line(run: Path) -> None:
     newest = checkpoints.checkpoints_of(run)[0]
     header = json.dumps({"x": {"dtype": "F32", "shape": [1] * 70, "data_offsets": [0, 4]}}).encode()
     rewrite(newest, "weights.safetensors", len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(CheckpointError, match="is not a whole safetensors file: it has a tensor of more than 64"):
+    with pytest.raises(CheckpointError) as error:
         read_checkpoint(newest)
+    for fact in ("weights.safetensors", "64"):
+        assert fact in str(error.value)
 
 
 def replaced(path: Path, kind: str) -> None:
@@ -710,7 +730,7 @@ def test_too_few_open_files_are_one_line(made: Path, tmp_path: Path) -> None:
     )
     assert "Traceback" not in done.stderr
     assert done.stdout.count("ended 6") == len(lines), (done.stdout, done.stderr)
-    assert done.stderr.count("Too many open files") == len(lines)
+    assert done.stderr.count(os.strerror(errno.EMFILE)) == len(lines)
 
 
 def test_a_page_shows_what_would_turn_its_text() -> None:

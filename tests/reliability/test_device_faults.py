@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from patchloom.engine.loop import Step
 from patchloom.models.network import Network
 from patchloom.models.resmlp import ResMLP
+from patchloom.runs.metrics import read_metrics
 from patchloom.serving import model_process
 from tests.forked import Forked
 from tests.golden import make
@@ -66,7 +68,7 @@ def test_a_verb_tells_of_it_in_one_line(
     for fact in [*facts, "--device cpu"]:
         assert fact in line
     if error is NO_MEMORY and verb != "predict":
-        assert "--batch smaller than " in line
+        assert "--batch" in line
     assert "Search for" not in line
 
 
@@ -82,7 +84,7 @@ def test_answers_that_are_not_finite_are_an_error(
     monkeypatch.setattr(Network, "head", overflow)
     done = command(arguments(verb, data, tmp_path), monkeypatch, capsys)
     assert done.code == 5, done.errors
-    assert PICTURES[0].name in done.errors if verb == "predict" else "of 16 images" in done.errors
+    assert (PICTURES[0].name if verb == "predict" else "16") in done.errors
 
 
 @pytest.mark.parametrize(("error", "last"), [(NO_MEMORY, 5), (FAILED, 0)])
@@ -108,7 +110,9 @@ def test_training_tells_of_it_and_the_same_command_resumes(
     assert ("--micro-batches 2" in done.errors) == (error is NO_MEMORY)
     again = train(tmp_path / "a")
     assert again.code == 0, again.errors
-    assert (f"at step {last} of" in again.output) == bool(last)
+    steps = {line["step"] for line in read_metrics(tmp_path / "whole" / "metrics.jsonl")}
+    resumed_at = rf"{re.escape(str(tmp_path / 'a'))}.*\b{last}\b.*\b{max(steps)}\b"
+    assert bool(re.search(resumed_at, again.output)) == bool(last)
     whole, resumed = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("whole", "a"))
     assert whole == resumed
 

@@ -1,6 +1,8 @@
 """What anybody may have written is read only where it is a plain file, of a bounded size and a known shape."""
 
+import errno
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,28 +23,32 @@ def test_pipes_devices_folders_and_large_files_are_refused_at_once(tmp_path: Pat
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"abcd")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
-        with pytest.raises(OSError, match="it is not a file"):
+        with pytest.raises(OSError, match=re.escape(str(path))) as error:
             read_plain(path)
-    with pytest.raises(OSError, match="it has 4 bytes, expected at most 3"):
+        assert error.value.errno == errno.EINVAL
+    with pytest.raises(OSError, match="large") as error:
         read_plain(tmp_path / "large", most=3)
+    assert {"4", "3"} <= set(re.findall(r"\b\d+\b", str(error.value.strerror)))
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "facts"),
     [
-        (b"[" * 100_000, "nested too deeply|Expecting value"),
-        (b"[" * 65 + b"]" * 65, "nested more than 64 deep"),
-        (b'{"a": \xff}', "it is not text"),
-        (b"1" * 5000, "Exceeds the limit"),
-        (b"{", "Expecting property name"),
-        (b" " * 11, "it has 11 characters, expected at most 10"),
+        (b"[" * 100_000, []),
+        (b"[" * 65 + b"]" * 65, ["64"]),
+        (b'{"a": \xff}', []),
+        (b"1" * 5000, ["4300"]),  # Python's own limit
+        (b"{", []),
+        (b" " * 11, ["11", "10"]),
     ],
 )
-def test_json_that_cannot_be_used_is_one_line(data: bytes, said: str) -> None:
+def test_json_that_cannot_be_used_is_one_line(data: bytes, facts: list[str]) -> None:
     most = 10 if data.isspace() else 1 << 20
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=r"^.+$") as caught:
         parse_json(data, most)
     assert "\n" not in str(caught.value)
+    for fact in facts:
+        assert fact in str(caught.value)
 
 
 def test_json_as_deep_as_allowed_is_read() -> None:
@@ -60,27 +66,28 @@ def test_a_value_of_the_shape_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "field", "value"),
     [
-        ({"n": True}, "n is true, expected a whole number"),
-        ({"n": 1.0}, "n is 1.0, expected a whole number"),
-        ({"x": "1"}, 'x is "1", expected a number'),
-        ({"names": "a"}, 'names is "a", expected a list, each text'),
-        ({"names": [1]}, r"names is \[1\], expected a list, each text"),
-        ({"of": 3}, "of is 3, expected an object with fields"),
-        ({"of": {}}, "of has no field 'k'"),
-        ({"of": {"k": 1}}, "of.k is 1, expected text or null"),
+        ({"n": True}, "n", "true"),
+        ({"n": 1.0}, "n", r"1\.0"),
+        ({"x": "1"}, "x", '"1"'),
+        ({"names": "a"}, "names", '"a"'),
+        ({"names": [1]}, "names", r"\[1\]"),
+        ({"of": 3}, "of", r"\b3\b"),
+        ({"of": {}}, "of", r"\bk\b"),
+        ({"of": {"k": 1}}, r"of\.k", r"\b1\b"),
     ],
 )
-def test_a_value_of_another_shape_is_named(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_value_of_another_shape_is_named(change: dict[str, Any], field: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"\b{field}\b") as caught:
         check_shape(GOOD | change, SHAPE)
-    with pytest.raises(ValueError, match="it is 3, expected an object"):
+    assert re.search(value, str(caught.value))
+    with pytest.raises(ValueError, match=r"\b3\b"):
         check_shape(3, SHAPE)
 
 
 def test_a_message_stays_one_line_whatever_is_named() -> None:
-    assert str(DataError("no pictures of 'a\nb'")) == r"no pictures of 'a\nb'"
+    assert str(DataError("'a\nb'")) == r"'a\nb'"
 
 
 def test_a_vocabulary_of_half_characters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +95,7 @@ def test_a_vocabulary_of_half_characters_is_refused(monkeypatch: pytest.MonkeyPa
         raise UnicodeDecodeError("utf-8", model_proto, 0, 1, "invalid start byte")  # as sentencepiece does
 
     monkeypatch.setattr(vocabulary, "_sentencepiece", lambda: SimpleNamespace(SentencePieceProcessor=refuse))
-    with pytest.raises(CheckpointError, match=r"vocabulary\.model is no vocabulary"):
+    with pytest.raises(CheckpointError, match=r"vocabulary\.model"):
         vocabulary.Vocabulary.from_bytes(b"\x96")
 
 

@@ -83,7 +83,7 @@ def whole(tmp_path_factory: Any) -> Path:
 
 @pytest.mark.parametrize(
     ("fault", "code", "fact", "step"),
-    [("memory", 6, "--micro-batches 2", 7), ("assert", 6, "device-side assert", 0), ("nan", 5, "loss is nan", 0)],
+    [("memory", 6, "--micro-batches 2", 7), ("assert", 6, "device-side assert", 0), ("nan", 5, "nan", 0)],
 )
 def test_a_fault_is_one_line_and_the_same_command_resumes(
     fault: str, code: int, fact: str, step: int, whole: Path, tmp_path: Path

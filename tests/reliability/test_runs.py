@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,7 +27,7 @@ from patchloom.runs import checkpoints
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.runs.weights import load_network
 from tests.forked import Forked
-from tests.reliability.commands import OPTIONS, WORKERS, class_folders, command, forked, started
+from tests.reliability.commands import OPTIONS, WORKERS, Done, class_folders, command, forked, started
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_a_signal_to_the_whole_group_saves(data: Path, tmp_path: Path, number: i
     assert returned == code, errors
     step = step_of(tmp_path / "run")
     assert errors.count("\n") == 1
-    assert f"after step {step} of" in errors
+    assert re.search(rf"{signal.Signals(number).name}.*\b{step}\b", errors)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=lambda v: str(v))
@@ -108,7 +109,8 @@ def test_a_signal_before_the_first_step_is_one_line(
     finally:
         after = signal.signal(signal.SIGINT, before)
     assert done.code == code
-    assert done.errors == f"stopped by {signal.Signals(number).name}; run the same command to resume\n"
+    assert signal.Signals(number).name in done.errors
+    assert done.errors.count("\n") == 1
     assert after is signal.SIG_DFL  # a second one ends it without a traceback
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -174,7 +176,7 @@ def test_ctrl_c_on_a_terminal_is_one_line(data: Path, tmp_path: Path, times: int
     assert process.returncode in ((130,) if times == 1 else (130, -signal.SIGINT))
     assert b"Traceback" not in shown
     if times == 1:
-        assert f"Stopped by SIGINT after step {step_of(tmp_path / 'run')} of".encode() in shown
+        assert re.search(rf"SIGINT.*\b{step_of(tmp_path / 'run')}\b".encode(), shown)
 
 
 @pytest.mark.slow
@@ -221,7 +223,8 @@ def test_a_killed_worker_is_named_and_the_run_saved(data: Path, tmp_path: Path) 
     os.kill(worker, signal.SIGKILL)
     code, errors = ended(process)
     assert code == 6, errors
-    assert f"Worker {worker}, which prepares pictures, was killed by SIGKILL." in errors
+    for fact in (str(worker), "SIGKILL"):
+        assert fact in errors
     assert errors.count("\n") == 1
     assert step_of(tmp_path / "run") > 0
 
@@ -233,7 +236,8 @@ def test_a_stopped_worker_is_named_within_the_set_time_and_the_run_saved(data: P
     os.kill(worker, signal.SIGSTOP)
     code, errors = ended(process, 60)
     assert code == 6, errors
-    assert f"Worker {worker}, which prepares pictures, gave nothing for 10 s." in errors
+    for fact in (str(worker), "10 s", "--worker-timeout"):
+        assert fact in errors
     assert errors.count("\n") == 1
     assert step_of(tmp_path / "run") > 0
 
@@ -244,7 +248,7 @@ def test_data_deleted_while_it_trains_is_an_error_and_the_run_saved(data: Path, 
     data.rename(tmp_path / "moved")
     code, errors = ended(process)
     assert code == 3, errors
-    assert "in a row cannot be read" in errors
+    assert str(data) in errors
     assert errors.count("\n") == 1
     step = step_of(tmp_path / "run")
     (tmp_path / "moved").rename(data)
@@ -268,8 +272,8 @@ def test_a_bad_loss_names_step_and_files_and_leaves_no_bad_checkpoint(
     monkeypatch.setattr(Classification, "__call__", bad)
     done = command(("train", data, "--out", tmp_path / "run", *OPTIONS), monkeypatch, capsys)
     assert done.code == 5
-    assert "The loss is nan at step 6 (epoch 2)" in done.errors
-    assert f"Files of that batch: {data}" in done.errors
+    for fact in (r"\bnan\b", r"\b6\b", r"\b2\b", re.escape(f"{data}/") + r"(red|blue)/\d\.png"):
+        assert re.search(fact, done.errors)
     assert done.errors.count("\n") == 1
     assert find_checkpoint(tmp_path / "run") is None
 
@@ -281,7 +285,8 @@ def test_memory_that_runs_out_on_a_cpu_names_the_batch(data: Path, tmp_path: Pat
     monkeypatch.setattr(loop._Loop, "_add_gradients", full)
     done = command(("train", data, "--out", tmp_path / "run", *OPTIONS), monkeypatch, capsys)
     assert done.code == 6
-    assert "ran out with 4 examples in 1 micro-batch(es). Give --micro-batches 2" in done.errors
+    assert re.search(r"\b4\b", done.errors)
+    assert "--micro-batches 2" in done.errors
 
 
 # The disk -----------------------------------------------------------------------------------------------------------
@@ -307,7 +312,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_saved(
         patched.setattr(*place[full], refuse)
         done = command((*arguments, "--epochs", 3), patched, capsys)
     assert done.code == 6
-    assert f"no space left to write {tmp_path / 'run'}" in done.errors
+    assert str(tmp_path / "run") in done.errors
     assert done.errors.count("\n") == 1
     assert step_of(tmp_path / "run") == before
     assert command((*arguments, "--epochs", 3), monkeypatch, capsys).code == 0
@@ -332,16 +337,15 @@ def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_used(
     (new / "weights.safetensors").write_bytes(weights)
     done = command(("train", data, "--out", run, *OPTIONS), monkeypatch, capsys)
     assert done.code == 0, done.errors
-    assert f"note: skipped {new.name}" in done.output
-    assert "at step 4 of 8" in done.output
+    assert any(new.name in note for note in notes_of(done))
+    assert re.search(rf"{re.escape(str(run))}.*\b4\b.*\b8\b", done.output)
     assert (run / "weights.safetensors").read_bytes() == whole
     for path in (run / "checkpoints").iterdir():
         (path / "state.json").write_bytes(b"")
     done = command(("train", data, "--out", run, *OPTIONS), monkeypatch, capsys)
     assert done.code == 4
-    assert "can be used" in done.errors
     assert done.errors.count("\n") == 1
-    assert f"skipped {new.name}" in done.errors
+    assert new.name in done.errors
 
 
 def test_a_damaged_checkpoint_is_not_one_of_the_two_kept(tmp_path: Path) -> None:
@@ -363,6 +367,10 @@ def trained(data: Path, run: Path, epochs: int, monkeypatch: pytest.MonkeyPatch,
     return command(("train", data, "--out", run, *OPTIONS, "--epochs", epochs), monkeypatch, capsys)
 
 
+def notes_of(done: Done) -> list[str]:
+    return [line for line in done.output.splitlines() if "note: " in line]
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_lost_best_weights_are_replaced_by_the_newest(
     damage: str, data: Path, tmp_path: Path, monkeypatch, capsys
@@ -374,9 +382,10 @@ def test_lost_best_weights_are_replaced_by_the_newest(
         weights.unlink() if damage == "missing" else weights.write_bytes(weights.read_bytes()[:-9])
         done = trained(data, run, epochs, monkeypatch, capsys)
         assert done.code == 0, done.errors
-        assert "The newest weights take their place." in done.output
+        assert any("weights.safetensors" in note for note in notes_of(done))
         assert load_network(run)
-    assert "take their place" not in trained(data, run, 3, monkeypatch, capsys).output
+    done = trained(data, run, 3, monkeypatch, capsys)
+    assert not any("weights.safetensors" in note for note in notes_of(done))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xaa\xbb\n{\n[]\n"], ids=["missing", "empty", "garbage"])
@@ -400,7 +409,7 @@ def test_a_damaged_recipe_is_named_and_a_lost_config_written_again(
     (run / "recipe.yaml").write_text("a: [")
     done = trained(data, run, 1, monkeypatch, capsys)
     assert done.code == 4
-    assert f"{run / 'recipe.yaml'} is damaged" in done.errors
+    assert str(run / "recipe.yaml") in done.errors
     assert done.errors.count("\n") == 1
     for name in ("recipe.yaml", "config.json", "labels.json"):
         (run / name).unlink()
@@ -410,15 +419,15 @@ def test_a_damaged_recipe_is_named_and_a_lost_config_written_again(
 
 def test_changed_data_are_said_and_other_classes_refused(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     run = tmp_path / "run"
-    trained(data, run, 1, monkeypatch, capsys)
+    before = notes_of(trained(data, run, 1, monkeypatch, capsys))
     os.utime(data / "red" / "7.png", (1, 1))
-    assert "since the run began" not in trained(data, run, 2, monkeypatch, capsys).output
+    assert set(notes_of(trained(data, run, 2, monkeypatch, capsys))) <= set(before)
     (data / "red" / "3.png").rename(data / "red" / "33.png")
     done = trained(data, run, 3, monkeypatch, capsys)
     assert done.code == 0, done.errors
-    assert "note: the data changed since the run began (16 → 16 to train on" in done.output
+    assert any(re.search(r"\b16\b.*\b16\b.*\b4\b.*\b4\b", note) for note in notes_of(done) if note not in before)
     (run / "data.json").write_bytes(b"{")
-    assert "not compared with the data" in trained(data, run, 3, monkeypatch, capsys).output
+    assert any(str(run / "data.json") in note for note in notes_of(trained(data, run, 3, monkeypatch, capsys)))
 
 
 def test_a_renamed_class_is_refused(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -426,7 +435,8 @@ def test_a_renamed_class_is_refused(data: Path, tmp_path: Path, monkeypatch, cap
     (data / "red").rename(data / "amber")  # which would come before blue
     done = trained(data, tmp_path / "run", 2, monkeypatch, capsys)
     assert done.code == 3
-    assert "was trained on 2 classes (blue, red), the data now have 2 classes (amber, blue)" in done.errors
+    for fact in ("blue, red", "amber, blue"):
+        assert fact in done.errors
     assert done.errors.count("\n") == 1
 
 
@@ -449,13 +459,13 @@ def test_names_that_are_not_utf8_and_terminals_that_are_not(data: Path, tmp_path
 
 def test_the_same_command_from_another_folder_goes_on(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    trained(Path("data"), Path("run"), 1, monkeypatch, capsys)
+    before = notes_of(trained(Path("data"), Path("run"), 1, monkeypatch, capsys))
     (tmp_path / "else").mkdir()
     monkeypatch.chdir(tmp_path / "else")
     done = trained(Path("../data"), Path("../run"), 2, monkeypatch, capsys)
     assert done.code == 0, done.errors
-    assert "resuming ../run at step 4 of 8" in done.output
-    assert "note: the data" not in done.output
+    assert re.search(r"\.\./run\b.*\b4\b.*\b8\b", done.output)
+    assert set(notes_of(done)) <= set(before)
 
 
 # Several processes --------------------------------------------------------------------------------------------------
@@ -486,7 +496,8 @@ def test_a_dead_rank_is_named(data: Path, tmp_path: Path, dead: int) -> None:
     processes[dead].communicate()
     assert code == 6, errors
     said = errors.splitlines()[-1]
-    assert said.startswith(f"error: rank {dead} of 2 stopped, so rank {1 - dead} cannot continue")
+    assert said.startswith("error: ")
+    assert re.search(rf"\brank {dead}\b", said)
     assert "Traceback" not in errors
 
 
@@ -501,7 +512,7 @@ def test_ranks_with_workers_save_together_when_every_process_is_told_to_stop(dat
     said = [ended(process) for process in processes]
     assert [code for code, _ in said] == [143, 143], said
     step = step_of(tmp_path / "run")
-    assert all(f"Stopped by SIGTERM after step {step} of" in errors for _, errors in said)
+    assert all(re.search(rf"SIGTERM.*\b{step}\b", errors) for _, errors in said)
     assert all("Traceback" not in errors for _, errors in said)
 
 
@@ -519,4 +530,4 @@ def test_another_number_of_processes_is_said(data: Path, tmp_path: Path) -> None
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 143, errors
-    assert "saved by 2 processes, continued by 1" in output
+    assert re.search(r"note: .*\b2\b.*\b1\b", output)

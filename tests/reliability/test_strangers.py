@@ -103,7 +103,7 @@ def test_training_on_strange_names_says_them_escaped(made: Path) -> None:
         (("evaluate", "run", "labels.csv", "--split", "all"), ["[/z]", r"a\nb"]),
         (("predict", "run", "data", "--top", "4"), ["[/z]", r"\x1b[31mred", r"a\nb", r"=cmd()\t\x1b[2Jx\n.png"]),
         (("look", "run", "data/0-0.png", "--out", "page.html"), []),
-        (("search", "index", "data"), [r"unreadable: ", r"=cmd()\t\x1b[2Jx\n.png"]),
+        (("search", "index", "data"), [r"=cmd()\t\x1b[2Jx\n.png"]),
         (("report", "run", "--out", "page.html"), []),
         (("verify", "run"), []),
     ],
@@ -172,7 +172,7 @@ def test_a_lock_that_is_no_file_is_refused(copies: Path, made: Path, monkeypatch
     ):
         done = command(arguments, monkeypatch, capsys)
         assert (done.code, done.errors.count("\n")) == (2, 1)
-        assert "patchloom did not make it. Remove it." in done.errors
+        assert ".lock" in done.errors
     assert victim.read_text() == "precious"
 
 
@@ -180,8 +180,10 @@ def test_a_temporary_file_is_made_never_opened(tmp_path: Path, monkeypatch) -> N
     monkeypatch.setattr("patchloom.disk.secrets.token_hex", lambda _: "0" * 16)
     (tmp_path / "victim").write_text("precious")
     temporary_beside(tmp_path / "a").symlink_to(tmp_path / "victim")
-    with pytest.raises(UsageError, match="a cannot be written: File exists"):
+    with pytest.raises(UsageError) as error:
         atomic_write(tmp_path / "a", b"new")
+    for fact in (str(tmp_path / "a"), os.strerror(errno.EEXIST)):
+        assert fact in str(error.value)
     assert (tmp_path / "victim").read_text() == "precious"
     assert not (tmp_path / "a").exists()
 
@@ -264,9 +266,9 @@ def test_the_next_writer_of_any_folder_removes_leftovers(tmp_path: Path) -> None
 
 
 def test_a_failing_disk_is_said_in_a_sentence(tmp_path: Path) -> None:
-    said = r"run cannot be written: the disk failed .*check the disk"
-    with pytest.raises(ResourceError, match=said), disk_errors(tmp_path / "run"):
+    with pytest.raises(ResourceError) as error, disk_errors(tmp_path / "run"):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
+    assert str(tmp_path / "run") in str(error.value)
 
 
 def test_a_library_without_room_is_one_line() -> None:
@@ -301,10 +303,7 @@ def test_the_hub_is_asked_only_by_its_name(made: Path, asked: list[str], tmp_pat
     ):
         done = command(arguments, monkeypatch, capsys)
         assert (done.code, done.errors.count("\n")) == (2, 1)
-        assert (
-            "rnus/flowers: no such folder; for a repository of the Hugging Face hub write hub:rnus/flowers"
-            in done.errors
-        )
+        assert "hub:rnus/flowers" in done.errors
     assert asked == []
     for arguments in (
         ("predict", "hub:user/name", picture),
@@ -320,10 +319,10 @@ def test_the_hub_is_asked_only_by_its_name(made: Path, asked: list[str], tmp_pat
 def test_an_index_cannot_ask_the_hub_by_itself(made: Path, asked: list[str], copies: Path) -> None:
     path, picture = copies / "index" / "index.json", made / "data" / "0-0.png"
     values: dict[str, Any] = json.loads(path.read_text())
-    for model, said in (("hub:user/name", "--model hub:user/name"), ("user/name", "--model RUN")):
+    for model, option in (("hub:user/name", "--model hub:user/name"), ("user/name", "--model")):
         values["model"] = model
         path.write_text(json.dumps(values | {"own_sha256": own_sha256(values)}))
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=option):
             open_index(copies / "index", device="cpu")
     assert asked == []
     assert open_index(copies / "index", model="hub:user/name", device="cpu").search([picture])[0].hits
@@ -369,10 +368,9 @@ def into(file: Any, arguments: tuple[str, ...], copies: Path, made: Path, monkey
 @pytest.mark.parametrize("verb", PRINTING)
 def test_output_that_cannot_be_written_is_an_error(verb: str, copies: Path, made: Path, monkeypatch, capsys) -> None:
     code, errors = into(Path("/dev/full").open("w"), PRINTING[verb], copies, made, monkeypatch, capsys)  # noqa: SIM115
-    assert (code, errors) == (
-        6,
-        "error: what was to be printed is lost: standard output cannot be written (No space left on device)\n",
-    )
+    assert (code, errors.count("\n")) == (6, 1)
+    assert errors.startswith("error: ")
+    assert os.strerror(errno.ENOSPC) in errors
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "recipes", "predict for machines"])

@@ -86,47 +86,47 @@ def in_zip(pickled: bytes) -> Callable[[Path], None]:
     return write
 
 
-Case = tuple[str, str, Callable[[Path], Any]]  # file, words of the line, what writes it
+Case = tuple[str, str, Callable[[Path], Any]]  # file, a fact in the line, what writes it
 CASES: dict[str, Case] = {
     "8 zero bytes": ("w.safetensors", "0 bytes", lambda p: p.touch()),
     "8 zero bytes as pth": ("w.pth", "0 bytes", lambda p: p.touch()),
-    "9 truncated": ("w.pth", "not a readable checkpoint", lambda p: p.write_bytes(b"PK\x03\x04" + bytes(90))),
-    "11 not finite": ("w.pth", "hold NaN or infinity", not_finite),
+    "9 truncated": ("w.pth", "94 bytes", lambda p: p.write_bytes(b"PK\x03\x04" + bytes(90))),
+    "11 not finite": ("w.pth", "NaN", not_finite),
     "12 a sparse tensor": ("w.pth", "sparse", first_changed(torch.Tensor.to_sparse)),
     "12 a tensor without values": ("w.pth", "meta", first_changed(lambda weight: weight.to("meta"))),
     "12 lists in lists": ("w.pth", "w.pth", in_zip(NESTED)),
-    "12 lists in lists as the model": ("w.pth", "no tensors", in_zip(NESTED_MODEL)),
+    "12 lists in lists as the model": ("w.pth", "model", in_zip(NESTED_MODEL)),
     "12 lists in lists of a plain pickle": ("w.pth", "w.pth", lambda p: p.write_bytes(NESTED)),
     "12 a list that holds itself": ("w.pth", "w.pth", in_zip(ITSELF)),
-    "12 another network": ("w.pth", "does not fit", lambda p: torch.save({"a": torch.zeros(2)}, p)),
-    "14 foreign globals": ("w.pth", "would call posix.mkdir", lambda p: torch.save({"a": Attack()}, p)),
+    "12 another network": ("w.pth", "resmlp_s12", lambda p: torch.save({"a": torch.zeros(2)}, p)),
+    "14 foreign globals": ("w.pth", "posix.mkdir", lambda p: torch.save({"a": Attack()}, p)),
     "14 the old format": (
         "w.pth",
-        "would call posix.mkdir",
+        "posix.mkdir",
         lambda p: torch.save({"a": Attack()}, p, _use_new_zipfile_serialization=False),
     ),
-    "14 a plain pickle": ("w.pt", "would call posix.mkdir", lambda p: p.write_bytes(pickle.dumps(Attack()))),
+    "14 a plain pickle": ("w.pt", "posix.mkdir", lambda p: p.write_bytes(pickle.dumps(Attack()))),
     "14 objects in npz": ("w.npz", "allow_pickle=False", lambda p: np.savez(p, a=np.array([Attack()], dtype=object))),
-    "15 renamed": ("w.safetensors", "header too large", lambda p: torch.save({"a": Attack()}, p)),
-    "16 compression bomb": ("w.pth", "that unpack to 80,00", compressed),
+    "15 renamed": ("w.safetensors", "w.safetensors", lambda p: torch.save({"a": Attack()}, p)),
+    "16 compression bomb": ("w.pth", " 80,00", compressed),
     "16 one value for millions": (
         "w.pth",
-        "that unpack to 80,000,000",
+        " 80,000,000",
         lambda p: torch.save({"model": {"a": torch.zeros(1).expand(20_000_000)}}, p),
     ),
     "16 compressed arrays": (
         "w.npz",
-        "that unpack to 80,00",
+        " 80,00",
         lambda p: np.savez_compressed(p, a=np.zeros(20_000_000, np.float32)),
     ),
     "17 oversized header": (
         "w.safetensors",
-        "header too large",
+        "w.safetensors",
         lambda p: p.write_bytes(struct.pack("<Q", 1 << 40) + b"{}"),
     ),
     "17 overlapping tensors": (
         "w.safetensors",
-        "invalid offset",
+        "w.safetensors",
         lambda p: p.write_bytes(safetensors({"a": tensor(0, 8), "b": tensor(4, 12)}, 12)),
     ),
 }
@@ -134,7 +134,7 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_weights_are_refused_in_one_line(case: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    name, words, write = CASES[case]
+    name, fact, write = CASES[case]
     monkeypatch.chdir(tmp_path)
     file = tmp_path / name
     write(file)
@@ -145,7 +145,7 @@ def test_bad_weights_are_refused_in_one_line(case: str, tmp_path: Path, monkeypa
         capsys,
     )
     assert done.code == 4, done.errors
-    assert words in done.errors
+    assert fact in done.errors
     assert done.errors.count("\n") == 1
     assert not (tmp_path / "escaped").exists()
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -157,7 +157,8 @@ def test_a_teacher_is_looked_at_too(tmp_path: Path, monkeypatch, capsys) -> None
     teacher = f"timm:test_resnet@{tmp_path / 'teacher.pth'}"
     done = command(("train", data, "--out", tmp_path / "run", *OPTIONS, "--teacher", teacher), monkeypatch, capsys)
     assert done.code == 4
-    assert "would call posix.mkdir" in done.errors
+    for fact in ("teacher.pth", "posix.mkdir"):
+        assert fact in done.errors
 
 
 def bomb(path: Path) -> None:
@@ -168,7 +169,7 @@ def attack(path: Path) -> None:
     torch.save({"a": Attack()}, path)
 
 
-@pytest.mark.parametrize(("write", "words"), [(bomb, "that unpack to 80,00"), (attack, "would call posix.mkdir")])
+@pytest.mark.parametrize(("write", "fact"), [(bomb, " 80,00"), (attack, "posix.mkdir")])
 @pytest.mark.parametrize(
     "load",
     [
@@ -179,12 +180,13 @@ def attack(path: Path) -> None:
     ],
     ids=["load_published", "timm", "torchvision", "patchloom"],
 )
-def test_python_callers_are_protected_too(load, write, words: str, tmp_path: Path, monkeypatch) -> None:
+def test_python_callers_are_protected_too(load, write, fact: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "w.pth")
     monkeypatch.setattr(torch, "load", None)
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=fact) as error:
         load(tmp_path / "w.pth")
+    assert "w.pth" in str(error.value)
     assert not (tmp_path / "escaped").exists()
 
 
@@ -203,5 +205,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch) ->
     compressed(tmp_path / "w.pth")
     monkeypatch.setattr(zipfile.ZipFile, "read", None)
     monkeypatch.setattr(torch, "load", None)
-    with pytest.raises(CheckpointError, match=r"has [\d,]+ bytes that unpack to"):
+    with pytest.raises(CheckpointError) as error:
         check_weights_file(tmp_path / "w.pth")
+    for fact in ("w.pth", f"{(tmp_path / 'w.pth').stat().st_size:,}"):
+        assert fact in str(error.value)

@@ -34,7 +34,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
     async def run() -> None:
         room = admission(queue=6)
         _, tasks = await waiting(room, 2, 4)
-        with pytest.raises(Refused, match="6 of at most 6 inputs are waiting already; try again in 1 s") as refused:
+        with pytest.raises(Refused, match=r"\b6\b.*\b6\b.*\b1 s\b") as refused:
             room.check()
         assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "1"})
         room.measured(1, 0.75)
@@ -58,13 +58,15 @@ def test_what_could_not_be_answered_in_time_is_refused_before_it_waits() -> None
         room = admission(deadline_seconds=6)  # of which a third is planned
         room.measured(1, 1.0)
         room.in_process = 3
-        with pytest.raises(Refused, match="it could not be answered before its deadline; try again in 3 s"):
+        with pytest.raises(Refused, match=r"\b3 s\b") as refused:
             room.check()
+        assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "3"})
         room.in_process = 2
         room.check()
         room.processes = 0
-        with pytest.raises(Refused, match="the model is not ready"):
+        with pytest.raises(Refused) as refused:
             room.check()
+        assert refused.value.status == 503
 
     asyncio.run(run())
 
@@ -72,7 +74,7 @@ def test_what_could_not_be_answered_in_time_is_refused_before_it_waits() -> None
 def test_a_request_without_an_answer_is_given_up_and_left_out() -> None:
     async def run() -> None:
         room = admission(deadline_seconds=0.01)
-        with pytest.raises(Refused, match=r"no answer within 0\.01 s") as refused:
+        with pytest.raises(Refused, match=r"\b0\.01 s\b") as refused:
             await room.answered(request())
         assert refused.value.status == 504
         assert room.waiting == 0
@@ -133,8 +135,9 @@ def test_a_request_that_ends_two_processes_is_refused() -> None:
         assert (bad.tries, behind.tries, room.in_process) == (1, 0, 0)
         process.batches.append(([bad], 0.0))
         assert ModelProcess.given_back(process) == []
-        with pytest.raises(Refused, match="it ended the model's process twice"):
+        with pytest.raises(Refused) as refused:
             bad.answer.result()
+        assert refused.value.status == 422
 
     asyncio.run(run())
 

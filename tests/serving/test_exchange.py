@@ -1,6 +1,7 @@
 """What is refused before its body was read: the answer comes first, then the body is taken and dropped."""
 
 import asyncio
+import json
 from typing import Any
 
 from patchloom.serving.exchange import Exchange, refusal
@@ -30,5 +31,6 @@ def test_a_refused_body_is_read_after_its_answer() -> None:
 
 def test_a_reason_is_json_whatever_a_client_sent() -> None:
     told = refusal(overloaded('there is no "ö"\n', 3))
-    assert told.body == rb'{"error": "there is no \"\u00f6\"\\n; try again in 3 s"}'
+    assert rb"there is no \"\u00f6\"\\n" in told.body
+    assert "3 s" in json.loads(told.body)["error"]
     assert (told.status, told.headers) == (503, {"Retry-After": "3"})

@@ -78,30 +78,32 @@ def test_tensors_that_follow_the_json(app: App, classifier) -> None:
 
 def test_what_is_wrong_is_said(app: App) -> None:
     pixels = {"datatype": "UINT8", "data": [1, 2, 3]}
-    for body, reason in (
-        ({}, "'inputs' is not a list of one tensor"),
-        ({"inputs": [tensor(), tensor()]}, "'inputs' is not a list of one tensor"),
-        ({"inputs": [tensor(name="x")]}, "there is no input 'x', expected 'image'"),
-        ({"inputs": [tensor(shape=[3])]}, "2 elements for a tensor of shape [3]"),
-        ({"inputs": [tensor(shape=[])]}, "'shape' is not a list"),
-        ({"inputs": [tensor(shape=[True, 2])]}, "'shape' is not a list"),
-        ({"inputs": [tensor(shape=[1 << 40])]}, "'shape' is not a list"),
-        ({"inputs": [tensor(datatype="FP32")]}, "expected BYTES or UINT8"),
-        ({"inputs": [tensor(data=None)]}, "'data' is not a list of text"),
-        ({"inputs": [tensor(data=["%", "%"])]}, "image 0 is not base64"),
-        ({"inputs": [tensor(parameters={"binary_data_size": 9})]}, "but 0 bytes follow"),
-        ({"inputs": [tensor(parameters=[])]}, "'parameters' is not an object"),
-        ({"inputs": [tensor(shape=[1, 1, 1, 3], **pixels)]}, "less than 4 on a side"),
-        ({"inputs": [tensor(shape=[1, 9, 9, 3], **pixels)]}, "3 values for a tensor of shape"),
-        ({"inputs": [tensor(shape=[3], **pixels)]}, "expected [N, H, W, 3]"),
-        ({"inputs": [tensor()], "parameters": {"tip": 1}}, "no option 'tip'. Did you mean top?"),
-        ({"inputs": [tensor()], "outputs": [{"name": "y"}]}, "there is no output 'y'"),
-        ({"inputs": [tensor()], "outputs": [{"name": ["label"]}]}, "there is no output"),
-        ({"inputs": [tensor()], "outputs": 3}, "'outputs' is not a list"),
-        ({"inputs": [tensor()], "id": 3}, "'id' is not a short text"),
+    for body, facts in (
+        ({}, ["'inputs'"]),
+        ({"inputs": [tensor(), tensor()]}, ["'inputs'"]),
+        ({"inputs": [tensor(name="x")]}, ["'x'", "'image'"]),
+        ({"inputs": [tensor(shape=[3])]}, ["2", "[3]"]),
+        ({"inputs": [tensor(shape=[])]}, ["'shape'"]),
+        ({"inputs": [tensor(shape=[True, 2])]}, ["'shape'"]),
+        ({"inputs": [tensor(shape=[1 << 40])]}, ["'shape'"]),
+        ({"inputs": [tensor(datatype="FP32")]}, ["BYTES", "UINT8"]),
+        ({"inputs": [tensor(data=None)]}, ["'data'"]),
+        ({"inputs": [tensor(data=["%", "%"])]}, ["0", "base64"]),
+        ({"inputs": [tensor(parameters={"binary_data_size": 9})]}, ["9", "0"]),
+        ({"inputs": [tensor(parameters=[])]}, ["'parameters'"]),
+        ({"inputs": [tensor(shape=[1, 1, 1, 3], **pixels)]}, ["4"]),
+        ({"inputs": [tensor(shape=[1, 9, 9, 3], **pixels)]}, ["3", "[1, 9, 9, 3]"]),
+        ({"inputs": [tensor(shape=[3], **pixels)]}, ["[N, H, W, 3]"]),
+        ({"inputs": [tensor()], "parameters": {"tip": 1}}, ["'tip'", "top"]),
+        ({"inputs": [tensor()], "outputs": [{"name": "y"}]}, ["'y'"]),
+        ({"inputs": [tensor()], "outputs": [{"name": ["label"]}]}, ["label"]),
+        ({"inputs": [tensor()], "outputs": 3}, ["'outputs'"]),
+        ({"inputs": [tensor()], "id": 3}, ["'id'"]),
     ):
         told = post(app, INFER, body)
-        assert (told.status, reason in told.error) == (422, True), (body, told.error)
+        assert told.status == 422, (body, told.error)
+        for fact in facts:
+            assert fact in told.error, body
     assert post(app, INFER, b"{}", "image/png").status == 415
     assert post(app, INFER, b"{}", "application/octet-stream").status == 415
     for length in ("3", "-1", "x", "９"):

@@ -77,10 +77,10 @@ def test_the_page_runs_its_own_scripts_alone(kind: str, tmp_path: Path) -> None:
 
 def test_what_the_page_says_where_there_is_no_map(tmp_path: Path) -> None:
     html = ask(page_of(MODELS["artefact"](tmp_path)), "GET", "/").body.decode()
-    assert "An artefact gives no map of where the model looked" in html
+    assert "patchloom app RUN" in html
     assert 'id="map"' not in html
     html = ask(page_of(MODELS["without classes"](tmp_path)), "GET", "/").body.decode()
-    assert "This model names no classes by itself." in html
+    assert "patchloom index RUN" in html
     assert 'id="map"' in html
 
 
@@ -101,17 +101,13 @@ def test_what_speaks_for_a_class(tmp_path: Path) -> None:
     assert np.abs(found[likeliest]).max() == 1
     seen = Image.open(io.BytesIO(base64.b64decode(told["seen"])))
     assert np.array_equal(np.asarray(seen), np.asarray(shown.seen[0]))
-    for query, reason in (
-        ("label=squirrel", "there is no class 'squirrel'"),
-        ("label=" + "x" * 1001, "at most 1000"),
-        ("path=a", "no option"),
-    ):
+    for query, fact in (("label=squirrel", "'squirrel'"), ("label=" + "x" * 1001, "1000"), ("path=a", "'path'")):
         told = post(app, "/explain", PICTURES[0], query=query, **HERE)
-        assert (told.status, reason in told.error, "\n" in told.error) == (422, True, False)
+        assert (told.status, fact in told.error, "\n" in told.error) == (422, True, False), told.error
     model = MODELS["without classes"](tmp_path)
     told = post(page_of(model), "/explain", PICTURES[0], **HERE).json["results"][0]
     assert (told["answers"], told["label"], told["kind"]) == ([], "", "share")
-    assert post(page_of(model), "/explain", PICTURES[0], query="label=a", **HERE).error == "the model names no classes"
+    assert post(page_of(model), "/explain", PICTURES[0], query="label=a", **HERE).status == 422
 
 
 def test_the_nearest_are_shown_small_with_the_level_at_which_they_match(searched: tuple[PageApp, Path]) -> None:
@@ -217,8 +213,9 @@ def test_the_report_is_that_of_the_run(tmp_path: Path) -> None:
     assert report_of(str(tmp_path), str(run)) == str(run / "report.html")
     assert report_of("resmlp_s12:in1k", None) is None
     (run / "report.html").unlink()
-    with pytest.raises(Refused, match="the report is no longer there"):
+    with pytest.raises(Refused) as refused:
         LOOP.run_until_complete(app._show_report(None))  # type: ignore[arg-type]
+    assert refused.value.status == 404
 
 
 def test_the_process_that_shows_the_page_loads_no_torch() -> None:
@@ -250,19 +247,20 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert free_port("127.0.0.1", taken.getsockname()[1]) == 0
-    with pytest.raises(UsageError, match=r"cannot listen on no-such-host\.invalid port 8000"):
+    with pytest.raises(UsageError, match=r"no-such-host\.invalid.*\b8000\b"):
         free_port("no-such-host.invalid", 8000)
     monkeypatch.setattr(server, "free_port", lambda _host, _port: 0)
     told = command(("app", run), monkeypatch, capsys)
     assert told.code == 0
-    assert told.output == "resmlp_s12 at the address below; Ctrl-C ends it\nhttp://127.0.0.1:1\n"
-    assert told.errors == "note: port 8000 is taken by another program; a free one is used\n"
+    assert "resmlp_s12" in told.output
+    assert told.output.endswith("\nhttp://127.0.0.1:1\n")
+    assert re.fullmatch(r"note: .*\b8000\b.*\n", told.errors)
     assert (served[-1]["port"], served[-1]["name"], opened) == (0, "classifier", ["http://127.0.0.1:1"])
     told = command(("app", run, "--no-browser", "--port", "7", "--host", "0.0.0.0", "--json"), monkeypatch, capsys)
     assert (told.code, len(opened), served[-1]["port"]) == (0, 1, 7)
-    assert told.errors == "note: whoever reaches 0.0.0.0 may use the page\n"
+    assert re.fullmatch(r"note: .*0\.0\.0\.0.*\n", told.errors)
     told = command(("app", "no/run"), monkeypatch, capsys)
-    assert (told.code, told.errors.count("\n"), "no/run does not exist" in told.errors) == (2, 1, True)
+    assert (told.code, told.errors.count("\n"), "no/run" in told.errors) == (2, 1, True)
 
 
 def test_a_real_one() -> None:

@@ -88,7 +88,7 @@ def test_a_picture_its_classes_their_maps_and_what_is_like_it(
 ) -> None:
     opened = Opened(browser, addresses["index"], width, scheme)
     page = opened.page
-    assert page.inner_text("#empty").startswith("Give a picture to see its likeliest classes, what speaks for each")
+    assert page.inner_text("#empty")
     page.evaluate(DROP, ["a <b>.png", list(PICTURES[0])])
     opened.answered()
     best = page.inner_text("#rows .name >> nth=0")
@@ -107,19 +107,17 @@ def test_a_picture_its_classes_their_maps_and_what_is_like_it(
             break
     page.keyboard.press("ArrowDown")
     second = page.inner_text("#rows .name >> nth=1")
-    page.locator("#for", has_text=f"what speaks for {second}").wait_for()
+    page.locator("#for", has_text=second).wait_for()
     assert opened.drawn("map") != first
     assert page.inner_text("#best").startswith(best)
     assert page.locator("#hits li").count() == 12
-    assert re.match(r"They vote for \w+, [\d.]+ %", page.inner_text("#voted"))
+    assert re.search(r"\b(crimson|tomato|navy)\b.*\b[\d.]+ %", page.inner_text("#voted"))
     assert page.evaluate("[...document.images].every(one => one.naturalWidth > 0)")
     labels = set(page.locator("#hits b").all_inner_texts())
     page.select_option("#level", "temperature")
     page.locator("#hits b", has_text="warm").first.wait_for()
     assert (labels, set(page.locator("#hits b").all_inner_texts())) == ({"crimson", "tomato", "navy"}, {"warm", "cold"})
-    assert {"same class", "another class"} < set(
-        page.locator("#hits .same, #hits .same + *, #hits span").all_inner_texts()
-    )
+    assert 0 < page.locator("#hits .same").count() < 12
     opened.close()
 
 
@@ -129,7 +127,7 @@ def test_a_fault_is_the_servers_own_line(tmp_path: Path, addresses: dict[str, st
     (tmp_path / "notes.txt").write_text("no picture")
     page.set_input_files("#files", str(tmp_path / "notes.txt"))
     page.wait_for_selector("#fault:not([hidden])")
-    assert page.inner_text("#fault").startswith("notes.txt: the image: ")
+    assert page.inner_text("#fault").startswith("notes.txt: ")
     assert page.is_visible("#empty")
     answers = iter([(503, '{"error": "busy; try again in 1 s"}')])
 
@@ -144,7 +142,7 @@ def test_a_fault_is_the_servers_own_line(tmp_path: Path, addresses: dict[str, st
 
     page.route("**/predict*", busy)
     page.evaluate(DROP, ["a.png", list(PICTURES[0])])
-    page.locator("#status", has_text="The server is busy; asking again in 1 s").wait_for()
+    page.locator("#status", has_text="1 s").wait_for()
     opened.answered()
     assert not page.is_visible("#fault")
     assert page.locator("#rows input").count() == 0  # there are no maps to choose
@@ -152,7 +150,8 @@ def test_a_fault_is_the_servers_own_line(tmp_path: Path, addresses: dict[str, st
     page.route("**/predict*", lambda route: route.abort())
     page.evaluate(DROP, ["b.png", list(PICTURES[0])])
     page.wait_for_selector("#fault:not([hidden])")
-    assert page.inner_text("#fault") == "b.png: The server does not answer. Is `patchloom app` still running?"
+    for fact in ("b.png: ", "patchloom app"):
+        assert fact in page.inner_text("#fault")
     expected = "Failed to load resource"
     opened.faults = [fault for fault in opened.faults if not fault.startswith(expected)]
     opened.close()
@@ -164,7 +163,7 @@ def test_a_picture_that_is_too_large_is_sent_smaller(addresses: dict[str, str], 
     Image.fromarray(np.zeros((5001, 5000, 3), np.uint8)).save(large, "PNG")
     opened.page.set_input_files("#files", {"name": "large.png", "mimeType": "image/png", "buffer": large.getvalue()})
     opened.answered()
-    assert "It was reduced to 3463 × 3464 pixels to be sent." in opened.page.inner_text("#name")
+    assert "3463 × 3464" in opened.page.inner_text("#name")
     opened.close()
 
 
@@ -184,7 +183,7 @@ def test_masks_and_boxes(kind: str, width: int, addresses: dict[str, str], brows
     page.fill("#range", "100" if kind == "detector" else "0")
     assert opened.drawn("seen") not in (alone, together)
     if kind == "detector":
-        assert "Nothing found" in page.inner_text("#best")
+        assert page.locator("#rows label").count() == 1  # no object, beside the row for all of them
         bits = np.random.default_rng(0).random((40, 30)) > 0.3
         bits[:, 7:20] = True  # runs of more than one letter
         found = page.evaluate("text => runsOf(text)", ObjectMask.of(bits).to_coco(bits.shape)["counts"])
@@ -206,11 +205,12 @@ def test_lines_are_translated(width: int, addresses: dict[str, str], browser: An
     opened.page.fill("#text", "one two\n\nthree")
     opened.page.keyboard.press("Control+Enter")
     opened.page.wait_for_selector("#translation p:nth-child(3)", state="attached")
-    assert opened.page.inner_text("#status").startswith("Translated in ")
+    assert re.search(r"\d", opened.page.inner_text("#status"))  # the time it took
     opened.page.fill("#text", "\n" * 20 + "one")
     opened.page.click("#send")
     opened.page.wait_for_selector("#fault:not([hidden])")
-    assert opened.page.inner_text("#fault") == "21 lines, at most 16 are answered at once"
+    for fact in ("21", "16"):
+        assert fact in opened.page.inner_text("#fault")
     opened.faults = [fault for fault in opened.faults if "status of 422" not in fault]
     opened.close()
 
@@ -219,6 +219,6 @@ def test_a_model_without_classes_shows_what_its_vector_is_made_of(addresses: dic
     opened = Opened(browser, addresses["without classes"], SCREEN)
     opened.page.evaluate(DROP, ["a.png", list(PICTURES[0])])
     opened.answered()
-    assert opened.page.inner_text("#for") == "what its vector is made of"
+    assert opened.page.inner_text("#for")
     assert not opened.page.is_visible("#best")
     opened.close()

@@ -107,7 +107,7 @@ def test_an_index_and_what_its_model_does(tmp_path: Path) -> None:
     assert [hit["path"] for hit in told["hits"]] == [hit.path for hit in index.search(PICTURES[0], top=2).hits]
     assert post(app, "/search", PICTURES[0], query="level=genus").status == 422
     assert post(app, "/v2/models/model-predict/infer", {"inputs": []}).status == 422
-    with pytest.raises(UsageError, match="--model says where the run of an index lies"):
+    with pytest.raises(UsageError, match="--model"):
         load_served(str(GOLDEN / "classifier"), model="x")
 
 

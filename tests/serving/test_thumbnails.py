@@ -156,7 +156,7 @@ def test_a_link_that_appears_after_the_check_is_not_followed(tmp_path: Path, mon
 
 def test_what_images_names_is_said() -> None:
     for source, folder, fact in (
-        (GOLDEN / "classifier", GOLDEN, "no index"),
+        (GOLDEN / "classifier", GOLDEN, str(GOLDEN / "classifier")),
         (GOLDEN / "index", GOLDEN / "gone", str(GOLDEN / "gone")),
     ):
         with pytest.raises(UsageError) as error:

@@ -9,6 +9,7 @@ from patchloom.data.batches import decoded_set as device
 from patchloom.engine import loop
 from patchloom.errors import UsageError
 from patchloom.runs.config import read_recipe
+from patchloom.runs.record import read_run_record
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training import measuring, timing
 from patchloom.training.measuring import REPORT_S, Measured, epochs_within, evaluations_of
@@ -72,7 +73,7 @@ def test_a_time_is_planned_into_epochs_and_auto_follows_them(planned) -> None:
     (line,) = [line for line in said if "schedule.epochs = 7" in line]
     assert "33.0s" in line
     assert "16 images/s" in line
-    assert any(line.startswith("finished after") for line in said)
+    assert read_run_record(folder).ended == "finished"
 
 
 def test_planning_decodes_the_images_once(planned) -> None:
@@ -86,7 +87,7 @@ def test_the_same_command_reads_the_epochs_from_the_run(planned, monkeypatch) ->
     said: list[str] = []
     again = run_training(settings(folder, time="10h"), say=said.append)
     assert again.outcome.ended == "finished"
-    assert any("schedule.epochs = 7" in line and "as the run in" in line for line in said)
+    assert any("schedule.epochs = 7" in line and str(folder) in line for line in said)
 
 
 def test_more_epochs_go_on_with_what_was_chosen_at_the_beginning(planned) -> None:
@@ -94,7 +95,7 @@ def test_more_epochs_go_on_with_what_was_chosen_at_the_beginning(planned) -> Non
     said: list[str] = []
     longer = run_training(settings(folder, epochs=40), dry_run=True, say=said.append)
     assert longer.folder == folder
-    assert any("augment.mixup = 0.0" in line and "as this run began" in line for line in said)
+    assert any("augment.mixup = 0.0" in line for line in said)
 
 
 def test_a_named_recipe_is_shortened_and_no_longer_than_published(tmp_path, monkeypatch) -> None:
@@ -104,10 +105,10 @@ def test_a_named_recipe_is_shortened_and_no_longer_than_published(tmp_path, monk
     (line,) = [line for line in said if "schedule.epochs =" in line]
     epochs = int(re.search(r"= (\d+)", line)[1])
     assert 10 <= epochs <= 18  # 60 s, less start and report, at 3 s per epoch
-    assert any("schedule.warmup_epochs = 1   (auto: a tenth of" in line for line in said)
+    assert any("schedule.warmup_epochs = 1 " in line for line in said)
     said.clear()
     run_training(settings(tmp_path / "a", recipe="small_images", time="9h"), dry_run=True, say=said.append)
-    assert any("schedule.epochs = 220   (auto: as the recipe says; they take less than 9h" in line for line in said)
+    assert any("schedule.epochs = 220 " in line and "9h" in line for line in said)
 
 
 def test_what_the_head_is_fitted_to_is_part_of_the_time(tmp_path, monkeypatch) -> None:
@@ -140,16 +141,17 @@ def test_a_run_that_is_much_too_slow_is_stopped_evaluated_and_reported(tmp_path,
 
 def test_time_and_epochs_are_refused_together(tmp_path) -> None:
     for given in ({"epochs": 3}, {"changes": {"schedule.epochs": "3"}}):
-        with pytest.raises(UsageError, match="--time plans the epochs, and --epochs gives them; give one of the two"):
+        with pytest.raises(UsageError, match="--epochs") as error:
             run_training(settings(tmp_path / "run", time="2m", **given), say=str)
-    with pytest.raises(UsageError, match="--time is '0s', expected more than no time"):
+        assert "--time" in str(error.value)
+    with pytest.raises(UsageError, match=r"--time.*'0s'"):
         run_training(settings(tmp_path / "run", time="0s"), say=str)
-    with pytest.raises(UsageError, match="--stop-after takes hours, minutes or seconds"):
+    with pytest.raises(UsageError, match="--stop-after"):
         run_training(settings(tmp_path / "run", stop_after="soon"), say=str)
 
 
 def test_fit_is_for_named_recipes(tmp_path) -> None:
-    with pytest.raises(UsageError, match="--fit fits a named recipe to the data, and auto always is fitted"):
+    with pytest.raises(UsageError, match=r"--fit\b.*\bauto\b"):
         run_training(settings(tmp_path / "run", fit=True), say=str)
 
 
@@ -167,8 +169,8 @@ def test_a_dry_run_of_long_steps_measures_a_few_images(tmp_path, monkeypatch) ->
     whole = device.DeviceLoader.epoch
     monkeypatch.setattr(device.DeviceLoader, "epoch", lambda s, *a: epochs.append(s.plan.batch_size) or whole(s, *a))
     run_training(settings(tmp_path / "a", recipe="small_images", epochs=2), dry_run=True, say=said.append)
-    (line,) = [line for line in said if line.startswith("time       about")]
-    assert "for 6 steps and evaluations (measured on 4 images at a time: " in line
+    (line,) = [line for line in said if re.match(r"time\b", line)]
+    assert {"6", "4"} <= set(re.findall(r"\b\d+\b", line))
     assert max(epochs) == 4
 
 
@@ -182,19 +184,17 @@ def test_a_recipe_that_does_not_suit_the_data_says_so_and_is_fitted(tmp_path, mo
         dry_run=True,
         say=said.append,
     )
-    assert (
-        "           note: recipe grafit_small_images was made for 50,000 images: 2 updates of 80 images are few "
-        "(below 1,000) for your 100. Fit it: --fit, and leave out schedule.epochs or optim.batch_size, which it "
-        "would keep"
-    ) in said
+    (note,) = [line for line in said if "note: " in line and "--fit" in line]
+    for fact in ("grafit_small_images", "50,000", "2", "80", "1,000", "100", "schedule.epochs", "optim.batch_size"):
+        assert re.search(rf"\b{re.escape(fact)}\b", note), fact
     said.clear()
     run_training(
         settings(tmp_path / "a", data=data, recipe="grafit", fit=True, epochs=2, **small),
         dry_run=True,
         say=said.append,
     )
-    assert not any("Fit it" in line for line in said)
-    assert any("optim.batch_size = 16   (auto: 6 updates per epoch instead of 0)" in line for line in said)
+    assert not any("--fit" in line for line in said)
+    assert any(re.search(r"optim\.batch_size = 16 .*\b6\b.*\b0\b", line) for line in said)
     assert any("grafit.target_decay = 0.97" in line for line in said)
 
 
@@ -202,5 +202,4 @@ def test_a_run_of_days_is_said_before_it_begins(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(timing, "seconds_per_image", lambda _: 3600.0)
     said: list[str] = []
     run_training(settings(tmp_path / "a", recipe="small_images", epochs=1), say=said.append)
-    told = "this takes about 2.0 days here; --fit fits the recipe to this machine, --time 8h plans a run into a night"
-    assert f"           note: {told}" in said
+    assert any(all(fact in line for fact in ("note: ", "2.0 days", "--fit", "--time 8h")) for line in said)

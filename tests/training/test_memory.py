@@ -1,5 +1,6 @@
 """Memory is counted before it is taken, and a batch is cut so that it fits."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,14 @@ def test_a_batch_is_cut_by_powers_of_two_until_it_fits() -> None:
 
 
 def test_one_image_that_does_not_fit_says_what_to_do() -> None:
-    with pytest.raises(ResourceError, match=r"not even one image fits in memory: a step needs 4\.0 GiB.*--fit"):
+    with pytest.raises(ResourceError) as error:
         parts_that_fit(Need(3 << 30, 0, float(1 << 30)), 64, 1 << 30)
-    with pytest.raises(ResourceError, match=r"a batch of 1024 images needs 2\.0 GiB even one image at a time.*--batch"):
+    for fact in ("4.0 GiB", "--fit"):
+        assert fact in str(error.value)
+    with pytest.raises(ResourceError) as error:
         parts_that_fit(Need(0, 2 << 30, 1 * MIB), 1024, 200 * MIB)
+    for fact in ("1024", "2.0 GiB", "--batch"):
+        assert fact in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -83,21 +88,25 @@ def test_a_batch_that_does_not_fit_is_cut_and_said(tmp_path, monkeypatch) -> Non
     allowed = needs[0].bytes(64, 4) / memory.USED_SHARE + 1
     monkeypatch.setattr(memory, "parts_that_fit", whole)
     monkeypatch.setattr(memory, "available_bytes", lambda: allowed)
-    assert "           batch 64 does not fit in memory; using 4 micro-batches, same result" in dry(tmp_path)
+    assert any(re.search(r"\b64\b.*\b4 micro-batches\b", line) for line in dry(tmp_path))
 
 
 def test_what_micro_batches_change_is_said(tmp_path) -> None:
     said = dry(tmp_path, recipe="grafit_small_images", model="timm:test_resnet", micro_batches=8, changes={})
-    assert "           batch 64: using 8 micro-batches, batch statistics are then those of 8 images" in said
+    (with_statistics,) = [line for line in said if "micro-batches" in line]
     said = dry(tmp_path, micro_batches=8)
-    assert "           batch 64: using 8 micro-batches, same result" in said
+    (without,) = [line for line in said if "micro-batches" in line]
+    for line in (with_statistics, without):
+        assert re.search(r"\b64\b.*\b8 micro-batches\b", line)
+    # Batch statistics are those of a micro-batch, which is said where the network has some.
+    assert [len(re.findall(r"\b8\b", line)) for line in (with_statistics, without)] == [2, 1]
 
 
 def test_more_micro_batches_than_images_are_refused(tmp_path) -> None:
-    with pytest.raises(UsageError, match="--micro-batches is 65, more than the 64 images of a batch"):
-        dry(tmp_path, micro_batches=65)
-    with pytest.raises(UsageError, match="--micro-batches is 0, expected a whole number of at least 1"):
-        dry(tmp_path, micro_batches=0)
+    for micro_batches, limit in ((65, 64), (0, 1)):
+        with pytest.raises(UsageError, match="--micro-batches") as error:
+            dry(tmp_path, micro_batches=micro_batches)
+        assert {str(micro_batches), str(limit)} <= set(re.findall(r"\b\d+\b", str(error.value)))
 
 
 def test_measuring_changes_neither_weights_nor_random_numbers(tmp_path, monkeypatch) -> None:

@@ -1,7 +1,9 @@
 """One folder, one run: other data, another start or fewer epochs never pass for the run that is there."""
 
 import json
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +43,14 @@ def test_other_data_of_the_same_name_get_a_folder_of_their_own(here: Path) -> No
     second, said = train(Path("y/images"))
     assert second.folder == Path("runs/images-2")
     assert second.outcome.progress.step > 0
-    why = f"   (runs/images holds a run on other data, {here / 'x/images'})"
-    assert f"folder     runs/images-2{why}" in said
+    (line,) = [line for line in said if "runs/images-2" in line and str(here / "x/images") in line]
+    assert re.search(r"runs/images\b(?!-2)", line)
     assert (here / "runs" / "images" / "weights.safetensors").read_bytes() == before
     again, said = train(Path("y/images"))
     assert again.folder == Path("runs/images-2")
     assert again.metrics == second.metrics
-    told = (
-        "already finished (2 epochs); nothing to do. Train longer with --epochs, or start afresh with --out: val top-1 "
-    )
-    assert any(line.startswith(told) for line in said)
-    assert not any("going on" in line for line in said)
+    assert any(all(fact in line for fact in ("2", "--epochs", "--out", "top-1")) for line in said)
+    assert again.outcome.progress.step == second.outcome.progress.step
 
 
 def test_the_same_names_with_other_pictures_are_other_data(here: Path) -> None:
@@ -66,23 +65,21 @@ def test_data_that_moved_are_the_same(here: Path) -> None:
     run, said = train(Path("elsewhere/images"), epochs=3)
     assert run.folder == Path("runs/images")
     assert run.outcome.progress.epoch == 3
-    assert any(line.startswith("resuming runs/images") for line in said)
+    assert any(re.search(r"runs/images\b.*\b8\b.*\b12\b", line) for line in said)
 
 
 def test_a_lost_file_at_the_same_place_is_a_note(here: Path) -> None:
     (here / "x" / "images" / "red" / "3.png").unlink()
     plan = make_plan(settings(Path("x/images"), epochs=3), "cpu")
     assert plan.folder == Path("runs/images")
-    assert any("the data changed since the run began" in note for note in plan.splits.notes)
+    assert any(re.search(r"\b16\b.*\b15\b", note) for note in plan.splits.notes)
 
 
 def test_a_folder_given_by_name_refuses_other_data_with_both_names(here: Path) -> None:
     with pytest.raises(DataError) as caught:
         train(Path("y/images"), out="runs/images")
-    assert str(caught.value) == (
-        f"runs/images holds a run on other data: {here / 'x/images'}; given {here / 'y/images'}. "
-        "Give another folder with --out"
-    )
+    for fact in ("runs/images", str(here / "x/images"), str(here / "y/images"), "--out"):
+        assert fact in str(caught.value)
 
 
 def test_a_record_without_a_place_is_compared_by_its_rows(here: Path) -> None:
@@ -92,8 +89,10 @@ def test_a_record_without_a_place_is_compared_by_its_rows(here: Path) -> None:
     (here / "runs" / "images" / FILE).unlink()  # which old versions did not write either
     assert make_plan(settings(Path("x/images")), "cpu").folder == Path("runs/images")
     assert make_plan(settings(Path("y/images")), "cpu").folder == Path("runs/images-2")
-    with pytest.raises(DataError, match=r"other data: 16 \+ 4 pictures, 2 classes \(blue, red\); given"):
+    with pytest.raises(DataError) as caught:
         make_plan(settings(Path("y/images"), out="runs/images"), "cpu")
+    for fact in ("runs/images", "16", "4", "blue, red", str(here / "y/images")):
+        assert fact in str(caught.value)
 
 
 def test_another_start_is_refused_with_both_names(here: Path) -> None:
@@ -109,23 +108,29 @@ def test_another_start_is_refused_with_both_names(here: Path) -> None:
         train(data, out="runs/tuned", init="runs/start2", epochs=3)
     for fact in ("runs/tuned", "--init runs/start1", "--init runs/start2", "--out"):
         assert fact in str(caught.value)
-    with pytest.raises(UsageError, match=r"runs/tuned began from --init runs/start1; given random weights"):
+    with pytest.raises(UsageError) as caught:
         train(data, out="runs/tuned")
+    for fact in ("runs/tuned", "--init runs/start1", "--out"):
+        assert fact in str(caught.value)
     tuned, said = train(data, init="runs/start1")
     assert tuned.folder == Path("runs/images-2")
-    assert any("runs/images began from random weights; given --init runs/start1" in line for line in said)
+    assert any(re.search(r"runs/images\b(?!-2).*--init runs/start1", line) for line in said)
     (here / "runs/start1").rename(here / "runs/moved")
     assert train(data, out="runs/tuned", init="runs/moved", epochs=2)[0].outcome.ended == "finished"
     assert (here / "runs/tuned/run.json").read_bytes() == before
     shutil.copy("runs/start2/weights.safetensors", "runs/moved/weights.safetensors")
-    with pytest.raises(UsageError, match=r"began from --init runs/start1; given --init runs/moved"):
+    with pytest.raises(UsageError) as caught:
         train(data, out="runs/tuned", init="runs/moved")
+    for fact in ("runs/tuned", "--init runs/start1", "--init runs/moved"):
+        assert fact in str(caught.value)
 
 
 def test_fewer_epochs_are_refused_before_anything_is_written(here: Path) -> None:
     files = {path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file()}
-    with pytest.raises(UsageError, match=r"runs/images is already trained for 2 epochs.*--epochs 2.*--out"):
+    with pytest.raises(UsageError) as caught:
         train(Path("x/images"), out="runs/images", epochs=1)
+    for fact in ("runs/images", "--epochs 2", "--out"):
+        assert fact in str(caught.value)
     assert {path: path.read_bytes() for path in (here / "runs").rglob("*") if path.is_file()} == files
     assert train(Path("x/images"), epochs=3)[0].outcome.progress.epoch == 3
 
@@ -145,10 +150,13 @@ def test_a_command_without_the_options_of_a_run_starts_another(here: Path) -> No
 
 
 def test_a_val_split_too_small_to_choose_by_is_noted(here: Path) -> None:
-    note = next(note for note in make_plan(settings(Path("x/images")), "cpu").splits.notes if "chance" in note)
-    assert all(fact in note for fact in ("4 images", "25.0 points", "50 images"))
+    def noted(notes: Sequence[str]) -> list[str]:
+        return [note for note in notes if re.search(r"\bval\b.*\b50\b", note)]
+
+    (note,) = noted(make_plan(settings(Path("x/images")), "cpu").splits.notes)
+    assert all(fact in note for fact in ("4", "25.0"))
     plan = make_plan(
         TrainingSettings(data="shapes:count=400,size=16", out=str(here / "new"), changes=CHANGES, **GIVEN), "cpu"
     )
     assert len(plan.splits.val) >= 50
-    assert not any("too few" in note for note in plan.splits.notes)
+    assert noted(plan.splits.notes) == []

@@ -1,6 +1,7 @@
 """`--init RUN`: whatever patchloom trained can be gone on from, on other data, at another size, with another recipe."""
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -57,9 +58,11 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_narrow_run_is_gone_on_from_on_other_data(narrow: Path, other: Path, tmp_path: Path) -> None:
     said = trained(other, tmp_path / "run", init=str(narrow))
-    assert f"init       {narrow}: resmlp_s12 (6 layers, 128 wide) at 32 px; new classifier for 2 classes" in said
+    (told,) = [line for line in said if line.startswith("init")]
+    for fact in (str(narrow), "resmlp_s12", "6", "128", "32", "2"):
+        assert re.search(rf"\b{re.escape(fact.lstrip('/'))}\b", told), fact
     for field, value in (("model.name", "resmlp_s12"), ("model.image_size", 32), ("model.options.depth", 6)):
-        assert f"           {field} = {value}   (as in {narrow})" in said
+        assert any(f"{field} = {value} " in line and str(narrow) in line for line in said)
     before, now = read_run_files(narrow), read_run_files(tmp_path / "run")
     assert {**before.options, "num_classes": 2} == now.options
     assert before.preprocessing == now.preprocessing
@@ -74,7 +77,9 @@ def test_the_weights_are_the_runs_and_a_classifier_of_the_same_classes_too(narro
             assert key.startswith("classifier") or torch.equal(tensor, source[key]), key
         same = network.classifier.weight.shape == source["classifier.weight"].shape
         assert (same and torch.equal(network.classifier.weight, source["classifier.weight"])) is kept
-        assert line(plan).endswith("keeps its classifier of 16 classes" if kept else "new classifier for 2 classes")
+        assert plan.start is not None
+        assert plan.start.keeps(plan.record.classes) is kept
+        assert re.search(rf"\b{16 if kept else 2}\b", line(plan).replace(str(narrow), ""))
 
 
 def test_as_many_other_classes_get_a_fresh_classifier(narrow: Path, tmp_path: Path) -> None:
@@ -86,7 +91,8 @@ def test_as_many_other_classes_get_a_fresh_classifier(narrow: Path, tmp_path: Pa
 
 def test_what_the_user_gives_is_applied_on_top(narrow: Path, tmp_path: Path) -> None:
     plan = planned(SHAPES, narrow, size=48)
-    assert line(plan).startswith(f"init       {narrow}: resmlp_s12 (6 layers, 128 wide) at 32 px, resampled to 48 px;")
+    for fact in (str(narrow), "resmlp_s12", "32 px", "48 px"):
+        assert fact in line(plan)
     assert [c.why for c in plan.choices if c.key == "model.image_size"] == ["given"]
     trained(SHAPES, tmp_path / "large", init=str(narrow), size=48)
     assert patchloom.load(tmp_path / "large", device="cpu").model.config.image_size == (48, 48)
@@ -95,8 +101,10 @@ def test_what_the_user_gives_is_applied_on_top(narrow: Path, tmp_path: Path) -> 
 
 def test_another_network_is_refused_with_both_names(narrow: Path) -> None:
     for given in ({"model": "deit_ti"}, {"changes": {"model.name": "deit_ti"}}):
-        with pytest.raises(UsageError, match=rf"--init {narrow} is a resmlp_s12, and deit_ti was asked for; leave"):
+        with pytest.raises(UsageError) as error:
             planned(SHAPES, narrow, **given)
+        for fact in (f"--init {narrow}", "resmlp_s12", "deit_ti"):
+            assert fact in str(error.value)
 
 
 def test_a_named_recipe_gives_all_but_the_network(narrow: Path) -> None:
@@ -146,12 +154,13 @@ def test_the_command_that_a_run_without_labels_suggests_works(
     assert arguments == ["train", str(other), "--init", "runs/colours"]
     done = command((*arguments, "--device", "cpu", "--workers", "0"), monkeypatch, capsys)
     assert done.code == 0, done.errors
-    told = "init       runs/colours: resmlp_s12 (2 layers, 16 wide) at 32 px; new classifier for 2 classes"
-    assert told in done.output
-    assert "folder     runs/colours-2   (runs/colours is what it starts from)" in done.output
+    assert re.search(r"^init\b.*\bruns/colours\b.*\bresmlp_s12\b.*\b32 px\b", done.output, re.MULTILINE)
+    assert read_run_files(Path("runs/colours-2")).options["num_classes"] == 2
+    before = Path("runs/colours-2/metrics.jsonl").read_bytes()
     again = command((*arguments, "--device", "cpu", "--workers", "0"), monkeypatch, capsys)
     assert again.code == 0, again.errors
-    assert "already finished" in again.output
+    assert Path("runs/colours-2/metrics.jsonl").read_bytes() == before
+    assert not Path("runs/colours-3").exists()
 
 
 def test_grafit_and_timms_networks_hand_over(other: Path, tmp_path: Path) -> None:
@@ -160,34 +169,39 @@ def test_grafit_and_timms_networks_hand_over(other: Path, tmp_path: Path) -> Non
     kept = load_network(tmp_path / "grafit")[0]
     assert kept.config.projector != "none"
     said = trained(other, tmp_path / "tuned", init=str(tmp_path / "grafit"))
-    assert f"init       {tmp_path / 'grafit'}: timm:test_vit at 32 px; new classifier for 2 classes" in said
+    assert any(str(tmp_path / "grafit") in line and "timm:test_vit" in line for line in said)
     assert load_network(tmp_path / "tuned")[0].config.projector == "none"
     trained(other, tmp_path / "large", init=str(tmp_path / "tuned"), size=64)
     large = patchloom.load(tmp_path / "large", device="cpu")
     assert large.model.config.image_size == (64, 64)
     assert json.loads((tmp_path / "large" / "run.json").read_text())["init"] == str(tmp_path / "tuned")
-    assert line(planned(other, tmp_path / "tuned")).endswith("keeps its classifier of 2 classes")
+    plan = planned(other, tmp_path / "tuned")
+    assert plan.start is not None
+    assert plan.start.keeps(plan.record.classes)
 
 
 def test_small_views_of_a_network_of_one_size_are_resized_or_refused(other: Path, tmp_path: Path) -> None:
     changes = {"views.local_size": 16, "schedule.warmup_epochs": 0, "schedule.min_lr": 0.0, "dino.outputs": 32}
     given = {"recipe": "dino", "model": "timm:pit_ti_224", "size": 32, "epochs": 1, "batch": 8, "changes": changes}
-    with pytest.raises(UsageError, match=r"timm:pit_ti_224 takes images of one size.*--set dino.small_views=resize"):
+    with pytest.raises(UsageError) as error:
         make_plan(TrainingSettings(data=str(other), device="cpu", **given), "cpu")
+    for fact in ("timm:pit_ti_224", "--set dino.small_views=resize"):
+        assert fact in str(error.value)
     given["changes"] = changes | {"dino.small_views": "resize"}
     assert make_plan(TrainingSettings(data=str(other), device="cpu", out=str(tmp_path), **given), "cpu").cost.parameters
 
 
 def test_a_size_that_no_run_could_be_loaded_with_is_refused_before_work() -> None:
     settings = TrainingSettings(data=SHAPES, device="cpu", workers=0, changes={"test.image_size": 5000})
-    with pytest.raises(UsageError, match=r"could not be used: image_size is \[5000, 5000\], expected height and width"):
+    with pytest.raises(UsageError, match=r"image_size.*\b5000\b"):
         make_plan(settings, "cpu")
 
 
 def test_published_weights_are_offered_where_nothing_was_said() -> None:
     settings = TrainingSettings(data=SHAPES, device="cpu", workers=0)
-    offered = "init       random; --init in1k fine-tunes resmlp_s12 as published on ImageNet-1k (61 MB to fetch, 3.01 G"
-    assert line(make_plan(settings, "cpu")).startswith(offered)
+    offered = line(make_plan(settings, "cpu"))
+    for fact in ("--init in1k", "resmlp_s12", "ImageNet-1k", "61 MB", "3.01 G"):
+        assert fact in offered
     for given in ({"recipe": "small_images"}, {"model": "timm:resnet18"}):
         assert not [line for line in make_plan(replace(settings, **given), "cpu").lines() if line.startswith("init")]
 
@@ -203,7 +217,7 @@ def test_the_head_first(narrow: Path, tmp_path: Path) -> None:
     cpu = Processes("fp32", device="cpu")
     _, network, _ = assemble.make_run(plan, cpu, said.append, begins=True)
     (told,) = [line for line in said if line.startswith("head")]
-    assert told == "head       fitted to the trained features of 32 images"
+    assert re.search(r"\b32\b", told)
     found = dict(plan.task.judge(plan, cpu).report(network))
     assert found["top1"] == 100
     _, measured, _ = assemble.make_run(plan, cpu, said.append)  # a trial of its speed fits nothing
@@ -271,7 +285,7 @@ def test_learned_scales_can_be_fixed_in_another_training(pooled: Path) -> None:
     assert all(torch.equal(weight, source[name]) and not weight.requires_grad for name, weight in scales.items())
     assert not torch.equal(network.blocks[0].mix.first.weight, source["blocks.0.mix.first.weight"])
     deeper = replace(fixed, changes={**fixed.changes, "model.options.depth": 2})
-    with pytest.raises(UsageError, match=r"without the LayerScale of this network's blocks\.1; give a run of the same"):
+    with pytest.raises(UsageError, match=r"\bblocks\.1\b"):
         network_of(make_plan(deeper, "cpu"))
-    with pytest.raises(UsageError, match=r"model\.scales_from nowhere: no such run"):
+    with pytest.raises(UsageError, match=r"model\.scales_from.*\bnowhere\b"):
         make_plan(replace(fixed, changes={**fixed.changes, "model.scales_from": "nowhere"}), "cpu")

@@ -1,6 +1,7 @@
 """A grid of settings over data sets: each point an ordinary run, done once, chosen without test images."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def test_the_same_call_repeats_nothing(place: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "run_training", refuse)
     monkeypatch.setattr(module, "evaluate", refuse)
     found, said = swept(str(place / "a"), place / "swept", {"optim.lr": [1e-3, 1e-4], "seed": [0, 1]}, test=True)
-    assert "sweep      4 runs in " + str(place / "swept") + ", 4 finished already" in said
+    assert any(re.search(r"\b4\b.*\b4\b", line.replace(str(place / "swept"), "")) for line in said)
     assert found.best.is_best
     assert found.best.test_mean is not None
     assert found.best.spread.runs == 2
@@ -94,7 +95,7 @@ def test_a_wider_grid_goes_on_from_what_is_there_and_a_failed_run_does_not_stop_
 
     def fail(settings: TrainingSettings, **options: Any) -> None:
         done.append(settings)
-        raise NumericalError("the loss is not finite")
+        raise NumericalError("the reason")
 
     monkeypatch.setattr(module, "run_training", fail)
     out = place / "wider"
@@ -102,12 +103,12 @@ def test_a_wider_grid_goes_on_from_what_is_there_and_a_failed_run_does_not_stop_
     # Folders are named by what is asked, so the copy is known by its names.
     found, said = swept(str(place / "a"), out, {"optim.lr": [1e-3, 1e9], "seed": [0, 1]})
     assert [settings.changes["optim.lr"] for settings in done] == [1e9, 1e9]
-    assert any(line.startswith("failed     ") and line.endswith("the loss is not finite") for line in said)
+    assert sum("the reason" in line for line in said) == 2
     good, bad = found.rows
     assert good.is_best
     assert (bad.mean, bad.is_best, len(bad.failed)) == (None, False, 2)
-    assert found.table()[1][1][-1] == "2 failed"
-    assert "the loss is not finite" in found.page.read_text()
+    assert "2" in found.table()[1][1][-1]
+    assert "the reason" in found.page.read_text()
     assert set(json.loads((out / "sweep.json").read_text())["runs"]) > set(found.runs)  # what another grid made stays
 
 
@@ -153,7 +154,9 @@ def test_a_share_is_of_every_class_and_part_of_a_larger_one(place: Path) -> None
     assert share_of_train(splits, 1.0) is splits
     plan = make_plan(TrainingSettings(data=str(place / "b"), changes={**CHANGES, "train_share": "0.5"}, **GIVEN), "cpu")
     assert (len(plan.splits.train), len(plan.splits.val), plan.record.train) == (8, 4, 16)
-    assert "8 of the 16 training pictures are used (train_share 0.5)" in plan.notes
+    (note,) = [note for note in plan.notes if "train_share" in note]
+    assert {"8", "16"} <= set(re.findall(r"\b\d+\b", note))
+    assert "0.5" in note
 
 
 def test_val_held_out_keeps_what_the_data_have_for_a_test(place: Path, tmp_path: Path) -> None:
@@ -166,7 +169,7 @@ def test_val_held_out_keeps_what_the_data_have_for_a_test(place: Path, tmp_path:
     (tmp_path / "b" / "test").rename(tmp_path / "b" / "val")
     own = open_data(tmp_path / "b", reading=Reading(val="held-out"))
     assert (len(own.train), len(own.val), len(own.test)) == (20, 4, 6)
-    with pytest.raises(UsageError, match="has no test split"):
+    with pytest.raises(UsageError, match=r"\btest\b"):
         open_data(tmp_path / "b", reading=Reading(val="test"))
     shutil.copytree(place / "a", tmp_path / "c")
     class_folders(tmp_path / "c" / "val", pictures=2)
@@ -175,19 +178,21 @@ def test_val_held_out_keeps_what_the_data_have_for_a_test(place: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("grid", "given", "said"),
+    ("grid", "given", "facts"),
     [
-        ({"optim.lrr": [1]}, {}, "'optim.lrr' cannot be swept"),
-        ({"optim.lr": [1e-3, 1e-3]}, {}, "the values of optim.lr are 0.001, 0.001; give each once"),
-        ({"epochs": [1, 2]}, {}, "epochs is swept, and given too"),
-        ({"optim.lr": ["fast"]}, {}, "optim.lr is 'fast', expected a number"),
-        ({"train_share": [0.01, 1]}, {}, "leaves 2 images of .*, fewer than a batch of 4; give --batch 2 or less"),
-        ({"seed": [0]}, {"test": True}, "has no test split, and its val images choose the setting"),
+        ({"optim.lrr": [1]}, {}, ["'optim.lrr'", "patchloom recipes"]),
+        ({"optim.lr": [1e-3, 1e-3]}, {}, ["optim.lr", "0.001, 0.001"]),
+        ({"epochs": [1, 2]}, {}, ["epochs"]),
+        ({"optim.lr": ["fast"]}, {}, ["optim.lr", "'fast'"]),
+        ({"train_share": [0.01, 1]}, {}, ["--batch 2", "4"]),
+        ({"seed": [0]}, {"test": True}, ["/b", "--test"]),
     ],
 )
-def test_what_cannot_be_swept_is_said_before_work(place: Path, tmp_path: Path, grid, given, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_swept_is_said_before_work(place: Path, tmp_path: Path, grid, given, facts: list[str]) -> None:
+    with pytest.raises(UsageError) as error:
         swept(str(place / "b"), tmp_path / "out", grid, **given)
+    for fact in facts:
+        assert fact in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
@@ -195,9 +200,9 @@ def test_a_grid_is_read_from_text() -> None:
     assert read_grid(["optim.lr=1e-3, 3e-4", "model=a,b"]) == {"optim.lr": ["1e-3", "3e-4"], "model": ["a", "b"]}
     assert settings_of({"model": ["a"], "optim.lr": ["1e-3", "1"]})[1] == {"model": "a", "optim.lr": 1}
     for wrong in ("optim.lr", "optim.lr=", "optim.lr=1,,2", "=1"):
-        with pytest.raises(UsageError, match="--grid takes field=value"):
+        with pytest.raises(UsageError, match="--grid"):
             read_grid([wrong])
-    with pytest.raises(UsageError, match="gives seed twice"):
+    with pytest.raises(UsageError, match=r"\bseed\b"):
         read_grid(["seed=0", "seed=1"])
 
 
@@ -215,7 +220,7 @@ def made(*scores: tuple[str, float, int, float | None]) -> Sweep:
     """(data, lr, seed, score or None where it failed) of each run."""
     runs = [
         RunResult(data=data, setting={"optim.lr": lr, "seed": seed}, metric="top1", metrics={"top1": score or 0.0},
-                  failed="" if score is not None else "it failed")
+                  failed="" if score is not None else "reason")
         for data, lr, seed, score in scores
     ]  # fmt: skip
     rows = rows_of([run.setting for run in runs], runs)
@@ -231,17 +236,19 @@ def test_a_setting_is_the_mean_over_sets_of_the_mean_over_seeds() -> None:
     )
     columns, rows = found.table()
     assert columns == ["#lr", "#x", "#y", "#mean", "#std", ""]
-    assert rows == [["0.1", "55.00", "91.00", "73.00", "4.24", "best"], ["0.01", "–", "99.00", "–", "–", "1 failed"]]
+    assert [row[:-1] for row in rows] == [["0.1", "55.00", "91.00", "73.00", "4.24"], ["0.01", "–", "99.00", "–", "–"]]
+    assert "1" in rows[1][-1]
     told = found.to_dict()
     assert told["best"] == {"optim.lr": 0.1}
     assert told["best_of_sets"] == {"x": {"optim.lr": 0.1}, "y": {"optim.lr": 0.01}}
-    assert told["rows"][1]["failed"] == [{"data": "x", "setting": {"optim.lr": 0.01, "seed": 1}, "why": "it failed"}]
+    assert told["rows"][1]["failed"] == [{"data": "x", "setting": {"optim.lr": 0.01, "seed": 1}, "why": "reason"}]
 
 
 def test_a_curve_has_a_logarithmic_axis() -> None:
     found = made(("x", 0.001, 0, 50.0), ("x", 0.01, 0, 60.0), ("x", 0.1, 0, 55.0))
     [(title, chart, _)] = curves(found)
-    assert title == "top1 against optim.lr"
+    for fact in ("top1", "optim.lr"):
+        assert fact in title
     places = [float(part.partition('"')[0]) for part in str(chart).split('<circle cx="')[1:]]
     assert places[1] - places[0] == pytest.approx(places[2] - places[1])
 
@@ -259,7 +266,6 @@ def test_the_command_prints_one_table(
     line += ["--grid", "optim.lr=1e-3,1e-4", "--grid", "seed=0,1"]
     done = command(tuple(line), monkeypatch, capsys)
     assert (done.code, done.errors) == (0, "")
-    assert "4 finished already" in done.output
     assert str(place / "swept" / "sweep.html") in done.output
     told = json.loads(command((*line, "--json"), monkeypatch, capsys).output)
     assert len(told["rows"]) == 2
@@ -269,10 +275,13 @@ def test_the_command_prints_one_table(
 def test_a_damaged_record_is_a_note(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "swept", tmp_path / "swept")
     (tmp_path / "swept" / "sweep.json").write_text('{"format": 1, "runs": {"a": 3}}')
+    weights = list((tmp_path / "swept").rglob("weights.safetensors"))
+    before = {path: path.stat().st_mtime_ns for path in weights}
+    assert len(before) == 4
     found, said = swept(str(place / "a"), tmp_path / "swept", {"optim.lr": [1e-3], "seed": [0]})
-    assert any("sweep.json is damaged" in line for line in said)
+    assert any("sweep.json" in line for line in said)
     assert len(results(tmp_path)) == 1
-    assert any("already finished" in line for line in said)
+    assert {path: path.stat().st_mtime_ns for path in weights} == before  # the run itself is kept
     assert found.best is not None
 
 
@@ -281,15 +290,17 @@ def test_pictures_of_a_list_are_left_out_of_train(place: Path, tmp_path: Path) -
     file.write_text("file\treason\ntrain/red/0.png\tsame as x\n" + str(place / "a/train/blue/1.png") + "\n")
     source = find_source(place / "a", reading=Reading(without=file))
     assert len(source.train) == 22
-    assert f"2 training pictures left out by {file}" in source.notes
+    assert any(str(file) in note and "2" in note.replace(str(file), "") for note in source.notes)
     plan = make_plan(TrainingSettings(data=str(place / "a"), changes=CHANGES, without=str(file), **GIVEN), "cpu")
     assert len(plan.splits.train) + len(plan.splits.val) == 22
     part = find_source(place / "a" / "test", reading=Reading(without=file))
     assert len(part.train) == 6  # a list is of train
     file.write_text("train/red/99.png\n")
-    with pytest.raises(DataError, match=r"names none of the 24 training pictures of a .*'train/red/99\.png'"):
+    with pytest.raises(DataError) as error:
         find_source(place / "a", reading=Reading(without=file))
-    with pytest.raises(UsageError, match="the list cannot be read"):
+    for fact in (str(file), "24", "'train/red/99.png'"):
+        assert fact in str(error.value)
+    with pytest.raises(UsageError, match=r"\bgone\b"):
         find_source(place / "a", reading=Reading(without=tmp_path / "gone"))
 
 
@@ -307,5 +318,8 @@ def test_settings_with_the_same_score_tie() -> None:
     assert [row.is_best for row in rows] == [False, True, True]
     found = Sweep(Path("swept"), rows, {str(i): run for i, run in enumerate(runs)}, "top1")
     assert found.ties == 2
-    assert [row[-1] for row in found.table()[1]] == ["", "tied best", "tied best"]
+    first, second, third = (row[-1] for row in found.table()[1])
+    assert not first
+    assert second
+    assert second == third
     assert [setting["optim.lr"] for setting in found.to_dict()["ties"]] == [0.1, 0.01]

@@ -6,7 +6,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 from patchloom import cli
-from patchloom.errors import PatchloomError
+from patchloom.errors import PatchloomError, ResourceError
 
 
 def run_command(arguments: tuple[Any, ...]) -> None:
@@ -28,4 +28,4 @@ def run_command(arguments: tuple[Any, ...]) -> None:
     if code in (2, 4, 5, 6) and arguments[0] != "verify" and (len(lines) != 1 or said.splitlines()[-1] != lines[0]):
         raise AssertionError(f"exit code {code} with {len(lines)} lines of error: {said[-300:]!r}")
     if code:
-        raise PatchloomError(said)
+        raise (ResourceError if code == ResourceError.exit_code else PatchloomError)(said)
