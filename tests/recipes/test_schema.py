@@ -151,7 +151,7 @@ def test_written_by_hand():
         ({"lr": 1}, ("optim.lr",)),
         ({"optim.rl": 1}, ("optim.rl", "optim.lr", "optim.name")),
         ({"qqqq": 1}, ("qqqq", "model", "augment", "objective", "dino", "segment", "detect", "optim", "schedule")),
-        ({"optim.name": "adamx"}, ("optim.name", "adamx", "adamw", "lamb", "sgd", "adam,", "adagrad")),
+        ({"optim.name": "adamx"}, ("optim.name", "adamx", "adamw", "lamb", "sgd", "adagrad")),
         ({"augment.erasing": 1.5}, ("augment.erasing", 1.5, 0, 1)),
         ({"optim.lr": "fast"}, ("optim.lr", "fast", 0)),
         ({"optim.lr": "nan"}, ("optim.lr", "nan", 0)),
