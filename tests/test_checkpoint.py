@@ -24,6 +24,7 @@ from patchloom.runs import checkpoints
 from patchloom.runs.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.weights import load_network, read_weights, save_weights
+from tests.messages import missing, refused
 from tests.networks import images, small
 
 PREPROCESSING = Preprocessing((0.5, 0.4, 0.3), (0.2, 0.2, 0.1), (32, 32), 0.9)
@@ -83,32 +84,30 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-DAMAGE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
-    "empty weights": ("weights.safetensors", empty, "is empty"),
-    "truncated weights": ("weights.safetensors", truncate, "is damaged"),
-    "flipped bit": ("weights.safetensors", flip, "is damaged"),
-    "no weights": ("weights.safetensors", Path.unlink, "cannot be read"),
-    "truncated state": ("state.json", truncate, "is damaged"),
-    "no manifest": ("manifest.json", Path.unlink, "cannot be read"),
-    "half a manifest": ("manifest.json", truncate, "is not JSON"),
-    "empty manifest": ("manifest.json", empty, "is empty"),
+DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "empty weights": ("weights.safetensors", empty),
+    "truncated weights": ("weights.safetensors", truncate),
+    "flipped bit": ("weights.safetensors", flip),
+    "no weights": ("weights.safetensors", Path.unlink),
+    "truncated state": ("state.json", truncate),
+    "no manifest": ("manifest.json", Path.unlink),
+    "half a manifest": ("manifest.json", truncate),
+    "empty manifest": ("manifest.json", empty),
 }
 
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path: Path, case: str) -> None:
-    file, damage, reason = DAMAGE[case]
+    file, damage = DAMAGE[case]
     save_checkpoint(tmp_path, snapshot(1))
     newest = save_checkpoint(tmp_path, snapshot(2))
     damage(newest / file)
     found = find_checkpoint(tmp_path)
     assert found is not None
     assert found.snapshot.step == 1
-    assert found.notes[0].startswith("skipped step-00000002: ")
-    assert file in found.notes[0]
-    assert reason in found.notes[0]
+    assert missing(found.notes[0], "step-00000002", file) == []
     shutil.rmtree(found.path)
-    with pytest.raises(CheckpointError, match=r"No checkpoint in .* can be used.*step-00000002") as error:
+    with refused(CheckpointError, tmp_path, "step-00000002") as error:
         find_checkpoint(tmp_path)
     assert error.value.exit_code == 4
 
@@ -144,7 +143,7 @@ def test_a_newer_format_is_said(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, snapshot(1))
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(CheckpointError, match="has format 99, written by a newer patchloom; this one reads up to 1"):
+    with refused(CheckpointError, "manifest.json", 99, 1):
         load_checkpoint(path)
 
 
@@ -152,13 +151,13 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     bad = snapshot(2)
     bad.tensors["weights"]["a"][0, 0] = torch.nan
     save_checkpoint(tmp_path, snapshot(1))
-    with pytest.raises(NumericalError, match="weights at step 2: a and 0 other tensors hold NaN"):
+    with refused(NumericalError, 2, "NaN"):
         save_checkpoint(tmp_path, bad)
     with pytest.raises(NumericalError):
         save_weights(tmp_path, bad.tensors["weights"], {})
     assert names(tmp_path) == ["step-00000001"]
     save_file(bad.tensors["weights"], tmp_path / "foreign.safetensors")
-    with pytest.raises(CheckpointError, match=r"foreign.safetensors: a and 0 other tensors hold NaN"):
+    with refused(CheckpointError, "foreign.safetensors", "NaN"):
         read_weights(tmp_path / "foreign.safetensors")
 
 
@@ -178,7 +177,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_litter(
 
     for module in (checkpoints, disk):
         monkeypatch.setattr(module, "write_new", full)
-    with pytest.raises(ResourceError, match=f"no space left to write {tmp_path}") as error:
+    with refused(ResourceError, tmp_path) as error:
         save_checkpoint(tmp_path, snapshot(2))
     assert error.value.exit_code == 6
     assert names(tmp_path) == ["step-00000001"]
@@ -255,20 +254,20 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     network = small("resmlp_s12")
     write_run_files(tmp_path, network, PREPROCESSING, get_recipe("resmlp"), [], task="classification")
     save_weights(tmp_path, dict(small("resmlp_s12", num_classes=7).state_dict()), {})
-    with pytest.raises(CheckpointError, match=r"classifier.weight is \(7, 16\), expected \(5, 16\)"):
+    with refused(CheckpointError, "classifier.weight", "(7, 16)", "(5, 16)"):
         load_network(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"\x80\x04\x95pickle", b"PK\x03\x04zip", b"\xff" * 64])
 def test_what_is_not_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "weights.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match="is not a whole safetensors file"):
+    with refused(CheckpointError, tmp_path / "weights.safetensors"):
         read_weights(tmp_path / "weights.safetensors")
 
 
 def test_a_config_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"format": 1, "network": "resmlp_s12"}')
-    with pytest.raises(CheckpointError, match="has no field 'options'"):
+    with refused(CheckpointError, "config.json", "options"):
         read_run_files(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"config\.json"):
@@ -277,14 +276,14 @@ def test_a_config_that_is_not_ours_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_use(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with refused(UsageError, tmp_path / "file"):
         atomic_write(tmp_path / "file" / "config.json", b"")
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
     with (
         locked(tmp_path),
-        pytest.raises(UsageError, match=f"in use by process {os.getpid()}"),
+        refused(UsageError, os.getpid()),
         locked(tmp_path),
     ):
         pass

@@ -1,6 +1,7 @@
 """Whole runs that find objects: every command, exact resume, any number of workers, one process or two."""
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -25,6 +26,7 @@ from patchloom.runs.weights import load_network, read_weights
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan, run_training
 from tests.forked import rank_places
+from tests.messages import missing, refused
 from tests.reliability.commands import forked
 
 DATA = "shapes:count=16,size=32"
@@ -67,13 +69,13 @@ def command(*arguments: str, capsys, monkeypatch) -> str:
 
 def test_the_plan_says_what_is_learned(run):
     said = (run.parent / "said.txt").read_text()
-    assert "task       detect: as asked" in said
-    assert "16 images to train on, 16 to validate; boxes and masks of 4 classes" in said
-    assert "patchconvnet_s20 at 32 px under Mask R-CNN" in said
-    assert "finished after" in said
-    assert "box AP " in said
-    assert "mask AP " in said
-    assert "95 % intervals over pictures: box AP50" in said
+    lines = said.splitlines()
+    assert any("detect" in line.split(":")[0].split() for line in lines)  # the task
+    assert any(missing(line, 16, 4) == [] for line in lines)  # images and classes
+    assert any(missing(line, "patchconvnet_s20", 32) == [] for line in lines)
+    assert missing(said, "AP50", "95 %") == []
+    kept = read_val(run).report
+    assert missing(said, *(f"{kept.interval(name)[1]:.1f}" for name in ("ap50", "mask_ap50"))) == []
 
 
 def test_a_run_keeps_what_it_found(run):
@@ -100,18 +102,18 @@ def test_evaluate_report_and_verify(run, tmp_path, capsys, monkeypatch):
         assert set(values["classes"]["mask"]) == {"line", "polygon", "round", "star"}
     shutil.copytree(run, tmp_path / "copy")
     said = command("evaluate", run, tmp_path / "copy", **told)
-    assert "AP50 of boxes by class" in said
-    assert "run − copy: mask_ap50 +0.0, 95 % +0.0 … +0.0" in said
+    assert any(missing(line, "AP50", "line", "polygon", "round", "star") == [] for line in said.splitlines())
+    assert any(line.count("+0.0") == 3 for line in said.splitlines() if "mask_ap50" in line)  # with both ends
     command("report", run, **told)
     page = (run / "report.html").read_text()
-    headings = ("Classes, worst first", "Precision over recall at IoU 0.50", "Worst pictures", "Best pictures")
-    for words in (*headings, "By masks", "Losses of the regions", "Dashed red"):
-        assert page.count(f"<h2>{words}</h2>") == 1 if words in headings else words in page, words
-    assert "Inside the network" not in page
-    assert "all as they were written" in command("verify", run, **told)
+    for place in ("precision", "worst", "best"):
+        assert page.count(f'<section id="{place}">') == 1, place
+    assert all(f"<td>{name}</td>" in page for name in ("line", "polygon", "round", "star"))
+    assert '<section id="pictures">' not in page
+    command("verify", run, **told)
     (run / VAL).rename(run / "hidden")
     command("report", run, **told)
-    assert "what was found in val is not shown" in (run / "report.html").read_text()
+    assert VAL in (run / "report.html").read_text()
     (run / "hidden").rename(run / VAL)
 
 
@@ -122,9 +124,10 @@ def test_look_shows_the_worst_of_val_and_what_is_found_in_pictures(run, tmp_path
     assert len(worst["pictures"]) == 12
     page = (tmp_path / "worst.html").read_text()
     assert page.count("<figure") == 12
-    for words in ("run got most wrong", "What is taken for what, by sure detections", "not found", "Dashed red"):
-        assert words in page
-    assert page.index("0% right") == page.index("% right") - 1  # the worst first
+    assert page.count("<table") == 1  # what is taken for what
+    scores = [json.loads(part) for part in re.findall(r"<figcaption>(\d+)\s?%", page)]
+    assert scores[0] == 0  # the worst first
+    assert scores == sorted(scores)
     val = open_data(DATA).val
     assert worst["pictures"][0]["name"] in {val.key(i) for i in range(len(val))}
     (tmp_path / "in").mkdir()
@@ -137,7 +140,7 @@ def test_look_shows_the_worst_of_val_and_what_is_found_in_pictures(run, tmp_path
         command("look", run, tmp_path / "in" / "0.png", "--out", tmp_path / "one.html", "--json", **told)
     )
     assert all(set(answer) == {"name", "score", "box"} for answer in given["pictures"][0]["answers"])
-    assert "Objects that run detects" in (tmp_path / "one.html").read_text()
+    assert "0.png" in (tmp_path / "one.html").read_text()
     assert len(report.truths) == 16
     shutil.copytree(run, tmp_path / "copy")
     (tmp_path / "copy" / VAL).unlink()
@@ -145,7 +148,7 @@ def test_look_shows_the_worst_of_val_and_what_is_found_in_pictures(run, tmp_path
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
-    assert "which says what was found in val; give pictures to look at" in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, tmp_path / "copy", VAL) == []
 
 
 def test_predict_writes_annotations_and_overlays(run, tmp_path, capsys, monkeypatch):
@@ -155,12 +158,12 @@ def test_predict_writes_annotations_and_overlays(run, tmp_path, capsys, monkeypa
         val.read(i).resize((64, 48)).save(tmp_path / "in" / f"{i}.png")
     (tmp_path / "in" / "broken.png").write_bytes(b"no picture")
     model = patchloom.load(run)
-    assert repr(model) == "ObjectDetector(patchconvnet_s20, 32×32 pixels, boxes and masks of 4 classes)"
+    assert missing(repr(model), "ObjectDetector", "patchconvnet_s20", "32×32", 4) == []
     one = model.predict(tmp_path / "in" / "0.png", min_score=0.0)
     assert len(one) == 5
     assert one[0].mask((48, 64)).shape == (48, 64)
     assert model.predict([val.read(0), val.read(1)], min_score=1.0) == [[], []]
-    with pytest.raises(UsageError, match="min_score is 2"):
+    with refused(UsageError, "min_score", 2):
         model.predict(val.read(0), min_score=2)
     answers = list(model.predict_files([str(tmp_path / "in")], min_score=0.0, out=tmp_path / "out"))
     assert [answer.error is None for answer in answers] == [True, True, False]
@@ -196,7 +199,7 @@ def test_a_run_stopped_in_mid_epoch_ends_with_the_same_weights_whatever_the_work
     monkeypatch.undo()
     said: list[str] = []
     run_training(replace(settings(tmp_path / "cut"), workers=2), say=said.append)
-    assert any("at step 6 of 8" in line for line in said)
+    assert any(missing(line, tmp_path / "cut", 6, 8) == [] for line in said)
     expected = read_weights(run / "weights.safetensors")
     found = read_weights(tmp_path / "cut" / "weights.safetensors")
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
@@ -234,7 +237,7 @@ def test_another_run_gives_the_backbone(run, tmp_path):
     for name, tensor in before.backbone.state_dict().items():
         assert torch.equal(network.backbone.state_dict()[name], tensor), name
     assert not torch.equal(network.rpn.head.cls_logits.weight, before.rpn.head.cls_logits.weight)
-    assert any(f"init       {run}" in line for line in plan.lines())
+    assert any(str(run) in line for line in plan.lines())
 
 
 def test_a_classifier_gives_the_backbone_and_it_can_be_frozen(tmp_path):
@@ -274,18 +277,18 @@ def test_mistakes_are_said_before_any_work(tmp_path):
         (tmp_path / "plain" / name).mkdir(parents=True)
         Image.new("RGB", (8, 8)).save(tmp_path / "plain" / name / "0.png")
         Image.new("RGB", (8, 8), "red").save(tmp_path / "plain" / name / "1.png")
-    with pytest.raises(DataError, match="no boxes; objects are learned from boxes"):
+    with refused(DataError, "plain"):
         make_plan(replace(settings(tmp_path / "run"), data=str(tmp_path / "plain"), level=None), "cpu")
     plan = make_plan(replace(settings(tmp_path / "run"), changes=TINY | {"augment.policy": "randaugment"}), "cpu")
-    with pytest.raises(UsageError, match=r"augment\.policy randaugment turns and shifts pictures"):
+    with refused(UsageError, "augment.policy", "randaugment"):
         plan.task.loader(plan, Processes("fp32", device="cpu"), {})
-    for given, words in (
-        ({"recipe": "mask_rcnn", "fit": True}, "auto is the form of mask_rcnn that is fitted"),
-        ({"teacher": "x"}, "--teacher is about classes of whole images; leave it out where objects are found"),
+    for given, facts in (
+        ({"recipe": "mask_rcnn", "fit": True}, ("--fit", "mask_rcnn")),
+        ({"teacher": "x"}, ("--teacher",)),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refused(UsageError, *facts):
             make_plan(replace(settings(tmp_path / "run"), **given), "cpu")
-    with pytest.raises(UsageError, match="no label level 'finest'"):
+    with refused(UsageError, "finest"):
         make_plan(replace(settings(tmp_path / "run"), level="finest"), "cpu")
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 
 from patchloom.data.pictures.given import picture_of
 from patchloom.errors import DataError, UsageError
+from tests.messages import missing, refused
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -21,8 +22,9 @@ def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch, capsys) -> Non
     for number, block in enumerate(BLOCKS):
         exec(compile(block, f"docs/python.md, block {number + 1}", "exec"), names)
     assert names["vector"].shape == names["vectors"][0].shape
-    assert re.match(r"Trained\(runs/shapes, finished: top1 ", repr(names["run"]))
-    assert repr(names["classifier"]).endswith("32×32 pixels, cpu, 16 classes: triangle, square, pentagon and 13 more)")
+    assert (str(names["run"].folder), names["run"].outcome.ended) == ("runs/shapes", "finished")
+    assert missing(repr(names["run"]), "runs/shapes", "top1") == []
+    assert missing(repr(names["classifier"]), "32×32", "cpu", 16, "triangle", "square", "pentagon") == []
     assert names["one"]._repr_html_().count("<img") == 1 + len(names["one"].maps)
 
 
@@ -39,8 +41,8 @@ def test_what_the_table_says_of_arrays() -> None:
     assert picture_of(np.asarray(cmyk)).getpixel((0, 0)) == (255, 255, 255)  # RGBA of alpha 0
     colours = np.full((8, 8, 3), 40_000, np.uint16)
     assert picture_of(colours).getpixel((0, 0)) == (round(40_000 * 255 / 65535),) * 3
-    with pytest.raises(UsageError, match="int32, whose range is not known"):
+    with refused(UsageError, "int32"):
         picture_of(grey.astype(np.int32))
     for bad in (np.nan, np.inf):
-        with pytest.raises(DataError, match="not finite"):
+        with pytest.raises(DataError):
             picture_of(np.full((8, 8), bad))

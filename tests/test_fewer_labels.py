@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -25,6 +26,7 @@ from patchloom.runs.record import read_run_record
 from patchloom.runs.weights import load_network
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training, silent
+from tests.messages import missing, refused
 from tests.reliability.commands import command
 
 DATA = "shapes:count=80,size=32"
@@ -57,8 +59,9 @@ def test_dino_leaves_a_backbone_without_labels(dino_run: Path) -> None:
     judged = [(record["weights"], *record["values"]) for record in records if record["kind"] == "evaluation"]
     assert judged == [("model", "knn20_top1", "knn20_top5"), ("ema", "knn20_top1", "knn20_top5")] * 2
     page = (dino_run / "report.html").read_text("utf-8")
-    assert "top-1 by the 20 nearest" in page
-    assert "Teacher and student, nats" in page
+    curves = page.partition('<section id="curves">')[2].partition("</section>")[0]
+    assert re.search(r"\b20\b", curves)  # neighbours
+    assert curves.count("<svg") >= 3
 
 
 def test_its_features_are_measured_and_fine_tuned(dino_run: Path, tmp_path: Path) -> None:
@@ -73,16 +76,15 @@ def test_its_features_are_measured_and_fine_tuned(dino_run: Path, tmp_path: Path
 def test_it_cannot_name_classes(dino_run: Path) -> None:
     classifier = patchloom.load(dino_run)
     for asked in (lambda: classifier.evaluate(DATA), lambda: classifier.predict([Image.new("RGB", (32, 32))])):
-        with pytest.raises(UsageError, match="trained without a classifier and cannot name classes"):
+        with refused(UsageError):
             asked()
-    with pytest.raises(UsageError, match="Measure its features with --knn or --linear, let the files of an index name"):
+    with refused(UsageError, "--knn", "--linear"):
         patchloom.evaluate_runs([str(dino_run)], DATA)
 
 
 def suggested(told: list[str]) -> list[list[str]]:
     """Arguments of the commands in the last line of a training."""
-    assert told[-1].startswith("Next: ")
-    return [shlex.split(line)[1:] for line in told[-1].removeprefix("Next: ").split("   |   ")]
+    return [shlex.split(line) for line in re.split(r"\s*\|?\s*patchloom ", told[-1])[1:]]
 
 
 def test_a_folder_without_classes_is_enough(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -94,11 +96,12 @@ def test_a_folder_without_classes_is_enough(tmp_path: Path, monkeypatch, capsys)
     told: list[str] = []
     run = train(tmp_path / "run", data=str(photos), batch=8, say=told.append)
     assert run.metrics == {}
-    assert any("no labels" in line for line in told)
-    assert command(suggested(told)[0], monkeypatch, capsys).output.endswith("20 files, vectors of 16, exact search\n")
+    indexed = command(suggested(told)[0], monkeypatch, capsys)
+    assert indexed.code == 0, indexed.errors
+    assert missing(indexed.output, 20, 16) == []
     looks = look_at(str(run.folder), out=tmp_path / "look.html").looks
     assert [(Path(name).parent, one.truth) for name, _, one in looks] == [(photos, "")] * 4
-    with pytest.raises(DataError, match="pictures have no label"):
+    with refused(DataError, 20):
         train(tmp_path / "other", data=str(photos), recipe="grafit_small_images")
 
 
@@ -133,8 +136,8 @@ def test_it_is_looked_at_without_being_given_pictures(dino_run: Path, tmp_path: 
     assert page.looks[0][2].truth == val.classes.names[val.labels[0]]
     assert page.looks[-1][0] == val.where(len(val) - 1)
     assert len({name for name, _, _ in page.looks}) == len(page.looks) == min(24, len(val))
-    assert all([cell.caption for cell in one.maps] == ["what its vector is made of"] for _, _, one in page.looks)
-    assert "seen by run" in page.path.read_text("utf-8")
+    assert all(len(one.maps) == 1 for _, _, one in page.looks)
+    assert all(Path(name).name in page.path.read_text("utf-8") for name, _, _ in page.looks)
 
 
 def test_a_collapse_is_said(tmp_path: Path) -> None:
@@ -142,12 +145,27 @@ def test_a_collapse_is_said(tmp_path: Path) -> None:
     # Nothing keeps the outputs apart: no centre, and a teacher too warm to choose.
     changes = {"dino.teacher_temperature": 50.0, "dino.warmup_teacher_temperature": 50.0, "dino.centre_momentum": 1.0}
     train(tmp_path / "run", epochs=1, say=told.append, **changes)
-    assert [line for line in told if line.startswith("warning: epoch 1: DINO collapsed")]
+    assert [line for line in told if line.startswith("warning: ") and missing(line, 1, "DINO") == []]
 
 
-@pytest.mark.parametrize("small_views", ["resize", "none"])
-def test_small_views_are_an_option(tmp_path: Path, small_views: str) -> None:
-    train(tmp_path / "run", epochs=1, **{"dino.small_views": small_views})
+@pytest.mark.parametrize(
+    ("small_views", "shown_sides"), [("resample", (32, 32, 16)), ("resize", (32, 32, 32)), ("none", (32, 32))]
+)
+def test_small_views_are_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_views: str, shown_sides: tuple[int, ...]
+) -> None:
+    sides = set()
+    inputs = Dino.inputs
+
+    def remembered(self, batch):
+        shown = inputs(self, batch)
+        sides.update((view, *image.shape[2:]) for view, image in enumerate(shown))
+        return shown
+
+    monkeypatch.setattr(Dino, "inputs", remembered)
+    run = train(tmp_path / "run", epochs=1, **{"dino.small_views": small_views})
+    assert sides == {(view, side, side) for view, side in enumerate(shown_sides)}
+    assert read_run_files(run.folder).recipe.dino.small_views == small_views
 
 
 @pytest.mark.parametrize("model", ["deit_ti", "timm:test_resnet"])
@@ -241,9 +259,9 @@ def test_its_trunk_is_judged_and_searched_where_asked_for(grafit_run: Path, tmp_
         [query], top=6
     )
     assert answer.hits == expected.hits
-    with pytest.raises(UsageError, match=r"was made with --trunk; add to it with it too, or build another index"):
+    with refused(UsageError, "--trunk"):
         patchloom.index(str(grafit_run), [pictures], out=tmp_path / "index", device="cpu")
-    with pytest.raises(UsageError, match=r"bare has no projector: its vectors are the trunk's already"):
+    with refused(UsageError, bare):
         patchloom.index(str(bare), [pictures], out=tmp_path / "third", trunk=True, device="cpu")
     assert not (tmp_path / "third").exists()
 
@@ -258,7 +276,7 @@ def test_the_commands_compare_by_the_trunk(grafit_run: Path, tmp_path: Path, mon
         assert values("--knn", "1,5", *options).items() >= dict(probed).items()
     for arguments in (["evaluate", grafit_run, DATA, "--linear", "--trunk"], ["look", grafit_run, "--trunk"]):
         done = command(arguments, monkeypatch, capsys)
-        assert (done.code, "--trunk says what images are compared by; give it with --" in done.errors) == (2, True)
+        assert (done.code, "--trunk" in done.errors) == (2, True)
     page = tmp_path / "ranked.html"
     assert command(["look", grafit_run, "--ranked", "--trunk", "--out", page], monkeypatch, capsys).code == 0
     assert page.exists()
@@ -268,12 +286,12 @@ def test_runs_that_name_no_classes_are_compared_by_neighbours(dino_run: Path, gr
     copies = [str(shutil.copytree(run, tmp_path / name)) for run, name in ((dino_run, "dino"), (grafit_run, "grafit"))]
     page = report_runs(copies, out=tmp_path / "page.html").read_text("utf-8")
     numbers = page.partition('id="numbers"')[2].partition("</section>")[0]
-    assert '<th class="number">top-1 of the 20 nearest, %</th>' in numbers
+    assert re.search(r'<th class="number">[^<]*\b20\b', numbers)  # neighbours
     for run in (dino_run, grafit_run):
         judged = [r["values"] for r in read_metrics(run / "metrics.jsonl") if r["kind"] == "evaluation"]
         assert f"{max(values['knn20_top1'] for values in judged):.2f}" in numbers
-    assert "Top-1 of the 20 nearest, %" in page.partition('id="curves"')[2]
-    assert "names no classes, so it kept no decisions. Measure its features: patchloom evaluate" in page
+    assert re.search(r"\b20\b", page.partition('id="curves"')[2].partition("</section>")[0])
+    assert "patchloom evaluate" in page
 
 
 def test_without_instances_grafit_is_snca(tmp_path: Path) -> None:
@@ -297,11 +315,11 @@ def test_clusterfit_learns_clusters_of_another_run(tmp_path: Path, dino_run: Pat
     assert load_network(run.folder)[0].config.num_classes == 6
     # What it goes on with is what it began with.
     (run.folder / "clusters.json").write_text(json.dumps(labels[:-1]))
-    with pytest.raises(CheckpointError, match="is for 79 images, there are 80 now"):
+    with refused(CheckpointError, "clusters.json", 79, 80):
         train(tmp_path / "run", recipe="clusterfit", **changes)
-    with pytest.raises(UsageError, match=r"expected the folder of a run: --set grafit\.clusters_of=RUN"):
+    with refused(UsageError, "--set grafit.clusters_of=RUN"):
         train(tmp_path / "other", recipe="clusterfit")
-    with pytest.raises(UsageError, match=r"grafit\.clusters is 1500, more than the 80 images"):
+    with refused(UsageError, "grafit.clusters", 1500, 80):
         train(tmp_path / "other", recipe="clusterfit", **{"grafit.clusters_of": str(dino_run)})
 
 
@@ -309,12 +327,12 @@ def test_cross_entropy_has_the_same_frame(tmp_path: Path) -> None:
     plain = {"objective.method": "classification"}
     run = train(tmp_path / "run", recipe="grafit_small_images", level="coarse", epochs=1, **plain)
     assert "top1" in run.metrics
-    with pytest.raises(UsageError, match=r"views\.number is 2, but objective\.method classification does not read it"):
+    with refused(UsageError, "views.number", 2, "classification"):
         train(tmp_path / "other", recipe="grafit_small_images", **plain, **{"views.number": 2})
 
 
 def test_small_views_need_a_network_of_any_size_but_in_dino(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"resmlp_s12 takes images of one size, .* Set views\.local to 0\."):
+    with refused(UsageError, "resmlp_s12", "views.local"):
         train(tmp_path / "run", recipe="grafit_small_images", **{"views.local": 2, "views.local_size": 16})
 
 
@@ -329,11 +347,11 @@ def test_a_projector_is_left_behind_by_fine_tuning(tmp_path: Path) -> None:
 
 
 def test_fields_of_other_methods_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"dino\.outputs is 24, but objective\.method classification does not read it"):
+    with refused(UsageError, "dino.outputs", 24, "classification"):
         train(tmp_path / "run", recipe="small_images", **{"dino.outputs": 24})
-    with pytest.raises(UsageError, match="compares views of one image, which are not mixed"):
+    with refused(UsageError, "augment.mixup"):
         train(tmp_path / "run", **{"augment.mixup": 0.8})
-    with pytest.raises(UsageError, match=r"objective\.method dino has no teacher"):
+    with refused(UsageError, "dino", "teacher"):
         train(tmp_path / "run", teacher="runs/none")
     assert not (tmp_path / "run").exists()
 

@@ -87,7 +87,7 @@ def test_pets(typed, tmp_path: Path) -> None:
 
 def test_street_scenes(typed, tmp_path: Path) -> None:
     camvid_segnet(tmp_path)
-    assert "segmentation" in typed("check CamVid").output
+    assert results(typed("check CamVid --json"))["task"] == "segment"
     typed(f"train CamVid {SEGMENT}")
     tested = results(typed("evaluate runs/CamVid CamVid --split test --json"))
     assert tested["CamVid"]["images"] == 1

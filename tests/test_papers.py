@@ -48,7 +48,8 @@ def rows_of(document: str) -> list[list[str]]:
     parts = re.split(r"(?m)^## ", PAGE)[1:]
     lines = [line for part in parts if part.startswith(document) for line in part.splitlines()]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    return [row for row in cells if row[0] not in ("table or figure", "---")]
+    rules = {place for place, row in enumerate(cells) if row[0] == "---"}  # each below the names of the columns
+    return [row for place, row in enumerate(cells) if not {place, place + 1} & rules]
 
 
 ROWS = [row for document in DOCUMENTS for row in rows_of(document)]

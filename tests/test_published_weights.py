@@ -30,6 +30,7 @@ from patchloom.runs.published import published_folder
 from patchloom.runs.record import read_run_record
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan
+from tests.messages import missing, refused
 from tests.models.test_parity import STORED, built, state_of
 from tests.models.test_published import flax_names
 from tests.reliability.commands import command
@@ -84,7 +85,7 @@ def test_published_weights_become_the_folder_of_a_run(online, tmp_path) -> None:
     assert files.labels[:2] == ("tench", "goldfish")
     assert (files.preprocessing.crop_ratio, files.preprocessing.image_size) == (0.9, (32, 32))
     card = (folder / "README.md").read_text()
-    assert "| licence | Apache-2.0 |" in card
+    assert "Apache-2.0" in card
     assert "https://weights.example/deit/resmlp_tiny.pth" in card
     asked = len(online.asked)
     assert run_folder(NAME) == folder
@@ -133,26 +134,24 @@ class Attack:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "fact"),
     [
-        (lambda: pickle.dumps({"a": Attack()}), r"loading it would call .*mkdir"),
-        (lambda: as_file(tiny()[1].state_dict())[:2000], "is not a readable checkpoint"),
+        (lambda: pickle.dumps({"a": Attack()}), "mkdir"),
+        (lambda: as_file(tiny()[1].state_dict())[:2000], "resmlp_tiny.pth"),
         (
             lambda: as_file({"cls_token": torch.zeros(1, 1, 8), "pos_embed": torch.zeros(1, 5, 8)}),
-            "does not fit resmlp",
+            "resmlp_s12",
         ),
-        (lambda: b"<html>sign in</html>", "is not a readable checkpoint"),
+        (lambda: b"<html>sign in</html>", "resmlp_tiny.pth"),
     ],
     ids=["code", "truncated", "another network", "a page"],
 )
-def test_a_file_that_is_not_the_network_is_one_line(online, tmp_path, monkeypatch, capsys, content, said) -> None:
+def test_a_file_that_is_not_the_network_is_one_line(online, tmp_path, monkeypatch, capsys, content, fact) -> None:
     online.files["/weights.example/deit/resmlp_tiny.pth"] = content()
     done = command(("predict", NAME, "x.png"), monkeypatch, capsys)
     assert done.code == 4
-    (line,) = [line for line in done.errors.splitlines() if not line.startswith("fetching")]
-    assert re.search(said, line), line
-    assert str(url_path(tiny()[0].url)) in line
-    assert "Remove it, and it is fetched anew" in line
+    (line,) = [line for line in done.errors.splitlines() if line.startswith("error: ")]
+    assert missing(line, fact, url_path(tiny()[0].url)) == []
     assert not published_folder(NAME).exists()
     assert not (tmp_path / "escaped").exists()
 
@@ -168,7 +167,7 @@ def test_a_full_disk_leaves_no_folder(online, monkeypatch) -> None:
 
     with monkeypatch.context() as within:
         within.setattr(module, "save_weights", full)
-        with pytest.raises(ResourceError, match="There is no space left to write"):
+        with pytest.raises(ResourceError):
             run_folder(NAME)
     assert [each.name for each in published_folder(NAME).parent.iterdir()] == [f".{NAME}.lock"]
     assert run_folder(NAME).is_dir()
@@ -183,7 +182,7 @@ def test_predict_and_look(online, fish, tmp_path, monkeypatch, capsys) -> None:
     assert done.code == 0, done.errors
     (found,) = json.loads(done.output)
     assert {name for name, _ in found["answers"]} <= set(imagenet_labels(1000)[0])
-    assert "fetching resmlp_s12:tiny" in done.errors
+    assert "resmlp_s12:tiny" in done.errors
     done = command(("look", NAME, picture), monkeypatch, capsys)
     assert done.code == 0, done.errors
     assert (tmp_path / "look.html").is_file()
@@ -196,9 +195,7 @@ def test_evaluate_matches_classes_by_wordnet_id(online, fish, monkeypatch, capsy
     evaluation = patchloom.load(NAME, device="cpu").evaluate(fish)
     assert len(evaluation.report.index) == 4
     assert set(evaluation.report.labels.tolist()) == {0, 1}
-    assert (
-        f"2 of the 2 classes are known by other names: '{TENCH} = tench', '{GOLDFISH} = goldfish'" in evaluation.notes
-    )
+    assert any(missing(note, 2, TENCH, "tench", GOLDFISH, "goldfish") == [] for note in evaluation.notes)
 
 
 def test_data_of_other_classes_are_one_line(online, tmp_path, monkeypatch, capsys) -> None:
@@ -207,7 +204,7 @@ def test_data_of_other_classes_are_one_line(online, tmp_path, monkeypatch, capsy
         Image.new("RGB", (32, 32), name).save(tmp_path / "colours" / name / "0.png")
     done = command(("evaluate", NAME, "colours", "--device", "cpu"), monkeypatch, capsys)
     assert done.code == 3
-    assert "has classes that the model has not: 'blue' (1 picture), 'red' (1 picture), and no other" in done.errors
+    assert missing(done.errors, "blue", "red", 1) == []
 
 
 def test_index_search_and_report(online, fish, tmp_path, monkeypatch, capsys) -> None:
@@ -218,7 +215,7 @@ def test_index_search_and_report(online, fish, tmp_path, monkeypatch, capsys) ->
     shutil.rmtree(published_folder(NAME))
     done = command(("search", "index", picture, "--device", "cpu"), monkeypatch, capsys)
     assert done.code == 2
-    assert f"index was made by {NAME}, which is no longer there. Say where it is: --model RUN" in done.errors
+    assert missing(done.errors, NAME, "--model RUN") == []
     done = command(("search", "index", picture, "--model", NAME, "--device", "cpu"), monkeypatch, capsys)
     assert done.code == 0, done.errors
     done = command(("report", NAME, "--data", fish, "--split", "val"), monkeypatch, capsys)
@@ -235,7 +232,7 @@ def test_features_without_a_classifier(online, fish, monkeypatch, capsys) -> Non
     assert done.code == 0, done.errors
     done = command(("train", fish, "--teacher", name, *SHORT), monkeypatch, capsys)
     assert done.code == 2
-    assert f"The teacher {name} names no classes, so it cannot teach any." in done.errors
+    assert name in done.errors
 
 
 SHORT = ("--device", "cpu", "--epochs", "1", "--batch", "4", "--workers", "0")
@@ -244,16 +241,19 @@ SHORT = ("--device", "cpu", "--epochs", "1", "--batch", "4", "--workers", "0")
 def test_training_from_them_and_with_them_as_teacher(online, fish, tmp_path, monkeypatch, capsys) -> None:
     done = command(("train", fish, "--init", NAME, "--teacher", NAME, "--out", "run", *SHORT), monkeypatch, capsys)
     assert done.code == 0, done.errors
-    assert f"init       {NAME}: resmlp_s12 (2 layers, 16 wide) at 32 px; new classifier for 2 classes" in done.output
-    assert f"model.image_size = 32   (as in {NAME})" in done.output
+    lines = done.output.splitlines()
+    assert any(missing(line, NAME, 2, 16, 32) == [] for line in lines)
+    assert any(missing(line, "model.image_size = 32", NAME) == [] for line in lines)
     record = read_run_record(tmp_path / "run")
     assert record is not None
     assert record.init == NAME
     assert f"--init {NAME}" in record.command(tmp_path / "run")
     assert patchloom.load("run", device="cpu").labels == (TENCH, GOLDFISH)
     assert len(online.asked) == 1
+    before = (tmp_path / "run" / "weights.safetensors").stat().st_mtime_ns
     again = command(("train", fish, "--init", NAME, "--teacher", NAME, "--out", "run", *SHORT), monkeypatch, capsys)
-    assert "already finished" in again.output, again.errors
+    assert again.code == 0, again.errors
+    assert (tmp_path / "run" / "weights.safetensors").stat().st_mtime_ns == before  # it had finished
 
 
 def planned(data: Path, **given):
@@ -266,11 +266,11 @@ def test_a_tag_alone_is_that_of_the_network(online, fish) -> None:
         assert plan.settings.init == NAME, given
         assert plan.recipe.model.name == "resmlp_s12"
         assert plan.record.init == NAME
-    with pytest.raises(UsageError, match=r"deit_s has no published weights 'tiny'. There are deit_s:in1k, deit_s:dino"):
+    with refused(UsageError, "tiny", "deit_s:in1k", "deit_s:dino"):
         planned(fish, init="tiny", model="deit_s")
-    with pytest.raises(UsageError, match="--init tiny names weights of patchloom's own networks, and timm:resnet18"):
+    with refused(UsageError, "--init tiny", "timm:resnet18"):
         planned(fish, init="tiny", model="timm:resnet18")
-    with pytest.raises(UsageError, match=r"resmlp_s12 has no published weights 'tini'. There are .*resmlp_s12:tiny"):
+    with refused(UsageError, "tini", "resmlp_s12:tiny"):
         planned(fish, init="resmlp_s12:tini")
 
 
@@ -392,6 +392,6 @@ def test_weights_that_are_not_finite_are_refused(online) -> None:
     _, network = tiny()
     state = network.state_dict() | {"classifier.bias": torch.full((1000,), torch.nan)}
     online.files["/weights.example/deit/resmlp_tiny.pth"] = as_file(state)
-    with pytest.raises(PatchloomError, match="hold NaN or infinity"):
+    with refused(PatchloomError, "NaN"):
         run_folder(NAME)
     assert not published_folder(NAME).exists()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -12,6 +13,7 @@ from patchloom.deployment.classifier import Classifier
 from patchloom.deployment.evaluations import Shown
 from patchloom.errors import UsageError
 from patchloom.tasks.plan import TrainingSettings
+from tests.messages import refused
 
 FUNCTIONS = [patchloom.train, patchloom.load, patchloom.evaluate, patchloom.evaluate_levels, patchloom.index]
 FUNCTIONS += [patchloom.sweep, patchloom.prune]
@@ -84,30 +86,31 @@ def test_every_option_has_a_name_a_type_and_an_explanation(function) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "facts"),
     [
-        (lambda: patchloom.train("digits", epoch=3), r"train has no option 'epoch'\. Did you mean epochs"),
-        (lambda: patchloom.load("runs/a", devices="cpu"), r"load has no option 'devices'\. Did you mean device\?"),
-        (lambda: patchloom.evaluate("a", "b", crop=1), r"evaluate has no option 'crop'\. Did you mean crop_ratio\?"),
+        (lambda: patchloom.train("digits", epoch=3), ("train", "epoch", "epochs")),
+        (lambda: patchloom.load("runs/a", devices="cpu"), ("load", "devices", "device")),
+        (lambda: patchloom.evaluate("a", "b", crop=1), ("evaluate", "crop", "crop_ratio")),
         (
             lambda: patchloom.index("a", ["b"], out="c", batches=1),
-            r"index has no option 'batches'\. Did you mean batch\?",
+            ("index", "batches", "batch"),
         ),
-        (lambda: patchloom.check("a", worker=1), r"check has no option 'worker'\. Did you mean workers\?"),
-        (lambda: patchloom.open_data("a", zzzz=1), r"open_data has no option 'zzzz'\.$"),
+        (lambda: patchloom.check("a", worker=1), ("check", "worker", "workers")),
+        (lambda: patchloom.open_data("a", zzzz=1), ("open_data", "zzzz")),
     ],
 )
-def test_an_unknown_option_is_answered_by_the_nearest(call, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_an_unknown_option_is_answered_by_the_nearest(call, facts: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as error:
         call()
+    assert set(facts) <= set(re.findall(r"\w+", str(error.value)))
 
 
 def test_what_python_itself_refuses_stays_its_own() -> None:
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'data'"):
+    with pytest.raises(TypeError, match="'data'"):
         patchloom.train()
 
 
 def test_evaluate_has_the_name_of_its_verb() -> None:
     assert patchloom.evaluate is patchloom.evaluate_runs
-    with pytest.raises(UsageError, match="gone is not the folder of a run"):
+    with refused(UsageError, "gone"):
         patchloom.evaluate("gone")

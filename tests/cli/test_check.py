@@ -9,6 +9,7 @@ import pytest
 from tests.cli.test_terminal import seen
 from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
 from tests.data.layouts import camvid_segnet, coco128_semantic, grocery_store, oxford_pets, yolo_v5
+from tests.messages import missing
 from tests.reliability.commands import Done, command
 
 
@@ -31,27 +32,34 @@ def test_clean(tmp_path, patchloom) -> None:
     done = patchloom("check", str(data))
     assert (done.code, done.errors) == (0, "")
     first, *rest = done.output.splitlines()
-    assert first.startswith(f"{data}  3 classes, 12 train + 6 val   ")
-    assert rest[-2:] == ["Nothing is wrong.", f"Next: patchloom train {data}"]
+    assert first.startswith(f"{data} ")
+    assert missing(first, 3, 12, 6) == []  # classes, images to train on and to validate
+    assert f"patchloom train {data}" in rest[-1]
     assert list(patchloom.work.iterdir()) == []
 
 
+PETS = ("--masks", "annotations/trimaps")
+
+
 @pytest.mark.parametrize(
-    ("build", "options", "facts"),
+    ("build", "options", "task", "annotated", "splits", "facts"),
     [
-        (camvid_segnet, (), ("segmentation, 11 classes, 2 train + 1 val + 1 test", "'Unlabelled' (11)")),
-        (oxford_pets, ("--masks", "annotations/trimaps"), ("segmentation, 6 pictures", "--masks annotations/trimaps")),
-        (yolo_v5, (), ("detection, 3 classes, 2 train + 2 val", "coco128.yaml")),
-        (coco128_semantic, (), ("segmentation, 2 train + 1 val", "../images")),
-        (grocery_store, (), ("3 classes, 6 train + 3 val + 3 test", "3 classes (innermost")),
+        (camvid_segnet, (), "segment", 11, {"train": 2, "val": 1, "test": 1}, ("Unlabelled", 11)),
+        (oxford_pets, PETS, "segment", 0, {"train": 6}, PETS),
+        (yolo_v5, (), "detect", 3, {"train": 2, "val": 2}, ("coco128.yaml",)),
+        (coco128_semantic, (), "segment", 0, {"train": 2, "val": 1}, ("../images",)),
+        (grocery_store, (), "classify", 0, {"train": 6, "val": 3, "test": 3}, (3,)),
     ],
 )
-def test_public_datasets(build, options, facts, tmp_path, patchloom) -> None:
+def test_public_datasets(build, options, task, annotated, splits, facts, tmp_path, patchloom) -> None:
     data = build(tmp_path / "data")
+    found = json.loads(patchloom("check", str(data), *options, "--json").output)
+    assert (found["task"], len(found["annotated"]), found["splits"]) == (task, annotated, splits)
     done = patchloom("check", str(data), *options)
     assert (done.code, done.errors) == (0, "")
-    assert all(fact in done.output for fact in facts), done.output
-    assert done.output.splitlines()[-1].startswith(f"Next: patchloom train {data}")
+    assert missing(done.output.splitlines()[0], *splits.values()) == []
+    assert missing(done.output, *facts) == []
+    assert f"patchloom train {data}" in done.output.splitlines()[-1]
 
 
 def test_data_that_may_be_read_in_several_ways_end_with_the_commands(tmp_path, patchloom) -> None:
@@ -67,20 +75,20 @@ def test_dirty_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
     data = make_dirty(tmp_path / "dirty")
     done = patchloom("check", str(data))
     assert (done.code, done.errors) == (3, "")
-    for line in (
-        "train/ant/empty.jpg: empty file",
-        "train/dog/0.jpg = val/dog/copy.jpg",
-        "train/ant/1.jpg (ant) = train/cat/also.jpg (cat)",
-        "train/dog/2.jpg ≈ train/dog/again.jpg",
-        "  empty classes         1  unicorn",
-        "  only in val           1  zebra (1)",
-        "Problems: 4 files cannot be read; no pictures for 'unicorn'; only val has 'zebra'; the same picture",
-        "Page: runs/check-dirty/check.html",
+    lines = done.output.splitlines()
+    for facts in (
+        ("train/ant/empty.jpg",),
+        ("train/dog/0.jpg", "val/dog/copy.jpg"),
+        ("train/ant/1.jpg", "(ant)", "train/cat/also.jpg", "(cat)"),
+        ("train/dog/2.jpg", "train/dog/again.jpg"),
+        (1, "unicorn"),
+        (1, "zebra"),
+        (4, "'unicorn'", "'zebra'"),  # the problems
+        ("runs/check-dirty/check.html",),
     ):
-        assert line in done.output
+        assert any(missing(line, *facts) == [] for line in lines), facts
     html = (patchloom.work / "runs/check-dirty/check.html").read_text()
-    for fault in ("train/ant/truncated.jpg", "empty file", "EXIF rotation", "unicorn", "zebra", "val/dog/copy.jpg"):
-        assert fault in html
+    assert missing(html, "train/ant/truncated.jpg", "EXIF", "unicorn", "zebra", "val/dog/copy.jpg") == []
     assert html.count("data:image/jpeg") > 20
 
 
@@ -88,7 +96,9 @@ def test_shift_as_json(tmp_path, patchloom) -> None:
     done = patchloom("check", str(make_shift(tmp_path / "shift")), "--json")
     assert done.code == 3
     found = json.loads(done.output)
-    assert (found["stray_classes"], found["problems"]) == ({"bee": 1}, ["only val has 'bee'"])
+    assert found["stray_classes"] == {"bee": 1}
+    (problem,) = found["problems"]
+    assert missing(problem, "val", "bee") == []
     assert list(patchloom.work.iterdir()) == []
 
 
@@ -97,7 +107,7 @@ def test_strict_minds_near_copies(tmp_path, patchloom) -> None:
     (data / "val/ant/near.jpg").write_bytes(jpeg(picture(0), quality=60))
     plain = patchloom("check", str(data))
     assert plain.code == 0
-    assert "1 across train and val, 0 across labels" in plain.output
+    assert any(missing(line, 1, "train/ant/0.jpg", "val/ant/near.jpg") == [] for line in plain.output.splitlines())
     assert patchloom("check", str(data), "--strict").code == 3
 
 
@@ -110,17 +120,13 @@ def test_sentences_in_the_terminal_and_on_the_page(tmp_path, patchloom) -> None:
     done = patchloom("check", str(data))
     assert (done.code, done.errors) == (3, "")
     first, *rest = done.output.splitlines()
-    assert first.startswith(f"{data}  3 train + 1 val   ")
-    assert rest == [
-        "  duplicates            1  train.de, line 1 = val.de, line 1",
-        "  in train and val      1  train.de, line 1 = val.de, line 1",
-        "  empty sentence        1  train.de, line 3: beside 'three'",
-        "Problems: empty sentence, 1 time; the same pair in train and val, 1 time.",
-        "Page: runs/check-pairs/check.html",
-    ]
+    assert missing(first, data, 3, 1) == []
+    duplicates, leaks, faults, _, page = rest
+    assert missing(duplicates, 1, "train.de", "val.de") == missing(leaks, 1, "train.de", "val.de") == []
+    assert missing(faults, 1, "train.de", 3, "'three'") == []
+    assert "runs/check-pairs/check.html" in page
     html = (patchloom.work / "runs/check-pairs/check.html").read_text()
-    assert "val.de, line 1" in html
-    assert "empty sentence" in html
+    assert missing(html, "train.de", "val.de", "three") == []
     assert "<img" not in html
 
 
@@ -151,26 +157,26 @@ def test_no_page_is_written_into_the_data(tmp_path, patchloom) -> None:
     before = sorted(data.rglob("*"))
     done = patchloom("check", ".", cwd=data)
     assert done.code == 3
-    assert "Page" not in done.output
+    assert "check.html" not in done.output
     refused = patchloom("check", str(data), "--page", str(data / "check.html"))
     assert (refused.code, refused.output) == (2, "")
-    assert refused.errors.startswith(f"error: the page {data}/check.html would lie in the data")
+    assert missing(refused.errors, "error: ", data / "check.html") == []
     assert sorted(data.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "code", "fact"),
     [
-        (("nowhere",), 2, "error: nowhere is neither a path nor a known data set"),
-        (("digits", "--workers", "0"), 2, "error: Invalid value for '--workers'"),
-        (("digits", "--stricter"), 2, "error: No such option: --stricter"),
-        ((".",), 3, "error: .: no images found; expected class folders of images"),
+        (("nowhere",), 2, "nowhere"),
+        (("digits", "--workers", "0"), 2, "--workers"),
+        (("digits", "--stricter"), 2, "--stricter"),
+        ((".",), 3, " .: "),
     ],
 )
-def test_a_mistake_is_one_line(patchloom, arguments, code, message) -> None:
+def test_a_mistake_is_one_line(patchloom, arguments, code, fact) -> None:
     done = patchloom("check", *arguments)
     assert (done.code, done.output) == (code, "")
-    assert done.errors.startswith(message)
+    assert missing(done.errors, "error: ", fact) == []
     assert done.errors.count("\n") == 1
 
 

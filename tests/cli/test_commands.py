@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from patchloom.cli import _with_number
+from tests.messages import missing
 from tests.reliability.commands import Done, command
 
 
@@ -41,7 +42,9 @@ def test_a_network_shows_what_was_published_for_it(patchloom) -> None:
     done = patchloom("models", "resmlp_s12")
     assert "resmlp_s12:in1k_dist" in done.output
     assert "https://dl.fbaipublicfiles.com/deit/resmlp_12_no_dist.pth" in done.output
-    assert "Nobody has published weights of deit3_t." in patchloom("models", "deit3_t").output
+    nothing = patchloom("models", "deit3_t").output
+    assert "deit3_t" in nothing
+    assert "https://" not in nothing
 
 
 def test_published_weights_and_wrong_names_need_no_torch() -> None:
@@ -56,7 +59,7 @@ def test_published_weights_and_wrong_names_need_no_torch() -> None:
     assert rows["mixer_b16:in21k"]["classes"] == 21843
     wrong = subprocess.run([sys.executable, "-c", code, "resmlp_s13"], capture_output=True, text=True)
     assert wrong.returncode == 2
-    assert wrong.stderr.startswith("error: no network is called 'resmlp_s13'. Did you mean resmlp_s")
+    assert missing(wrong.stderr, "error: ", "resmlp_s13", "resmlp_s12") == []
     assert wrong.stderr.count("\n") == 1
 
 
@@ -83,23 +86,20 @@ def test_bench_gives_memory_by_size(patchloom) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
-        (("models", "resmpl_s12"), "error: no network is called 'resmpl_s12'. Did you mean resmlp_s12"),
-        (
-            ("bench", "timm:resmpl_12_224"),
-            "error: timm has no network 'resmpl_12_224'. Did you mean resmlp_12_224",
-        ),
-        (("bench", "deit_ti", "--batch", "a,b"), "error: --batch takes numbers with commas"),
-        (("bench", "deit_ti", "--memory", "large"), "error: --memory takes numbers with commas, such as 224,384,512"),
-        (("models", "--sise", "3"), "error: No such option: --sise"),
-        (("modles",), "error: No such command 'modles'"),
+        (("models", "resmpl_s12"), ("resmpl_s12", "resmlp_s12")),
+        (("bench", "timm:resmpl_12_224"), ("timm", "resmpl_12_224", "resmlp_12_224")),
+        (("bench", "deit_ti", "--batch", "a,b"), ("--batch",)),
+        (("bench", "deit_ti", "--memory", "large"), ("--memory",)),
+        (("models", "--sise", "3"), ("--sise",)),
+        (("modles",), ("modles",)),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(patchloom, arguments, message) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(patchloom, arguments, facts) -> None:
     done = patchloom(*arguments)
     assert done.code == 2
-    assert done.errors.startswith(message)
+    assert missing(done.errors, "error: ", *facts) == []
     assert done.errors.count("\n") == 1
     assert done.output == ""
 
@@ -124,7 +124,7 @@ def test_train_evaluate_predict(patchloom, tmp_path) -> None:
     tiny = ["--set", "model.options.depth=1", "--set", "model.options.dim=16", "--device", "cpu", "--workers", "0"]
     done = patchloom("train", data, "--recipe", "small_images", "--epochs", "1", "--batch", "8", "--out", run, *tiny)
     assert done.code == 0, done.errors
-    assert done.output.splitlines()[-1].startswith("Next: patchloom predict")
+    assert f"patchloom predict {run}" in done.output.splitlines()[-1]
     numbers = json.loads(patchloom("evaluate", run, data, "--split", "val", "--device", "cpu", "--json").output)
     assert 0 <= numbers["top1"] <= 100
     assert len(numbers["per_class"]) == 16
@@ -141,21 +141,21 @@ def test_train_evaluate_predict(patchloom, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
-        (("train", "no/such/folder"), "error: "),
-        (("train", "digits", "--epocs", "3"), "error: No such option: --epocs"),
-        (("train", "digits", "--set", "augment.mixup"), "error: --set takes field=value"),
-        (("train", "digits", "--set", "augment.mixpu=0"), "error: "),
-        (("evaluate", "nowhere", "digits"), "error: nowhere is not the folder of a run: it has no config.json"),
-        (("recipes", "dei"), "error: "),
+        (("train", "no/such/folder"), ("no/such/folder",)),
+        (("train", "digits", "--epocs", "3"), ("--epocs",)),
+        (("train", "digits", "--set", "augment.mixup"), ("--set",)),
+        (("train", "digits", "--set", "augment.mixpu=0"), ("augment.mixpu", "augment.mixup")),
+        (("evaluate", "nowhere", "digits"), ("nowhere", "config.json")),
+        (("recipes", "dei"), ("dei", "deit")),
     ],
 )
-def test_a_mistake_in_training_commands_is_one_line(patchloom, arguments, message, tmp_path, monkeypatch) -> None:
+def test_a_mistake_in_training_commands_is_one_line(patchloom, arguments, facts, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = patchloom(*arguments)
     assert done.code == 2, done.errors
-    assert done.errors.startswith(message)
+    assert missing(done.errors, "error: ", *facts) == []
     assert done.errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

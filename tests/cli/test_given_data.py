@@ -9,8 +9,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from patchloom.cli import make_app
-from patchloom.errors import PatchloomError
+from patchloom.errors import DataError, UsageError
 from patchloom.tasks.plan import folder_name
+from tests.messages import missing, refused
 
 
 def draw(root, *paths):
@@ -36,28 +37,28 @@ def run(*arguments):
 def test_check_takes_several_folders():
     said = run("check", "cats", "dogs", "--json")
     found = json.loads(said.stdout)
-    assert found["name"] == "cats, dogs (class folders)"
+    assert found["name"].startswith("cats, dogs")
     assert set(found["classes"]) == {"cats", "dogs"}
     printed = run("check", "cats", "dogs").stdout
-    assert "Next: patchloom train 'cats dogs'" in printed
-    with pytest.raises(PatchloomError, match=r"would lie in the data; choose a path outside dogs"):
+    assert "patchloom train 'cats dogs'" in printed
+    with refused(UsageError, "dogs/check.html"):
         run("check", "cats", "dogs", "--page", "dogs/check.html")
 
 
 def test_train_takes_several_folders_and_names_the_run_by_them():
     printed = run("train", "cats", "dogs", "--dry-run", "--device", "cpu", "--size", "16", "--batch", "4").stdout
-    assert "cats, dogs (class folders)" in printed
+    assert "cats, dogs" in printed
     assert "runs/cats-dogs" in printed
 
 
 def test_masks_and_flat_folders_are_told_before_work(tmp_path):
-    with pytest.raises(PatchloomError, match=r"6 of 6 pictures have no label; .* --recipe dino, which learns"):
+    with refused(DataError, 6, "--recipe dino"):
         run("train", "cats")
     draw(tmp_path / "seg", "images/0.png", "images/1.png")
     (tmp_path / "seg" / "masks").mkdir()
     for i in range(2):
         Image.new("L", (16, 16)).save(tmp_path / "seg" / "masks" / f"{i}.png")
-    with pytest.raises(PatchloomError, match="these are pictures with masks, which --task segment learns; class"):
+    with refused(DataError, "--task segment"):
         run("train", "seg", "--task", "classify")
 
 
@@ -89,4 +90,4 @@ def test_a_zip_is_checked_in_place(tmp_path):
     found = json.loads(said.stdout)
     assert found["splits"] == {"train": 13}
     [bad] = found["unreadable"]
-    assert bad["place"]["where"] == "pets.zip, cats/broken.png"
+    assert missing(bad["place"]["where"], "pets.zip", "cats/broken.png") == []

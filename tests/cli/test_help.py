@@ -9,6 +9,7 @@ import pytest
 
 import patchloom
 from patchloom.cli import VERBS
+from tests.messages import missing
 from tests.reliability.commands import ROOT, command
 
 NAMES = [name for verbs in VERBS.values() for name in verbs]
@@ -38,9 +39,10 @@ def test_the_help_shows_ten_options_and_where_the_rest_is(verb, typed) -> None:
     assert options_in(few.output) == [*USUAL[verb], "help-all", "help"]
     assert {"strict", "workers", "quiet", "verbose", *USUAL[verb]} <= set(options_in(every.output))
     hidden = len(options_in(every.output)) - len(options_in(few.output))
-    assert few.output.rstrip().splitlines()[-1].strip() == f"{hidden} more options: patchloom {verb} --help-all"
-    assert "more options" not in every.output
-    assert "What is" in every.output  # panels
+    told = few.output.rstrip().splitlines()[-1]
+    assert missing(told, hidden, f"patchloom {verb} --help-all") == []
+    assert f"patchloom {verb} --help-all" not in every.output
+    assert every.output.count("╭─") > few.output.count("╭─")  # panels
 
 
 def test_a_help_that_was_folded_does_not_change_the_command(typed) -> None:
@@ -66,7 +68,7 @@ def test_help_alone_lists_the_verbs(typed) -> None:
 def test_help_of_nothing_says_what_is_near(typed) -> None:
     said = typed("help", "trian")
     assert (said.code, said.output) == (2, "")
-    assert said.errors.startswith("error: no command is called 'trian'. Did you mean train")
+    assert missing(said.errors, "error: ", "trian", "train") == []
 
 
 def test_version(typed) -> None:
@@ -76,12 +78,12 @@ def test_version(typed) -> None:
 @pytest.mark.parametrize("arguments", [("-q", "recipes"), ("recipes", "-q"), ("--quiet", "recipes")])
 def test_quiet_leaves_results(arguments, typed) -> None:
     loud, quiet = typed("recipes"), typed(*arguments)
-    assert "Next:" in loud.output
-    assert quiet.output == loud.output.partition("Next:")[0]
+    assert loud.output.startswith(quiet.output)
+    assert "patchloom " in loud.output.removeprefix(quiet.output)  # the next command
 
 
 def test_quiet_leaves_errors(typed) -> None:
-    assert typed("-q", "recipes", "dei").errors.startswith("error: There is no recipe")
+    assert missing(typed("-q", "recipes", "dei").errors, "error: ", "dei") == []
 
 
 @pytest.mark.parametrize("arguments", [("-v", "recipes", "dei"), ("recipes", "dei", "-v")])
@@ -90,7 +92,7 @@ def test_verbose_shows_where_an_error_arose(arguments, typed) -> None:
     assert said.code == 2
     assert said.errors.startswith("Traceback")
     assert "in get_recipe" in said.errors
-    assert said.errors.splitlines()[-1].startswith("error: There is no recipe")
+    assert missing(said.errors.splitlines()[-1], "error: ", "dei") == []
     assert "Traceback" not in typed("recipes", "dei").errors  # the next command begins anew
 
 
@@ -98,7 +100,8 @@ def test_quiet_and_verbose_do_not_go_together(typed) -> None:
     for arguments in (("-q", "-v", "recipes"), ("-q", "recipes", "-v")):
         said = typed(*arguments)
         assert (said.code, said.output) == (2, "")
-        assert said.errors == "error: --quiet and --verbose do not go together; leave one out\n"
+        assert missing(said.errors, "error: ", "--quiet", "--verbose") == []
+        assert said.errors.count("\n") == 1
 
 
 def completed(line: str, cwd) -> list[str]:
@@ -142,7 +145,8 @@ def test_train_says_something_before_torch_is_loaded() -> None:
     line = f"import sys; sys.modules['torch'] = None; sys.argv[1:] = ['train', 'digits']; {MAIN}"
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, cwd=ROOT)
     assert "torch" in done.stderr
-    assert done.stdout == f"patchloom {patchloom.__version__}: reading digits …\n"
+    assert missing(done.stdout, f"patchloom {patchloom.__version__}", "digits") == []
+    assert done.stdout.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("look", "--help-all"), ("check", "--help-all")])

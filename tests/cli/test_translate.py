@@ -11,6 +11,7 @@ import pytest
 from patchloom.cli.translate import _arriving
 from patchloom.deployment.translator import load_translator
 from patchloom.training.run import run_training
+from tests.messages import missing
 from tests.reliability.commands import command, started
 from tests.translation_runs import settings
 
@@ -68,7 +69,7 @@ def test_bytes_that_are_no_text(run, type_in, tmp_path) -> None:
     bad = b"one\n\ntwo\nab\xffc\nfour\n"
     done = type_in(bad, run)
     assert done.code == 3
-    assert "standard input, line 4: not UTF-8, byte 3 of the line is 0xff" in done.errors
+    assert missing(done.errors, 4, "UTF-8", 3, "0xff") == []
     assert len(done.output.splitlines()) == 3  # those before it
     assert type_in(bad, run, "--out", tmp_path / "out").code == 3
     assert not (tmp_path / "out").exists()
@@ -81,22 +82,23 @@ def test_a_long_sentence_is_told_once(run, type_in) -> None:
     assert translator.longest < len(translator.vocabulary.encode(words.decode())) < 40
     done = type_in(b"one\n" + words + b"\n" + words + b"\n", run)
     assert done.code == 0
-    assert done.errors.count("has a sentence of more subwords than any of training") == 1
-    assert "line 2 " in done.errors
+    (told,) = done.errors.splitlines()
+    assert missing(told, 2) == []  # the line
 
 
 def test_an_endless_line_is_an_error_before_it_fills_the_memory(run, type_in, tmp_path) -> None:
     endless = b"two\n" + b"a" * (3 << 20)
-    assert "standard input, line 2: longer than 1,048,576 bytes" in type_in(endless, run).errors
+    assert missing(type_in(endless, run).errors, 2, 1 << 20) == []
     (tmp_path / "endless.txt").write_bytes(endless)
-    assert "endless.txt, line 2: longer than 1,048,576 bytes" in type_in(b"", run, tmp_path / "endless.txt").errors
+    assert missing(type_in(b"", run, tmp_path / "endless.txt").errors, "endless.txt", 2, 1 << 20) == []
 
 
 def test_mistakes_are_one_line(run, type_in, tmp_path) -> None:
-    assert "not the folder of a run" in type_in(b"", tmp_path).errors
-    assert "nowhere.txt: no such file" in type_in(b"", run, "nowhere.txt").errors
     (tmp_path / "cut.gz").write_bytes(gzip.compress(LINES)[:-9])
-    assert "cut.gz cannot be read" in type_in(b"", run, tmp_path / "cut.gz").errors
+    for arguments, code in (((tmp_path,), 2), ((run, "nowhere.txt"), 2), ((run, tmp_path / "cut.gz"), 3)):
+        done = type_in(b"", *arguments)
+        assert (done.code, done.errors.count("\n")) == (code, 1), done.errors
+        assert missing(done.errors, "error: ", arguments[-1]) == []
 
 
 def test_whoever_writes_a_line_and_waits_gets_it() -> None:
@@ -123,7 +125,7 @@ def test_evaluate(run, monkeypatch, capsys) -> None:
     done = command(("evaluate", run, *given), monkeypatch, capsys)
     assert done.code == 0
     assert "bleu_compound" in done.output
-    assert "bleu: nrefs:1|case:mixed" in done.output
+    assert "nrefs:1|case:mixed" in done.output
     as_json = command(("evaluate", run, *given, "--split", "val", "--json"), monkeypatch, capsys)
     values = json.loads(as_json.output)[run.name]["val"]
     assert values["sentences"] == 200
@@ -133,24 +135,24 @@ def test_evaluate(run, monkeypatch, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
-        ((), "say what: patchloom evaluate"),
-        (("--text", "numbers", "--knn", "5"), "--knn is about images"),
-        (("--text", "nowhere"), "nowhere is neither a path nor a built-in parallel text"),
-        (("--text", "numbers", "--split", "tst"), "has no split tst; there are train, val, test. Did you mean test?"),
+        ((), ("patchloom evaluate",)),
+        (("--text", "numbers", "--knn", "5"), ("--knn",)),
+        (("--text", "nowhere"), ("nowhere",)),
+        (("--text", "numbers", "--split", "tst"), ("tst", "train", "val", "test")),
     ],
 )
-def test_what_evaluate_refuses(run, arguments, message, monkeypatch, capsys) -> None:
+def test_what_evaluate_refuses(run, arguments, facts, monkeypatch, capsys) -> None:
     done = command(("evaluate", run, *arguments), monkeypatch, capsys)
     assert done.code == 2
-    assert message in done.errors
+    assert missing(done.errors, *facts) == []
 
 
 def test_report_again(run, monkeypatch, capsys, tmp_path) -> None:
     done = command(("report", run, "--out", tmp_path / "page.html"), monkeypatch, capsys)
     assert done.code == 0
-    assert "Mixing of positions" in (tmp_path / "page.html").read_text()
+    assert '<section id="pictures">' in (tmp_path / "page.html").read_text()
 
 
 def test_json_is_one_list_that_comes_line_by_line(run, type_in, tmp_path) -> None:

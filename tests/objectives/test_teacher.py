@@ -9,6 +9,7 @@ from torch import nn
 import patchloom
 from patchloom.errors import CheckpointError, ResourceError, UsageError
 from patchloom.objectives.teacher import Teacher, load_teacher
+from tests.messages import refused
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -80,13 +81,9 @@ def test_outputs_are_put_in_the_datas_order():
 
 def test_unknown_classes_are_named():
     teacher = means(classes=["red", "green", "blue", "height", "width"])
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, 5, "red", 6, 4, "rot", "grün", "gelb"):
         teacher.match_classes(["blue", "rot", "grün", "gelb", "weiß", "red"])
-    assert str(caught.value) == (
-        "The teacher knows 5 classes (red, …), the data has 6, of which 4 are not among them (rot, grün, gelb, …). "
-        "Use a teacher that was trained or fine-tuned on these classes."
-    )
-    with pytest.raises(UsageError, match=r"The teacher knows 5 classes, the data has 3\."):
+    with refused(UsageError, 5, 3):
         means().match_classes(["a", "b", "c"])
 
 
@@ -98,9 +95,9 @@ def test_timm_with_weights_of_ones_own(tmp_path):
     torch.testing.assert_close(teacher.for_images_of(HALF, HALF)(images), network(images))
     assert (teacher.mean, teacher.std, teacher.image_size) == (HALF, HALF, (160, 160))
     assert "state_dict" not in teacher.module.pretrained_cfg
-    with pytest.raises(UsageError, match=r"The teacher knows 4 classes, the data has 10\."):
+    with refused(UsageError, 4, 10):
         load_teacher(f"timm:test_resnet@{tmp_path}/weights.safetensors", 10)
-    with pytest.raises(CheckpointError, match=r"weights.safetensors are not those of test_vit: "):
+    with refused(CheckpointError, "weights.safetensors", "test_vit"):
         load_teacher(f"timm:test_vit@{tmp_path}/weights.safetensors", 4)
 
 
@@ -124,7 +121,7 @@ def test_torchvision_with_weights_of_ones_own(tmp_path):
     images = torch.randn(2, 3, 224, 224)
     torch.testing.assert_close(teacher(images), network(images))
     assert teacher.image_size == (224, 224)
-    with pytest.raises(UsageError, match=r"The teacher knows 4 classes, the data has 10\."):
+    with refused(UsageError, 4, 10):
         load_teacher(f"torchvision:squeezenet1_1@{tmp_path}/weights.pth", 10)
 
 
@@ -134,30 +131,30 @@ def test_a_network_of_patchloom(tmp_path):
     teacher = load_teacher(f"resmlp_s12@{tmp_path}/weights.safetensors", 4)
     images = torch.randn(1, 3, 224, 224)
     torch.testing.assert_close(teacher(images), network(images))
-    with pytest.raises(UsageError, match=r"The teacher knows 4 classes, the data has 10\."):
+    with refused(UsageError, 4, 10):
         load_teacher(f"resmlp_s12@{tmp_path}/weights.safetensors", 10)
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "facts"),
     [
-        ("timm:regnety_16", r"No teacher is called timm:regnety_16\. Did you mean regnety_160"),
-        ("timm:regnety_160.deit_in2k", r"No teacher is called timm:regnety_160\.deit_in2k\. Did you mean regnety_160"),
-        ("torchvision:resnet51", r"No teacher is called torchvision:resnet51\. Did you mean resnet50"),
-        ("resmlp_24", r"No teacher is called resmlp_24\. Did you mean resmlp_s24"),
-        ("resmlp_s24", r"The teacher resmlp_s24 has no weights\. Name their file: resmlp_s24@PATH"),
-        ("timm:resnet50@nowhere.pth", r"names the file nowhere\.pth, which does not exist"),
-        ("timm:regnety_160.deit_in1k", r"The teacher knows 1000 classes, the data has 10\."),
-        ("torchvision:resnet50", r"The teacher knows 1000 classes, the data has 10\."),
+        ("timm:regnety_16", ("timm:regnety_16", "regnety_160")),
+        ("timm:regnety_160.deit_in2k", ("timm:regnety_160.deit_in2k", "regnety_160.deit_in1k")),
+        ("torchvision:resnet51", ("torchvision:resnet51", "resnet50")),
+        ("resmlp_24", ("resmlp_24", "resmlp_s24")),
+        ("resmlp_s24", ("resmlp_s24@PATH",)),
+        ("timm:resnet50@nowhere.pth", ("nowhere.pth",)),
+        ("timm:regnety_160.deit_in1k", (1000, 10)),
+        ("torchvision:resnet50", (1000, 10)),
     ],
 )
-def test_errors_before_any_work(monkeypatch, spec, message):
+def test_errors_before_any_work(monkeypatch, spec, facts):
     def no_work(*args, **options):
         raise AssertionError("a network was made before the teacher was checked")
 
     monkeypatch.setattr(timm, "create_model", no_work)
     monkeypatch.setattr(torchvision.models, "get_model", no_work)
-    with pytest.raises(UsageError, match=message):
+    with refused(UsageError, *facts):
         load_teacher(spec, 10)
 
 
@@ -168,7 +165,7 @@ def test_published_teachers_are_matched_by_wordnet_id(monkeypatch):
     teacher = load_teacher("timm:test_resnet", 2, ["n15075141", "n01440764"])
     images = torch.randn(1, 3, 160, 160)
     torch.testing.assert_close(teacher(images), made(images)[:, [999, 0]])
-    with pytest.raises(UsageError, match=r"1000 classes \(n01440764, …\), the data has 2, of which 2"):
+    with refused(UsageError, 1000, "n01440764", 2):
         load_teacher("timm:test_resnet", 2, ["tench", "toilet paper"])
 
 
@@ -177,8 +174,8 @@ def test_weights_that_cannot_be_had(monkeypatch, tmp_path):
         raise OSError("no route\nto host")
 
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(ResourceError, match=r"fetched: OSError: no route to host. .* give timm:resnet50@PATH"):
+    with refused(ResourceError, "OSError: no route to host", "timm:resnet50@PATH"):
         load_teacher("timm:resnet50", 1000)
     (tmp_path / "torn.pth").write_bytes(b"torn")
-    with pytest.raises(CheckpointError, match=r"torn\.pth cannot be read: "):
+    with refused(CheckpointError, "torn.pth"):
         load_teacher(f"resmlp_s12@{tmp_path}/torn.pth", 10)

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from patchloom.errors import UsageError
 from patchloom.recipes import Recipe, auto_recipe, flatten
+from tests.messages import missing, refused
 
 
 def choose(images=5_000, classes=10, image_size_median=32, **kwargs):
@@ -28,7 +29,7 @@ def test_photographs_on_a_gpu_keep_the_published_network():
 
 def test_the_reason_for_the_epochs_is_printable():
     _, reasons = choose(images=5_000)
-    assert reasons["schedule.epochs"].why == "5,000 images: 90 epochs (about 450 k pictures seen)"
+    assert missing(reasons["schedule.epochs"].why, 5_000, 90, "450 k") == []
 
 
 def test_digits_are_not_mirrored():
@@ -58,7 +59,7 @@ def test_an_average_of_weights_only_for_long_runs():
 def test_a_network_asked_for_is_kept(model, median, image_size, options):
     recipe, reasons = choose(model=model, image_size_median=median, device="cuda")
     assert recipe.model.name == model
-    assert reasons["model.name"].why == "as asked"
+    assert reasons["model.name"].why
     assert recipe.model.image_size == image_size
     assert dict(recipe.model.options) == options
 
@@ -116,13 +117,9 @@ def test_more_images_are_seen_fewer_times():
 
 
 def test_what_cannot_be_trained_on():
-    with pytest.raises(UsageError) as caught:
+    with refused(UsageError, 5000, 32, 1, 2):
         choose(classes=1)
-    assert str(caught.value) == (
-        "5000 images of 32 pixels in 1 classes cannot be trained on; "
-        "expected at least 1 image, 1 pixel and 2 classes. Check the folder."
-    )
-    with pytest.raises(UsageError, match=r"device is 'tpu', expected cpu or cuda\."):
+    with refused(UsageError, "device", "tpu", "cpu", "cuda"):
         choose(device="tpu")
 
 
@@ -134,7 +131,7 @@ def test_what_is_given_decides_the_rest():
     assert (short.schedule.epochs, short.augment.mixup, short.augment.cutmix) == (6, 0.0, 0.0)
     assert (short.schedule.warmup_epochs, short.schedule.warmup_steps) == (0, round(0.1 * 6 * (2_000 // 32)))
     assert "schedule.epochs" not in reasons
-    assert reasons["augment.mixup"].why == "off, for 6 epochs"
+    assert missing(reasons["augment.mixup"].why, 6) == []
 
 
 def test_a_batch_and_a_size_that_are_given_lead_to_their_rate_and_patch():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from patchloom.errors import UsageError
 from patchloom.recipes import Recipe, difference, field_names, flatten, get_recipe, list_recipes, override
 from patchloom.recipes.parts import AugmentPart, ModelPart, OptimPart, SchedulePart
+from tests.messages import refused
 
 DEIT = get_recipe("deit")
 
@@ -44,15 +45,13 @@ def test_hyphens_are_underscores():
     [("model.image_size", 32), ("model.drop_path", 0.1), ("augment.flip", 0.0), ("optim.ema_decay", 0.9)],
 )
 def test_translation_refuses_what_it_does_not_read(key, value):
-    message = error_of(override, get_recipe("translation_small"), {key: value})
-    assert message.startswith(f"{key} is {value}, but objective.method translation does not read it.")
+    with refused(UsageError, key, value, "translation"):
+        override(get_recipe("translation_small"), {key: value})
 
 
 def test_the_smallest_small_view_is_not_above_the_largest():
-    message = error_of(override, get_recipe("dino"), {"views.local_min_scale": 0.5})
-    assert (
-        message == "views.local_max_scale is 0.4, below views.local_min_scale 0.5. Raise the first or lower the second."
-    )
+    with refused(UsageError, "views.local_max_scale", 0.4, "views.local_min_scale", 0.5):
+        override(get_recipe("dino"), {"views.local_min_scale": 0.5})
 
 
 def test_another_method_leaves_behind_what_only_the_first_read():
@@ -60,8 +59,8 @@ def test_another_method_leaves_behind_what_only_the_first_read():
     plain = override(grafit, {"objective.method": "classification"})
     assert plain.views == get_recipe("deit").views != grafit.views
     assert plain.optim == grafit.optim
-    message = error_of(override, grafit, {"objective.method": "classification", "views.number": 2})
-    assert message.startswith("views.number is 2, but objective.method classification does not read it.")
+    with refused(UsageError, "views.number", 2, "classification"):
+        override(grafit, {"objective.method": "classification", "views.number": 2})
 
 
 def test_the_text_form_of_translation_has_no_images():
@@ -78,8 +77,10 @@ def test_recipes_by_pattern():
 
 
 def test_unknown_recipe():
-    assert error_of(get_recipe, "diet") == 'There is no recipe "diet". Did you mean deit, deit3, vitdet?'
-    assert error_of(get_recipe, "qqqq") == 'There is no recipe "qqqq". List them with `patchloom recipes`.'
+    with refused(UsageError, "diet", "deit", "deit3", "vitdet"):
+        get_recipe("diet")
+    with refused(UsageError, "qqqq", "patchloom recipes"):
+        get_recipe("qqqq")
 
 
 @pytest.mark.parametrize(
@@ -144,90 +145,45 @@ def test_written_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "facts"),
     [
-        (
-            {"augment.mixpu": 0},
-            'A recipe has no field "augment.mixpu". Did you mean augment.mixup?',
-        ),
-        (
-            {"lr": 1},
-            'A recipe has no field "lr". Did you mean optim.lr?',
-        ),
-        (
-            {"optim.rl": 1},
-            'A recipe has no field "optim.rl". Did you mean optim.lr, optim, optim.name?',
-        ),
-        (
-            {"qqqq": 1},
-            'A recipe has no field "qqqq". Its groups are model, augment, objective, views, dino, grafit, segment, '
-            "detect, text, optim, schedule, test.",
-        ),
-        (
-            {"optim.name": "adamx"},
-            "optim.name is 'adamx', expected one of adamw, lamb, sgd, adam, adagrad. "
-            "Did you mean adam, adamw, adagrad?",
-        ),
-        ({"augment.erasing": 1.5}, "augment.erasing is 1.5, expected a number from 0 to 1."),
-        ({"optim.lr": "fast"}, "optim.lr is 'fast', expected a number above 0."),
-        ({"optim.lr": "nan"}, "optim.lr is 'nan', expected a number above 0."),
-        ({"optim.lr": True}, "optim.lr is True, expected a number above 0."),
-        ({"schedule.epochs": 2.5}, "schedule.epochs is 2.5, expected a whole number of at least 1."),
-        ({"model.eval_mode": 1}, "model.eval_mode is 1, expected true or false."),
-        ({"optim.betas": "0.9"}, "optim.betas is ['0.9'], expected 2 values."),
-        ({"test.crop_ratio": 0}, "test.crop_ratio is 0, expected a number above 0 up to 1."),
-        ({"name": "two\nlines"}, "name is 'two\\nlines', expected a line of text."),
-        ({"name": ""}, "name is '', expected a line of text."),
-        (
-            {"model.options.f": object},
-            "model.options.f is <class 'object'>, expected a finite number, a line of text, true, false, "
-            "none, or a list of these.",
-        ),
-        (
-            {"objective.loss": "bce"},
-            "objective.loss bce cannot be smoothed, but objective.smoothing is 0.1. "
-            "Set objective.smoothing to 0 or objective.loss to cross_entropy.",
-        ),
+        ({"augment.mixpu": 0}, ("augment.mixpu", "augment.mixup")),
+        ({"lr": 1}, ("optim.lr",)),
+        ({"optim.rl": 1}, ("optim.rl", "optim.lr", "optim.name")),
+        ({"qqqq": 1}, ("qqqq", "model", "augment", "objective", "dino", "segment", "detect", "optim", "schedule")),
+        ({"optim.name": "adamx"}, ("optim.name", "adamx", "adamw", "lamb", "sgd", "adagrad")),
+        ({"augment.erasing": 1.5}, ("augment.erasing", 1.5, 0, 1)),
+        ({"optim.lr": "fast"}, ("optim.lr", "fast", 0)),
+        ({"optim.lr": "nan"}, ("optim.lr", "nan", 0)),
+        ({"optim.lr": True}, ("optim.lr", "True", 0)),
+        ({"schedule.epochs": 2.5}, ("schedule.epochs", 2.5, 1)),
+        ({"model.eval_mode": 1}, ("model.eval_mode", 1, "true", "false")),
+        ({"optim.betas": "0.9"}, ("optim.betas", 0.9, 2)),
+        ({"test.crop_ratio": 0}, ("test.crop_ratio", 0, 1)),
+        ({"name": "two\nlines"}, ("name", r"two\nlines")),
+        ({"name": ""}, ("name", "''")),
+        ({"model.options.f": object}, ("model.options.f", "object")),
+        ({"objective.loss": "bce"}, ("objective.loss", "bce", "objective.smoothing", 0.1, "cross_entropy")),
         (
             {"objective.teacher": "timm:x"},
-            "objective.teacher is timm:x, but objective.distillation is none. "
-            "Set objective.distillation to hard or soft, or objective.teacher to none.",
+            ("objective.teacher", "timm:x", "objective.distillation", "none", "hard", "soft"),
         ),
-        (
-            {"schedule.warmup_steps": 10},
-            "schedule.warmup_epochs is 5 and schedule.warmup_steps is 10, expected one of them. Set the other to 0.",
-        ),
-        (
-            {"schedule.epochs": 2},
-            "schedule.warmup_epochs is 5 in a run of 2 epochs. Set schedule.warmup_epochs to 2 or less.",
-        ),
-        (
-            {"schedule.decay": "step"},
-            "schedule.decay is step and schedule.step_epochs empty. "
-            "Set schedule.step_epochs for the decay step, and for no other.",
-        ),
-        (
-            {"schedule.decay": "step", "schedule.step_epochs": "60,30"},
-            "schedule.step_epochs is 60,30, expected rising epochs. Sort them.",
-        ),
-        (
-            {"text.beams": 2},
-            "text.beams is 2, but objective.method classification does not read it. "
-            "Choose a recipe that does, or leave it out.",
-        ),
-        ({"augment.hue": 0.6}, "augment.hue is 0.6, expected a number from 0 to 0.5."),
+        ({"schedule.warmup_steps": 10}, ("schedule.warmup_epochs", 5, "schedule.warmup_steps", 10)),
+        ({"schedule.epochs": 2}, ("schedule.warmup_epochs", 5, 2)),
+        ({"schedule.decay": "step"}, ("schedule.decay", "schedule.step_epochs")),
+        ({"schedule.decay": "step", "schedule.step_epochs": "60,30"}, ("schedule.step_epochs", "60,30")),
+        ({"text.beams": 2}, ("text.beams", 2, "classification")),
+        ({"augment.hue": 0.6}, ("augment.hue", 0.6, 0, 0.5)),
         (
             {"augment.crop_min_scale": 0.5, "augment.crop_max_scale": 0.4},
-            "augment.crop_max_scale is 0.4, below augment.crop_min_scale 0.5. Raise the first or lower the second.",
+            ("augment.crop_max_scale", 0.4, "augment.crop_min_scale", 0.5),
         ),
-        (
-            {"schedule.min_lr": 1},
-            "schedule.min_lr is 1, above the peak learning rate 0.001. Lower schedule.min_lr.",
-        ),
+        ({"schedule.min_lr": 1}, ("schedule.min_lr", 1, 0.001)),
     ],
 )
-def test_errors_say_what_to_do(changes, message):
-    assert error_of(override, DEIT, changes) == message
+def test_errors_say_what_to_do(changes, facts):
+    with refused(UsageError, *facts):
+        override(DEIT, changes)
 
 
 def test_distillation_without_a_teacher_is_left_to_the_run():
@@ -235,28 +191,29 @@ def test_distillation_without_a_teacher_is_left_to_the_run():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "facts"),
     [
-        ("- 1", "The recipe is not a list of `key: value` lines. Start from one written by to_yaml."),
-        ("model: resmlp", "model is 'resmlp', expected fields such as model.name. Indent them under it."),
-        ("modle: {}", 'A recipe has no field "modle". Did you mean model, model.name, model.trainable?'),
-        ("optim: {lrr: 1}", 'A recipe has no field "optim.lrr". Did you mean optim.lr?'),
-        ("optim: {lr: 1}", "The recipe has no optim.batch_size, which has no default. Add it."),
-        ("name: x", "The recipe has no source, which has no default. Add it."),
+        ("- 1", ("to_yaml",)),
+        ("model: resmlp", ("model", "resmlp", "model.name")),
+        ("modle: {}", ("modle", "model.name")),
+        ("optim: {lrr: 1}", ("optim.lrr", "optim.lr")),
+        ("optim: {lr: 1}", ("optim.batch_size",)),
+        ("name: x", ("source",)),
     ],
 )
-def test_files_are_checked(text, message):
-    assert error_of(Recipe.from_yaml, text) == message
+def test_files_are_checked(text, facts):
+    with refused(UsageError, *facts):
+        Recipe.from_yaml(text)
 
 
 def test_broken_yaml_is_one_line():
     message = error_of(Recipe.from_yaml, "a: [1\nb: 2")
-    assert message.startswith("The recipe is not YAML: ")
+    assert "YAML" in message
     assert "\n" not in message
 
 
 def test_no_python_objects_from_yaml():
-    assert "not YAML" in error_of(Recipe.from_yaml, "!!python/object/apply:os.getcwd []")
+    assert "YAML" in error_of(Recipe.from_yaml, "!!python/object/apply:os.getcwd []")
 
 
 def test_frozen():
@@ -335,4 +292,5 @@ def test_every_field_is_reachable_by_its_key():
 
 def test_parts_stand_alone():
     assert ModelPart(name="x").options == {}
-    assert error_of(SchedulePart, epochs=0) == "schedule.epochs is 0, expected a whole number of at least 1."
+    with refused(UsageError, "schedule.epochs", 0, 1):
+        SchedulePart(epochs=0)
