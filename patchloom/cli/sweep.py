@@ -97,8 +97,8 @@ def _show(found: "Sweep") -> None:
     columns, rows = found.table()
     print_table(columns, rows, title=f"{found.metric or 'score'} on val images")
     if found.best_of_sets:
-        each = [f"{data} {in_words(row.setting)}" for data, row in found.best_of_sets.items()]
-        print_result(printable(f"best of each: {'; '.join(each)}"))
+        each = [f"{data}: {setting}" for data, setting in found.best_of_sets_in_words]
+        print_result(printable(f"best on each data set: {'; '.join(each)}"))
     for run in found.runs.values():
         if run.failed:
             print_result(printable(f"failed: {run.data}, {in_words(run.setting)}: {run.failed}"))

@@ -67,6 +67,7 @@ def report_runs(
         settings=_settings(parts),
         columns=columns,
         numbers=numbers,
+        comparable=_same_classes(judged),
         pairs=together.comparisons() if together and not many else [],
         tables=_level_tables(leveled) if leveled else [],
         granularity=level_charts(leveled, parts) if leveled else [],
@@ -164,7 +165,7 @@ def _numbers(
             text = f"{own:.2f}" if math.isfinite(own) else "–"
             if key == "top1" and name in judged:
                 text += " ({:.1f} … {:.1f})".format(*judged[name].top_interval())
-            cells.append((text, own == best and len(values) > 1))
+            cells.append((text, own == best and len(values) > 1 and _same_classes(judged)))
         cost, record = count_cost(each), each.record
         cells += [
             (f"{len(judged[name].index):,}" if name in judged else "–", False),
@@ -175,6 +176,10 @@ def _numbers(
         ]
         rows.append((name, cells))
     return [*present, "images", "parameters", "multiply-adds", "epochs", "time"], rows
+
+
+def _same_classes(judged: dict[str, ClassificationReport]) -> bool:
+    return len({frozenset(report.classes) for report in judged.values()}) <= 1
 
 
 def _curves(parts: dict[str, RunParts]) -> list[tuple[str, Markup]]:

@@ -201,8 +201,8 @@ def prune(
 def write_pruning_page(found: Pruning, path: Path) -> None:
     """The curves and tables as one HTML file."""
     kinds = {
-        "share": ("Pruned", "The smallest weights of each matrix are zero; the rest is as it was trained."),
-        "bits": ("Rounded", "Each weight is rounded to 2ⁿ equal steps over the largest of its matrix."),
+        "share": ("Pruned", "The smallest weights of each matrix are set to zero; the others stay as trained."),
+        "bits": ("Rounded", "Each weight is rounded to n bits: 2ⁿ equal steps up to the largest weight of its matrix."),
     }
     sections = []
     for kind, (title, told) in kinds.items():

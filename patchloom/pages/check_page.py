@@ -64,7 +64,7 @@ def _groups(report: CheckReport) -> list[tuple[str, str, str, int, list[dict[str
             )
             for number, (splits, groups) in enumerate(report.leaks_between().items())
         ),
-        ("labels", "Under two labels", "The same pixels, of which one label is wrong.", report.conflicts()),
+        ("labels", "Under two labels", "The same pixels under two labels, of which one is wrong.", report.conflicts()),
         *_shared(report),
         ("dups", "Duplicates", f"The same {report.unit}.", report.duplicates),
         ("near", "Near-duplicates", "Perhaps saved again or scaled; look before removing.", report.near_duplicates),

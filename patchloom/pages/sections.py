@@ -19,6 +19,7 @@ ENLARGED_CLASSES = 12  # of a larger matrix, those that are confused most
 UNFOLDED_BARS = 20
 CONFUSED_PAIRS = 20
 THUMBNAIL = 112  # pixels
+SMALL_PICTURE = 480  # pixels: up to here a picture shrinks to a phone's width, a wider one is scrolled
 RIGHT, WRONG = (37, 99, 235), (220, 38, 38)  # as in the style sheet
 
 
@@ -47,8 +48,11 @@ def picture_section(
     place: str = "pictures",
 ) -> Markup:
     """(title, picture or chart, caption) of each; `place` is the section's name in the page."""
-    shown = [(name, p if isinstance(p, Markup) else data_uri(p), text) for name, p, text in pictures]
-    return _section("pictures", place=place, title=title, pictures=shown)
+    shown = [
+        (name, p, text, 0) if isinstance(p, Markup) else (name, data_uri(p), text, p.width)
+        for name, p, text in pictures
+    ]
+    return _section("pictures", place=place, title=title, pictures=shown, small=SMALL_PICTURE)
 
 
 def gallery_section(

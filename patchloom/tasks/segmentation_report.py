@@ -113,7 +113,7 @@ def _tables(report: SegmentationReport) -> list[Any]:
         )
         for k in order
     ]
-    columns = ["class", "IoU", "95 %", "found", "boundary IoU", "of the pixels"]
+    columns = ["class", "IoU", "95 % interval", "recall", "boundary IoU", "share of pixels"]
     return [table_section("Classes, worst first", columns, rows), *confused_section(report)]
 
 

@@ -108,6 +108,8 @@ def _pictures(
         source, target = max(fitting, key=lambda pair: len(pair[0]) + len(pair[1]))
         names = [[files.vocabulary.piece(number) for number in side] for side in (source, target)]
         for layer, weights in enumerate(cross_attention(network, source, target), 1):
-            caption = "Mean over heads; before a row is written, its columns are looked at so much."
+            caption = (
+                "Attention to each subword of the source (columns) while a subword (row) is written; mean over heads."
+            )
             pictures.append((f"Where decoder layer {layer} looks", attention_chart(weights, *names), caption))
     return pictures

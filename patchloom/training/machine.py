@@ -8,5 +8,7 @@ from patchloom.engine.distribution import Processes
 def machine_of(processes: Processes) -> str:
     """In words."""
     device = processes.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    cpu = f"CPU, {threads} thread{'s' if threads != 1 else ''}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     return f"{processes.world} × {name}, {processes.precision}"

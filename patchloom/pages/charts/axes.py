@@ -35,4 +35,6 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1)]
+    if first == last:  # a single value that is a tick: the axis ends there, as 100 % does, or begins at 0
+        first, last = (first - 1, last) if high > 0 else (first, last + 1)
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]

@@ -101,7 +101,8 @@ def _x_marks(
         for tick in ticks:
             if tick <= across.high:
                 parts.append(svg_line(across(tick), bottom, across(tick), bottom + 4))
-                parts.append(svg_text(across(tick), bottom + 17, f"{tick:g}", "middle"))
+                middle = min(across(tick), WIDTH - LETTER * len(f"{tick:g}") / 2)  # inside the chart
+                parts.append(svg_text(middle, bottom + 17, f"{tick:g}", "middle"))
     end = bottom + deep + BOTTOM - 17
     return [*parts, svg_text((across.start + across.end) / 2, end - 4, label, "middle")], end
 

@@ -38,7 +38,7 @@ def write_sweep_page(found: Sweep) -> None:
         facts=facts,
         columns=[(name.removeprefix("#"), name.startswith("#")) for name in columns],
         rows=[(row, of.is_best) for row, of in zip(rows, found.rows, strict=True)],
-        best_of_sets=[(data, in_words(row.setting)) for data, row in found.best_of_sets.items()],
+        best_of_sets=found.best_of_sets_in_words,
         curves=curves(found),
         failed=[(run.data, in_words(run.setting), run.failed) for run in failed],
         runs=[(run.data, in_words(run.setting), name, *_told(run)) for name, run in found.runs.items()],

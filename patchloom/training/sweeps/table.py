@@ -13,7 +13,7 @@ from typing import Any
 from patchloom.judging.seeds import Spread, spread
 from patchloom.pages.notebook import piece
 from patchloom.printable import printable
-from patchloom.training.sweeps.grid import SEED, Setting, short_names, shown, without_seed
+from patchloom.training.sweeps.grid import SEED, Setting, in_words, short_names, shown, without_seed
 from patchloom.training.sweeps.record import RunResult
 
 
@@ -95,6 +95,15 @@ class Sweep:
             for data, rows in scored.items()
             if rows and len(sets) > 1
         }
+
+    @property
+    def best_of_sets_in_words(self) -> list[tuple[str, str]]:
+        """(data set, its best setting) where there are several sets; where settings tie, how many do."""
+        told = []
+        for data, best in self.best_of_sets.items():
+            ties = sum(_ties(row.of_set(data), best.of_set(data) or 0.0) for row in self.rows)
+            told.append((data, in_words(best.setting) if ties == 1 else f"{ties} settings tie"))
+        return told
 
     @property
     def page(self) -> Path:
