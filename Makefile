@@ -7,7 +7,7 @@ READY := .venv/.ready
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./runtime -e '.[dev]'
 	touch $(READY)
 
 demo: $(READY)
@@ -54,7 +54,7 @@ OLDEST_TESTS := tests/cli/test_help.py tests/cli/test_table.py tests/cli/test_pr
 .venv-oldest/.ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	$(OLDEST)/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt \
-		-e '.[parquet,stream,digits,translate,serve]' pytest pytest-xdist hypothesis
+		-e ./runtime -e '.[parquet,stream,digits,translate,serve]' pytest pytest-xdist hypothesis
 	touch .venv-oldest/.ready
 
 test-oldest: .venv-oldest/.ready
@@ -79,7 +79,7 @@ FUZZ_SECONDS ?= 600
 
 .venv-fuzz/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-fuzz
-	$(FUZZ)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
+	$(FUZZ)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ./runtime -e '.[dev,fuzz]'
 	touch .venv-fuzz/.ready
 
 # Every reader in turn; `make fuzz FUZZ_SECONDS=20` to try it out.

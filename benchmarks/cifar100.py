@@ -14,11 +14,11 @@ from pathlib import Path
 from trainings import options_of, read, train
 
 from patchloom.engine.display import duration
-from patchloom.pages.charts import Series, line_chart, svg_file
-from patchloom.pages.report import curve, steps_per_unit
+from patchloom.report.charts import Series, line_chart, svg_file
+from patchloom.report.run_report import curve, steps_per_unit
 from patchloom.runs.metrics import read_metrics
 from patchloom.runs.predictions import load_predictions
-from patchloom.runs.record import read_run_record
+from patchloom.runs.run_record import read_run_record
 
 # Pixels are patches; half as much mixing as the recipe's, since so few epochs do not overfit.
 SMLPNET = (

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import patchloom
-from patchloom.inspection.memory import peak_mem_mib
 from patchloom.models.network import Network
+from patchloom.models.peak_memory import peak_mem_mib
 
 # Small networks of every family: published widths and few blocks.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -23,9 +23,9 @@ from collections.abc import Callable
 import torch
 from peak import peak_mib
 
-from patchloom.data.text.special_tokens import BOS, EOS, PAD, UNKNOWN
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import create_seq2seq
+from patchloom_runtime.text.special_tokens import BOS, EOS, PAD, UNKNOWN
 
 WORDS = 32_768
 OURS = {"ResMLP": "translation_resmlp_6", "Transformer": "translation_transformer_base"}

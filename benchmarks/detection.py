@@ -24,15 +24,15 @@ from torchvision.models.detection import fasterrcnn_resnet50_fpn_v2, maskrcnn_re
 
 from patchloom.data.augmentation.canvas import CanvasView, JitteredCanvas
 from patchloom.data.batches.loader import Loader, cores
-from patchloom.data.pictures.samples import EXTENT
-from patchloom.data.sets import PictureSet
+from patchloom.data.datasets import LabeledImages
 from patchloom.data.sources.source import open_data
+from patchloom.evaluation.detect import in_picture, truth_of
 from patchloom.evaluation.detection import DetectionReport
-from patchloom.evaluation.finding import in_picture, truth_of
-from patchloom.models.detector import make_detector
+from patchloom.models.dense.detector import make_detector
 from patchloom.models.registry import build_model
 from patchloom.objectives.detection import targets_of
 from patchloom.recipes import get_recipe
+from patchloom_runtime.images.samples import EXTENT
 
 
 class AsGiven(nn.Module):
@@ -54,7 +54,7 @@ class AsGiven(nn.Module):
         return result
 
 
-def judged(model: nn.Module, images: PictureSet, size: int, device: str) -> dict[str, float]:
+def judged(model: nn.Module, images: LabeledImages, size: int, device: str) -> dict[str, float]:
     """Average precision, as patchloom counts it."""
     loader = Loader(
         images.showing(), CanvasView((size, size)), batch_size=8, shuffle=False, drop_last=False, workers=cores()
@@ -87,9 +87,9 @@ def main() -> None:
     if given.speed:
         time_both(device)
         return
-    splits, recipe = open_data(given.data, labelled=False), get_recipe("detection_small")
+    splits, recipe = open_data(given.data, labeled=False), get_recipe("detection_small")
     train, test = splits.train, getattr(splits, given.split)
-    assert isinstance(train, PictureSet)
+    assert isinstance(train, LabeledImages)
     masks = train.pictures.tells_objects_apart
     make = maskrcnn_resnet50_fpn_v2 if masks else fasterrcnn_resnet50_fpn_v2
     torch.manual_seed(0)

@@ -60,10 +60,10 @@ def prepare(folder: Path, data: str) -> None:
 
     import patchloom
     from patchloom.data.sources.source import find_source
-    from patchloom.deployment.classifier import Classifier
-    from patchloom.deployment.export.to_onnx import _quiet
-    from patchloom.models.published import load_published
+    from patchloom.inference.classifier import Classifier
+    from patchloom.models.pretrained.published import load_published
     from patchloom.runs.config import Preprocessing, RunFiles
+    from patchloom_runtime.engines.onnx_graph import _quiet
 
     torch.manual_seed(0)
     theirs = timm.create_model(TIMM).eval()
@@ -194,7 +194,7 @@ def spread_of(values: list[float], digits: int) -> str:
 def cifar100(data: str, run: Path) -> None:
     """The table of the ways of int8 that were tried, up to the one that is kept."""
     import patchloom
-    from patchloom.deployment.export.parity import columns
+    from patchloom.export.parity import columns
 
     if not (run / "run.json").exists():
         command = [sys.executable, "-m", "patchloom.cli", "train", data, "--out", str(run), *SMALL]

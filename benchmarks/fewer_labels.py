@@ -18,11 +18,11 @@ import patchloom
 from patchloom.data.batches.evaluation_loader import make_evaluation_loader
 from patchloom.evaluation.embeddings import embed
 from patchloom.evaluation.knn import knn
-from patchloom.pages.charts import Series, line_chart, svg_file
-from patchloom.pages.report import curve, steps_per_unit
+from patchloom.report.charts import Series, line_chart, svg_file
+from patchloom.report.run_report import curve, steps_per_unit
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import read_metrics
-from patchloom.tasks.image_networks import make_network
+from patchloom.tasks.images.networks import make_network
 
 COARSE = ("--recipe", "grafit_small_images", "--level", "coarse")
 VIT = ("--model", "deit_ti", "--set", "model.options.depth=9")

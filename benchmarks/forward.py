@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 import patchloom
 from patchloom.models.absorb import absorb
-from patchloom.models.conversion import converted
 from patchloom.models.network import Network
+from patchloom.models.pretrained.conversion import converted
 
 PEERS: dict[str, Callable[[], nn.Module]] = {
     "resmlp_s12": lambda: timm.create_model("resmlp_12_224"),

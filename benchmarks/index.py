@@ -19,8 +19,16 @@ import torch
 import torch.nn.functional as F
 from peak import peak_mib
 
-from patchloom.deployment.index_files import About, Row, StoredVectors, read_about, write_about, write_lists, write_part
 from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest
+from patchloom.inference.index_files import (
+    IndexMetadata,
+    IndexRow,
+    StoredVectors,
+    read_about,
+    write_about,
+    write_lists,
+    write_part,
+)
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--count", type=int, default=1_000_000)
@@ -52,9 +60,9 @@ def build() -> dict[str, float]:
     for number, begin in enumerate(range(0, options.count, options.part)):
         # Each part from its own seed: all of them at once would be the peak.
         some = vectors(min(options.part, options.count - begin), number)
-        rows = [Row(f"/photos/{begin + i:09d}.jpg", "", 0, 0) for i in range(len(some))]
+        rows = [IndexRow(f"/photos/{begin + i:09d}.jpg", "", 0, 0) for i in range(len(some))]
         parts.append(write_part(options.folder, number, some.numpy(), rows))
-    write_about(options.folder, About("random", "", {}, options.dim, parts=tuple(parts)))
+    write_about(options.folder, IndexMetadata("random", "", {}, options.dim, parts=tuple(parts)))
     return {"written_s": time.perf_counter() - start}
 
 

@@ -64,13 +64,13 @@ state = torch.load(options.file, map_location="cpu", weights_only=True)
 if "_conv_stem.weight" in state:
     network = timm.create_model("tf_efficientnet_lite0")
     state = in_timms_names(state, network)
-    normalised: tuple[float | tuple[float, ...], ...] = (127 / 255, 128 / 255)
+    normalized: tuple[float | tuple[float, ...], ...] = (127 / 255, 128 / 255)
 else:
     network = models.mobilenet_v2()
-    normalised = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    normalized = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 network.load_state_dict(state)
 if options.out:
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, options.out)
     print(f"wrote {options.out}")
 if options.check:
-    print(f"top-1 {top1(network, options.check, *normalised):.1f} %")
+    print(f"top-1 {top1(network, options.check, *normalized):.1f} %")

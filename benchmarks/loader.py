@@ -27,15 +27,15 @@ from PIL import Image
 
 from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.augmentation.mixing import draw_blend
-from patchloom.data.batches.decoded_set import DeviceLoader, Store
+from patchloom.data.batches.decoded_dataset import DeviceLoader, Store
 from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.sampler import step_seed
-from patchloom.data.pictures.decode import decode_shrunk
-from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD, normalise
-from patchloom.data.pictures.samples import Sample
-from patchloom.data.sets import ClassTable, PictureSet
-from patchloom.data.trees.files import FilePictures
+from patchloom.data.datasets import ClassTable, LabeledImages
+from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, normalize
+from patchloom.data.trees.files import ImageFiles
 from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.images.decode import decode_shrunk
+from patchloom_runtime.images.samples import Sample
 
 IMAGE_SIZE = 224
 POLICIES = {
@@ -153,10 +153,10 @@ def our_loader(folder: Path, augment: AugmentPart, workers: int, batch: int) -> 
     paths = sorted(str(path.relative_to(folder)) for path in folder.glob("*/*.jpg"))
     labels = np.array([int(path[:2]) for path in paths])
     classes = ClassTable(tuple(sorted({path[:2] for path in paths})))
-    dataset = PictureSet(FilePictures(folder, paths), np.arange(len(paths)), labels, classes)
+    dataset = LabeledImages(ImageFiles(folder, paths), np.arange(len(paths)), labels, classes)
     loader = Loader(dataset, train_transform(augment, IMAGE_SIZE), batch_size=batch, workers=workers)
     epochs = iter(range(1_000))
-    return lambda: (normalise(b.images) for b in loader.epoch(next(epochs)))
+    return lambda: (normalize(b.images) for b in loader.epoch(next(epochs)))
 
 
 def images_per_second(epoch: Iterable[torch.Tensor], finish: Callable[[], None] = lambda: None) -> float:
@@ -217,7 +217,7 @@ def on_device(device: str, batch: int) -> None:
     def train(epoch: int, loader: DeviceLoader) -> Iterable[torch.Tensor]:
         for step, batch in enumerate(loader.epoch(epoch)):
             blend = draw_blend(32, 32, mixup=0.8, cutmix=1.0, seed=step_seed(0, epoch, step))
-            images = blend.images(normalise(batch.images))
+            images = blend.images(normalize(batch.images))
             targets = blend.targets(batch.labels, 100, 0.0, torch.float32)
             loss_of(images, targets).backward()
             optimizer.step()
@@ -231,7 +231,7 @@ def on_device(device: str, batch: int) -> None:
         rates = [
             max(images_per_second(run(epoch), finish=torch.cuda.synchronize) for epoch in (1, 2, 3))
             for run in (
-                lambda epoch, loader=loader: (normalise(b.images) for b in loader.epoch(epoch)),
+                lambda epoch, loader=loader: (normalize(b.images) for b in loader.epoch(epoch)),
                 lambda epoch, loader=loader: train(epoch, loader),
             )
         ]

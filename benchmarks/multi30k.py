@@ -14,8 +14,8 @@ from trainings import options_of, read, train
 import patchloom
 from patchloom.data.text.pairs import open_parallel
 from patchloom.engine.display import duration
-from patchloom.judging.text_evaluation import evaluate_text
-from patchloom.runs.record import read_run_record
+from patchloom.runs.run_record import read_run_record
+from patchloom.tasks.translation.evaluation import evaluate_text
 
 RUNS = {
     "resmlp": ("--model", "translation_resmlp_6"),

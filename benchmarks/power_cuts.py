@@ -26,16 +26,16 @@ from PIL import Image
 sys.path.append(str(Path(__file__).parent.parent))
 
 from patchloom.data.checking.check import check as check_data
-from patchloom.data.checking.kept_looks import Seen
-from patchloom.data.trees.unpacked import plain_tar
-from patchloom.deployment import index as indexing
-from patchloom.deployment.artefact import load as load_artefact
-from patchloom.deployment.export.export import export
-from patchloom.deployment.index_files import StoredVectors, read_about
-from patchloom.errors import PatchloomError
+from patchloom.data.checking.scan_cache import ScanCache
+from patchloom.data.trees.unpack import plain_tar
+from patchloom.export.export import export
+from patchloom.inference import index as indexing
+from patchloom.inference.index_files import StoredVectors, read_about
 from patchloom.tasks.verify import verify
 from patchloom.training.sweeps import sweep as sweeping
 from patchloom.training.sweeps.record import read_results
+from patchloom_runtime.artifacts.artifact import load as load_artifact
+from patchloom_runtime.errors import PatchloomError
 from tests.forked import Forked
 from tests.reliability.cut_runs import DATA, TINY, check_run, left_by, train_tiny
 from tests.reliability.power_cuts import Replayed, mark, materialized, recorded, replayed, why_not_here
@@ -183,7 +183,7 @@ def exported(scratch: Path, chances: int, resumes: int) -> Trial:
     def check(folder: Path, marks: list[str]) -> str:
         for name in ("plain", "packed"):
             if (folder / "artefacts" / name).exists():
-                load_artefact(folder / "artefacts" / name)
+                load_artifact(folder / "artefacts" / name)
             elif name in marks:
                 return f"{name} is gone"
         return ""
@@ -258,7 +258,7 @@ def caches(scratch: Path, chances: int, resumes: int) -> Trial:
 
 def rows_of(database: Path) -> dict[Any, Any]:
     """What a cache of the scan holds; nothing where it is begun anew."""
-    seen = Seen("")
+    seen = ScanCache("")
     seen.path = database
     return seen.read()
 

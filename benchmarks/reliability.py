@@ -27,12 +27,12 @@ import torch
 from peak import peak_mib
 from PIL import Image
 
-from patchloom.data.pictures.decode import decode
 from patchloom.engine.state import Snapshot
-from patchloom.errors import DataError, ResourceError
 from patchloom.runs.checkpoints import find_checkpoint, save_checkpoint
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training import run as training
+from patchloom_runtime.errors import DataError, ResourceError
+from patchloom_runtime.images.decode import decode
 
 MB_24 = 2_000_000  # values of 4 bytes in each of weights, ema and optimizer
 DATA = "shapes:count=80,size=32"

@@ -21,9 +21,9 @@ from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe
 from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.predictions import Predictions, fingerprint, save_predictions
-from patchloom.runs.record import RunRecord, write_run_record
+from patchloom.runs.run_record import RunRecord, write_run_record
 from patchloom.runs.weights import save_weights
-from patchloom.tasks.pages import report_run
+from patchloom.tasks.report import report_run
 
 
 def main() -> None:

@@ -27,16 +27,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.batches.loader import Loader, cores
-from patchloom.data.pictures.image_batch import ImageBatch, normalise
-from patchloom.data.sets import PictureSet
-from patchloom.data.sources.masked import of_masks
+from patchloom.data.datasets import LabeledImages
+from patchloom.data.images.image_batch import ImageBatch, normalize
+from patchloom.data.sources.mask_classes import of_masks
 from patchloom.data.sources.source import find_source, split_source
-from patchloom.deployment.class_maps import ClassMaps, Showing
-from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork
-from patchloom.objectives.segmentation import IGNORED, Segmentation
+from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
+from patchloom.objectives.segmentation import IGNORED, SegmentationObjective
 from patchloom.recipes import Recipe
 from patchloom.runs.config import read_recipe
-from patchloom.tasks.segmentation_judge import PixelSet, judged
+from patchloom.tasks.segmentation.judge import PixelSet, judged
+from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSettings
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -78,7 +78,7 @@ def main() -> None:
     assert recipe is not None, f"{given.run} has no recipe"
     peer, steps = trained(recipe, splits.train, given.lr or recipe.optim.lr, 60 * given.minutes, given.seed, device)
     test = getattr(splits, given.split)
-    maps = ClassMaps(peer.eval(), Showing.of(recipe))  # type: ignore[arg-type]
+    maps = PixelClassifier(peer.eval(), ViewSettings.of(recipe))  # type: ignore[arg-type]
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
         report = judged(maps, PixelSet(test), splits.classes.names, ignored=test.layers["mask"].outside)
     print(json.dumps({"model": "smp.UPerNet(resnet34)", "steps": steps, "lr": given.lr, **dict(report)}))
@@ -86,18 +86,20 @@ def main() -> None:
 
 def masked_splits(data: str) -> Any:
     """Train, val and test with their masks."""
-    splits: Any = split_source(of_masks(find_source(data)), labelled=False)
+    splits: Any = split_source(of_masks(find_source(data)), labeled=False)
     shown = {name: getattr(splits, name) for name in ("train", "val", "test")}
     return replace(splits, **{name: part and part.showing("mask") for name, part in shown.items()})
 
 
-def trained(recipe: Recipe, train: PictureSet, peak: float, budget_s: float, seed: int, device: str) -> tuple[Any, int]:
+def trained(
+    recipe: Recipe, train: LabeledImages, peak: float, budget_s: float, seed: int, device: str
+) -> tuple[Any, int]:
     """The average of the weights, after so many seconds of training."""
     side, ignored = recipe.model.image_size, train.layers["mask"].outside
     peer = Peer(len(train.classes), side).to(device)
     decay = recipe.optim.ema_decay or 0.0
     average = AveragedModel(peer, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
-    objective = Segmentation(
+    objective = SegmentationObjective(
         classes=len(train.classes), ignored=ignored, auxiliary_weight=0.0, pixel_mean=MEAN, pixel_std=STD
     )
     loader = Loader(
@@ -147,8 +149,10 @@ def time_both(device: str, classes: int = 150) -> None:
     ours, theirs = SegmentationNetwork(config).to(device), Peer(classes, side).to(device)
     shown = ImageBatch.of_pixels(np.random.default_rng(0).integers(256, size=(batch, side, side, 3), dtype=np.uint8))
     shown = replace(shown, parts={"mask": torch.randint(classes, (batch, side, side), dtype=torch.uint8)}).to(device)
-    objective = Segmentation(classes=classes, ignored=IGNORED, auxiliary_weight=0.0, pixel_mean=MEAN, pixel_std=STD)
-    tells = {"patchloom": ClassMaps(ours), "smp": lambda given: theirs(normalise(given, MEAN, STD)).argmax(dim=1)}
+    objective = SegmentationObjective(
+        classes=classes, ignored=IGNORED, auxiliary_weight=0.0, pixel_mean=MEAN, pixel_std=STD
+    )
+    tells = {"patchloom": PixelClassifier(ours), "smp": lambda given: theirs(normalize(given, MEAN, STD)).argmax(dim=1)}
     for name, network in (("patchloom", ours), ("smp", theirs)):
         rounded = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
         optimizer = torch.optim.AdamW(network.parameters(), 1e-4)

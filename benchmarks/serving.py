@@ -90,7 +90,7 @@ if __name__ == "__main__":
 def make_run(folder: Path) -> None:
     """An untrained classifier whose answer takes some milliseconds."""
     import patchloom
-    from patchloom.deployment.classifier import Classifier
+    from patchloom.inference.classifier import Classifier
     from patchloom.runs.config import Preprocessing, RunFiles
 
     network = patchloom.create_model("resmlp_s12", image_size=SIZE, patch_size=8, num_classes=100)
@@ -118,7 +118,7 @@ RAW = """
 import json, sys, time
 THREADS = int(sys.argv[2])
 if sys.argv[3] == "artefact":
-    from patchloom.deployment.artefact import load
+    from patchloom_runtime.artifacts.artifact import load
     model = load(sys.argv[1], threads=THREADS)
 else:
     import torch, patchloom
@@ -134,7 +134,7 @@ print(json.dumps(took))
 """
 
 
-def make_artefact(run: Path, folder: Path, picture: bytes) -> None:
+def make_artifact(run: Path, folder: Path, picture: bytes) -> None:
     """The run as `patchloom export` writes it, compared on a few pictures."""
     import patchloom
 
@@ -372,14 +372,14 @@ def main() -> None:
     times = [float(each) for each in given.times.split(",") if each]
     print(f"cores {CORES}: {SERVERS_CORES} of the servers, {CLIENT_CORES} of the client; {THREADS} threads of a model")
     with tempfile.TemporaryDirectory() as root:
-        run, artefact, picture = Path(root) / "run", Path(root) / "artefact", jpeg()
+        run, artifact, picture = Path(root) / "run", Path(root) / "artefact", jpeg()
         make_run(run)
         if "artefact" in names:
-            make_artefact(run, artefact, picture)
+            make_artifact(run, artifact, picture)
         os.sched_setaffinity(0, CLIENT_CORES)
         with noise(given.noise):
             found = {
-                name: measure(name, artefact if name == "artefact" else run, picture, given.seconds, times, given.cold)
+                name: measure(name, artifact if name == "artefact" else run, picture, given.seconds, times, given.cold)
                 for name in names
             }
     goals(found)

@@ -46,7 +46,7 @@ ROUND = 250  # requests of one route in one way, at most, before the next
 def make_run(folder: Path) -> None:
     """An untrained classifier that answers at once."""
     import patchloom
-    from patchloom.deployment.classifier import Classifier
+    from patchloom.inference.classifier import Classifier
     from patchloom.runs.config import Preprocessing, RunFiles
 
     options = {"depth": 1, "dim": 16, "patch_size": 8, "num_classes": 3}

@@ -164,8 +164,8 @@ def _train(job: Job, out: str, changes: list[str]) -> dict[str, Any]:
     import torch
 
     import patchloom
-    from patchloom.errors import PatchloomError
     from patchloom.recipes import Recipe
+    from patchloom_runtime.errors import PatchloomError
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     kind, _, value = job.length.partition(" ")

@@ -31,11 +31,11 @@ from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock
 from torch import Tensor, nn
 
 import patchloom
-from patchloom.inspection.cost import cost
 from patchloom.models.absorb import absorb
 from patchloom.models.by_block import CompiledByBlock
-from patchloom.models.published_names import named_as
-from patchloom.models.recorded import Recorded
+from patchloom.models.cost import cost
+from patchloom.models.cuda_graphs import CapturedNetwork
+from patchloom.models.pretrained.names import named_as
 from patchloom.training.assemble import compiles_by_block
 
 PEERS: dict[str, Callable[[], nn.Module]] = {
@@ -128,9 +128,9 @@ def forms_of(name: str, kind: str, asked: Sequence[str]) -> Iterator[tuple[str, 
             network = torch.compile(network)  # type: ignore[assignment]
         elif label == "patchloom compiled":
             by_block = compiles_by_block(network)
-            network = Recorded(CompiledByBlock(network) if by_block else torch.compile(network))  # type: ignore[arg-type]
+            network = CapturedNetwork(CompiledByBlock(network) if by_block else torch.compile(network))  # type: ignore[arg-type]
         elif label == "patchloom" and kind == "forward":
-            network = Recorded(network)
+            network = CapturedNetwork(network)
         yield label, network
 
 

@@ -18,19 +18,19 @@ import torch
 from trainings import read
 
 from patchloom.cli import main as patchloom
+from patchloom.engine.agreement import RankAgreement
 from patchloom.engine.batches import Feed
 from patchloom.engine.distribution import Processes
 from patchloom.engine.ema import Ema
 from patchloom.engine.loop import Step, _Loop
-from patchloom.engine.pulse import Pulse
 from patchloom.engine.reporter import Reporter
 
 PARTS = {
     "data": (Feed, "_next"),
     "forward": (Step, "forward"),
-    "send": (Pulse, "send"),
+    "send": (RankAgreement, "send"),
     "backward": (Processes, "backward"),
-    "receive": (Pulse, "receive"),
+    "receive": (RankAgreement, "receive"),
     "update": (Processes, "update"),
     "average": (Ema, "update"),
     "report": (Reporter, "after_step"),

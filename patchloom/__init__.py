@@ -12,60 +12,60 @@ if TYPE_CHECKING:
     from patchloom.data.checking.check import check as check
     from patchloom.data.reading import Reading as Reading
     from patchloom.data.sources.source import open_data as open_data
-    from patchloom.deployment.artefact import Artefact as Artefact
-    from patchloom.deployment.classifier import Classifier as Classifier
-    from patchloom.deployment.export.export import export as export
-    from patchloom.deployment.index import index as index
-    from patchloom.deployment.index import open_index as open_index
-    from patchloom.deployment.segmenter import Segmenter as Segmenter
-    from patchloom.deployment.translator import Translator as Translator
-    from patchloom.deployment.translator import load_translator as load_translator
-    from patchloom.inspection.cost import cost as cost
-    from patchloom.inspection.look import look as look
-    from patchloom.inspection.pictures import pictures_of as pictures_of
-    from patchloom.judging.levels import evaluate_levels as evaluate_levels
-    from patchloom.judging.pruning import prune as prune
-    from patchloom.judging.several_runs import evaluate as evaluate
-    from patchloom.judging.several_runs import evaluate_runs as evaluate_runs
+    from patchloom.export.export import export as export
+    from patchloom.inference.classifier import Classifier as Classifier
+    from patchloom.inference.index import index as index
+    from patchloom.inference.index import open_index as open_index
     from patchloom.layers.attention import record_attention as record_attention
     from patchloom.models.absorb import absorb as absorb
-    from patchloom.models.published import load_published as load_published
-    from patchloom.models.recorded import Recorded as Recorded
+    from patchloom.models.cost import cost as cost
+    from patchloom.models.cuda_graphs import CapturedNetwork as CapturedNetwork
+    from patchloom.models.pretrained.published import load_published as load_published
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
     from patchloom.recipes import get_recipe as get_recipe
     from patchloom.recipes import list_recipes as list_recipes
-    from patchloom.tasks.loading import load as load
+    from patchloom.report.pictures.look import look as look
+    from patchloom.report.pictures.pictures import pictures_of as pictures_of
+    from patchloom.tasks.classification.levels import evaluate_levels as evaluate_levels
+    from patchloom.tasks.classification.pruning import prune as prune
+    from patchloom.tasks.classification.several_runs import evaluate as evaluate
+    from patchloom.tasks.classification.several_runs import evaluate_runs as evaluate_runs
+    from patchloom.tasks.load import load as load
+    from patchloom.tasks.segmentation.segmenter import Segmenter as Segmenter
+    from patchloom.tasks.translation.translator import Translator as Translator
+    from patchloom.tasks.translation.translator import load_translator as load_translator
     from patchloom.training.sweeps.sweep import sweep as sweep
     from patchloom.training.train import train as train
+    from patchloom_runtime.artifacts.artifact import Artifact as Artifact
 
 _WHERE = {
-    "Artefact": "patchloom.deployment.artefact",
-    "Classifier": "patchloom.deployment.classifier",
+    "Artifact": "patchloom_runtime.artifacts.artifact",
+    "Classifier": "patchloom.inference.classifier",
     "Reading": "patchloom.data.reading",
-    "Recorded": "patchloom.models.recorded",
-    "Segmenter": "patchloom.deployment.segmenter",
-    "Translator": "patchloom.deployment.translator",
+    "CapturedNetwork": "patchloom.models.cuda_graphs",
+    "Segmenter": "patchloom.tasks.segmentation.segmenter",
+    "Translator": "patchloom.tasks.translation.translator",
     "absorb": "patchloom.models.absorb",
     "check": "patchloom.data.checking.check",
-    "cost": "patchloom.inspection.cost",
+    "cost": "patchloom.models.cost",
     "create_model": "patchloom.models.registry",
-    "evaluate": "patchloom.judging.several_runs",
-    "evaluate_levels": "patchloom.judging.levels",
-    "evaluate_runs": "patchloom.judging.several_runs",
-    "export": "patchloom.deployment.export.export",
-    "index": "patchloom.deployment.index",
+    "evaluate": "patchloom.tasks.classification.several_runs",
+    "evaluate_levels": "patchloom.tasks.classification.levels",
+    "evaluate_runs": "patchloom.tasks.classification.several_runs",
+    "export": "patchloom.export.export",
+    "index": "patchloom.inference.index",
     "list_models": "patchloom.models.registry",
     "list_recipes": "patchloom.recipes",
     "get_recipe": "patchloom.recipes",
-    "load": "patchloom.tasks.loading",
-    "load_translator": "patchloom.deployment.translator",
-    "look": "patchloom.inspection.look",
+    "load": "patchloom.tasks.load",
+    "load_translator": "patchloom.tasks.translation.translator",
+    "look": "patchloom.report.pictures.look",
     "open_data": "patchloom.data.sources.source",
-    "open_index": "patchloom.deployment.index",
-    "load_published": "patchloom.models.published",
-    "pictures_of": "patchloom.inspection.pictures",
-    "prune": "patchloom.judging.pruning",
+    "open_index": "patchloom.inference.index",
+    "load_published": "patchloom.models.pretrained.published",
+    "pictures_of": "patchloom.report.pictures.pictures",
+    "prune": "patchloom.tasks.classification.pruning",
     "record_attention": "patchloom.layers.attention",
     "sweep": "patchloom.training.sweeps.sweep",
     "train": "patchloom.training.train",

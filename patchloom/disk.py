@@ -23,7 +23,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
-from patchloom.errors import CheckpointError, PatchloomError, ResourceError, UsageError
+from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError
 
 # System, process, when it began, random digits; earlier versions had the last alone.
 _LEFTOVER = re.compile(r"\..+?\.(?:([0-9a-f]{8})-([0-9]{1,9})-([0-9]{1,19})\.)?[0-9a-f]{16}\.tmp", re.DOTALL)
@@ -84,7 +84,7 @@ def atomic_write(path: Path, data: bytes) -> None:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """A path to write a new file at, for those who need a stream or a path; it becomes `path` in the end."""
-    temporary = temporary_beside(path)
+    temporary = temporary_path(path)
     with disk_errors(path):
         make_folder(path.parent)
         try:
@@ -97,7 +97,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
             raise
 
 
-def temporary_beside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """A hidden name in the same folder that nobody can guess; the first one there removes what killed writers left."""
     folder = os.path.abspath(path.parent)
     if folder not in _swept:

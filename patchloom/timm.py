@@ -11,12 +11,12 @@ import timm
 from timm.models import register_model
 from torch import Tensor
 
-from patchloom.errors import UsageError
-from patchloom.models.downloads import in_cache
 from patchloom.models.network import Network
-from patchloom.models.published import load_published
+from patchloom.models.pretrained.downloads import in_cache
+from patchloom.models.pretrained.published import load_published
+from patchloom.models.pretrained.table import Weights, published
 from patchloom.models.registry import build_model, family_of, list_models
-from patchloom.models.weights_table import Weights, published
+from patchloom_runtime.errors import UsageError
 
 _SAME = {"img_size": "image_size", "in_chans": "channels", "drop_path_rate": "drop_path"}
 

@@ -10,22 +10,22 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from patchloom.data.pictures.decode import decode
-from patchloom.data.pictures.given import files_of
-from patchloom.errors import DataError, UsageError
 from patchloom.models.from_config import load_weights
 from patchloom.objectives.objective import Ingredients, Objective
-from patchloom.pages.report import validation
-from patchloom.pages.sections import table_section
 from patchloom.recipes.choices import base_recipe, changed_recipe
 from patchloom.recipes.methods import EVERYTHING, Method
-from patchloom.runs.beginning import DataRecord, write_record
+from patchloom.report.run_report import validation
+from patchloom.report.sections import table_section
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.config import read_config, write_config
+from patchloom.runs.data_record import DataRecord, write_record
 from patchloom.runs.weights import read_weights
-from patchloom.tasks.beginnings import began_with, refuse_other_data
 from patchloom.tasks.plan import Plan, TrainingSettings, check_numbers, chosen_folder, same_run
+from patchloom.tasks.provenance import refuse_other_data, starting_record
 from patchloom.tasks.task import Judge, Scores, Task, TaskPage
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images.decode import decode
+from patchloom_runtime.images.inputs import list_image_files
 
 SIDE, MOST = 16, 9
 METHOD = Method(
@@ -141,7 +141,7 @@ class DotCounter:
 
     def predict_files(self, paths: Iterable[str], *, top: int = 1, every: int | None = None) -> Iterator[Counted]:
         del top, every
-        for path in files_of(paths):
+        for path in list_image_files(paths):
             try:
                 picture: Image.Image = decode(Path(path), str(path)).convert("L")
             except DataError as error:
@@ -163,7 +163,7 @@ class Counting(Task[DotPlan]):
         assert base is not None
         recipe, choices = changed_recipe(base, settings.recipe_changes())
         train, val = dots_of(settings.data)
-        record = began_with(
+        record = starting_record(
             DataRecord(("dots",), len(train.counts), len(val.counts), settings.data, ""), settings.data, None
         )
         folder, why = chosen_folder(settings, record.is_of)

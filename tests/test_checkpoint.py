@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from patchloom import disk
 from patchloom.disk import atomic_write, locked
 from patchloom.engine.state import Snapshot
-from patchloom.errors import CheckpointError, NumericalError, ResourceError, UsageError
 from patchloom.recipes import get_recipe
 from patchloom.runs import checkpoints
 from patchloom.runs.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.weights import load_network, read_weights, save_weights
+from patchloom_runtime.errors import CheckpointError, NumericalError, ResourceError, UsageError
 from tests.messages import missing, refused
 from tests.networks import images, small
 

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from torchvision import models
 
 import patchloom
-from patchloom.errors import CheckpointError, UsageError
 from patchloom.models import registry
-from patchloom.models.conversion import TIMM, converted, network_of
-from patchloom.models.published_names import named_as, namings, renamed
+from patchloom.models.pretrained.conversion import TIMM, converted, network_of
+from patchloom.models.pretrained.names import named_as, namings, renamed
 from patchloom.runs.convert import file_to_run, run_to_file
 from patchloom.runs.published import write_published
+from patchloom_runtime.errors import CheckpointError, UsageError
 from tests.messages import refused
 from tests.models.test_parity import STORED, built, state_of
 from tests.networks import images, small

@@ -18,13 +18,13 @@ from patchloom import cli
 from patchloom.data.sources.source import open_data
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
-from patchloom.engine.optimisation import freeze
+from patchloom.engine.optimization import freeze
 from patchloom.engine.signals import Stopped
-from patchloom.errors import DataError, UsageError
-from patchloom.runs.detection import VAL, read_val
 from patchloom.runs.weights import load_network, read_weights
+from patchloom.tasks.detection.run_files import VAL, read_val
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan, run_training
+from patchloom_runtime.errors import DataError, UsageError
 from tests.forked import rank_places
 from tests.messages import missing, refused
 from tests.reliability.commands import forked
@@ -260,7 +260,7 @@ def test_a_classifier_gives_the_backbone_and_it_can_be_frozen(tmp_path):
 
 
 def test_classes_are_matched_by_name(run):
-    from patchloom.deployment.object_data import telling
+    from patchloom.tasks.detection.data import telling
 
     val = open_data(DATA).val
     told = telling(val, ("star-5", "circle"), None).showing("boxes")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.pictures.given import picture_of
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images.inputs import read_image
 from tests.messages import missing, refused
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
@@ -31,18 +31,18 @@ def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch, capsys) -> Non
 # What the table says of arrays, row by row, where the file's side is in tests/data/all_modes.py.
 def test_what_the_table_says_of_arrays() -> None:
     grey = np.full((8, 8), 60, np.uint8)
-    assert picture_of(grey).getpixel((0, 0)) == (60, 60, 60)
+    assert read_image(grey).getpixel((0, 0)) == (60, 60, 60)
     palette = Image.new("P", (8, 8), 1)
     palette.putpalette([0, 0, 0, 10, 200, 30] + [0] * 762)
-    assert picture_of(palette).getpixel((0, 0)) == (10, 200, 30)
-    assert picture_of(np.asarray(palette)).getpixel((0, 0)) == (1, 1, 1)
+    assert read_image(palette).getpixel((0, 0)) == (10, 200, 30)
+    assert read_image(np.asarray(palette)).getpixel((0, 0)) == (1, 1, 1)
     cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
-    assert picture_of(cmyk).getpixel((0, 0)) == (255, 0, 0)
-    assert picture_of(np.asarray(cmyk)).getpixel((0, 0)) == (255, 255, 255)  # RGBA of alpha 0
-    colours = np.full((8, 8, 3), 40_000, np.uint16)
-    assert picture_of(colours).getpixel((0, 0)) == (round(40_000 * 255 / 65535),) * 3
+    assert read_image(cmyk).getpixel((0, 0)) == (255, 0, 0)
+    assert read_image(np.asarray(cmyk)).getpixel((0, 0)) == (255, 255, 255)  # RGBA of alpha 0
+    colors = np.full((8, 8, 3), 40_000, np.uint16)
+    assert read_image(colors).getpixel((0, 0)) == (round(40_000 * 255 / 65535),) * 3
     with refused(UsageError, "int32"):
-        picture_of(grey.astype(np.int32))
+        read_image(grey.astype(np.int32))
     for bad in (np.nan, np.inf):
         with pytest.raises(DataError):
-            picture_of(np.full((8, 8), bad))
+            read_image(np.full((8, 8), bad))

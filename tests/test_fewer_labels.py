@@ -16,16 +16,16 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom.engine.signals import Stopped
-from patchloom.errors import CheckpointError, DataError, UsageError
-from patchloom.judging.comparison_page import report_runs
-from patchloom.judging.look_page import look_at
 from patchloom.objectives.dino import Dino
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import read_metrics
-from patchloom.runs.record import read_run_record
+from patchloom.runs.run_record import read_run_record
 from patchloom.runs.weights import load_network
+from patchloom.tasks.classification.comparison_page import report_runs
+from patchloom.tasks.images.look_page import look_at
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training, silent
+from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from tests.messages import missing, refused
 from tests.reliability.commands import command
 

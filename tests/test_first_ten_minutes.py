@@ -32,11 +32,11 @@ def groceries(root: Path, seed: int = 0) -> Path:
     coarse = sorted({folder.split("/")[1] for folder in FOLDERS})
     for split, count in COUNTS.items():
         lines = []
-        for number, (folder, colour) in enumerate(FOLDERS.items()):
+        for number, (folder, color) in enumerate(FOLDERS.items()):
             (root / split / folder).mkdir(parents=True)
             for i in range(count):
                 noise = np.random.default_rng((seed, number, [*COUNTS].index(split), i)).normal(0, 30, (9, 8, 3))
-                pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
+                pixels = np.clip(np.array(color) + noise, 0, 255).astype(np.uint8)
                 path = f"{split}/{folder}/{Path(folder).name}_{i:03d}.png"
                 Image.fromarray(pixels).save(root / path)
                 lines.append(f"{path}, {number}, {coarse.index(folder.split('/')[1])}\n")

@@ -9,13 +9,13 @@ from safetensors.torch import save_file
 from torchvision import models
 
 import patchloom
-from patchloom.errors import CheckpointError, ResourceError, UsageError
-from patchloom.models.conversion import converted
+from patchloom.models.pretrained.conversion import converted
 from patchloom.models.registry import build_model
 from patchloom.runs.config import read_run_files
-from patchloom.runs.foreign import foreign_run
-from patchloom.runs.named import is_here
+from patchloom.runs.locate import is_here
+from patchloom.runs.third_party import foreign_run
 from patchloom.runs.weights import load_network
+from patchloom_runtime.errors import CheckpointError, ResourceError, UsageError
 from tests.messages import refused
 
 
@@ -159,12 +159,12 @@ def _unreachable(*_, **__):
 def test_fine_tuning_from_it_keeps_its_mean_and_std(tmp_path) -> None:
     generator = np.random.default_rng(0)
     for split in ("train", "val"):
-        for name, colour in (("red", 0), ("blue", 2)):
+        for name, color in (("red", 0), ("blue", 2)):
             folder = tmp_path / "data" / split / name
             folder.mkdir(parents=True)
             for i in range(4):
                 pixels = generator.integers(0, 80, (32, 32, 3), dtype=np.uint8)
-                pixels[..., colour] += 120
+                pixels[..., color] += 120
                 Image.fromarray(pixels).save(folder / f"{i}.png")
     theirs = timm.create_model("test_vit", num_classes=3, img_size=160)
     assert theirs.pretrained_cfg["mean"] == (0.5, 0.5, 0.5)

@@ -11,12 +11,13 @@ import pytest
 import typer
 
 from patchloom import cli
-from patchloom.deployment.index import index
-from patchloom.inspection import cost
-from patchloom.inspection.cost import Cost
-from patchloom.models.catalogue import CATALOGUE
+from patchloom.inference.index import index
+from patchloom.models import cost
+from patchloom.models.catalog import CATALOG
+from patchloom.models.cost import Cost
 from patchloom.recipes import get_recipe
-from patchloom.tasks import detection_plan, image_plan
+from patchloom.tasks.detection.task import plan as detection_plan
+from patchloom.tasks.images.task import plan as image_plan
 from patchloom.training import run as training
 from tests.deployment.conftest import trained  # noqa: F401
 from tests.deployment.test_levels import colors, make_run
@@ -103,7 +104,7 @@ def test_a_command_is_read(text: str) -> None:
     context = known.commands[verb].make_context(verb, cli._with_number(arguments))
     named = [part for part in arguments if re.fullmatch(r"[a-z][a-z0-9_]*", part)]
     if verb in ("models", "bench"):
-        assert set(named) <= set(CATALOGUE)
+        assert set(named) <= set(CATALOG)
     if verb == "recipes":
         assert all(get_recipe(name) for name in named)
     assert context.params
@@ -152,9 +153,9 @@ def marked() -> list[Any]:
 def test_a_training_can_be_planned(text: str, places, tmp_path, monkeypatch, capsys) -> None:
     plans = []
 
-    def planned(settings: Any, **_: Any) -> training.Trained:
+    def planned(settings: Any, **_: Any) -> training.TrainingResult:
         plans.append(training.make_plan(settings, "cpu"))
-        return training.Trained(tmp_path, None, {})
+        return training.TrainingResult(tmp_path, None, {})
 
     if "clusters_of" in text:
         make_run(tmp_path / "run", Path(places["DATA"]), "coarse")

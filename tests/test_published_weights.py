@@ -18,18 +18,18 @@ from PIL import Image
 from safetensors.torch import save
 
 import patchloom
-from patchloom.errors import PatchloomError, UsageError
-from patchloom.models import weights_table
-from patchloom.models.downloads import url_path
-from patchloom.models.weights_table import Weights
-from patchloom.runs import named
+from patchloom.models.pretrained import table as weights_table
+from patchloom.models.pretrained.downloads import url_path
+from patchloom.models.pretrained.table import Weights
+from patchloom.runs import locate as named
 from patchloom.runs.config import read_run_files
-from patchloom.runs.imagenet import imagenet_labels
-from patchloom.runs.named import found_run, run_folder
+from patchloom.runs.imagenet_names import imagenet_labels
+from patchloom.runs.locate import find_run, run_folder
 from patchloom.runs.published import published_folder
-from patchloom.runs.record import read_run_record
+from patchloom.runs.run_record import read_run_record
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan
+from patchloom_runtime.errors import PatchloomError, UsageError
 from tests.messages import missing, refused
 from tests.models.test_parity import STORED, built, state_of
 from tests.models.test_published import flax_names
@@ -159,8 +159,8 @@ def test_a_file_that_is_not_the_network_is_one_line(online, tmp_path, monkeypatc
 def test_a_full_disk_leaves_no_folder(online, monkeypatch) -> None:
     import errno
 
-    from patchloom.errors import ResourceError
     from patchloom.runs import published as module
+    from patchloom_runtime.errors import ResourceError
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -302,10 +302,10 @@ def test_a_saved_copy_keeps_the_other_names(online, fish, tmp_path) -> None:
 def test_a_folder_of_that_name_is_the_users(online, tmp_path) -> None:
     run_folder(NAME)
     shutil.copytree(published_folder(NAME), tmp_path / NAME)
-    assert found_run(NAME) == Path(NAME)
+    assert find_run(NAME) == Path(NAME)
     shutil.rmtree(tmp_path / NAME)
     (tmp_path / NAME).mkdir()
-    assert found_run(NAME) is None
+    assert find_run(NAME) is None
 
 
 def test_is_here_asks_nobody(online) -> None:

@@ -13,20 +13,20 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import patchloom
-from patchloom.deployment.classifier import load as load_classifier
-from patchloom.errors import UsageError
+from patchloom.inference.classifier import load as load_classifier
 from patchloom.runs.config import read_recipe
-from patchloom.runs.record import read_run_record
-from patchloom.runs.segmentation import read_segmented
+from patchloom.runs.run_record import read_run_record
 from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.segmentation.run_files import read_segmented
 from patchloom.tasks.table import task_of_run
 from patchloom.training.run import run_training
+from patchloom_runtime.errors import UsageError
 from tests.forked import rank_places
 from tests.golden import make
 from tests.messages import missing, refused
 from tests.reliability.commands import class_folders, command, forked
 
-COLOURS = np.array([(120, 120, 120), (210, 60, 50), (60, 80, 220)], np.int16)
+COLORS = np.array([(120, 120, 120), (210, 60, 50), (60, 80, 220)], np.int16)
 TINY = (
     *("--model", "resmlp_s12", "--size", "32", "--batch", "4", "--device", "cpu"),
     *(part for value in ("patch_size=4", "depth=1", "dim=16") for part in ("--set", f"model.options.{value}")),
@@ -43,7 +43,7 @@ def draw(rng: np.random.Generator, height: int, width: int) -> tuple[Image.Image
     for number in (1, 2):
         top, left = int(rng.integers(0, height - 16)), int(rng.integers(0, width - 16))
         mask[top : top + 14, left : left + 14] = number
-    picture = (COLOURS[mask] + rng.integers(-20, 20, (height, width, 3))).clip(0, 255).astype(np.uint8)
+    picture = (COLORS[mask] + rng.integers(-20, 20, (height, width, 3))).clip(0, 255).astype(np.uint8)
     mask[:4, :4] = 255
     return Image.fromarray(picture), Image.fromarray(mask)
 
@@ -189,7 +189,7 @@ def test_masks_are_written_beside_nothing_of_the_users(
 
 
 def test_an_animation_has_masks_for_its_frames(run: Path, tmp_path: Path) -> None:
-    frames = [Image.new("RGB", (40, 36), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (40, 36), color) for color in ("red", "blue")]
     frames[0].save(tmp_path / "clip.gif", save_all=True, append_images=frames[1:], duration=100)
     answers = list(
         task_of_run(run).predictor(run, device="cpu").predict_files([tmp_path / "clip.gif"], out=tmp_path / "o")
@@ -349,7 +349,7 @@ def test_what_cannot_be_is_one_line_before_any_work(given: dict, facts: tuple, d
         run_training(settings, say=lambda _: None)
 
 
-def test_an_artefact_answers_as_the_run_does(run: Path, data: Path, tmp_path: Path) -> None:
+def test_an_artifact_answers_as_the_run_does(run: Path, data: Path, tmp_path: Path) -> None:
     done = patchloom.export(str(run), str(tmp_path / "x"), to="torch")
     of_run, of_file = done.rows
     assert (done.measure, done.images, of_file.agreement) == ("mIoU", 5, 100.0)

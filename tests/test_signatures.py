@@ -9,10 +9,10 @@ import pytest
 
 import patchloom
 from patchloom.data.sources.source import Spec
-from patchloom.deployment.classifier import Classifier
-from patchloom.deployment.evaluations import Shown
-from patchloom.errors import UsageError
+from patchloom.inference.classifier import Classifier
+from patchloom.inference.evaluations import EvaluationSettings
 from patchloom.tasks.plan import TrainingSettings
+from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 
 FUNCTIONS = [patchloom.train, patchloom.load, patchloom.evaluate, patchloom.evaluate_levels, patchloom.index]
@@ -67,7 +67,7 @@ def test_train_takes_the_settings_of_a_training() -> None:
 def test_evaluations_take_what_can_be_said_of_pictures(function, without: set[str]) -> None:
     """A new field of Shown belongs into the evaluations too."""
     own = inspect.signature(function).parameters
-    fields = {field.name: field for field in dataclasses.fields(Shown) if field.name not in without}
+    fields = {field.name: field for field in dataclasses.fields(EvaluationSettings) if field.name not in without}
     missing = set(fields) - set(own)
     assert not missing, f"{function.__qualname__} lacks {missing}: add it to the signature and the docstring"
     assert not without & set(own)

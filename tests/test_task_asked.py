@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from patchloom.data.labels.unlabelled import task_of_data
+from patchloom.data.labels.unlabeled import task_of_data
 from patchloom.data.sources.source import find_source
-from patchloom.errors import UsageError
-from patchloom.tasks.asked import task_asked
 from patchloom.tasks.plan import OpenedSettings, TrainingSettings
+from patchloom.tasks.task_choice import choose_task
+from patchloom_runtime.errors import UsageError
 from tests.messages import missing, refused
 
 
@@ -54,7 +54,7 @@ def test_the_data_say_what_can_be_learned(columns: dict, word: str, others: tupl
 
 
 def test_shapes_are_classified_unless_asked_otherwise() -> None:
-    task, settings = task_asked(TrainingSettings(data="shapes:count=20,size=16"))
+    task, settings = choose_task(TrainingSettings(data="shapes:count=20,size=16"))
     assert (task.name, settings.task) == ("classification", "classify")
     assert isinstance(settings, OpenedSettings)
     assert missing(settings.why_task, "--task segment", "detect") == []
@@ -63,12 +63,12 @@ def test_shapes_are_classified_unless_asked_otherwise() -> None:
 
 def test_a_word_that_is_no_task_names_the_nearest() -> None:
     with refused(UsageError, "--task", "classfy", "classify", "segment", "detect"):
-        task_asked(TrainingSettings(data="digits", task="classfy"))
+        choose_task(TrainingSettings(data="digits", task="classfy"))
 
 
 def test_a_recipe_of_another_task_is_refused_with_both() -> None:
     with refused(UsageError, "--task classify", "dino", "embedding"):
-        task_asked(TrainingSettings(data="digits", recipe="dino", task="classify"))
+        choose_task(TrainingSettings(data="digits", recipe="dino", task="classify"))
 
 
 def test_steps_become_the_nearest_epochs() -> None:

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from patchloom.errors import UsageError
 from patchloom.recipes.methods import METHODS, method_of
 from patchloom.tasks.table import TASKS, task_named
 from patchloom.training import run as training
+from patchloom_runtime.errors import UsageError
 from tests import dots
 from tests.forked import rank_places
 from tests.golden import make
@@ -114,10 +114,15 @@ def test_every_method_has_a_task_and_an_objective() -> None:
 # What may name a task or a method: the two tables, its own files, and recipes, which choose one. "segmentation" is also
 # a key of files of COCO.
 OWN = {
-    "classification": ("tasks/classification.py", "objectives/classification.py"),
-    "embedding": ("tasks/embedding.py",),
-    "translation": ("tasks/translation.py", "recipes/translation.py"),
-    "segmentation": ("tasks/segmentation.py", "recipes/segmentation.py", "runs/detection.py", "data/sources/coco.py"),
+    "classification": ("tasks/classification/task.py", "objectives/classification.py"),
+    "embedding": ("tasks/embedding/task.py",),
+    "translation": ("tasks/translation/task.py", "recipes/translation.py"),
+    "segmentation": (
+        "tasks/segmentation/task.py",
+        "recipes/segmentation.py",
+        "tasks/detection/run_files.py",
+        "data/sources/coco.py",
+    ),
     "dino": ("objectives/dino.py", "recipes/dino.py"),
 }
 TABLES = ("recipes/methods.py", "tasks/table.py")
@@ -150,7 +155,8 @@ def test_no_file_tests_the_name_of_a_task_or_method(path: Path) -> None:
 
 
 def test_a_training_resolves_its_recipe_once_and_builds_its_network_once(tmp_path: Path, monkeypatch, capsys) -> None:
-    from patchloom.tasks import image_networks, image_plan
+    from patchloom.tasks.images.task import networks as image_networks
+    from patchloom.tasks.images.task import plan as image_plan
     from tests.reliability.commands import OPTIONS, class_folders
 
     data, built, resolved = class_folders(tmp_path / "data"), [], []
@@ -206,7 +212,7 @@ def test_processes_evaluate_a_part_each_and_agree_with_one(recipe: str, tmp_path
 
 def test_a_process_sees_its_part_of_val(monkeypatch: pytest.MonkeyPatch) -> None:
     from patchloom.engine.distribution import Processes
-    from patchloom.tasks.image_judges import ClassJudge
+    from patchloom.tasks.images.judges import ClassJudge
     from patchloom.tasks.plan import TrainingSettings
 
     settings = TrainingSettings(data="shapes:count=60,size=32", recipe="small_images", size=16, batch=8, device="cpu")

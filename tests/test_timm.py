@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 import patchloom
 import patchloom.timm
-from patchloom.errors import UsageError
 from patchloom.models.registry import list_models
+from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 
 
@@ -31,7 +31,7 @@ def test_a_network_answers_timms_names() -> None:
     assert network.gradient_checkpointing
 
 
-def test_timms_data_configuration_and_optimiser_read_it() -> None:
+def test_timms_data_configuration_and_optimizer_read_it() -> None:
     network = timm.create_model("mixer_b16", img_size=32, depth=2, dim=16)
     config = timm.data.resolve_model_data_config(network)
     assert (config["input_size"], config["mean"]) == ((3, 32, 32), (0.5, 0.5, 0.5))

@@ -14,16 +14,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import patchloom
-from patchloom.data.batches.decoded_set import make_loader
+from patchloom.data.batches.decoded_dataset import make_loader
 from patchloom.data.batches.views import make_view_loader, views_of
 from patchloom.data.checking.check import check
 from patchloom.data.sources.source import open_data
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
-from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
+from patchloom.engine.optimization import Schedule, freeze, make_optimizer
 from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped
-from patchloom.errors import DataError, UsageError
 from patchloom.models import network as network_module
 from patchloom.models.registry import family_of
 from patchloom.objectives.objective import Ingredients, make_objective
@@ -33,11 +32,12 @@ from patchloom.recipes.choices import resolve_recipe
 from patchloom.recipes.methods import method_of
 from patchloom.runs.config import read_recipe
 from patchloom.runs.predictions import load_predictions
-from patchloom.tasks.image_networks import make_network, make_teacher
-from patchloom.tasks.image_plan import facts_of, median_side
+from patchloom.tasks.images.networks import make_network, make_teacher
+from patchloom.tasks.images.plan import facts_of, median_side
 from patchloom.tasks.plan import TrainingSettings, seconds_of
 from patchloom.tasks.table import task_of_method
 from patchloom.training.run import _same_on_all, make_plan, run_training
+from patchloom_runtime.errors import DataError, UsageError
 from tests.messages import missing, refused
 from tests.networks import SMALL, small
 from tests.reliability.commands import class_folders
@@ -514,7 +514,7 @@ def test_pictures_without_classes_are_refused(tmp_path) -> None:
 
 def test_a_mistake_is_said_before_the_pictures_are_looked_at(tmp_path, monkeypatch) -> None:
     class_folders(tmp_path / "data")
-    monkeypatch.setattr("patchloom.tasks.image_plan.survey", pytest.fail)
+    monkeypatch.setattr("patchloom.tasks.images.plan.survey", pytest.fail)
     with refused(UsageError, "nonsense"):
         run_training(on_folder(tmp_path, recipe="nonsense"), say=str)
     with pytest.raises(UsageError, match="cuda:99"):

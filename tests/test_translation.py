@@ -9,17 +9,17 @@ from safetensors.torch import load_file
 
 import patchloom
 from patchloom.data.text.pairs import open_parallel
-from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.engine import loop
 from patchloom.engine.distribution import Processes
 from patchloom.engine.signals import Stopped
-from patchloom.errors import CheckpointError, DataError, UsageError
-from patchloom.judging.text_evaluation import evaluate_text
 from patchloom.recipes import get_recipe, list_recipes
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.translation.evaluation import evaluate_text
 from patchloom.training.assemble import make_run
 from patchloom.training.run import make_plan, run_training
+from patchloom_runtime.errors import CheckpointError, DataError, UsageError
+from patchloom_runtime.text.vocabulary import Vocabulary
 from tests.forked import rank_places
 from tests.messages import missing, refused
 from tests.reliability.commands import forked
@@ -122,7 +122,7 @@ def test_a_run_stopped_in_mid_epoch_ends_with_the_same_weights(step, whole, tmp_
         run_training(settings(tmp_path), say=str)
     monkeypatch.undo()
     # The vocabulary is the run's: it is not learned again.
-    monkeypatch.setattr("patchloom.tasks.translation.learn_vocabulary", None)
+    monkeypatch.setattr("patchloom.tasks.translation.task.learn_vocabulary", None)
     said: list[str] = []
     run_training(settings(tmp_path), say=said.append)
     assert any(missing(line, tmp_path, step + 1) == [] for line in said)

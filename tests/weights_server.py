@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from patchloom.models import weights_table
-from patchloom.models.weights_table import Weights
+from patchloom.models.pretrained import table as weights_table
+from patchloom.models.pretrained.table import Weights
 from tests.networks import SMALL, small
 
 SHOWN: dict[str, Any] = {"crop_ratio": 0.9, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

@@ -13,12 +13,12 @@ from typing import Annotated
 import typer
 
 from patchloom.cli import output
-from patchloom.cli.stopping import ToldToStop, told_to_stop
+from patchloom.cli.stopping import StopRequested, exit_on_signals
 from patchloom.cli.streams import Failures, watched
 from patchloom.cli.verb import Verb, Verbs, verb
-from patchloom.errors import PatchloomError, ResourceError, UsageError, shortened
-from patchloom.foreign import ADVICE, SCARCE
-from patchloom.printable import printable
+from patchloom_runtime.errors import PatchloomError, ResourceError, UsageError, shortened
+from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import ADVICE, SCARCE
 
 LOST = ResourceError.exit_code
 _USUAL = {"--knn": "20", "--linear-sgd": "100"}  # values of options that may be given alone
@@ -117,9 +117,9 @@ def _run(stdout: Failures) -> int:
     if any("\0" in argument for argument in sys.argv):
         return _complain("an argument has a NUL character in it, which no path or option can have", 2)
     try:
-        with told_to_stop():
+        with exit_on_signals():
             code = make_app(sys.argv[1:])(_with_number(sys.argv[1:]), prog_name="patchloom", standalone_mode=False)
-    except (PatchloomError, ToldToStop) as error:
+    except (PatchloomError, StopRequested) as error:
         if output.is_verbose():
             traceback.print_exc()
         return _complain(str(error), error.exit_code)

@@ -34,8 +34,8 @@ def bench(
 
     from patchloom.cli.output import print_json
     from patchloom.cli.table import mebibytes, print_table, whole_numbers
-    from patchloom.inspection.cost import cost, human, measure
     from patchloom.models.absorb import absorb as absorbed
+    from patchloom.models.cost import cost, human, measure
     from patchloom.models.network import Network
 
     batch_sizes = whole_numbers("--batch", batch, "1,16,64")
@@ -91,7 +91,7 @@ def _print_memory(names: list[str], sizes: list[int], batch: int, device: str, d
 
     from patchloom.cli.output import print_json
     from patchloom.cli.table import mebibytes, print_table
-    from patchloom.inspection.memory import memory_by_size
+    from patchloom.models.peak_memory import memory_by_size
 
     found: dict[str, dict[int, float | None]] = {}
     for name in names:
@@ -119,7 +119,7 @@ def _networks(name: str, size: int) -> "list[tuple[str, nn.Module]]":
         return [(found, create_model(found, image_size=size)) for found in matching([name])]
     import timm
 
-    from patchloom.errors import UsageError, nearest
+    from patchloom_runtime.errors import UsageError, nearest
 
     short = name.removeprefix("timm:")
     if not timm.is_model(short):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchloom.cli.reading_options import reads_data
-from patchloom.printable import plural, printable
+from patchloom_runtime.printable import plural, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from patchloom.data.checking.check import CheckReport
-    from patchloom.data.checking.survey import Place
+    from patchloom.data.checking.survey import ImageLocation
     from patchloom.data.reading import Reading
 
 SHOWN = 5  # files, groups or classes named in the terminal; the page, --json and --verbose have all
@@ -55,9 +55,9 @@ def check(
 
     from patchloom.cli.output import print_json
     from patchloom.data.checking.check import check as look_through
-    from patchloom.data.checking.scan_bar import scan_bar
+    from patchloom.data.checking.progress_bar import scan_bar
     from patchloom.data.sources.source import in_one
-    from patchloom.errors import UsageError
+    from patchloom_runtime.errors import UsageError
 
     data = in_one(given)
     target = Path(page) if page else None
@@ -76,7 +76,7 @@ def check(
     if not target and problems and not as_json:
         target = _usual_page(data)
     if target:
-        from patchloom.pages.check_page import write_check_page
+        from patchloom.report.check_page import write_check_page
 
         write_check_page(target, report, problems=problems)
     if as_json:
@@ -136,7 +136,7 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
     given = Path(data).expanduser()
     folder = f"{given.parent if given.is_file() else given}{os.sep}"
 
-    def short(place: "Place") -> str:
+    def short(place: "ImageLocation") -> str:
         return place.where.removeprefix(folder)
 
     if report.widths and report.heights:
@@ -204,7 +204,7 @@ def _usual_page(data: str) -> "Path | None":
     """None where that would lie in the data: nothing is ever written there."""
     from pathlib import Path
 
-    from patchloom.errors import UsageError
+    from patchloom_runtime.errors import UsageError
 
     target = Path("runs", f"check-{_safe_name(data)}", "check.html")
     try:
@@ -223,7 +223,7 @@ def _write_list(
     """
     from pathlib import Path
 
-    from patchloom.data.sources.without import read_list, write_list
+    from patchloom.data.sources.exclusions import read_list, write_list
 
     if report.against is None or not report.against.overlaps:
         return None
@@ -239,7 +239,7 @@ def _refuse_inside(target: "Path", *data: str, what: str = "page") -> None:
     from pathlib import Path
 
     from patchloom.data.sources.source import parts_of
-    from patchloom.errors import UsageError
+    from patchloom_runtime.errors import UsageError
 
     for part in [part for one in data if one for part in parts_of(one)]:
         folder = Path(part).expanduser()

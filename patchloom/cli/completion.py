@@ -7,9 +7,9 @@ RUNS = Path("runs")
 
 def complete_model(incomplete: str) -> list[str]:
     """Networks whose names begin so."""
-    from patchloom.models.catalogue import CATALOGUE
+    from patchloom.models.catalog import CATALOG
 
-    return [name for name in CATALOGUE if name.startswith(incomplete)]
+    return [name for name in CATALOG if name.startswith(incomplete)]
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -24,7 +24,7 @@ def complete_run(incomplete: str) -> list[str]:
     found = [str(run) for run in runs_in(RUNS) if str(run).startswith(incomplete)]
     if not incomplete:
         return found
-    from patchloom.models.weights_table import WEIGHTS
+    from patchloom.models.pretrained.table import WEIGHTS
 
     return found + [weights.name for weights in WEIGHTS if weights.name.startswith(incomplete)]
 

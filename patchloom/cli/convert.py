@@ -7,7 +7,7 @@ import typer
 from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
-    from patchloom.runs.convert import Made
+    from patchloom.runs.convert import ConversionSummary
 
 
 def convert(
@@ -42,9 +42,9 @@ def convert(
     from pathlib import Path
 
     from patchloom.cli.output import print_json
-    from patchloom.errors import UsageError
     from patchloom.runs.config import is_run
     from patchloom.runs.convert import file_to_run, read_names, run_to_file
+    from patchloom_runtime.errors import UsageError
 
     if to is not None:
         if model is not None or labels is not None:
@@ -62,7 +62,7 @@ def convert(
         _print(made, out, to)
 
 
-def _told(made: "Made", out: str) -> dict[str, Any]:
+def _told(made: "ConversionSummary", out: str) -> dict[str, Any]:
     import dataclasses
 
     config = made.network.config
@@ -77,11 +77,11 @@ def _told(made: "Made", out: str) -> dict[str, Any]:
     }
 
 
-def _print(made: "Made", out: str, to: str | None) -> None:
+def _print(made: "ConversionSummary", out: str, to: str | None) -> None:
     import shlex
 
     from patchloom.cli.output import print_result
-    from patchloom.printable import printable
+    from patchloom_runtime.printable import printable
 
     config, shown = made.network.config, made.preprocessing
     height, width = config.image_size

@@ -10,7 +10,7 @@ from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
     from patchloom.data.reading import Reading
-    from patchloom.deployment.classifier import Classifier
+    from patchloom.inference.classifier import Classifier
     from patchloom.tasks.task import Scores, Task
 
 MEASURED, IMAGES = "What is measured", "Which images, and how they are shown"  # panels of --help-all
@@ -132,17 +132,17 @@ def evaluate(
     ] = False,
 ) -> None:
     """Measure top-1 with its interval, top-5, loss, calibration and classes; compare several runs image by image."""
-    from patchloom.deployment.artefact_about import is_artefact
-    from patchloom.errors import UsageError
-    from patchloom.judging.several_runs import named
-    from patchloom.runs.named import names_run
+    from patchloom.runs.locate import names_run
+    from patchloom.tasks.classification.several_runs import named
+    from patchloom_runtime.artifacts.metadata import is_artifact
+    from patchloom_runtime.errors import UsageError
 
     probes = {"knn": knn, "linear": linear or None, "linear_sgd": linear_sgd, "few_shot": few_shot}
     asked = {"--knn": knn, "--linear": linear, "--linear-sgd": linear_sgd, "--few-shot": few_shot, "--sweep": sweep}
     asked |= {"--levels": levels, "--agreement": agreement, "--seeds": seeds, "--cost": costs}
     shown: dict[str, Any] = {"split": split, "size": size, "crop_ratio": crop_ratio, "real": real, "v2": v2}
     shown |= {"level": level} | reading.given()
-    is_model = names_run(paths[-1]) or is_artefact(paths[-1])
+    is_model = names_run(paths[-1]) or is_artifact(paths[-1])
     runs, data = (paths, text) if text is not None or is_model else (paths[:-1], paths[-1])
     if not runs:
         raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
@@ -170,7 +170,7 @@ def evaluate(
     of_data = {name: value for name, value in shown.items() if name not in ("split", "real", "v2")}
     if levels:
         from patchloom.cli.level_tables import show_levels
-        from patchloom.judging.levels import evaluate_levels
+        from patchloom.tasks.classification.levels import evaluate_levels
 
         del of_data["level"]  # every one is judged at
         found = evaluate_levels(runs, str(data), device=device, halves=linear, trunk=trunk, **of_data)
@@ -181,8 +181,8 @@ def evaluate(
         _sweep(runs, str(data), device, sweep, shown, as_json)
     else:
         from patchloom.cli.evaluation_tables import show
-        from patchloom.data.checking.scan_bar import scan_bar
-        from patchloom.judging.several_runs import evaluate as evaluate_runs
+        from patchloom.data.checking.progress_bar import scan_bar
+        from patchloom.tasks.classification.several_runs import evaluate as evaluate_runs
 
         with scan_bar(what="evaluating") as progress:
             decided = evaluate_runs(runs, data, device=device, heads=agreement, progress=progress, **shown)
@@ -193,13 +193,13 @@ def _task_of(runs: list[str]) -> "Task[Any]":
     """The task of runs, which must be of one kind."""
     from pathlib import Path
 
-    from patchloom.deployment.artefact_about import is_artefact, read_about
-    from patchloom.errors import UsageError
     from patchloom.runs.config import is_run
     from patchloom.tasks.table import task_named, task_of_method, task_of_run
+    from patchloom_runtime.artifacts.metadata import is_artifact, read_about
+    from patchloom_runtime.errors import UsageError
 
     tasks = {run: task_of_run(Path(run)) for run in runs if is_run(run)}
-    tasks |= {run: task_named(read_about(Path(run)).task) for run in runs if is_artefact(run)}
+    tasks |= {run: task_named(read_about(Path(run)).task) for run in runs if is_artifact(run)}
     if not tasks:  # they are fetched, and what is wrong with them is said, where they are opened
         return task_of_method(None)
     first, *others = tasks.items()
@@ -236,7 +236,7 @@ def _option(name: str) -> str:
 
 def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], data: str | None) -> None:
     """One line for options that do not go together, rather than one of them left unread."""
-    from patchloom.errors import UsageError
+    from patchloom_runtime.errors import UsageError
 
     leveled = "--levels" in asked
     if leveled:
@@ -261,8 +261,8 @@ def _check_together(asked: list[str], shown: dict[str, Any], runs: list[str], da
 
 def _classifiers(runs: list[str], device: str, *, trunk: bool = False) -> "Iterator[tuple[str, Classifier]]":
     """One after the other: many networks need not fit on the device together."""
-    from patchloom.deployment.classifier import load
-    from patchloom.judging.several_runs import named
+    from patchloom.inference.classifier import load
+    from patchloom.tasks.classification.several_runs import named
 
     for name, folder in named(runs).items():
         yield name, load(folder, device=device, trunk=trunk)
@@ -324,7 +324,7 @@ def _sweep(runs: list[str], data: str, device: str, sweep: str, shown: dict[str,
 
 def _sweep_values(text: str) -> tuple[Any, list[float] | None]:
     """'crop' or 'size=160,224' → what is changed, and to which values."""
-    from patchloom.errors import UsageError
+    from patchloom_runtime.errors import UsageError
 
     over, equals, given = text.partition("=")
     try:

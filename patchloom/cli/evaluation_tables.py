@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from patchloom.judging.several_runs import RunEvaluations
+    from patchloom.tasks.classification.several_runs import RunEvaluations
 
 WORST_CLASSES = 10
 
@@ -164,7 +164,7 @@ def _print_disagreement(found: "RunEvaluations") -> None:
 
 def _print_tradeoffs(tradeoffs: Any) -> None:
     from patchloom.cli.table import mebibytes, print_table
-    from patchloom.inspection.cost import human
+    from patchloom.models.cost import human
 
     rows = [
         (

@@ -8,8 +8,8 @@ import typer
 from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
-    from patchloom.deployment.export.export import Exported
-    from patchloom.deployment.single_page.page import Page
+    from patchloom.export.export import Exported
+    from patchloom.export.single_page.page import Page
 
 COMPARED = "How it is compared"
 
@@ -64,8 +64,8 @@ def export(
     patchloom export runs/photos --out page.html
     """
     from patchloom.cli.output import print_json
-    from patchloom.deployment.export.export import Exported
-    from patchloom.deployment.export.export import export as write
+    from patchloom.export.export import Exported
+    from patchloom.export.export import export as write
 
     done = write(
         run,
@@ -93,8 +93,8 @@ def export(
 def _show(done: "Exported") -> None:
     from patchloom.cli.output import print_result
     from patchloom.cli.table import print_table
-    from patchloom.deployment.export.parity import columns
-    from patchloom.printable import printable
+    from patchloom.export.parity import columns
+    from patchloom_runtime.printable import printable
 
     for note in done.notes:
         print(printable(f"note: {note}"))
@@ -109,7 +109,7 @@ def _show(done: "Exported") -> None:
 
 def _show_page(page: "Page") -> None:
     from patchloom.cli.output import print_result
-    from patchloom.printable import printable
+    from patchloom_runtime.printable import printable
 
     shows = "classes and a map of what speaks for each" if page.map else "classes"
     draws = ", and paper to draw on" if page.draws else ""

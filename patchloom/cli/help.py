@@ -2,7 +2,7 @@
 
 import typer
 
-from patchloom.errors import UsageError, nearest
+from patchloom_runtime.errors import UsageError, nearest
 
 
 def show_help(ctx: typer.Context, verb: str | None) -> None:

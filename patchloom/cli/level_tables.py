@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from patchloom.judging.levels import LevelEvaluation, LevelEvaluations
+    from patchloom.tasks.classification.levels import LevelEvaluation, LevelEvaluations
 
 
 def show_levels(found: "LevelEvaluations", *, as_json: bool) -> None:
     """Print every number of one run; of several, a table of test level by train level for each measure."""
     from patchloom.cli.output import print_json
-    from patchloom.judging.levels import MEASURES
+    from patchloom.tasks.classification.levels import MEASURES
 
     if as_json:
         runs = {

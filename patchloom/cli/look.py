@@ -52,17 +52,17 @@ def look(
         _ranked([run, *(images or [])], data, page, 10 if top is None else top, trunk, as_json)
         return
     from patchloom.cli.output import print_json, print_result
-    from patchloom.deployment.artefact_about import is_artefact, read_about
-    from patchloom.errors import UsageError
-    from patchloom.judging.look_page import look_at
-    from patchloom.printable import printable
     from patchloom.runs.config import is_run
+    from patchloom.tasks.images.look_page import look_at
     from patchloom.tasks.table import task_named, task_of_run
     from patchloom.tasks.task import Task
+    from patchloom_runtime.artifacts.metadata import is_artifact, read_about
+    from patchloom_runtime.errors import UsageError
+    from patchloom_runtime.printable import printable
 
     if trunk:
         raise UsageError("--trunk says what images are compared by; give it with --ranked")
-    if is_artefact(folder):
+    if is_artifact(folder):
         task: Task[Any] | None = task_named(read_about(folder).task)
     else:
         task = task_of_run(folder) if is_run(folder) else None
@@ -88,12 +88,12 @@ def look(
 
 def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool, as_json: bool) -> None:
     from patchloom.cli.output import print_json, print_result
-    from patchloom.errors import UsageError
-    from patchloom.judging.ranked_page import write_ranked
-    from patchloom.runs.named import found_run
-    from patchloom.runs.record import read_run_record
+    from patchloom.runs.locate import find_run
+    from patchloom.runs.run_record import read_run_record
+    from patchloom.tasks.classification.ranked_page import write_ranked
+    from patchloom_runtime.errors import UsageError
 
-    folders = [found_run(run) for run in runs]
+    folders = [find_run(run) for run in runs]
     for run, folder in zip(runs, folders, strict=True):
         if folder is None:
             raise UsageError(f"{run} is not the folder of a run: it has no config.json; with --ranked give --data DATA")

@@ -7,7 +7,7 @@ import typer
 from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
-    from patchloom.models.weights_table import Weights
+    from patchloom.models.pretrained.table import Weights
 
 
 def models(
@@ -27,14 +27,14 @@ def models(
         return
     from patchloom.cli.output import print_json, print_result
     from patchloom.cli.table import print_table
-    from patchloom.models.catalogue import TRANSLATION, VOCABULARY, human
+    from patchloom.models.catalog import TRANSLATION, VOCABULARY, human
 
     rows = [_row(name, size, with_cost=bool(names)) for name in matching(names)]
     single = rows[0]["model"] if len(rows) == 1 else None
     if as_json:
         if single:
+            from patchloom.models.pretrained.table import published
             from patchloom.models.registry import default_options
-            from patchloom.models.weights_table import published
 
             rows[0]["options"] = default_options(single)
             rows[0]["weights"] = [_told(weights) for weights in published(single)]
@@ -61,13 +61,13 @@ def models(
 
 def _row(name: str, size: int, *, with_cost: bool) -> dict[str, Any]:
     """What is known of a network, counted where the size is not that of the catalogue."""
-    from patchloom.models.catalogue import CATALOGUE, IMAGE_SIZE
+    from patchloom.models.catalog import CATALOG, IMAGE_SIZE
 
-    family, parameters, multiply_adds = CATALOGUE[name]
+    family, parameters, multiply_adds = CATALOG[name]
     if size != IMAGE_SIZE:
         import torch
 
-        from patchloom.inspection.cost import cost
+        from patchloom.models.cost import cost
         from patchloom.models.registry import create_model
 
         with torch.device("meta"):
@@ -103,7 +103,7 @@ def _told(weights: "Weights") -> dict[str, Any]:
 
 def _list_weights(names: list[str], *, as_json: bool) -> None:
     from patchloom.cli.output import print_json
-    from patchloom.models.weights_table import published
+    from patchloom.models.pretrained.table import published
 
     found = [weights for name in names for weights in published(name)]
     if as_json:
@@ -115,7 +115,7 @@ def _list_weights(names: list[str], *, as_json: bool) -> None:
 
 def _print_weights(name: str) -> None:
     from patchloom.cli.output import print_result
-    from patchloom.models.weights_table import published
+    from patchloom.models.pretrained.table import published
 
     found = published(name)
     if not found:
@@ -151,12 +151,12 @@ def matching(names: list[str] | None) -> list[str]:
     """The networks that names or patterns mean; one that means none is an error that says what is near."""
     import fnmatch
 
-    from patchloom.models.catalogue import CATALOGUE
-    from patchloom.models.weights_table import unknown_network
+    from patchloom.models.catalog import CATALOG
+    from patchloom.models.pretrained.table import unknown_network
 
     chosen: list[str] = []
     for name in names or ["*"]:
-        found = [known for known in CATALOGUE if fnmatch.fnmatchcase(known, name)]
+        found = [known for known in CATALOG if fnmatch.fnmatchcase(known, name)]
         if not found:
             raise unknown_network(name)
         chosen += [other for other in found if other not in chosen]

@@ -25,7 +25,7 @@ _manner = _Manner()
 
 def be(*, quiet: bool = False, verbose: bool = False) -> None:
     """Say how much is told from now on; what was asked for before stays."""
-    from patchloom.errors import UsageError
+    from patchloom_runtime.errors import UsageError
 
     _manner.quiet, _manner.verbose = _manner.quiet or quiet, _manner.verbose or verbose
     if _manner.quiet and _manner.verbose:

@@ -43,19 +43,19 @@ def predict(
     A run without a classifier names classes by its neighbours: --index INDEX, which `patchloom index` makes.
     """
     from patchloom.cli.output import JsonList, print_result
-    from patchloom.errors import UsageError
-    from patchloom.printable import printable
     from patchloom.runs.config import is_run
     from patchloom.tasks.table import task_named, task_of_run
+    from patchloom_runtime.errors import UsageError
+    from patchloom_runtime.printable import printable
 
     exported = False
     if is_run(run):
         folder, task = Path(run), task_of_run(Path(run))
     else:
-        from patchloom.deployment.artefact_about import is_artefact, read_about  # which folders of runs do without
-        from patchloom.runs.named import run_folder
+        from patchloom.runs.locate import run_folder
+        from patchloom_runtime.artifacts.metadata import is_artifact, read_about  # which folders of runs do without
 
-        exported = is_artefact(run)
+        exported = is_artifact(run)
         folder = Path(run) if exported else run_folder(run)
         task = task_named(read_about(folder).task) if exported else task_of_run(folder)
     if out is not None and not task.writes_predictions:
@@ -67,7 +67,7 @@ def predict(
     if exported and by_index:
         raise UsageError(f"--{next(iter(by_index))} compares images by a run; {run} is an artifact: give the run")
     if exported:
-        from patchloom.deployment.exported import open_exported
+        from patchloom.tasks.artifact_models import open_exported
 
         model = open_exported(folder)
     else:

@@ -21,8 +21,8 @@ def prepare(
 
     from patchloom.cli.output import print_json, print_result
     from patchloom.data.text.wmt import prepare_wmt14
-    from patchloom.errors import UsageError, nearest
-    from patchloom.printable import printable
+    from patchloom_runtime.errors import UsageError, nearest
+    from patchloom_runtime.printable import printable
 
     if name != "wmt14":
         raise UsageError(f"{name!r} is not prepared here; expected wmt14.{nearest(name, ['wmt14'])}")

@@ -7,7 +7,7 @@ import typer
 from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
-    from patchloom.judging.pruning import Pruned, Pruning
+    from patchloom.tasks.classification.pruning import Pruned, Pruning
 
 
 def prune(
@@ -48,8 +48,8 @@ def prune(
 
     from patchloom.cli.output import print_json
     from patchloom.cli.table import whole_numbers
-    from patchloom.judging.pruning import prune as measure
-    from patchloom.judging.pruning import write_pruning_page
+    from patchloom.tasks.classification.pruning import prune as measure
+    from patchloom.tasks.classification.pruning import write_pruning_page
 
     found = measure(
         run,
@@ -74,7 +74,7 @@ def prune(
 
 
 def _shares(text: str) -> list[float]:
-    from patchloom.errors import UsageError
+    from patchloom_runtime.errors import UsageError
 
     try:
         return [float(part) for part in text.split(",")]

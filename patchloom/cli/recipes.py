@@ -21,8 +21,8 @@ def recipes(
     """List the recipes; with names, compare them field by field."""
     from patchloom.cli.output import print_json, print_result
     from patchloom.cli.table import print_table
-    from patchloom.errors import UsageError
     from patchloom.recipes import get_recipe, list_recipes, recipe_table
+    from patchloom_runtime.errors import UsageError
 
     if not names:
         rows = [get_recipe(name) for name in list_recipes()]

@@ -44,7 +44,7 @@ def report(
     from pathlib import Path
 
     from patchloom.cli.output import print_json, print_result
-    from patchloom.errors import UsageError
+    from patchloom_runtime.errors import UsageError
 
     shown: dict[str, Any] = {"split": split, "reading": reading, "level": level, "v2": v2}
     if len(runs) > 1 and data is None and (split or level or reading.given()):
@@ -58,15 +58,15 @@ def report(
     if len(runs) == 1 and level and split is None:
         raise UsageError("--level says what labels a split is compared with; give --split too")
     if len(runs) == 1:
-        from patchloom.runs.named import found_run
-        from patchloom.tasks.pages import page_name, report_run
+        from patchloom.runs.locate import find_run
+        from patchloom.tasks.report import page_name, report_run
 
-        folder = found_run(runs[0]) or Path(runs[0])
+        folder = find_run(runs[0]) or Path(runs[0])
         # The cache of published weights is no place for a page.
         default = None if Path(runs[0]).exists() else Path(page_name("v2" if v2 else split or ""))
         page = report_run(folder, data=data, out=Path(out) if out else default, **shown)
     else:
-        from patchloom.judging.comparison_page import report_runs
+        from patchloom.tasks.classification.comparison_page import report_runs
 
         page = report_runs(runs, data=data, val=val, out=Path(out or "comparison.html"), **shown)
     if as_json:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from patchloom.deployment.search import Found
+    from patchloom.inference.search import SearchResult
 
 
 def search(
@@ -40,9 +40,9 @@ def search(
     from pathlib import Path
 
     from patchloom.cli.output import JsonList, print_result
-    from patchloom.deployment.index import open_index
-    from patchloom.deployment.search_page import count_right, note_on_images, write_search_page
-    from patchloom.errors import DataError
+    from patchloom.inference.index import open_index
+    from patchloom.inference.search_page import count_right, note_on_images, write_search_page
+    from patchloom_runtime.errors import DataError
 
     opened = open_index(index, model=model, device=device, images=images or ())
     found = opened.search(
@@ -77,18 +77,18 @@ def search(
         raise typer.Exit(3)
 
 
-def _for_machines(one: "Found") -> dict[str, Any]:
+def _for_machines(one: "SearchResult") -> dict[str, Any]:
     hits = [hit._asdict() | {"right": one.right(hit)} for hit in one.hits]
     condition = asdict(one.condition) if one.condition else None
     told = {"query": one.query, "label": one.label, "level": one.level, "condition": condition}
     return told | {"hits": hits, "error": one.error or None}
 
 
-def _print_found(found: "list[Found]") -> None:
+def _print_found(found: "list[SearchResult]") -> None:
     """A table per query. Paths come last and are never cut, so that they can be copied."""
     from patchloom.cli.output import print_result
-    from patchloom.deployment.search_page import short
-    from patchloom.printable import printable
+    from patchloom.inference.search_page import short
+    from patchloom_runtime.printable import printable
 
     marks = {True: "right", False: "wrong", None: ""}
     for one in found:

@@ -65,17 +65,17 @@ def serve(
     import sys
 
     from patchloom.cli.output import print_json, print_result
-    from patchloom.errors import UsageError
-    from patchloom.printable import printable
     from patchloom.serving.admission import Admission
     from patchloom.serving.app import App
     from patchloom.serving.limits import Limits
-    from patchloom.serving.naming import NO_IMAGES, check_given, image_roots, is_local, served_name
+    from patchloom.serving.names import NO_IMAGES, check_model_path, image_roots, is_local, served_name
     from patchloom.serving.processes import ModelProcesses
     from patchloom.serving.server import serve as serve_model
     from patchloom.serving.thumbnails import ThumbnailProcess
+    from patchloom_runtime.errors import UsageError
+    from patchloom_runtime.printable import printable
 
-    check_given(served)
+    check_model_path(served)
     roots = image_roots(served, images or ())
     if api_key is not None and (not api_key.strip() or not api_key.isascii()):
         raise UsageError(

@@ -13,7 +13,7 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class ToldToStop(BaseException):
+class StopRequested(BaseException):
     """Raised by a signal. No `Exception`: guards against bad files must let it through."""
 
     def __init__(self, number: int) -> None:
@@ -22,7 +22,7 @@ class ToldToStop(BaseException):
 
 
 @contextmanager
-def told_to_stop() -> Iterator[None]:
+def exit_on_signals() -> Iterator[None]:
     """Signals raise ToldToStop inside; a second Ctrl-C ends the process at once, and nohup is respected."""
     own = os.getpid()
 
@@ -30,7 +30,7 @@ def told_to_stop() -> Iterator[None]:
         if os.getpid() != own:  # a process this one started has nothing to say
             os._exit(128 + number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        raise ToldToStop(number)
+        raise StopRequested(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -91,8 +91,8 @@ def sweep(
 def _show(found: "Sweep") -> None:
     from patchloom.cli.output import print_result
     from patchloom.cli.table import print_table
-    from patchloom.printable import printable
     from patchloom.training.sweeps.grid import in_words
+    from patchloom_runtime.printable import printable
 
     columns, rows = found.table()
     print_table(columns, rows, title=f"{found.metric or 'score'} on val images")

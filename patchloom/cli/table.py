@@ -13,7 +13,7 @@ GAP = 3  # between columns, as the box has it
 
 def whole_numbers(option: str, text: str, example: str) -> list[int]:
     """'1,16,64' → [1, 16, 64]."""
-    from patchloom.errors import UsageError
+    from patchloom_runtime.errors import UsageError
 
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -38,7 +38,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     from rich.console import Console
 
     from patchloom.cli.output import results
-    from patchloom.printable import printable
+    from patchloom_runtime.printable import printable
 
     width = None if results().isatty() else WIDTH
     console = Console(file=results(), width=width, highlight=False)

@@ -168,7 +168,7 @@ def _announce(data: list[str]) -> None:
 
 def pairs(texts: list[str]) -> dict[str, str]:
     """'augment.mixup=0' → {'augment.mixup': '0'}."""
-    from patchloom.errors import UsageError
+    from patchloom_runtime.errors import UsageError
 
     out = {}
     for text in texts:

@@ -9,8 +9,8 @@ import typer
 from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
-    from patchloom.deployment.line_translator import Translated
-    from patchloom.errors import DataError
+    from patchloom_runtime.artifacts.line_translator import LineTranslation
+    from patchloom_runtime.errors import DataError
 
 MAX_LINE_BYTES = 1 << 20
 
@@ -36,7 +36,7 @@ def translate(
     from functools import partial
 
     from patchloom.cli.output import JsonList, results
-    from patchloom.deployment.translator import load_translator
+    from patchloom.tasks.translation.translator import load_translator
 
     translator = load_translator(run, device=device)
     found_of = partial(translator.translate, beams=beams, length_penalty=length_penalty, batch=batch, n_best=n_best)
@@ -79,13 +79,13 @@ def _read_or_left() -> Iterator[None]:
         raise typer.Exit(128 + signal.SIGPIPE) from None
 
 
-def _for_machines(number: int, source: str, found: "list[Translated]") -> dict[str, Any]:
+def _for_machines(number: int, source: str, found: "list[LineTranslation]") -> dict[str, Any]:
     answers = [{"text": each.text, "score": each.score} for each in found]
     untrained = {"untrained": True} if found[0].untrained else {}
     return {"line": number, "source": source, "translations": answers, **untrained}
 
 
-def _shown(number: int, found: "list[Translated]", *, scores: bool, several: bool) -> str:
+def _shown(number: int, found: "list[LineTranslation]", *, scores: bool, several: bool) -> str:
     if several:
         return "\n".join(f"{number}\t{each.score:.4f}\t{each.text}" for each in found)
     return f"{found[0].score:.4f}\t{found[0].text}" if scores else found[0].text
@@ -94,7 +94,7 @@ def _shown(number: int, found: "list[Translated]", *, scores: bool, several: boo
 def _decoded(lines: list[bytes], before: int, replace: bool, name: str) -> "tuple[list[str], DataError | None]":
     """Lines as text, up to the first that is none, and what is wrong with that."""
     from patchloom.data.text.sentences import not_utf8
-    from patchloom.errors import DataError
+    from patchloom_runtime.errors import DataError
 
     texts = []
     for number, line in enumerate(lines, before + 1):
@@ -113,8 +113,8 @@ def _groups(file: str | None) -> Iterator[list[bytes]]:
     import zlib
     from itertools import islice
 
-    from patchloom.deployment.line_translator import WINDOW
-    from patchloom.errors import DataError, UsageError
+    from patchloom_runtime.artifacts.line_translator import WINDOW
+    from patchloom_runtime.errors import DataError, UsageError
 
     if file is None:
         yield from _arriving(sys.stdin.buffer, WINDOW)
@@ -132,7 +132,7 @@ def _groups(file: str | None) -> Iterator[list[bytes]]:
 
 def _whole(line: bytes, number: int, where: str) -> bytes:
     """The line without its end; one that is far longer than a sentence is an error, before it fills the memory."""
-    from patchloom.errors import DataError
+    from patchloom_runtime.errors import DataError
 
     if len(line) > MAX_LINE_BYTES:
         raise DataError(f"{where}, line {number}: longer than {MAX_LINE_BYTES:,} bytes; expected one sentence per line")

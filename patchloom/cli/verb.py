@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from patchloom.cli import output
-from patchloom.errors import DeviceError, ResourceError, first_line, is_device_failure, is_out_of_memory
+from patchloom_runtime.errors import DeviceError, ResourceError, first_line, is_device_failure, is_out_of_memory
 
 OUTPUT = "What is printed"  # panel of the help
 _ALL = "patchloom.help_all"
@@ -28,7 +28,7 @@ Verbose = Annotated[
 ]
 
 
-def without_types(params: list[Any]) -> list[Any]:
+def drop_types(params: list[Any]) -> list[Any]:
     """Parameters whose flags name no type in a help."""
     for option in params:
         if getattr(option, "is_flag", False):
@@ -46,7 +46,7 @@ class Verb(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options; a flag takes no value, so no type of one is shown."""
-        return without_types(super().get_params(ctx))
+        return drop_types(super().get_params(ctx))
 
     @contextmanager
     def _folded(self, ctx: Any) -> Iterator[None]:
@@ -70,7 +70,7 @@ class Verbs(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options; a flag takes no value, so no type of one is shown."""
-        return without_types(super().get_params(ctx))
+        return drop_types(super().get_params(ctx))
 
 
 def _show_all(ctx: typer.Context, asked: bool) -> None:

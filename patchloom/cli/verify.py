@@ -11,7 +11,7 @@ def verify(
     folder: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|INDEX|ARTEFACT",
+            metavar="RUN|INDEX|ARTIFACT",
             help="Folder of a run, of an index or of what `export` left.",
             autocompletion=completed("run"),
         ),
@@ -25,9 +25,9 @@ def verify(
     from pathlib import Path
 
     from patchloom.cli.output import print_json, print_result
-    from patchloom.errors import CheckpointError
-    from patchloom.printable import printable
     from patchloom.tasks.verify import verify as look_through
+    from patchloom_runtime.errors import CheckpointError
+    from patchloom_runtime.printable import printable
 
     found = look_through(Path(folder), accepted=accept)
     if as_json:

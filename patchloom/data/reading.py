@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from patchloom.data.labels.alike import KINDS
+from patchloom.data.datasets import ClassTable, LabeledImages, Listing, Source, Splits, name_some, plain_form
+from patchloom.data.labels.similar_names import KINDS
 from patchloom.data.labels.taxonomy import check_level, numbered_levels
-from patchloom.data.labels.unlabelled import missing_labels
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits, name_some, plain_form
-from patchloom.errors import DataError, UsageError
+from patchloom.data.labels.unlabeled import missing_labels
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images.samples import UNLABELED
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation")  # of these and the next, the first that a source has is used
@@ -35,14 +35,14 @@ def make_splits(
     strict: bool = False,
     seed: int = 0,
     level: str | None = None,
-    labelled: bool = True,
+    labeled: bool = True,
     copies: Sequence[Sequence[int]] = (),
 ) -> Splits:
     """Train, val and test of `source`, numbered by one table. Without `labelled`, one class or none will do.
 
     `copies` are groups of positions in train that a split made here keeps on one side.
     """
-    table, notes = usable_classes(source, strict=strict, level=level, labelled=labelled)
+    table, notes = usable_classes(source, strict=strict, level=level, labeled=labeled)
     notes += [f"{fault.kind}: {fault.detail}" for fault in source.faults if fault.kind in KINDS]
     train = match(source.train, table)
     if source.val is None:
@@ -70,7 +70,7 @@ def make_splits(
     return Splits(source.name, train, val, (*source.notes, *notes, *val.notes, *of_test), test)
 
 
-def _matched_test(source: Source, table: ClassTable, *, strict: bool) -> tuple[PictureSet | None, tuple[str, ...]]:
+def _matched_test(source: Source, table: ClassTable, *, strict: bool) -> tuple[LabeledImages | None, tuple[str, ...]]:
     """The test pictures a run can be tested on later; None where val has them, or none has a class of train."""
     if source.test is None or source.test is source.val:
         return None, ()
@@ -82,18 +82,18 @@ def _matched_test(source: Source, table: ClassTable, *, strict: bool) -> tuple[P
         return None, (f"{error}; test is not used",)
     pictures = test.pictures
     of_objects = bool(pictures.object_names or pictures.mask_names) or pictures.mask_ignore is not None
-    if len(table) and not of_objects and np.all(test.labels == UNLABELLED):
+    if len(table) and not of_objects and np.all(test.labels == UNLABELED):
         return None, (f"the {len(test):,} pictures of test have no labels: they can be predicted, not tested on",)
     return test, test.notes
 
 
 def usable_classes(
-    source: Source, *, strict: bool = False, level: str | None = None, labelled: bool = True
+    source: Source, *, strict: bool = False, level: str | None = None, labeled: bool = True
 ) -> tuple[ClassTable, list[str]]:
     """The class table of train, refused where it is not enough for what is wanted; and notes on it."""
     pictures = source.train.pictures
-    classify = labelled and not (pictures.mask_names or pictures.object_names)
-    if classify and np.any(source.train.labels == UNLABELLED):
+    classify = labeled and not (pictures.mask_names or pictures.object_names)
+    if classify and np.any(source.train.labels == UNLABELED):
         raise DataError(f"{source.name}: {missing_labels(source.train)}")
     table, notes = class_table(source.train, strict=strict, where=source.name)
     if level is not None:
@@ -114,7 +114,7 @@ def class_table(listing: Listing, *, strict: bool = False, where: str = "train")
 
     `where` says in messages whose levels these are.
     """
-    labels = listing.labels[listing.labels != UNLABELLED]
+    labels = listing.labels[listing.labels != UNLABELED]
     counts = np.bincount(labels, minlength=len(listing.names))
     if len(counts) > len(listing.names):
         row = int(np.argmax(listing.labels))
@@ -140,7 +140,7 @@ def match(
     strict: bool = False,
     what: str = "val",
     known_by: str = "train",
-) -> PictureSet:
+) -> LabeledImages:
     """The pictures of `listing` whose class `table` has, renumbered by name; the rest named and left out.
 
     `what` and `known_by` say in messages whose pictures and whose table these are.
@@ -149,7 +149,7 @@ def match(
     forms = {name: plain_form(name) for name in listing.names if table.also and name not in number}
     others = {name: table.also[form] for name, form in forms.items() if form in table.also}
     number |= others
-    renumbered = np.array([*(number.get(name, _STRANGER) for name in listing.names), UNLABELLED], dtype=np.int64)
+    renumbered = np.array([*(number.get(name, _STRANGER) for name in listing.names), UNLABELED], dtype=np.int64)
     labels = renumbered[listing.labels]  # UNLABELLED (−1) picks the last entry
     strangers = np.flatnonzero(labels == _STRANGER)
     notes: tuple[str, ...] = ()
@@ -166,11 +166,11 @@ def match(
             raise DataError(f"{said}; add pictures of it to train, or turn strict off to leave it out")
         notes = (*notes, f"{said}; left out")
     known = np.flatnonzero(labels != _STRANGER)
-    return PictureSet(listing.pictures, listing.rows[known], labels[known], table, notes)
+    return LabeledImages(listing.pictures, listing.rows[known], labels[known], table, notes)
 
 
 def split_rows(
-    pictures: PictureSet, fraction: float, seed: int, copies: Sequence[Sequence[int]] = ()
+    pictures: LabeledImages, fraction: float, seed: int, copies: Sequence[Sequence[int]] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positions kept and held out, each group of `copies` on one side.
 
@@ -205,7 +205,7 @@ def split_rows(
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
-def _units(pictures: PictureSet, seed: int, copies: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+def _units(pictures: LabeledImages, seed: int, copies: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """Groups and single pictures in an order that depends on the pictures' names and the seed alone."""
     salt = f"{seed}/".encode()
     keys = [pictures.key(i).encode("utf-8", "surrogateescape") for i in range(len(pictures))]
@@ -297,7 +297,7 @@ def share_of_train(splits: Splits, share: float) -> Splits:
     Which they are depends on their names alone, and a smaller share is part of a larger one.
     """
     train = splits.train
-    if share >= 1 or not isinstance(train, PictureSet):
+    if share >= 1 or not isinstance(train, LabeledImages):
         return splits
     labels = train.labels
     left = {int(label): max(1, round(share * int(np.sum(labels == label)))) for label in np.unique(labels)}
@@ -310,12 +310,12 @@ def share_of_train(splits: Splits, share: float) -> Splits:
     return replace(splits, train=_subset(train, np.sort(np.array(kept))), notes=(*splits.notes, said))
 
 
-def at_level(pictures: PictureSet, level: str) -> PictureSet:
+def at_level(pictures: LabeledImages, level: str) -> LabeledImages:
     """The same pictures labelled by a coarser level of their class table."""
     check_level(level, pictures.classes.levels)
     names, coarse = pictures.classes.levels[level]
-    labels = np.array([*coarse, UNLABELLED], dtype=np.int64)[pictures.labels]
-    return PictureSet(pictures.pictures, pictures.rows, labels, ClassTable(names), pictures.notes)
+    labels = np.array([*coarse, UNLABELED], dtype=np.int64)[pictures.labels]
+    return LabeledImages(pictures.pictures, pictures.rows, labels, ClassTable(names), pictures.notes)
 
 
 def level_of(classes: Sequence[str], levels: Mapping[str, Iterable[str]]) -> str | None:
@@ -330,12 +330,12 @@ def coarsen(listing: Listing, level: str) -> Listing:
     check_level(level, listing.levels)
     coarse = [listing.levels[level].get(name, name) for name in listing.names]
     names = tuple(sorted(set(coarse)))
-    number = np.array([*(names.index(name) for name in coarse), UNLABELLED], dtype=np.int64)
+    number = np.array([*(names.index(name) for name in coarse), UNLABELED], dtype=np.int64)
     return replace(listing, labels=number[listing.labels], names=names, levels={})
 
 
-def _subset(pictures: PictureSet, positions: np.ndarray) -> PictureSet:
-    return PictureSet(
+def _subset(pictures: LabeledImages, positions: np.ndarray) -> LabeledImages:
+    return LabeledImages(
         pictures.pictures,
         pictures.rows[positions],
         pictures.labels[positions],

@@ -12,7 +12,7 @@ from torch import Tensor
 from patchloom.data.batches.ragged import Boxes
 from patchloom.data.batches.sampler import rank_positions
 from patchloom.engine.distribution import Processes
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 
 
 class Feed:

@@ -2,8 +2,8 @@
 
 import torch
 
-from patchloom.errors import UsageError
-from patchloom.printable import plural
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.printable import plural
 
 
 def kind_of(device: str | torch.device | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from patchloom.printable import for_rich, printable
+from patchloom_runtime.printable import for_rich, printable
 
 SECONDS_BETWEEN_LINES = 10.0
 

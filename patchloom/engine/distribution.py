@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from patchloom.engine.devices import kind_of
-from patchloom.engine.optimisation import clip_each_
+from patchloom.engine.optimization import clip_each_
 from patchloom.engine.rendezvous import ANSWER_WITHIN_S, lost_ranks, meet, place_from
-from patchloom.errors import ResourceError, UsageError
 from patchloom.models.sharding import is_sharded
+from patchloom_runtime.errors import ResourceError, UsageError
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 

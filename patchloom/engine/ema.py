@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.state import weights_of
-from patchloom.errors import UsageError
 from patchloom.models.from_config import load_weights
 from patchloom.models.sharding import is_sharded
+from patchloom_runtime.errors import UsageError
 
 
 class Ema:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchloom.engine.eager_optimisers import Eager
+from patchloom.engine.eager_optimizers import Eager
 
 
 class Lamb(Eager):

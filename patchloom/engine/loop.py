@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from patchloom.engine.agreement import RankAgreement, RankRequests, is_bad
 from patchloom.engine.batches import Feed, len_of, split
 from patchloom.engine.meter import Meter
-from patchloom.engine.optimisation import set_rates
-from patchloom.engine.pulse import Pulse, Wishes, is_bad
+from patchloom.engine.optimization import set_rates
 from patchloom.engine.reporter import Reporter
 from patchloom.engine.run import Run
 from patchloom.engine.selection import Selection
-from patchloom.engine.signals import Caught, GivenUp, Stopped, caught_signals
+from patchloom.engine.signals import CaughtSignal, Interrupted, Stopped, caught_signals
 from patchloom.engine.state import Progress, Snapshot, capture, restore
-from patchloom.errors import (
+from patchloom.objectives.objective import Objective
+from patchloom_runtime.errors import (
     DataError,
     DeviceError,
     NumericalError,
@@ -30,23 +31,22 @@ from patchloom.errors import (
     is_device_failure,
     is_out_of_memory,
 )
-from patchloom.objectives.objective import Objective
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainResult:
     """How a run ended."""
 
     ended: str  # "finished", "no better", "time limit"
     progress: Progress
 
 
-def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
+def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
     """Train from the start, or exactly on from `snapshot`; raises Stopped, once saved, when told to by a signal."""
     forward = run.processes.prepare(Step(run.model, run.objective))
     progress, notes = restore(run, snapshot) if snapshot else (Progress(), [])
     if progress.has_ended(run.epochs):
-        return Outcome(progress.ended, progress)
+        return TrainResult(progress.ended, progress)
     progress.ended = ""
     if run.epochs > progress.planned_epochs:  # a run that was fitted to a time goes on by epochs
         progress.total_steps = 0
@@ -70,7 +70,7 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
                 if asked.time_up:
                     loop.evaluate(progress.epoch, caught)
                     loop.save()
-                    return Outcome("time limit", progress)
+                    return TrainResult("time limit", progress)
                 if asked.save:
                     loop.save()
                 if loop.is_last_step():
@@ -87,7 +87,7 @@ def train(run: Run, snapshot: Snapshot | None = None) -> Outcome:
             elif run.patience is not None and progress.not_better >= run.patience:
                 progress.ended = "no better"
         loop.save()
-    return Outcome(progress.ended, progress)
+    return TrainResult(progress.ended, progress)
 
 
 class Step(nn.Module):
@@ -112,7 +112,7 @@ class _Loop:
         self.run, self.forward, self.progress = run, forward, progress
         self.feed = Feed(run.processes)
         self.meter = Meter(self.feed, run.processes.device)
-        self.pulse = Pulse(run.processes)
+        self.pulse = RankAgreement(run.processes)
         self.reporter = Reporter(run, progress, self.meter)
         self.selection = Selection(run, progress, self.reporter)
         self._saved_at, self._saved_step = perf_counter(), progress.step
@@ -153,7 +153,7 @@ class _Loop:
         if self.run.eval_mode:
             self.run.model.eval()
 
-    def batches(self, done: int, caught: Caught) -> Iterator[Any]:
+    def batches(self, done: int, caught: CaughtSignal) -> Iterator[Any]:
         """The rest of this epoch; where the data fails, what was learned until then is saved first."""
         try:
             with self.device_faults(f"for a batch. {self._smaller_parts()}"):
@@ -170,7 +170,7 @@ class _Loop:
             self.save()
             raise
 
-    def evaluate(self, epoch: int, caught: Caught) -> None:
+    def evaluate(self, epoch: int, caught: CaughtSignal) -> None:
         """Evaluate after `epoch`; where that fails or is stopped, the run is saved as before it."""
         alone, before = self.run.processes.world == 1, self.progress.epoch
         try:
@@ -182,7 +182,7 @@ class _Loop:
                 self.selection.evaluate()
         except DeviceError:
             raise
-        except (DataError, ResourceError, GivenUp):
+        except (DataError, ResourceError, Interrupted):
             self.progress.epoch = before
             if not alone:
                 raise
@@ -213,10 +213,10 @@ class _Loop:
         """Save, and say by which signal the run was stopped and where."""
         return Stopped(number, self.progress.step, self.total_steps, saved=self.save())
 
-    def wishes(self, caught: Caught) -> Wishes:
+    def wishes(self, caught: CaughtSignal) -> RankRequests:
         """What this rank asks for."""
         run = self.run
-        return Wishes(
+        return RankRequests(
             terminate=caught.number in (signal.SIGTERM, signal.SIGHUP),
             interrupt=caught.number == signal.SIGINT,
             time_up=run.time_limit_s is not None and self.meter.elapsed_s >= run.time_limit_s,
@@ -224,7 +224,7 @@ class _Loop:
             and (run.records.wants_save or perf_counter() - self._saved_at >= run.save_every_s),
         )
 
-    def update(self, batch: Any, wishes: Callable[[], Wishes]) -> Wishes:
+    def update(self, batch: Any, wishes: Callable[[], RankRequests]) -> RankRequests:
         """One update of the weights; returns what all ranks ask for after it."""
         run, step = self.run, self.progress.step
         position = self.progress.position if self.progress.total_steps else step
@@ -252,7 +252,7 @@ class _Loop:
         self.meter.add(len_of(batch) * run.processes.world)
         return asked
 
-    def _add_gradients(self, batch: Any, wishes: Callable[[], Wishes]) -> None:
+    def _add_gradients(self, batch: Any, wishes: Callable[[], RankRequests]) -> None:
         """Gradients of the mean loss over the batch, one micro-batch after the other."""
         run, epoch = self.run, self.progress.epoch
         step_in_epoch = self.progress.step - epoch * run.loader.steps_per_epoch

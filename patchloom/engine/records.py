@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from patchloom.engine.display import Display, Status
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 
 Record = dict[str, Any]
 

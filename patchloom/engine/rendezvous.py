@@ -15,7 +15,7 @@ from time import monotonic, sleep
 import torch
 import torch.distributed as dist
 
-from patchloom.errors import ResourceError, UsageError
+from patchloom_runtime.errors import ResourceError, UsageError
 
 ANSWER_WITHIN_S = 20.0
 # After the start: longer than the slowest step, an evaluation or a checkpoint.
@@ -26,7 +26,7 @@ DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """Which of how many processes this is, and where they meet."""
 
     rank: int = 0
@@ -36,14 +36,14 @@ class Place:
     port: int = DEFAULT_PORT
 
 
-def place_from(env: Mapping[str, str]) -> Place:
+def place_from(env: Mapping[str, str]) -> ProcessPlace:
     """Read torchrun's variables, else those of a Slurm step of several tasks, else a single process."""
     host, port = env.get("MASTER_ADDR"), int(env.get("MASTER_PORT", DEFAULT_PORT))
     if "RANK" in env and "WORLD_SIZE" in env:
         rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
         if not 0 <= rank < world:
             raise UsageError(f"RANK is {rank} and WORLD_SIZE {world}; ranks go from 0 to WORLD_SIZE − 1.")
-        return Place(rank, world, int(env.get("LOCAL_RANK", 0)), host or Place.host, port)
+        return ProcessPlace(rank, world, int(env.get("LOCAL_RANK", 0)), host or ProcessPlace.host, port)
     # An interactive shell inside an allocation has SLURM_NTASKS too, but only a task started by srun has a step.
     if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env and "SLURM_STEP_ID" in env:
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST", "")
@@ -51,8 +51,8 @@ def place_from(env: Mapping[str, str]) -> Place:
             # Jobs that share a node must not meet at one port.
             port = 15000 + int(env.get("SLURM_JOB_ID", 0)) % 20000
         rank, world = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
-        return Place(rank, world, int(env.get("SLURM_LOCALID", 0)), host or first_host(nodes), port)
-    return Place()
+        return ProcessPlace(rank, world, int(env.get("SLURM_LOCALID", 0)), host or first_host(nodes), port)
+    return ProcessPlace()
 
 
 def first_host(nodes: str) -> str:
@@ -63,7 +63,7 @@ def first_host(nodes: str) -> str:
     return "".join(part or "" for part in match.groups()) if match else nodes
 
 
-def meet(place: Place, backend: str, answer_within_s: float = ANSWER_WITHIN_S) -> dist.Store:
+def meet(place: ProcessPlace, backend: str, answer_within_s: float = ANSWER_WITHIN_S) -> dist.Store:
     """Start the process group once every rank has signed in; a ResourceError names the ranks that have not."""
     os.environ.update(
         RANK=str(place.rank),
@@ -79,7 +79,7 @@ def meet(place: Place, backend: str, answer_within_s: float = ANSWER_WITHIN_S) -
     return store
 
 
-def lost_ranks(store: dist.Store, place: Place, within_s: float = LOST_WITHIN_S) -> list[int]:
+def lost_ranks(store: dist.Store, place: ProcessPlace, within_s: float = LOST_WITHIN_S) -> list[int]:
     """The ranks that do not say, after a broken connection, that they noticed it too; rank 0 keeps the store."""
     keys = [f"noticed/{rank}" for rank in range(place.world)]
     until = monotonic() + within_s
@@ -93,7 +93,7 @@ def lost_ranks(store: dist.Store, place: Place, within_s: float = LOST_WITHIN_S)
         return [0]
 
 
-def _open_store(place: Place, within_s: float) -> dist.Store:
+def _open_store(place: ProcessPlace, within_s: float) -> dist.Store:
     # torchrun's agent already serves a store at this address; an attempt after a restart must not read the last's.
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
@@ -118,7 +118,7 @@ def _open_store(place: Place, within_s: float) -> dist.Store:
     return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
-def _sign_in(store: dist.Store, place: Place, within_s: float) -> None:
+def _sign_in(store: dist.Store, place: ProcessPlace, within_s: float) -> None:
     store.set(f"here/{place.rank}", "yes")
     keys = {rank: f"here/{rank}" for rank in range(place.world)}
     try:
@@ -132,7 +132,7 @@ def _sign_in(store: dist.Store, place: Place, within_s: float) -> None:
         ) from error
 
 
-def _exchange_once(place: Place, backend: str, within_s: float) -> None:
+def _exchange_once(place: ProcessPlace, backend: str, within_s: float) -> None:
     device = torch.device("cuda", place.local_rank) if backend == "nccl" else torch.device("cpu")
     here = torch.ones(1, device=device)
     try:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from patchloom.engine.averages import Averages
 from patchloom.engine.distribution import Processes
-from patchloom.engine.optimisation import Schedule
+from patchloom.engine.optimization import Schedule
 from patchloom.engine.records import Records
 from patchloom.engine.time_budget import TimeBudget
 from patchloom.objectives.objective import Objective

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from patchloom.engine.reporter import Reporter
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress, weights_of
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 
 
 class Selection:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from patchloom.errors import PatchloomError
+from patchloom_runtime.errors import PatchloomError
 
 CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -22,12 +22,12 @@ class Stopped(PatchloomError):  # noqa: N818 - nothing went wrong
         super().__init__(f"Stopped by {signal.Signals(number).name} after step {step} of {total}; {then}")
 
 
-class GivenUp(BaseException):
+class Interrupted(BaseException):
     """Raised by a signal in what may be given up. No `Exception`: guards against bad files must let it through."""
 
 
 @dataclass
-class Caught:
+class CaughtSignal:
     """The signal that arrived, or 0."""
 
     number: int = 0
@@ -46,13 +46,13 @@ class Caught:
     def check(self) -> None:
         """Leave with `GivenUp` where a signal came and that may be."""
         if self._raises and self.number:
-            raise GivenUp
+            raise Interrupted
 
 
 @contextmanager
-def caught_signals() -> Iterator[Caught]:
+def caught_signals() -> Iterator[CaughtSignal]:
     """Note these signals instead of dying of them; a second SIGINT ends the process at once."""
-    caught = Caught()
+    caught = CaughtSignal()
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         caught.number = number

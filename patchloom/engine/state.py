@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from patchloom.engine.distribution import Processes, unwrap, whole
 from patchloom.engine.run import Run
-from patchloom.errors import CheckpointError, PatchloomError, UsageError
 from patchloom.models.from_config import like, load_weights
+from patchloom_runtime.errors import CheckpointError, PatchloomError, UsageError
 
 Tensors = dict[str, Tensor]
 # What optimisers keep of each parameter.

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.data.pictures.image_batch import ImageBatch, normalise
-from patchloom.errors import UsageError
+from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.models.network import Network
+from patchloom_runtime.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ def head_decisions(model: Network, batches: Iterable[ImageBatch]) -> dict[str, T
     places: list[Tensor] = []
     with in_eval_mode(model):
         for batch in batches:
-            images = normalise(batch.images.to(device, non_blocking=True), model.pixel_mean, model.pixel_std)
+            images = normalize(batch.images.to(device, non_blocking=True), model.pixel_mean, model.pixel_std)
             features = model.features(images)
             places.append(torch.where(batch.labels < 0, -1, batch.index))
             for rows, logits in zip(chosen.values(), (*model.both_heads(features), model.head(features)), strict=True):

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch, normalise
-from patchloom.errors import DataError, UsageError
+from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, ImageBatch, normalize
 from patchloom.evaluation.intervals import wilson
+from patchloom_runtime.errors import DataError, UsageError
 
 CALIBRATION_BINS = 15
 TOPS = (1, 5)  # the second where there are more classes
@@ -127,7 +127,7 @@ def evaluate(
     with in_eval_mode(model), torch.no_grad():
         for batch in batches:
             batch = batch.to(device, non_blocking=True)
-            logits = model(normalise(batch.images, pixel_mean, pixel_std)).float()
+            logits = model(normalize(batch.images, pixel_mean, pixel_std)).float()
             if logits.shape[1] != len(classes):
                 raise UsageError(
                     f"The network tells {logits.shape[1]} classes apart, the data has {len(classes)}. "

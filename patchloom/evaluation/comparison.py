@@ -17,9 +17,9 @@ from itertools import combinations
 
 import numpy as np
 
-from patchloom.errors import UsageError
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.evaluation.intervals import LEVEL
+from patchloom_runtime.errors import UsageError
 
 RESAMPLES = 10_000
 

@@ -23,9 +23,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from patchloom.data.pictures.object_masks import ObjectMask
-from patchloom.errors import UsageError
 from patchloom.evaluation.intervals import bootstrap
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.images.object_masks import ObjectMask
 
 Kind = Literal["box", "mask"]
 THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU
@@ -37,7 +37,7 @@ _CERTAIN = 1 - 1e-10  # IoU of 1 may come out a little less
 
 
 @dataclass(frozen=True)
-class Truth:
+class TrueObjects:
     """The objects of one picture."""
 
     boxes: np.ndarray  # (G, 4): x0, y0, x1, y1 in pixels of the picture
@@ -48,7 +48,7 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Found:
+class Detections:
     """What was found in one picture."""
 
     boxes: np.ndarray  # (D, 4)
@@ -56,10 +56,10 @@ class Found:
     scores: np.ndarray  # (D,)
     masks: Sequence[ObjectMask] | None = None
 
-    def rows(self, chosen: np.ndarray) -> "Found":
+    def rows(self, chosen: np.ndarray) -> "Detections":
         """Some of them."""
         masks = None if self.masks is None else [self.masks[i] for i in np.arange(len(self.scores))[chosen]]
-        return Found(self.boxes[chosen], self.categories[chosen], self.scores[chosen], masks)
+        return Detections(self.boxes[chosen], self.categories[chosen], self.scores[chosen], masks)
 
 
 class Matches(NamedTuple):
@@ -85,8 +85,8 @@ class DetectionReport:
     """Everything that was found in some pictures, judged; one entry per picture in `truths` and `found`."""
 
     classes: tuple[str, ...]
-    truths: Sequence[Truth]
-    found: Sequence[Found]
+    truths: Sequence[TrueObjects]
+    found: Sequence[Detections]
     _intervals: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict, repr=False)  # known ones
 
     @property
@@ -243,7 +243,7 @@ def _matches(report: DetectionReport, category: int, kind: Kind) -> Matches:
 
 
 def _match_image(
-    truth: Truth, found: Found, category: int, kind: Kind
+    truth: TrueObjects, found: Detections, category: int, kind: Kind
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Scores (D,), right and wrong (A, T, D) and objects that count (A,) of one picture and class."""
     own = np.flatnonzero(found.categories == category)

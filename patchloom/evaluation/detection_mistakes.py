@@ -9,11 +9,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from patchloom.evaluation.detection import SURE, THRESHOLDS, DetectionReport, Found, Kind, Truth, box_iou, mask_iou
+from patchloom.evaluation.detection import (
+    SURE,
+    THRESHOLDS,
+    DetectionReport,
+    Detections,
+    Kind,
+    TrueObjects,
+    box_iou,
+    mask_iou,
+)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ImageMistakes:
     """One picture: rows of its sure detections, surest first, and of its objects."""
 
     sure: np.ndarray  # (S,) rows of detections
@@ -27,7 +36,7 @@ class Outcome:
         return (self.object_of < 0) & ~self.excused
 
 
-def outcome(truth: Truth, found: Found, kind: Kind = "box") -> Outcome:
+def outcome(truth: TrueObjects, found: Detections, kind: Kind = "box") -> ImageMistakes:
     """What became of the objects of one picture."""
     sure = np.flatnonzero(found.scores >= SURE)
     sure = sure[np.argsort(-found.scores[sure], kind="stable")]
@@ -47,10 +56,10 @@ def outcome(truth: Truth, found: Found, kind: Kind = "box") -> Outcome:
                 object_of[d] = int(np.where(free, iou[d], -1).argmax())
                 taken[object_of[d]] = True
     in_crowd = ((iou >= THRESHOLDS[0]) & truth.crowd[None] & same).any(1)
-    return Outcome(sure, object_of, (object_of < 0) & in_crowd, np.flatnonzero(~taken))
+    return ImageMistakes(sure, object_of, (object_of < 0) & in_crowd, np.flatnonzero(~taken))
 
 
-def outcomes(report: DetectionReport) -> list[Outcome]:
+def outcomes(report: DetectionReport) -> list[ImageMistakes]:
     """Of all pictures, by masks where there are some."""
     kind: Kind = "mask" if report.has_masks else "box"
     return [outcome(truth, found, kind) for truth, found in zip(report.truths, report.found, strict=True)]

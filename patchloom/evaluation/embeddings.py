@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.data.pictures.image_batch import ImageBatch, normalise
-from patchloom.errors import DataError
+from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.models.network import Network
+from patchloom_runtime.errors import DataError
 
 ROWS_AT_ONCE = 8192
 
@@ -48,7 +48,7 @@ class Embeddings:
             parts = [network.projector(part).float() for part in self.vectors.split(ROWS_AT_ONCE)]
         return replace(self, vectors=torch.cat(parts))
 
-    def labelled(self, what: str) -> "Embeddings":
+    def labeled(self, what: str) -> "Embeddings":
         """Those with a label; a DataError that names `what` where there is none."""
         found = torch.nonzero(self.labels >= 0)[:, 0]
         if not len(found):
@@ -76,7 +76,7 @@ def embed(
     with in_eval_mode(model):
         for batch in batches:
             batch = batch.to(device, non_blocking=True)
-            features = model.features(normalise(batch.images, mean, std))
+            features = model.features(normalize(batch.images, mean, std))
             decided = (model.head(features).float(),) if logits else ()
             parts.append((model.vectors(features).float(), batch.labels, batch.index, *decided))
     if not parts:

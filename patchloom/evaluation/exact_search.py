@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 
 SPARE = 16  # candidates beyond those asked for: products in float32 may order close ones otherwise
 QUERIES_AT_ONCE, VECTORS_AT_ONCE = 1024, 4096
@@ -25,7 +25,7 @@ BLOCK, MANY_BLOCKS = 64, 4
 LISTS_PROBED, LEARNED_FROM = 64, 64
 
 
-class Vectors(Protocol):
+class VectorStore(Protocol):
     """Unit vectors in parts, none of which has to stay in memory."""
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class Vectors(Protocol):
 class Subset:
     """The vectors at some of the positions of others, rising; all of them for None."""
 
-    def __init__(self, vectors: Vectors, positions: Tensor | None) -> None:
+    def __init__(self, vectors: VectorStore, positions: Tensor | None) -> None:
         self._vectors, self._positions = vectors, positions
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Subset:
 
 
 def conditioned_nearest(
-    vectors: Vectors, queries: Tensor, classes: Tensor, added: Tensor, k: int
+    vectors: VectorStore, queries: Tensor, classes: Tensor, added: Tensor, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The k best by cosine plus what a query adds for each vector's class: scores, cosines, positions (Q, k).
 
@@ -83,7 +83,7 @@ def conditioned_nearest(
 
 
 def _conditioned(
-    vectors: Vectors, queries: Tensor, classes: Tensor, added: Tensor, k: int
+    vectors: VectorStore, queries: Tensor, classes: Tensor, added: Tensor, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     scores, cosines = added.new_empty(len(queries), 0), queries.new_empty(len(queries), 0)
     positions = torch.empty(len(queries), 0, dtype=torch.int64)
@@ -101,7 +101,7 @@ def _conditioned(
     return scores, cosines, positions
 
 
-def exact_nearest(vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def exact_nearest(vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Unit vectors and queries (Q, C) → scores and positions (Q, k) of what comparing with all gives."""
     k = min(k, len(vectors))
     found = [_exact(vectors, some, k) for some in queries.split(QUERIES_AT_ONCE)]
@@ -109,7 +109,7 @@ def exact_nearest(vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Te
     return torch.cat(scores), torch.cat(positions)
 
 
-def _exact(vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _exact(vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     cosines, positions = _candidates(vectors, queries, min(k + SPARE, len(vectors)))
     # A float32 product of unit vectors is off by less than C·2⁻²⁴, so nothing below `floor` is among the k best.
     floor = cosines[:, k - 1] - 2 * (queries.shape[1] + 8) * 2**-24
@@ -120,7 +120,7 @@ def _exact(vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return scores, ranked
 
 
-def _candidates(vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _candidates(vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Cosines in float32, falling, and positions (Q, k)."""
     cosines = queries.new_full((len(queries), k), -math.inf)
     positions = torch.full((len(queries), k), -1)
@@ -161,7 +161,7 @@ def _better(products: Tensor, bar: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return better, places
 
 
-def rank(vectors: Vectors, queries: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def rank(vectors: VectorStore, queries: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Candidates (Q, M) → scores and positions of the k best; a position of −1 stands for none and comes last."""
     positions = positions.sort(dim=1).values
     shape = (*positions.shape, queries.shape[1])
@@ -173,7 +173,7 @@ def rank(vectors: Vectors, queries: Tensor, positions: Tensor, k: int) -> tuple[
     return scores.gather(1, chosen), positions.gather(1, chosen)
 
 
-def _among_many(vectors: Vectors, query: Tensor, floor: float, k: int) -> tuple[Tensor, Tensor]:
+def _among_many(vectors: VectorStore, query: Tensor, floor: float, k: int) -> tuple[Tensor, Tensor]:
     """The k best of one query where more lie close together than there are candidates, as copies of one picture do."""
     scores, positions = query.new_empty(0), torch.empty(0, dtype=torch.int64)
     start = 0
@@ -202,7 +202,7 @@ def import_faiss() -> Any:
     return faiss
 
 
-def write_faiss(vectors: Vectors, path: Path) -> None:
+def write_faiss(vectors: VectorStore, path: Path) -> None:
     """Put the vectors into 4·√N lists of near ones (IVF), of which a query looks into `LISTS_PROBED`."""
     faiss = import_faiss()
     lists = max(1, min(round(4 * math.sqrt(len(vectors))), len(vectors) // LEARNED_FROM))
@@ -215,7 +215,7 @@ def write_faiss(vectors: Vectors, path: Path) -> None:
     faiss.write_index(made, str(path))
 
 
-def faiss_nearest(path: Path, vectors: Vectors, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def faiss_nearest(path: Path, vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """As `exact_nearest`, among what faiss finds: some of the nearest may be missed, and are then −1 or others."""
     faiss = import_faiss()
     made = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.errors import UsageError
 from patchloom.evaluation.embeddings import Embeddings
+from patchloom_runtime.errors import UsageError
 
 NEIGHBOURS = (20,)
 TEMPERATURE = 0.07
@@ -68,7 +68,7 @@ def knn(
     temperature: float = TEMPERATURE,
 ) -> NeighbourReport:
     """Classify `test` by its neighbours in `train`, for every k at once; labels are numbers below `classes`."""
-    train, test = train.labelled("train"), test.labelled("val")
+    train, test = train.labeled("train"), test.labeled("val")
     check_neighbours(k, len(train))
     unit_train, unit_test = F.normalize(train.vectors), F.normalize(test.vectors)
     ranks: dict[int, list[Tensor]] = {number: [] for number in k}

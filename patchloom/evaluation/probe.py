@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.errors import UsageError
 from patchloom.evaluation.embeddings import Embeddings
+from patchloom_runtime.errors import UsageError
 
 STRENGTHS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 HELD_OUT = 0.2
@@ -95,7 +95,7 @@ def linear_probe(
     seed: int = 0,
 ) -> LinearProbe:
     """Fit on `train` with the strength that is best on a held-out part of it; judge on `test`."""
-    train, test = train.labelled("train"), test.labelled("val")
+    train, test = train.labeled("train"), test.labeled("val")
     kept, held_out = held_out_split(train.labels.cpu().numpy(), HELD_OUT, np.random.default_rng(seed))
     fitting, choosing = train.rows(kept), train.rows(held_out)
     found: dict[float, float] = {}
@@ -165,7 +165,7 @@ def few_shot_probe(
     seed: int = 0,
 ) -> FewShotProbe:
     """Fit on `shots` images per class, `draws` times with other images; judge each on all of `test`."""
-    train, test = train.labelled("train"), test.labelled("val")
+    train, test = train.labeled("train"), test.labeled("val")
     if draws < 1:
         raise UsageError(f"A few-shot probe needs at least one draw, given {draws}")
     labels = train.labels.cpu().numpy()

@@ -25,11 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.data.sets import ClassTable
-from patchloom.errors import DataError, UsageError
-from patchloom.errors import nearest as closest
+from patchloom.data.datasets import ClassTable
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.knn import NEIGHBOURS, check_neighbours, knn, label_ranks, nearest
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.errors import nearest as closest
 
 TEMPERATURE = 0.05
 CANDIDATES = (10, 15, 20, 25, 30)  # neighbours among which the thesis chooses (2.4.3)
@@ -91,7 +91,7 @@ def choose_neighbours(
 
     Where train has fewer images than any candidate, all others vote.
     """
-    train = train.labelled("train")
+    train = train.labeled("train")
     if len(train) < 2:
         raise DataError("One labelled image of train has no neighbours: k cannot be chosen.")
     possible = [k for k in sorted(candidates) if k < len(train)] or [len(train) - 1]
@@ -160,7 +160,7 @@ def retrieval(
     level's classes in their order.
     """
     softmax = None if softmax is None else softmax[test.labels >= 0]
-    train, test = train.labelled("train"), test.labelled("val")
+    train, test = train.labeled("train"), test.labeled("val")
     check_neighbours(k, len(train))
     counts = _levels(classes)
     labels = {

@@ -73,7 +73,7 @@ def separability(
 
     `posterior` (N, K) is what the coarse classifier says of each image with a label.
     """
-    images = images.labelled("train")
+    images = images.labeled("train")
     plain, with_class = [], []
     for split in range(splits):
         halves = random_halves(images.labels, seed + split)

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.errors import UsageError
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.probe import HELD_OUT, Linear, held_out_split, ranks_of_labels, top_percent
+from patchloom_runtime.errors import UsageError
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 EPOCHS = 100
@@ -74,7 +74,7 @@ def sgd_probe(
     `train` are the same images without augmentation, of which a fifth chooses the rate.
     """
     check_epochs(epochs)
-    train, test = train.labelled("train"), test.labelled("val")
+    train, test = train.labeled("train"), test.labeled("val")
     _, places = held_out_split(train.labels.cpu().numpy(), HELD_OUT, np.random.default_rng(seed))
     choosing = train.rows(places)
     layers = _Layers(train.vectors, classes, rates, choosing.index, seed)

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from patchloom.data.text.special_tokens import PAD
 from patchloom.data.text.token_batches import SentenceBatch
 from patchloom.data.text.words import words
-from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.objectives.translation import token_losses
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.text.special_tokens import PAD
 
 # As fairseq's script for WMT: of two hyphens around one letter it splits the first.
 _COMPOUND = re.compile(r"(\S)-(\S)")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 
 Grid = tuple[int, ...]  # (height, width), or (length,) along one axis
 

@@ -109,7 +109,7 @@ class SequenceAttention(Attention):
         return self.proj(self.attend(q.view(x.shape[0], self.heads, 1, -1), k, v).squeeze(1))
 
 
-class Looked(NamedTuple):
+class AttendedSource(NamedTuple):
     """A sentence as cross-attention looks at it."""
 
     k: Tensor  # (B, H, S, d)
@@ -127,18 +127,18 @@ class CrossAttention(Attend):
         self.kv = nn.Linear(dim, 2 * dim)
         self.proj = nn.Linear(dim, dim)
 
-    def look(self, states: Tensor, seen: Tensor | None) -> Looked:
+    def look(self, states: Tensor, seen: Tensor | None) -> AttendedSource:
         """Keys and values of the sentence that is looked at, (B, S, C)."""
         k, v = self.kv(states).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return Looked(k, v, seen)
+        return AttendedSource(k, v, seen)
 
-    def forward(self, x: Tensor, looked: Looked) -> Tensor:
+    def forward(self, x: Tensor, looked: AttendedSource) -> Tensor:
         """(B, T, C) → (B, T, C)."""
         q = self.q(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, T, d)
         y = self.proj(self.attend(q, looked.k, looked.v, seen=looked.seen))
         return F.dropout(y, self.dropout) if self.dropout and self.training else y
 
-    def step(self, x: Tensor, looked: Looked) -> Tensor:
+    def step(self, x: Tensor, looked: AttendedSource) -> Tensor:
         """(N, C) → (N, C): the rows of a sentence stand together and share its keys and values."""
         return self(x.view(looked.k.shape[0], -1, x.shape[1]), looked).flatten(0, 1)
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.errors import UsageError
 from patchloom.layers.kernels import aligned, usable, usable_without_gradients
 from patchloom.layers.linear import as_autocast
 from patchloom.layers.mlp import ActivationName, activate
 from patchloom.layers.resample import Grid, Resampled, resample_columns, resample_rows
+from patchloom_runtime.errors import UsageError
 
 FEW_POSITIONS = 64  # up to which the kernel is ahead of cuBLAS
 MOST_POSITIONS = 256  # that a program of the kernels holds

@@ -2,9 +2,9 @@
 
 import copy
 
-from patchloom.errors import UsageError
 from patchloom.models.network import Network
 from patchloom.models.pooled_convnet import PooledConvNet
+from patchloom_runtime.errors import UsageError
 
 
 def absorb(model: Network) -> Network:

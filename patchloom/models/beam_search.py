@@ -9,10 +9,10 @@ does not depend on those beside it.
 import torch
 from torch import Tensor
 
-from patchloom.data.text.hypothesis import Hypothesis
-from patchloom.data.text.special_tokens import BOS, EOS, PAD
-from patchloom.errors import NumericalError, UsageError, at_least
 from patchloom.models.seq2seq import Seq2Seq
+from patchloom_runtime.errors import NumericalError, UsageError, at_least
+from patchloom_runtime.text.hypothesis import Hypothesis
+from patchloom_runtime.text.special_tokens import BOS, EOS, PAD
 
 MOST_PENALTY = 10  # scores of long sentences would be no numbers
 

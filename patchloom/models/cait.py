@@ -16,7 +16,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from patchloom.errors import UsageError
 from patchloom.layers.attention import Attention, ClassAttention, TalkingHeadsAttention
 from patchloom.layers.init import truncated_normal_
 from patchloom.layers.mlp import MLP
@@ -32,9 +31,10 @@ from patchloom.layers.residual import (
 )
 from patchloom.layers.token_mixing import ClassMixing, TokenLinear, TokenMLP, expansion_at
 from patchloom.layers.transformer_init import fixup_, tfixup_
+from patchloom.models.dense.pyramid import Kept, Level, Taps
 from patchloom.models.distilled import DistilledConfig, DistilledNetwork
-from patchloom.models.pyramid import Kept, Level, Taps
 from patchloom.models.vit import check_heads
+from patchloom_runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from patchloom.errors import UsageError
 from patchloom.models.network import Network, NetworkConfig
+from patchloom_runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from patchloom.errors import CheckpointError, PatchloomError
 from patchloom.models.sharding import is_sharded
+from patchloom_runtime.errors import CheckpointError, PatchloomError
 
 # Beyond it a whole number among the options must be a dimension of some weight, or less than their number.
 ANY_OPTION = 4096

@@ -14,15 +14,15 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from patchloom.errors import UsageError
 from patchloom.layers.init import lecun_normal_
 from patchloom.layers.mlp import MLP, ActivationName
 from patchloom.layers.norms import LayerNorm
 from patchloom.layers.patches import PatchProjection
 from patchloom.layers.residual import Block, Branch, Residual
 from patchloom.layers.token_mixing import TokenMLP, UntiedTokenMLP, integer_factor
+from patchloom.models.dense.pyramid import Kept, Level, Taps
 from patchloom.models.network import Network, NetworkConfig
-from patchloom.models.pyramid import Kept, Level, Taps
+from patchloom_runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from patchloom.errors import UsageError
 from patchloom.layers.resample import Resampled
 from patchloom.layers.residual import Block, Branch, ClassBlock, drop_path_rates
-from patchloom.models.pyramid import STRIDES, Kept, Level, Taps, as_map, chosen_taps
+from patchloom.models.dense.pyramid import STRIDES, Kept, Level, Taps, as_map, chosen_taps
+from patchloom_runtime.errors import UsageError
 
 Size = int | tuple[int, int]
 # Whole numbers of configs that may be 0, as a network without blocks is one; and those that say more of themselves.

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from patchloom.errors import UsageError
 from patchloom.layers.attention import ClassAttention
 from patchloom.layers.convolution import PatchConv
 from patchloom.layers.init import truncated_normal_
@@ -22,9 +21,10 @@ from patchloom.layers.mlp import MLP
 from patchloom.layers.norms import make_norm
 from patchloom.layers.patches import ConvStem, LearnedTokens, PatchProjection
 from patchloom.layers.residual import ClassBlock, ClassResidual, Residual, make_scale
+from patchloom.models.dense.pyramid import Kept, Level, Taps
 from patchloom.models.network import Network, NetworkConfig
-from patchloom.models.pyramid import Kept, Level, Taps
 from patchloom.models.vit import check_heads
+from patchloom_runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

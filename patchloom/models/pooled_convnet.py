@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from patchloom.errors import UsageError
 from patchloom.layers.norms import make_norm
+from patchloom.models.dense.pyramid import Kept, Level, Taps
 from patchloom.models.network import Network
 from patchloom.models.patchconvnet import AttentionPool, AttentionPoolConfig, AttentionPooled
-from patchloom.models.pyramid import Kept, Level, Taps
-from patchloom.models.timm_trunk import PYRAMID_SIDE, Trunk, layers_of, levels_of, make_trunk, trunk_of
+from patchloom.models.timm_trunk import PYRAMID_SIDE, TimmTrunk, layers_of, levels_of, make_trunk, trunk_of
 from patchloom.models.torchvision_trunk import (
     PREFIX,
     TorchvisionTrunk,
@@ -25,6 +24,7 @@ from patchloom.models.torchvision_trunk import (
     torchvision_trunk_of,
 )
 from patchloom.models.vit import check_heads
+from patchloom_runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,13 +185,13 @@ def _whose(config: PooledConvNetConfig) -> str:
     return f"{library or 'timm'}'s {name}"
 
 
-def _found(config: PooledConvNetConfig) -> Trunk:
+def _found(config: PooledConvNetConfig) -> TimmTrunk:
     if config.backbone.startswith(PREFIX):
         return torchvision_trunk_of(config.backbone.removeprefix(PREFIX), config.image_size, config.channels)
     return trunk_of(config.backbone, config.image_size, config.channels, config.pool == "average")
 
 
-def _made(config: PooledConvNetConfig, found: Trunk) -> nn.Module:
+def _made(config: PooledConvNetConfig, found: TimmTrunk) -> nn.Module:
     if config.backbone.startswith(PREFIX):
         if config.small_stem:
             raise UsageError(f"small_stem is an option of timm's ResNets, not of {_whose(config)}. Leave it out.")

@@ -7,8 +7,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from patchloom.errors import PatchloomError, UsageError, nearest
 from patchloom.models.network import Network, Size
+from patchloom_runtime.errors import PatchloomError, UsageError, nearest
 
 # How the names of a family begin → its module and its class; the order is that of `list_models`.
 _FAMILIES = {
@@ -51,7 +51,7 @@ def create_model(
     names the nearest ones.
     """
     if weights is None and ":" in name:
-        from patchloom.models.weights_table import is_published_name
+        from patchloom.models.pretrained.table import is_published_name
 
         if is_published_name(name):
             name, _, weights = name.partition(":")
@@ -64,9 +64,9 @@ def create_model(
 def _with_weights(
     name: str, tag: str, num_classes: int | None, image_size: Size | None, options: dict[str, Any]
 ) -> Network:
-    from patchloom.models.downloads import fetched
-    from patchloom.models.published import load_published
-    from patchloom.models.weights_table import weights_named
+    from patchloom.models.pretrained.downloads import fetched
+    from patchloom.models.pretrained.published import load_published
+    from patchloom.models.pretrained.table import weights_named
 
     found = weights_named(f"{name}:{tag}")
     asked = {"num_classes": num_classes, "image_size": image_size}
@@ -102,7 +102,7 @@ def family_of(name: str) -> type[Network]:
     beginning = name.split("_")[0]
     if beginning in _FAMILIES and name in _family(beginning)[1]:
         return _family(beginning)[0]
-    from patchloom.models.weights_table import unknown_network
+    from patchloom.models.pretrained.table import unknown_network
 
     raise unknown_network(name)
 

@@ -20,8 +20,8 @@ from patchloom.layers.norms import NormName, make_norm
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
 from patchloom.layers.residual import Block, Branch, ClassBlock, ClassResidual, PostNormResidual, Residual, make_scale
 from patchloom.layers.token_mixing import ClassMixing, TokenLinear, TokenMLP, expansion_at
+from patchloom.models.dense.pyramid import Kept, Level, Taps
 from patchloom.models.network import Network, NetworkConfig
-from patchloom.models.pyramid import Kept, Level, Taps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,15 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.data.text.special_tokens import PAD, UNKNOWN
-from patchloom.errors import DataError, UsageError, at_least, nearest
 from patchloom.layers.init import truncated_normal_
 from patchloom.layers.mlp import MLP, ActivationName
 from patchloom.layers.norms import make_norm
 from patchloom.layers.residual import Residual, make_scale
 from patchloom.layers.sequence_mixing import (
+    AttendedSource,
     CrossAttention,
-    Looked,
     PositionLinear,
     SequenceAttention,
     SequenceResidual,
@@ -37,6 +35,8 @@ from patchloom.layers.sequence_mixing import (
 )
 from patchloom.layers.transformer_init import xavier_
 from patchloom.models.network import check_types
+from patchloom_runtime.errors import DataError, UsageError, at_least, nearest
+from patchloom_runtime.text.special_tokens import PAD, UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Seq2SeqConfig:
             raise UsageError("attention alone does not know the order of words: use position=sinusoidal or learned")
 
 
-class Memory(NamedTuple):
+class EncoderOutput(NamedTuple):
     """What the encoder made of a batch of sentences."""
 
     states: Tensor  # (B, S, C)
@@ -104,11 +104,11 @@ class DecoderLayer(nn.Module):
         self.cross = cross
         self.channels = channels
 
-    def forward(self, x: Tensor, keep: Tensor, memory: Memory) -> Tensor:
+    def forward(self, x: Tensor, keep: Tensor, memory: EncoderOutput) -> Tensor:
         """(B, T, C), (B, T) → (B, T, C)."""
         return self.channels(self.cross(self.mixing(x, keep), self.look(memory.states, memory.keep[:, None, None])))
 
-    def look(self, states: Tensor, seen: Tensor | None) -> Looked:
+    def look(self, states: Tensor, seen: Tensor | None) -> AttendedSource:
         """Keys and values of the source, (B, S, C)."""
         mix: CrossAttention = self.cross.mix  # type: ignore[assignment]
         return mix.look(states, seen)
@@ -118,7 +118,7 @@ class DecoderLayer(nn.Module):
         mix: PositionLinear | SequenceAttention = self.mixing.mix  # type: ignore[assignment]
         return mix.start(buffer, rows, steps)
 
-    def step(self, x: Tensor, past: StepCache, looked: Looked, position: int) -> Tensor:
+    def step(self, x: Tensor, past: StepCache, looked: AttendedSource, position: int) -> Tensor:
         """(N, C) at `position` → (N, C)."""
         return self.channels(self.cross.step(self.mixing.step(x, past, position), looked))
 
@@ -129,7 +129,7 @@ class Cache:
     A sentence has `beams` rows, one after another. Keys and values exist once per sentence and are never reordered.
     """
 
-    def __init__(self, past: list[StepCache], spare: Tensor, looked: list[Looked], steps: int) -> None:
+    def __init__(self, past: list[StepCache], spare: Tensor, looked: list[AttendedSource], steps: int) -> None:
         self.past, self.looked, self.steps = past, looked, steps
         self.length = 0  # positions done
         self._spare = spare  # takes a layer's rows in their new order, then what was that layer's becomes spare
@@ -143,7 +143,7 @@ class Cache:
             self._spare = past.reorder(rows, self.length, self._spare)
         if sentences is not None:
             self.looked = [
-                Looked(*(None if part is None else part.index_select(0, sentences) for part in looked))  # type: ignore[arg-type]
+                AttendedSource(*(None if part is None else part.index_select(0, sentences) for part in looked))  # type: ignore[arg-type]
                 for looked in self.looked
             ]
 
@@ -208,7 +208,7 @@ class Seq2Seq(nn.Module):
             raise UsageError(f"{source.shape[0]} sources go with as many targets, given {target.shape[0]}")
         return self.logits(self.decode(target, self.encode(source)))
 
-    def encode(self, source: Tensor) -> Memory:
+    def encode(self, source: Tensor) -> EncoderOutput:
         """Ids (B, S), PAD after the end → memory; a row of nothing but PAD is one word long."""
         self._check("source", source)
         if source.shape[1] == 0:
@@ -218,9 +218,9 @@ class Seq2Seq(nn.Module):
         x = self._embed(source)
         for layer in self.encoder:
             x = layer(x, keep)
-        return Memory(self.encoder_norm(x), keep)
+        return EncoderOutput(self.encoder_norm(x), keep)
 
-    def decode(self, target: Tensor, memory: Memory) -> Tensor:
+    def decode(self, target: Tensor, memory: EncoderOutput) -> Tensor:
         """Ids (B, T) from BOS on → states (B, T, C), from which `logits` follow."""
         self._check("target", target)
         x, keep = self._embed(target), target != PAD
@@ -253,7 +253,7 @@ class Seq2Seq(nn.Module):
     # Word by word, without gradients ----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def start(self, memory: Memory, beams: int, steps: int) -> Cache:
+    def start(self, memory: EncoderOutput, beams: int, steps: int) -> Cache:
         """An empty cache for `beams` rows a sentence and `steps` words."""
         at_least("beams", beams, 1)
         if not 1 <= steps <= self.config.max_length:

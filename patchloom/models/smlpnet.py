@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from patchloom.errors import UsageError
 from patchloom.layers.convolution import Conv3x3
 from patchloom.layers.mlp import MLP
 from patchloom.layers.norms import BatchNorm, LayerNorm
 from patchloom.layers.patches import PatchMerging, PatchProjection
 from patchloom.layers.residual import Block, Residual
 from patchloom.layers.sparse_mlp import Fusion, MapMLP, NormActMix, NormActMixes, SparseMLP
+from patchloom.models.dense.pyramid import Kept, Level, Taps
 from patchloom.models.network import Network, NetworkConfig
-from patchloom.models.pyramid import Kept, Level, Taps
+from patchloom_runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

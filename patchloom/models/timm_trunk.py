@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from patchloom.errors import UsageError, nearest
-from patchloom.models.pyramid import Level
+from patchloom.models.dense.pyramid import Level
+from patchloom_runtime.errors import UsageError, nearest
 
 Gives = Literal["map", "nchw", "nhwc", "tokens", "vector"]
 PYRAMID_SIDE = 256  # pixels of the image by which strides are found: a multiple of all of them
@@ -31,7 +31,7 @@ PROPOSED = (96, 128, 224, 256, 299)
 
 
 @dataclass(frozen=True)
-class Trunk:
+class TimmTrunk:
     """How timm's network is made for one image size, and what it then gives."""
 
     gives: Gives
@@ -41,7 +41,7 @@ class Trunk:
     options: tuple[tuple[str, Any], ...]  # what timm is told besides
 
 
-def make_trunk(backbone: str, trunk: Trunk, *, channels: int, drop_path: float) -> nn.Module:
+def make_trunk(backbone: str, trunk: TimmTrunk, *, channels: int, drop_path: float) -> nn.Module:
     """timm's network with random weights."""
     rate = {"drop_path_rate": drop_path} if trunk.drops_paths else {}
     return _made(backbone, num_classes=0, in_chans=channels, **dict(trunk.options), **rate)
@@ -76,7 +76,7 @@ def layers_of(trunk: Any) -> list[list[nn.Parameter]]:
 
 
 @functools.cache
-def trunk_of(backbone: str, image_size: tuple[int, int], channels: int, averaged: bool = True) -> Trunk:
+def trunk_of(backbone: str, image_size: tuple[int, int], channels: int, averaged: bool = True) -> TimmTrunk:
     """What timm's network gives for images of a size; a UsageError names one that gives nothing.
 
     Where its map is not `averaged`, a head that does more than that, such as a norm after the average, is no matter.
@@ -96,7 +96,7 @@ def trunk_of(backbone: str, image_size: tuple[int, int], channels: int, averaged
     raise UsageError(f"{told}, nor of other sizes that were tried; choose another network")
 
 
-def _tried(backbone: str, image_size: tuple[int, int], channels: int, averaged: bool) -> tuple[Trunk | None, str]:
+def _tried(backbone: str, image_size: tuple[int, int], channels: int, averaged: bool) -> tuple[TimmTrunk | None, str]:
     """The first way to make the network that works, or why the last did not."""
     reason = ""
     for options, drops_paths in _ways(image_size):
@@ -128,7 +128,7 @@ def _try(
     options: dict[str, Any],
     drops_paths: bool,
     averaged: bool,
-) -> Trunk | None:
+) -> TimmTrunk | None:
     rate = {"drop_path_rate": 0.0} if drops_paths else {}
     with torch.device("meta"):
         trunk = _made(backbone, num_classes=0, in_chans=channels, **options, **rate).eval()
@@ -143,7 +143,7 @@ def _try(
             any_size = False
     if gives == "map" and not any_size:
         return None
-    return Trunk(gives, dim, any_size, drops_paths, tuple(options.items()))
+    return TimmTrunk(gives, dim, any_size, drops_paths, tuple(options.items()))
 
 
 def _map_of(trunk: Any, images: Tensor) -> tuple[Gives, int] | None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchloom.errors import UsageError, nearest
-from patchloom.models.pyramid import Level
-from patchloom.models.timm_trunk import OTHER_SIDE, Trunk
+from patchloom.models.dense.pyramid import Level
+from patchloom.models.timm_trunk import OTHER_SIDE, TimmTrunk
+from patchloom_runtime.errors import UsageError, nearest
 
 PREFIX = "torchvision:"
 # Networks whose classifier reads the average of the map that these parts make one after the other.
@@ -123,7 +123,7 @@ def check_name(name: str) -> None:
 
 @functools.cache
 @torch.no_grad()
-def torchvision_trunk_of(name: str, image_size: tuple[int, int], channels: int) -> Trunk:
+def torchvision_trunk_of(name: str, image_size: tuple[int, int], channels: int) -> TimmTrunk:
     """What torchvision's network gives for images of a size; a UsageError names one that gives nothing."""
     check_name(name)
     if channels != 3:
@@ -146,7 +146,7 @@ def torchvision_trunk_of(name: str, image_size: tuple[int, int], channels: int) 
         except Exception:
             any_size = False
     gives: Any = "map" if type(trunk.net).__name__ in _AVERAGED and any_size else "vector"
-    return Trunk(gives, trunk.num_features, any_size, bool(_stochastic_depths(trunk.net)), ())
+    return TimmTrunk(gives, trunk.num_features, any_size, bool(_stochastic_depths(trunk.net)), ())
 
 
 @torch.no_grad()

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.errors import UsageError
 from patchloom.layers.attention import Attention
 from patchloom.layers.init import truncated_normal_
 from patchloom.layers.mlp import MLP
 from patchloom.layers.norms import LayerNorm
 from patchloom.layers.patches import LearnedTokens, PatchProjection, PositionEmbedding
 from patchloom.layers.residual import Block, Parallel, Residual, make_scale
+from patchloom.models.dense.pyramid import Kept, Level, Taps
 from patchloom.models.distilled import DistilledConfig, DistilledNetwork
-from patchloom.models.pyramid import Kept, Level, Taps
+from patchloom_runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

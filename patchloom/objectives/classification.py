@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from patchloom.data.augmentation.mixing import draw_blend
 from patchloom.data.batches.sampler import step_seed
-from patchloom.data.pictures.image_batch import ImageBatch, normalise
-from patchloom.errors import UsageError
+from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
+from patchloom_runtime.errors import UsageError
 
 CHARTS: dict[str, dict[str, str]] = {}  # what a report draws of its records: title → curve → name of the value
 
@@ -37,7 +37,7 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-class Classification(Objective):
+class ClassificationObjective(Objective):
     """Labels → loss.
 
     `accuracy` (percent of the batch) is among the results of a run that never mixes images. Mixing follows from
@@ -69,7 +69,7 @@ class Classification(Objective):
 
     def inputs(self, batch: ImageBatch, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         """Normalised, mixed images (B, 3, H, W) and their targets: (B,) where nothing is mixed, else (B, K)."""
-        images = normalise(batch.images, self.pixel_mean, self.pixel_std)
+        images = normalize(batch.images, self.pixel_mean, self.pixel_std)
         blend = draw_blend(
             *images.shape[2:],
             mixup=self.augment.mixup,
@@ -100,7 +100,9 @@ class Classification(Objective):
         return {"accuracy": 100 * (logits.detach().argmax(dim=1) == labels).float().mean()}
 
 
-def make_objective(given: Ingredients) -> Classification:
+def make_objective(given: Ingredients) -> ClassificationObjective:
     """By the recipe."""
     recipe, classes = given.recipe, given.network.config.num_classes
-    return Classification(recipe.objective, recipe.augment, num_classes=classes, seed=recipe.seed, **given.pixels)
+    return ClassificationObjective(
+        recipe.objective, recipe.augment, num_classes=classes, seed=recipe.seed, **given.pixels
+    )

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 
 ROUNDS = 50
 # Cosines in memory at once.

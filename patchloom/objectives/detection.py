@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from patchloom.data.batches.ragged import Boxes
-from patchloom.data.pictures.image_batch import ImageBatch, normalise
-from patchloom.data.pictures.samples import EXTENT
-from patchloom.models.detector import LOSSES, Target
+from patchloom.data.images.image_batch import ImageBatch, normalize
+from patchloom.models.dense.detector import LOSSES, Target
 from patchloom.objectives.objective import Ingredients, Objective
+from patchloom_runtime.images.samples import EXTENT
 
 CHARTS: dict[str, dict[str, str]] = {  # what a report draws of its records: title → curve → name of the value
     "Losses of the proposals": {"objectness": "objectness", "boxes": "proposals"},
@@ -27,7 +27,9 @@ Sizes = list[tuple[int, int]]  # height and width of pictures on their canvases
 CUT_TO = 32
 
 
-def as_shown(batch: ImageBatch, mean: tuple[float, ...], std: tuple[float, ...], cut: bool) -> tuple[Tensor, Sizes]:
+def prepare_inputs(
+    batch: ImageBatch, mean: tuple[float, ...], std: tuple[float, ...], cut: bool
+) -> tuple[Tensor, Sizes]:
     """Normalised images (B, 3, H, W) and height and width of each picture on its canvas.
 
     Where the network takes any size (`cut`), the part of the canvases that no picture of the batch fills is left out.
@@ -38,7 +40,7 @@ def as_shown(batch: ImageBatch, mean: tuple[float, ...], std: tuple[float, ...],
     if cut:
         height, width = (-(-max(each) // CUT_TO) * CUT_TO for each in zip(*sizes, strict=True))
         images = images[:, :, :height, :width]
-    shown = normalise(images, mean, std)
+    shown = normalize(images, mean, std)
     for image, (height, width) in zip(shown, sizes, strict=True):
         image[:, height:] = 0
         image[:, :, width:] = 0
@@ -60,7 +62,7 @@ def targets_of(batch: ImageBatch, masks: bool, size: Sequence[int]) -> list[Targ
     return targets
 
 
-class Detection(Objective):
+class DetectionObjective(Objective):
     """Images with boxes → losses."""
 
     def __init__(self, pixel_mean: tuple[float, ...], pixel_std: tuple[float, ...], *, masks: bool, cut: bool) -> None:
@@ -69,7 +71,7 @@ class Detection(Objective):
     def __call__(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
         """Scalars of one batch."""
         del epoch, step
-        images, sizes = as_shown(batch, self.pixel_mean, self.pixel_std, self.cut)
+        images, sizes = prepare_inputs(batch, self.pixel_mean, self.pixel_std, self.cut)
         losses = model(images, sizes, targets_of(batch, self.masks, images.shape[2:]))
         return {
             "loss": sum(losses.values()),
@@ -81,7 +83,7 @@ class Detection(Objective):
         return f"losses are then means over {images} images at a time"
 
 
-def make_objective(given: Ingredients) -> Detection:
+def make_objective(given: Ingredients) -> DetectionObjective:
     """By the recipe and the network."""
     network = given.network
-    return Detection(**given.pixels, masks=network.config.masks, cut=network.any_resolution)
+    return DetectionObjective(**given.pixels, masks=network.config.masks, cut=network.any_resolution)

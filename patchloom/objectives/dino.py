@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchloom.data.batches.views import ViewBatch
-from patchloom.data.pictures.image_batch import normalise
-from patchloom.errors import UsageError
+from patchloom.data.images.image_batch import normalize
 from patchloom.models.network import Network
 from patchloom.objectives.classification import at_least_float32
 from patchloom.objectives.dino_head import DinoHead
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.parts import DinoPart
+from patchloom_runtime.errors import UsageError
 
 # What a report draws of its records: title → curve → name of the value.
 CHARTS = {
@@ -216,7 +216,7 @@ class Dino(nn.Module, Objective):
             views = views[:known]
         if len(views) < max(2, known):
             raise UsageError(f"DINO needs {max(2, known)} views or more of an image, given {len(views)}")
-        images = [normalise(view, self.pixel_mean, self.pixel_std) for view in views]
+        images = [normalize(view, self.pixel_mean, self.pixel_std) for view in views]
         if self.options.small_views == "resize":
             size = self.teacher.config.image_size
             images[known:] = [F.interpolate(v, size, mode="bicubic", antialias=True) for v in images[known:]]

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.errors import UsageError
 from patchloom.layers.init import truncated_normal_
+from patchloom_runtime.errors import UsageError
 
 
 class Prototypes(nn.Module):

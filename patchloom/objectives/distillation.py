@@ -12,13 +12,13 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.pictures.image_batch import ImageBatch
-from patchloom.errors import UsageError
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.objectives import classification
-from patchloom.objectives.classification import Classification, at_least_float32, cross_entropy
+from patchloom.objectives.classification import ClassificationObjective, at_least_float32, cross_entropy
 from patchloom.objectives.objective import Ingredients
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
+from patchloom_runtime.errors import UsageError
 
 # What a report draws of its records: title → curve → name of the value.
 CHARTS = {"Terms of the loss": {"labels": "label_loss", "teacher": "teacher_loss"}}
@@ -39,7 +39,7 @@ def hard_distillation(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     return cross_entropy(logits, teacher_logits.argmax(dim=1))
 
 
-class Distillation(Classification):
+class Distillation(ClassificationObjective):
     """Labels and a teacher → loss; its two terms are reported as `label_loss` and `teacher_loss`.
 
     `token` says that the network has a distillation token (`network.config.distilled`): it is then called as
@@ -91,7 +91,7 @@ class Distillation(Classification):
         return soft_distillation(logits, teacher_logits, self.objective.temperature, self.objective.soft_mean)
 
 
-class TwoClassTokens(Classification):
+class TwoClassTokens(ClassificationObjective):
     """The control of thesis 3.3: both tokens learn the labels, each with the classifier it has."""
 
     def __call__(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ class TwoClassTokens(Classification):
         return {"loss": (losses[0] + losses[1]) / 2, **self.accuracy(first, batch.labels)}
 
 
-def make_objective(given: Ingredients) -> Classification:
+def make_objective(given: Ingredients) -> ClassificationObjective:
     """By the recipe; without a teacher it is plain classification, of one class token or of two."""
     recipe, network = given.recipe, given.network
     if recipe.objective.distillation == "labels":

@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchloom.data.batches.views import ViewBatch
-from patchloom.data.pictures.image_batch import normalise
-from patchloom.errors import DataError, UsageError
+from patchloom.data.images.image_batch import normalize
 from patchloom.layers.projector import Projector
 from patchloom.models.network import Network
 from patchloom.objectives.classification import at_least_float32, cross_entropy
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes import methods
 from patchloom.recipes.parts import GrafitPart
+from patchloom_runtime.errors import DataError, UsageError
 
 # What a report draws of its records: title → curve → name of the value.
 CHARTS = {"Terms of the loss": {"labels": "label_loss", "instances": "instance_loss"}}
@@ -104,7 +104,7 @@ def triplet_loss(vectors: Tensor, identity: Tensor, margin: float = MARGIN) -> T
 # Parts ----------------------------------------------------------------------------------------------------------------
 
 
-class Memory(nn.Module):
+class EmbeddingMemory(nn.Module):
     """One unit vector a training image: m ← normalise(½m + ½g) after the update whose batch held the image.
 
     Starts uniform in ±1/√(D/3), as SNCA, normalised since equation 2.2 has cosines. Every process applies the
@@ -140,7 +140,7 @@ class Memory(nn.Module):
         self.slots[index] = F.normalize((self.slots[index] + embeddings[first]) / 2, dim=1)
 
 
-class Target(nn.Module):
+class TargetNetwork(nn.Module):
     """The slow copy of network and projector: ξ ← τξ + (1 − τ)θ. As BYOL's, it keeps batch statistics of its own."""
 
     def __init__(self, trunk: Network, projector: nn.Module) -> None:
@@ -209,10 +209,10 @@ class Grafit(nn.Module, Objective):
         if self.method.projector != "none" and self.method.labels != "knn":
             self.projector = Projector(self.method.projector, trunk.feature_dim)
         if self.method.labels == "knn":
-            self.memory = Memory(len(labels), self._dim(trunk), seed=seed, gather=gather)
+            self.memory = EmbeddingMemory(len(labels), self._dim(trunk), seed=seed, gather=gather)
         if self.method.instance == "cosine":
             self.predictor = Projector("mlp", self._dim(trunk), self._dim(trunk))
-            self.target = Target(trunk, self.projector)
+            self.target = TargetNetwork(trunk, self.projector)
 
     @property
     def equal_on_all_ranks(self) -> list[str]:
@@ -233,7 +233,7 @@ class Grafit(nn.Module, Objective):
         views = self._used(batch.views)
         # All views in one pass, view by view: small pictures are bound by launches. Batch statistics are then those of
         # all views together, where BYOL's code has each view's own; the thesis does not say.
-        images = normalise(torch.cat(views), self.pixel_mean, self.pixel_std)  # (T·B, 3, H, W)
+        images = normalize(torch.cat(views), self.pixel_mean, self.pixel_std)  # (T·B, 3, H, W)
         terms: dict[str, Tensor] = {}
         if self.method.labels == "cross_entropy":
             features = model.features(images)  # type: ignore[operator]
@@ -315,9 +315,9 @@ def _check(method: Losses, trunk: Network, labels: Tensor) -> None:
     if method.labels == method.instance == "none":
         raise UsageError("Neither labels nor instances are learned from. Set instance_weight above 0.")
     if method.labels != "none" and (len(labels) < 2 or bool((labels < 0).any())):
-        unlabelled = int((labels < 0).sum())
+        unlabeled = int((labels < 0).sum())
         raise DataError(
-            f"{unlabelled} of {len(labels)} training images have no label; 2 or more, all labelled, are needed."
+            f"{unlabeled} of {len(labels)} training images have no label; 2 or more, all labelled, are needed."
         )
     classes, wanted = trunk.config.num_classes, method.projector if method.labels == "knn" else "none"
     if trunk.config.projector != wanted:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.data.pictures.image_batch import ImageBatch, normalise
+from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.objectives.classification import at_least_float32
 from patchloom.objectives.objective import Ingredients, Objective, no_sum
 
@@ -20,7 +20,7 @@ CHARTS = {
 }
 
 
-def labelled(mask: Tensor, classes: int, ignored: int) -> Tensor:
+def labeled(mask: Tensor, classes: int, ignored: int) -> Tensor:
     """Whole numbers (B, H, W) → classes as int64, IGNORED where there is none."""
     numbers = mask.long()
     return numbers.where((numbers >= 0) & (numbers < classes) & (numbers != ignored), IGNORED)
@@ -32,7 +32,7 @@ def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
 
 
-class Segmentation(Objective):
+class SegmentationObjective(Objective):
     """Images and their masks → loss; `accuracy` is the share of labelled pixels that are right, in percent."""
 
     def __init__(
@@ -51,8 +51,8 @@ class Segmentation(Objective):
 
     def __call__(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:  # noqa: ARG002
         """Scalars of one batch."""
-        labels = labelled(batch.parts["mask"], self.classes, self.ignored)  # type: ignore[arg-type]
-        images = normalise(batch.images, self.pixel_mean, self.pixel_std)
+        labels = labeled(batch.parts["mask"], self.classes, self.ignored)  # type: ignore[arg-type]
+        images = normalize(batch.images, self.pixel_mean, self.pixel_std)
         logits, auxiliary = model(images, auxiliary=True)
         pixels = self._mean_pixels(labels)
         head_loss = summed_loss(logits, labels) / pixels
@@ -81,9 +81,9 @@ class Segmentation(Objective):
         return f"the loss is then a mean over the labelled pixels of {images} images at a time"
 
 
-def make_objective(given: Ingredients) -> Segmentation:
+def make_objective(given: Ingredients) -> SegmentationObjective:
     """By the recipe; what is not labelled is what the masks of the data say."""
-    return Segmentation(
+    return SegmentationObjective(
         classes=given.network.config.num_classes,
         ignored=given.ignored,
         auxiliary_weight=given.recipe.segment.auxiliary_weight,

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.errors import UsageError, nearest
-from patchloom.models.published import load_published
+from patchloom.models.pretrained.published import load_published
+from patchloom.models.pretrained.table import published
 from patchloom.models.registry import create_model, list_models
-from patchloom.models.weights_table import published
-from patchloom.objectives.foreign_weights import fetching, imagenet_classes, misfits, read_weights
+from patchloom.objectives.third_party_weights import fetching, imagenet_classes, misfits, read_weights
+from patchloom_runtime.errors import UsageError, nearest
 
 LARGER_BY = 32  # pixels, by which all networks that reduce the image divide
 # Last weights of patchloom's networks, in its own and in the authors' names; their rows are the classes.
@@ -62,7 +62,7 @@ class Teacher(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W), normalised as `for_images_of` was told → logits (B, classes of the data)."""
         with torch.no_grad():
-            if self._renormalises:
+            if self._renormalizes:
                 images = images * self.scale + self.shift
             if self._resizes(images.shape[2], images.shape[3]):
                 images = F.interpolate(images, self.image_size, mode="bicubic", antialias=True)
@@ -80,7 +80,7 @@ class Teacher(nn.Module):
 
     def for_images_of(self, mean: Sequence[float], std: Sequence[float]) -> Self:
         """Expect images normalised by these numbers. Mixing keeps means, so mixed images may be renormalised."""
-        self._renormalises = (tuple(mean), tuple(std)) != (self.mean, self.std)
+        self._renormalizes = (tuple(mean), tuple(std)) != (self.mean, self.std)
         student, teacher = torch.tensor([mean, std]), torch.tensor([self.mean, self.std])
         scale, shift = student[1] / teacher[1], (student[0] - teacher[0]) / teacher[1]
         device = next((tensor.device for tensor in self.module.parameters()), None)

@@ -10,11 +10,11 @@ torch's cross-entropy does; fairseq puts ε/(V − 1) on every other one. The tw
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.text.special_tokens import PAD
 from patchloom.data.text.token_batches import SentenceBatch
-from patchloom.errors import UsageError
 from patchloom.objectives.classification import at_least_float32
 from patchloom.objectives.objective import Ingredients, Objective
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.text.special_tokens import PAD
 
 CHARTS: dict[str, dict[str, str]] = {}  # what a report draws of its records: title → curve → name of the value
 
@@ -33,7 +33,7 @@ def token_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tupl
     return (1 - smoothing) * nll + smoothing * even, nll
 
 
-class Translation(Objective):
+class TranslationObjective(Objective):
     """Sentence pairs → loss.
 
     `nll` is the loss without smoothing, so exp(nll) is the perplexity; `tokens` are the target tokens of the step. All
@@ -56,6 +56,6 @@ class Translation(Objective):
         }
 
 
-def make_objective(given: Ingredients) -> Translation:
+def make_objective(given: Ingredients) -> TranslationObjective:
     """By the recipe."""
-    return Translation(given.recipe.objective.smoothing)
+    return TranslationObjective(given.recipe.objective.smoothing)

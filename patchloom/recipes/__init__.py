@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from patchloom.recipes.schema import field_names as field_names
     from patchloom.recipes.schema import flatten as flatten
     from patchloom.recipes.schema import override as override
-    from patchloom.recipes.table import Row as Row
+    from patchloom.recipes.table import RecipeTableRow as RecipeTableRow
     from patchloom.recipes.table import recipe_table as recipe_table
 
 # Each name is imported when it is first used: whoever predicts needs none of them.
 _WHERE = {
     "Reason": "auto",
     "Recipe": "schema",
-    "Row": "table",
+    "RecipeTableRow": "table",
     "auto_recipe": "auto",
     "difference": "schema",
     "field_names": "schema",

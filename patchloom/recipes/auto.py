@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from patchloom.errors import UsageError
-from patchloom.printable import plural
 from patchloom.recipes.parts import GROUPS, ModelPart, OptimPart, SchedulePart, fields_of
 from patchloom.recipes.schema import Recipe, override
 from patchloom.recipes.small_images import fit_to_32_pixels
 from patchloom.recipes.values import read_value
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.printable import plural
 
 # Families whose patch can be chosen; the others reduce the image in their own way, by up to 32.
 PATCHED = ("resmlp", "mixer", "deit", "deit3", "cait")
@@ -109,7 +109,7 @@ def auto_recipe(
     if device not in SCRATCH:
         raise UsageError(f"device is {device!r}, expected cpu or cuda.")
     given = given or {}
-    known = read_given(given)
+    known = read_overrides(given)
     model = given.get("model.name", model)
     budget = (FINE_TUNE if pretrained else SCRATCH)[device]
     reasons = _network(images, image_size_median, model, device, pretrained, budget, known)
@@ -134,7 +134,7 @@ def auto_recipe(
     return override(start, known | {reason.field: reason.value for reason in reasons}), reasons
 
 
-def read_given(given: Mapping[str, Any]) -> dict[str, Any]:
+def read_overrides(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `BASES` among those given, read by their types."""
     known: dict[str, Any] = {}
     for key in BASES:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchloom.errors import UsageError
-from patchloom.foreign import read_plain
-from patchloom.printable import plural
 from patchloom.recipes import Reason, auto_recipe, get_recipe, override
 from patchloom.recipes.fit import Facts, fitted, scaled_steps, smaller_network
 from patchloom.recipes.plain_yaml import MAX_CHARACTERS
 from patchloom.recipes.schema import Recipe
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.printable import plural
+from patchloom_runtime.untrusted import read_plain
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from patchloom.recipes.auto import Reason, read_given
+from patchloom.recipes.auto import Reason, read_overrides
 from patchloom.recipes.fit import Facts
 from patchloom.recipes.parts import AugmentPart, DetectPart, ModelPart, ObjectivePart, OptimPart, SchedulePart
 from patchloom.recipes.registry import based_on, recipe
@@ -93,7 +93,7 @@ MILD = {
 
 def automatic(facts: Facts, model: str | None, given: Mapping[str, Any]) -> tuple[Recipe, list[Reason]]:
     """`detection_small` fitted to data and machine, and the reason of every field that differs."""
-    known, device = read_given(given), facts.device
+    known, device = read_overrides(given), facts.device
     asked = given.get("model.name", model)
     network = {"model.name": asked} if asked else NETWORKS[device]
     chosen = [Reason(key, value, "as asked" if asked else WHY[device]) for key, value in network.items()]

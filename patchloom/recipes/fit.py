@@ -24,7 +24,7 @@ from patchloom.recipes.auto import (
     fitted_size,
     fitted_warmup,
     fitted_width,
-    read_given,
+    read_overrides,
     strength_for,
 )
 from patchloom.recipes.methods import method_of
@@ -122,7 +122,7 @@ def smaller_network(recipe: Recipe, facts: Facts) -> list[Reason]:
 
 def fitted(recipe: Recipe, facts: Facts, given: Mapping[str, Any]) -> tuple[Recipe, list[Reason]]:
     """The recipe for these data and this machine, and why each field that moved did."""
-    known = read_given(given)
+    known = read_overrides(given)
     budget = (FINE_TUNE if facts.pretrained else SCRATCH)[facts.device]
     reasons = _size(recipe, facts, budget, known)
     reasons += _views(recipe, facts, reasons)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from patchloom.errors import UsageError, nearest
+from patchloom_runtime.errors import UsageError, nearest
 
 EVERYTHING = ("*",)
 # Groups of a recipe that every method reads whole, unless its row says which fields.

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from patchloom.errors import UsageError
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.values import (
     Count,
     CountOrZero,
     NotNegative,
+    NumberRange,
     Options,
     OptionValue,
     Positive,
     Probability,
-    Range,
     read_value,
 )
+from patchloom_runtime.errors import UsageError
 
 
 class Checked:
@@ -79,16 +79,18 @@ class AugmentPart(Checked):
     crop: Literal["random_resized", "simple_random", "square_random", "centre", "pad", "resize", "scaled"] = (
         "random_resized"
     )
-    crop_min_scale: Annotated[float, Range(0, 1, above=True)] = 0.08  # random_resized: smallest share of the area
-    crop_max_scale: Annotated[float, Range(0, 1, above=True)] = 1.0  # random_resized: largest share of the area
+    crop_min_scale: Annotated[float, NumberRange(0, 1, above=True)] = 0.08  # random_resized: smallest share of the area
+    crop_max_scale: Annotated[float, NumberRange(0, 1, above=True)] = 1.0  # random_resized: largest share of the area
     crop_padding: CountOrZero = 4  # simple_random and pad: pixels added on each side
-    crop_ratio: Annotated[float, Range(0, 1, above=True)] = 0.875  # square_random, centre: as test.crop_ratio
+    crop_ratio: Annotated[float, NumberRange(0, 1, above=True)] = 0.875  # square_random, centre: as test.crop_ratio
     short_side: CountOrZero = (
         0  # scaled: of pictures before they are scaled, their long side up to 4 times that; 0 = any
     )
     scale_min: Positive = 0.5  # scaled: by which both sides are multiplied at least, before a window is cut or padded
     scale_max: Positive = 2.0  # scaled: and at most
-    largest_class: Annotated[float, Range(0, 1, above=True)] = 1.0  # scaled: its share of a window's labelled pixels
+    largest_class: Annotated[float, NumberRange(0, 1, above=True)] = (
+        1.0  # scaled: its share of a window's labelled pixels
+    )
     flip: Probability = 0.5  # left to right
     policy: Literal["none", "randaugment", "autoaugment", "three_augment", "trivial", "photometric"] = "none"
     policy_magnitude: NotNegative = 9.0  # randaugment
@@ -97,7 +99,7 @@ class AugmentPart(Checked):
     policy_choices: tuple[Literal["grey", "solarise", "blur"], ...] = ("grey", "solarise", "blur")  # three_augment
     color_jitter: NotNegative = 0.0  # brightness, contrast and saturation
     saturation: NotNegative | None = None  # jitter of saturation alone; none = as color_jitter
-    hue: Annotated[float, Range(0, 0.5)] = 0.0  # jitter of hue, as a share of the colour circle
+    hue: Annotated[float, NumberRange(0, 0.5)] = 0.0  # jitter of hue, as a share of the colour circle
     jitter_probability: Probability = 1.0  # of color_jitter, saturation and hue together
     grey: Probability = 0.0
     blur: Probability = 0.0  # Gaussian, of a radius of 0.1 to 2 pixels
@@ -131,7 +133,7 @@ class ObjectivePart(Checked):
 
     method: str = "classification"  # a row of `recipes.methods`
     loss: Literal["cross_entropy", "bce"] = "cross_entropy"  # bce: every mixed class is a target of 1
-    smoothing: Annotated[float, Range(0, 1)] = 0.0
+    smoothing: Annotated[float, NumberRange(0, 1)] = 0.0
     distillation: Literal["none", "soft", "hard", "labels"] = "none"  # labels: the second token has them for a teacher
     teacher: str | None = None  # several, separated by commas, answer with the mean of their probabilities
     distillation_weight: Probability = 0.5  # of the teacher's term; the labels keep the rest
@@ -170,8 +172,8 @@ class ViewsPart(Checked):
     second_solarise: Probability | None = None
     local: CountOrZero = 0  # small ones beside them
     local_size: Count = 96
-    local_min_scale: Annotated[float, Range(0, 1, above=True)] = 0.05
-    local_max_scale: Annotated[float, Range(0, 1, above=True)] = 0.4
+    local_min_scale: Annotated[float, NumberRange(0, 1, above=True)] = 0.05
+    local_max_scale: Annotated[float, NumberRange(0, 1, above=True)] = 0.4
     local_blur: Probability = 0.5
 
     def check_clashes(self) -> None:
@@ -229,7 +231,7 @@ class SegmentPart(Checked):
     reduce_zero_label: bool = False  # 0 in a mask means 'not labelled', and the classes begin at 1 (ADE20K)
     test: Literal["auto", "whole", "slide"] = "auto"  # auto: whole where the network takes images of any size
     test_short_side: CountOrZero | None = None  # of pictures that are tested; none = as augment.short_side, 0 = any
-    window_stride: Annotated[float, Range(0, 1, above=True)] = 2 / 3  # slide: of the side of a window
+    window_stride: Annotated[float, NumberRange(0, 1, above=True)] = 2 / 3  # slide: of the side of a window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,18 +243,18 @@ class TextPart(Checked):
     source: str | None = None  # languages; none = as the text has them
     target: str | None = None
     vocabulary: Count = 32_768  # pieces, both languages together
-    max_length: Annotated[int, Range(2)] = 256  # positions: subwords of a sentence and its end
-    max_ratio: Annotated[float, Range(1)] | None = 9.0  # between subwords of the sides of a pair; none = any
+    max_length: Annotated[int, NumberRange(2)] = 256  # positions: subwords of a sentence and its end
+    max_ratio: Annotated[float, NumberRange(1)] | None = 9.0  # between subwords of the sides of a pair; none = any
     averaged_epochs: Count = 10  # the mean of the weights after so many last epochs is tried too; 1 = it is not
     beams: Count = 4
-    length_penalty: Annotated[float, Range(0, 10)] = 0.6  # scores are divided by length to this power
+    length_penalty: Annotated[float, NumberRange(0, 10)] = 0.6  # scores are divided by length to this power
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectPart(Checked):
     """What objective.method detection reads: the canvas its pictures are shown on, and the heads of Mask R-CNN.
 
-    Values are those of XCiT's Mask R-CNN, which the thesis follows; see `models/detector.py` for torchvision's own.
+    The defaults are those of XCiT's Mask R-CNN, which the thesis follows; `models/dense/detector.py` has torchvision's.
     """
 
     group: ClassVar[str] = "detect"
@@ -299,7 +301,9 @@ class OptimPart(Checked):
     clip_norm: Positive | None = None  # global norm of the gradient
     clip_each: Positive | None = None  # norm of each tensor's gradient by itself
     ema_decay: Probability | None = None  # average of the weights, a step
-    layer_decay: Annotated[float, Range(0, 1, above=True)] = 1.0  # of the rate, per block from the last to the first
+    layer_decay: Annotated[float, NumberRange(0, 1, above=True)] = (
+        1.0  # of the rate, per block from the last to the first
+    )
 
     @property
     def peak_lr(self) -> float:
@@ -322,7 +326,7 @@ class SchedulePart(Checked):
     power: Positive = 0.9  # poly: of the share that is left
     min_lr: NotNegative = 0.0  # where cosine, linear and poly end
     step_epochs: tuple[Count, ...] = ()  # step: epochs at which the rate drops
-    step_factor: Annotated[float, Range(0, 1, above=True)] = 0.1  # step: what it is multiplied by
+    step_factor: Annotated[float, NumberRange(0, 1, above=True)] = 0.1  # step: what it is multiplied by
 
     def check_clashes(self) -> None:
         """One warm-up, within the run; steps where and only where the decay is by steps."""
@@ -355,7 +359,7 @@ class EvaluationPart(Checked):
     group: ClassVar[str] = "test"
 
     image_size: Count | None = None  # none = as in training
-    crop_ratio: Annotated[float, Range(0, 1, above=True)] = 0.875  # image_size over the resized short side
+    crop_ratio: Annotated[float, NumberRange(0, 1, above=True)] = 0.875  # image_size over the resized short side
     resize: Literal["short_side", "square"] = "short_side"  # square: the whole picture, whatever its shape (Mixer C)
 
 

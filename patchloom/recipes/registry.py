@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import Any, ParamSpec
 
-from patchloom.errors import UsageError, nearest
 from patchloom.recipes.schema import Recipe
+from patchloom_runtime.errors import UsageError, nearest
 
 P = ParamSpec("P")
 # Importing one registers its recipes; the order is that of `list_recipes`.

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import yaml
 
-from patchloom.errors import UsageError, nearest
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.parts import (
     GROUPS,
@@ -37,7 +36,8 @@ from patchloom.recipes.parts import (
     keys_of,
 )
 from patchloom.recipes.plain_yaml import load_yaml
-from patchloom.recipes.values import CountOrZero, Options, Range
+from patchloom.recipes.values import CountOrZero, NumberRange, Options
+from patchloom_runtime.errors import UsageError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,9 @@ class Recipe(Checked):
     source: str  # document, table or section, and any departure from it
     seed: CountOrZero = 0
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    train_share: Annotated[float, Range(0, 1, above=True)] = 1.0  # of the training images of each class that are used
+    train_share: Annotated[float, NumberRange(0, 1, above=True)] = (
+        1.0  # of the training images of each class that are used
+    )
     model: ModelPart
     augment: AugmentPart = field(default_factory=AugmentPart)
     objective: ObjectivePart = field(default_factory=ObjectivePart)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from patchloom.recipes.auto import NARROW_DIM, PATCHED, Reason, fitted_batch, read_given
+from patchloom.recipes.auto import NARROW_DIM, PATCHED, Reason, fitted_batch, read_overrides
 from patchloom.recipes.fit import Facts
 from patchloom.recipes.parts import AugmentPart, ModelPart, ObjectivePart, OptimPart, SchedulePart, SegmentPart
 from patchloom.recipes.registry import recipe
@@ -81,7 +81,7 @@ NARROW_LR, SCRATCH_LR, PRETRAINED_LR = 3e-3, 1e-3, 1e-4  # of batches of 64; les
 
 def auto_segmentation(facts: Facts, model: str | None, given: Mapping[str, Any]) -> tuple[Recipe, list[Reason]]:
     """A recipe for masks nobody has published numbers for, with the reason for each choice."""
-    known = read_given(given)
+    known = read_overrides(given)
     windows, (fewest, most), largest, channels = BUDGETS[facts.device]
     name = str(given.get("model.name", model or ("smlpnet_t" if facts.device == "cpu" else "patchconvnet_s20")))
     reasons = [Reason("model.name", name, "as asked" if model or "model.name" in given else _why_network(name))]

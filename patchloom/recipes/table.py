@@ -11,7 +11,7 @@ from patchloom.recipes.schema import Recipe
 ABSENT = "×"
 
 
-class Row(NamedTuple):
+class RecipeTableRow(NamedTuple):
     """One line of the table: a printable value for each recipe."""
 
     group: str
@@ -19,10 +19,10 @@ class Row(NamedTuple):
     values: tuple[str, ...]
 
 
-def recipe_table(recipes: Sequence[Recipe]) -> list[Row]:
+def recipe_table(recipes: Sequence[Recipe]) -> list[RecipeTableRow]:
     """A row for each line of table 6.1 and those it leaves out (network, size, epochs), grouped as there."""
     return [
-        Row(group, label, tuple(show(recipe) for recipe in recipes))
+        RecipeTableRow(group, label, tuple(show(recipe) for recipe in recipes))
         for group, lines in LINES.items()
         for label, show in lines.items()
     ]

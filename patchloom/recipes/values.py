@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
-from patchloom.errors import UsageError, nearest
+from patchloom_runtime.errors import UsageError, nearest
 
 OptionValue = bool | int | float | str | None | tuple[bool | int | float | str | None, ...]
 
 
 @dataclass(frozen=True)
-class Range:
+class NumberRange:
     """The numbers a field may take."""
 
     low: float = -math.inf
@@ -32,11 +32,11 @@ class Range:
         return f" {'above' if self.above else 'from'} {self.low:g} {'up ' if self.above else ''}to {self.high:g}"
 
 
-Probability = Annotated[float, Range(0, 1)]
-NotNegative = Annotated[float, Range(0)]
-Positive = Annotated[float, Range(0, above=True)]
-Count = Annotated[int, Range(1)]
-CountOrZero = Annotated[int, Range(0)]
+Probability = Annotated[float, NumberRange(0, 1)]
+NotNegative = Annotated[float, NumberRange(0)]
+Positive = Annotated[float, NumberRange(0, above=True)]
+Count = Annotated[int, NumberRange(1)]
+CountOrZero = Annotated[int, NumberRange(0)]
 
 
 class Options(Mapping[str, OptionValue]):
@@ -73,7 +73,7 @@ def read_value(key: str, value: Any, hint: Any) -> Any:
         if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
             return None
         (hint,) = (h for h in get_args(hint) if h is not types.NoneType)
-    allowed = Range()
+    allowed = NumberRange()
     if get_origin(hint) is Annotated:
         hint, allowed = get_args(hint)
     if get_origin(hint) is Literal:
@@ -114,7 +114,7 @@ def _read_switch(key: str, value: Any) -> bool:
     return value if isinstance(value, bool) else _refuse_value(key, value, "true or false")
 
 
-def _read_number(key: str, value: Any, kind: type[int] | type[float], allowed: Range) -> int | float:
+def _read_number(key: str, value: Any, kind: type[int] | type[float], allowed: NumberRange) -> int | float:
     number = _number_in(value) if isinstance(value, str) else value
     if kind is int and isinstance(number, float) and number.is_integer():
         number = int(number)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from patchloom.disk import atomic_write
-from patchloom.errors import CheckpointError
 from patchloom.runs.files import FORMAT, json_bytes, parsed, read_whole, refuse_format
+from patchloom_runtime.errors import CheckpointError
 
 FILE = "pictures/branch_norms.json"
 _SHAPE = {"format": int, "epochs": dict[str, dict[str, list[float | None]]]}

@@ -24,13 +24,13 @@ from patchloom.disk import (
     make_folder,
     plain_name,
     sync_folder,
-    temporary_beside,
+    temporary_path,
     write_new,
 )
 from patchloom.engine.state import Progress, Snapshot
-from patchloom.errors import CheckpointError
 from patchloom.runs.files import FORMAT, json_bytes, parsed, read_whole, refuse_format, refuse_shape
 from patchloom.runs.weights import MOST_WEIGHTS, WEIGHTS, packed, refuse_bad, save_weights, unpacked
+from patchloom_runtime.errors import CheckpointError
 
 KEPT = 2
 _STATE = {
@@ -56,7 +56,7 @@ _NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 
 
 @dataclass(frozen=True)
-class Found:
+class LatestCheckpoint:
     """The newest checkpoint that is whole, and why newer ones were passed over."""
 
     path: Path
@@ -64,7 +64,7 @@ class Found:
     notes: list[str]
 
 
-class Folder:
+class CheckpointFolder:
     """The engine's saver: a run folder."""
 
     def __init__(self, path: Path) -> None:
@@ -121,7 +121,7 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
         make_folder(parent)
         _remove_unfinished(parent)
         target = _free_name(parent, snapshot.step)
-        temporary = temporary_beside(target)
+        temporary = temporary_path(target)
         try:
             temporary.mkdir()
             digests = {}
@@ -146,7 +146,7 @@ def _rename_old(folder: Path, newest: Path) -> None:
     others = sorted((p for p in checkpoints_of(folder) if p != newest), key=_written_at, reverse=True)
     for old in others[KEPT - 1 :]:
         if old.is_dir() and not old.is_symlink():  # what a stranger put there stays
-            os.rename(old, temporary_beside(old))
+            os.rename(old, temporary_path(old))
 
 
 def load_checkpoint(path: Path) -> Snapshot:
@@ -183,7 +183,7 @@ def read_checkpoint(path: Path) -> Snapshot:
     return snapshot
 
 
-def find_checkpoint(folder: Path, read: Callable[[Path], Snapshot] = load_checkpoint) -> Found | None:
+def find_checkpoint(folder: Path, read: Callable[[Path], Snapshot] = load_checkpoint) -> LatestCheckpoint | None:
     """The newest checkpoint that is whole; None where there never was one, an error where all are damaged.
 
     To go on with a run, `read` is `read_checkpoint`: one of another shape is then passed over too.
@@ -191,7 +191,7 @@ def find_checkpoint(folder: Path, read: Callable[[Path], Snapshot] = load_checkp
     notes: list[str] = []
     for path in checkpoints_of(folder):
         try:
-            return Found(path, read(path), notes)
+            return LatestCheckpoint(path, read(path), notes)
         except CheckpointError as error:
             notes.append(f"skipped {path.name}: {error}")
     if notes:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.disk import atomic_write, plain_name
-from patchloom.errors import CheckpointError
-from patchloom.foreign import MOST_BYTES, check_shape, own_sha256, parse_json, read_plain
+from patchloom_runtime.errors import CheckpointError
+from patchloom_runtime.untrusted import MOST_BYTES, check_shape, own_sha256, parse_json, read_plain
 
 FILE = "checksums.json"
 FORMAT = 1

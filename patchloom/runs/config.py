@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from patchloom.data.sets import ClassTable, plain_form
-from patchloom.errors import CheckpointError, UsageError
+from patchloom.data.datasets import ClassTable, plain_form
 from patchloom.runs.checksums import write_checked
 from patchloom.runs.files import FORMAT, json_bytes, parsed, read_known, refuse_format, refuse_shape
+from patchloom_runtime.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from patchloom.models.network import Network

@@ -10,25 +10,25 @@ import numpy as np
 import torch
 
 from patchloom.disk import atomic_write
-from patchloom.errors import CheckpointError, UsageError
-from patchloom.foreign import read_plain
-from patchloom.models.catalogue import CATALOGUE
-from patchloom.models.conversion import converted, network_of
+from patchloom.models.catalog import CATALOG
 from patchloom.models.network import Network
-from patchloom.models.published_names import State
-from patchloom.models.weights_table import published, unknown_network
+from patchloom.models.pretrained.conversion import converted, network_of
+from patchloom.models.pretrained.names import State
+from patchloom.models.pretrained.table import published, unknown_network
 from patchloom.runs.config import Preprocessing
-from patchloom.runs.imagenet import names_for
-from patchloom.runs.named import is_foreign, run_folder
+from patchloom.runs.imagenet_names import names_for
+from patchloom.runs.locate import is_foreign, run_folder
 from patchloom.runs.published import default_preprocessing, refuse_taken, write_published
 from patchloom.runs.weights import load_network, packed
+from patchloom_runtime.errors import CheckpointError, UsageError
+from patchloom_runtime.untrusted import read_plain
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".npz")
 PUBLISHERS = ("timm", "authors", "torchvision")
 
 
 @dataclass(frozen=True)
-class Made:
+class ConversionSummary:
     """What was converted, for whoever tells of it."""
 
     network: Network
@@ -39,7 +39,9 @@ class Made:
     notes: tuple[str, ...] = ()
 
 
-def file_to_run(file: str | os.PathLike[str], model: str, out: Path, labels: Sequence[str] | None = None) -> Made:
+def file_to_run(
+    file: str | os.PathLike[str], model: str, out: Path, labels: Sequence[str] | None = None
+) -> ConversionSummary:
     """Weights in the authors', timm's, Flax's or patchloom's layout → the folder of a run of the network `model`.
 
     Image size and number of classes are those of the file; what it does not say, crop and pixel statistics, are those
@@ -48,7 +50,7 @@ def file_to_run(file: str | os.PathLike[str], model: str, out: Path, labels: Seq
     refuse_taken(out)
     if is_foreign(model):
         return _foreign_to_run(file, model, out, labels)
-    if model not in CATALOGUE:
+    if model not in CATALOG:
         raise unknown_network(model)
     try:
         network = network_of(model, file)
@@ -65,17 +67,19 @@ def file_to_run(file: str | os.PathLike[str], model: str, out: Path, labels: Seq
         other_names=others,
         preprocessing=shown,
     )
-    return Made(network, names, shown, as_of)
+    return ConversionSummary(network, names, shown, as_of)
 
 
-def _foreign_to_run(file: str | os.PathLike[str], model: str, out: Path, labels: Sequence[str] | None) -> Made:
-    from patchloom.runs.foreign import write_foreign
+def _foreign_to_run(
+    file: str | os.PathLike[str], model: str, out: Path, labels: Sequence[str] | None
+) -> ConversionSummary:
+    from patchloom.runs.third_party import write_foreign
 
     if "@" in model:
         raise UsageError(f"--model {model} names a file, and {os.fspath(file)} is to be converted; leave @… out")
     write_foreign(f"{model}@{os.fspath(file)}", out, labels)
     network, files = load_network(out)
-    return Made(network, files.labels, files.preprocessing, as_of=model)
+    return ConversionSummary(network, files.labels, files.preprocessing, as_of=model)
 
 
 def _preprocessing(network: Network) -> tuple[Preprocessing, str]:
@@ -89,7 +93,7 @@ def _preprocessing(network: Network) -> tuple[Preprocessing, str]:
     return Preprocessing(row.mean, row.std, size, row.crop_ratio, row.interpolation), row.name
 
 
-def run_to_file(run: str | os.PathLike[str], to: str, out: Path) -> Made:
+def run_to_file(run: str | os.PathLike[str], to: str, out: Path) -> ConversionSummary:
     """The weights of a run under timm's, torchvision's or the authors' names, as .safetensors, .pth or .npz."""
     if to not in PUBLISHERS:
         raise UsageError(f"--to is one of {', '.join(PUBLISHERS)}; given {to!r}")
@@ -100,7 +104,7 @@ def run_to_file(run: str | os.PathLike[str], to: str, out: Path) -> Made:
     network, files = load_network(run_folder(run))
     found = converted(network, to)
     atomic_write(out, _as_file(found.state, out.suffix, wrapped=to == "authors"))
-    return Made(network, files.labels, files.preprocessing, use=found.use, notes=found.notes)
+    return ConversionSummary(network, files.labels, files.preprocessing, use=found.use, notes=found.notes)
 
 
 def _as_file(state: State, suffix: str, *, wrapped: bool) -> bytes:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from patchloom.errors import CheckpointError
-from patchloom.foreign import MOST_BYTES, check_shape, parse_json, read_plain
 from patchloom.runs.checksums import read_checked
+from patchloom_runtime.errors import CheckpointError
+from patchloom_runtime.untrusted import MOST_BYTES, check_shape, parse_json, read_plain
 
 FORMAT = 1
 

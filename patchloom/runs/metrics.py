@@ -15,8 +15,8 @@ from pathlib import Path
 from patchloom.disk import atomic_write, disk_errors
 from patchloom.engine.display import make_display
 from patchloom.engine.records import TRACKERS, Record, Records, Sink
-from patchloom.errors import CheckpointError, UsageError
-from patchloom.foreign import check_shape, parse_json, read_plain
+from patchloom_runtime.errors import CheckpointError, UsageError
+from patchloom_runtime.untrusted import check_shape, parse_json, read_plain
 
 METRICS = "metrics.jsonl"
 MOST_BYTES, MOST_OF_LINE = 1 << 28, 1 << 20  # of metrics.jsonl; a year of steps has less

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.data.sets import ImageSet
-from patchloom.errors import CheckpointError, UsageError
+from patchloom.data.datasets import ImageSet
 from patchloom.evaluation.classification import ClassificationReport
-from patchloom.runs.columns import read_columns, write_columns
+from patchloom.runs.image_rows import read_columns, write_columns
+from patchloom_runtime.errors import CheckpointError, UsageError
 
 FILE = "predictions.safetensors"
 FORMAT = 2  # 1 named the ks of its top-k too

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from patchloom.disk import atomic_write, disk_errors, make_folder, sync_folder, sync_tree, temporary_beside
-from patchloom.errors import UsageError
+from patchloom.disk import atomic_write, disk_errors, make_folder, sync_folder, sync_tree, temporary_path
 from patchloom.models.network import Network
-from patchloom.runs.card import card
 from patchloom.runs.checksums import write_checked
 from patchloom.runs.config import OTHER_NAMES, Preprocessing, write_run_files
 from patchloom.runs.files import json_bytes
+from patchloom.runs.model_card import card
 from patchloom.runs.weights import refuse_bad, save_weights
+from patchloom_runtime.errors import UsageError
 
 CROP_RATIO = 0.875  # 224 of 256 pixels, where nothing else is known
 
@@ -61,7 +61,7 @@ def write_published(
 def new_folder(out: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `out` when that is done; a UsageError where something lies there."""
     refuse_taken(out)
-    temporary = temporary_beside(out)
+    temporary = temporary_path(out)
     with disk_errors(out):
         make_folder(out.parent)
         try:

@@ -11,12 +11,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from patchloom.disk import atomic_write
-from patchloom.errors import CheckpointError, NumericalError, UsageError
 from patchloom.models.from_config import load_weights, make_for
 from patchloom.models.network import Network
 from patchloom.models.registry import build_model
 from patchloom.runs.config import RunFiles, read_run_files
 from patchloom.runs.files import read_whole
+from patchloom_runtime.errors import CheckpointError, NumericalError, UsageError
 
 WEIGHTS = "weights.safetensors"
 BACKBONE = "backbone."  # how the weights of a network under heads are called

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 from patchloom.serving.limits import QUEUE_SECONDS, SLOWDOWN, Limits
-from patchloom.serving.refusal import Refused, overloaded
+from patchloom.serving.refusals import Refused, overloaded
 from patchloom.serving.uploads import Uploads
 
 _SLOWER, _FASTER = 0.5, 0.1  # share of the newest batch in the seconds per input, where it is slower or faster

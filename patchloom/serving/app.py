@@ -20,8 +20,8 @@ from patchloom.serving.exchange import Exchange, Receive, Response, Scope, Send,
 from patchloom.serving.hosts import Hosts
 from patchloom.serving.metrics import Metrics
 from patchloom.serving.processes import ModelProcesses
-from patchloom.serving.reading import check_encoding, inputs_and_options
-from patchloom.serving.refusal import Refused
+from patchloom.serving.refusals import Refused
+from patchloom.serving.requests import check_encoding, inputs_and_options
 from patchloom.serving.schema import openapi
 from patchloom.serving.thumbnails import add_thumbnails, check_thumbnails
 
@@ -164,7 +164,7 @@ class App:
         return Response(body=b'{"results": ' + results + b"}")
 
     async def _infer(self, name: str, verb: str, exchange: Exchange) -> Response:
-        wanted: list[inference_protocol.Wanted] = []
+        wanted: list[inference_protocol.InferenceRequest] = []
 
         def read(body: bytes) -> Request:
             length = exchange.header("inference-header-content-length")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from patchloom.serving.admission import Admission
 from patchloom.serving.app import App
 from patchloom.serving.limits import Limits
-from patchloom.serving.naming import check_given, image_roots, served_name
+from patchloom.serving.names import check_model_path, image_roots, served_name
 from patchloom.serving.processes import ModelProcesses
 from patchloom.serving.thumbnails import ThumbnailProcess
 
@@ -30,7 +30,7 @@ def asgi(
     `workers` processes hold the model, with `threads` each: where several such applications share a machine, give each
     its part. `images` are the folders whose images an index may show.
     """
-    check_given(source)
+    check_model_path(source)
     roots = image_roots(source, images)
     admission = Admission(limits or Limits())
     processes = ModelProcesses(source, admission, count=workers, threads=threads, device=device, model=model)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from patchloom.serving.admission import Admission
 from patchloom.serving.limits import UNREAD_GRACE_SECONDS, UNREAD_SECONDS, Limits
-from patchloom.serving.refusal import Refused, overloaded
+from patchloom.serving.refusals import Refused, overloaded
 from patchloom.serving.uploads import Upload, paced
 
 Scope: TypeAlias = MutableMapping[str, Any]

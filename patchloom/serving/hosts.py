@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from patchloom.errors import UsageError
 from patchloom.serving.exchange import Exchange
-from patchloom.serving.naming import is_local
-from patchloom.serving.refusal import Refused
+from patchloom.serving.names import is_local
+from patchloom.serving.refusals import Refused
+from patchloom_runtime.errors import UsageError
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _HOST = re.compile(r"([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")

@@ -15,11 +15,11 @@ from http import HTTPStatus
 from typing import Any
 
 from patchloom import __version__
+from patchloom.serving.endpoints import IMAGES, VERBS
 from patchloom.serving.exchange import JSON, Response, json_response
 from patchloom.serving.limits import INPUTS
-from patchloom.serving.reading import checked_options, from_base64, invalid, line, parsed
-from patchloom.serving.refusal import Refused
-from patchloom.serving.verbs import IMAGES, VERBS
+from patchloom.serving.refusals import Refused
+from patchloom.serving.requests import checked_options, from_base64, invalid, line, parsed
 
 EXTENSION = "binary_tensor_data"
 _RAW = ("application/octet-stream",)
@@ -51,7 +51,7 @@ OUTPUTS: dict[str, dict[str, tuple[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class InferenceRequest:
     """A request that was read."""
 
     verb: str
@@ -82,7 +82,7 @@ def model(name: str, verb: str) -> dict[str, Any]:
     return {"name": name, "versions": [], "platform": "patchloom", "inputs": inputs, "outputs": outputs}
 
 
-def read(verb: str, kind: str, body: bytes, header_length: str) -> Wanted:
+def read(verb: str, kind: str, body: bytes, header_length: str) -> InferenceRequest:
     """What a client asks."""
     if kind not in (JSON, "") and not (header_length and kind in _RAW):  # Triton's client names no type at all
         ways = "expected application/json, or application/octet-stream with Inference-Header-Content-Length"
@@ -104,10 +104,12 @@ def read(verb: str, kind: str, body: bytes, header_length: str) -> Wanted:
     inputs = _inputs(verb, given[0], rest)
     if not 1 <= len(inputs) <= INPUTS:
         raise invalid(f"{len(inputs)} inputs, expected 1 to {INPUTS}")
-    return Wanted(verb, inputs, checked_options(VERBS[verb].options, options), _outputs(verb, told, raw), identity)
+    return InferenceRequest(
+        verb, inputs, checked_options(VERBS[verb].options, options), _outputs(verb, told, raw), identity
+    )
 
 
-def response(name: str, wanted: Wanted, results: Sequence[Any]) -> Response:
+def response(name: str, wanted: InferenceRequest, results: Sequence[Any]) -> Response:
     """The tensors."""
     tensors, parts = [], []
     for output, as_bytes in wanted.outputs.items():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from patchloom.errors import PatchloomError, ResourceError, first_line, is_device_failure, is_out_of_memory
 from patchloom.serving.messages import HEARTBEAT_SECONDS, Connection
+from patchloom_runtime.errors import PatchloomError, ResourceError, first_line, is_device_failure, is_out_of_memory
 
 OK, UNPROCESSABLE, FAILED, SHORT_OF_MEMORY = 200, 422, 500, 503
 DEVICE_FAILED = 6  # exit code
 
 
-class Asked(NamedTuple):
+class BatchRequest(NamedTuple):
     """One request of a batch, its pictures read."""
 
     place: int
@@ -68,15 +68,15 @@ def _beat(connection: Connection) -> None:
 
 def _loaded(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What answers each verb, warm, and what clients are told of it."""
-    from patchloom.serving.answers import asked_for_thumbnails, asked_of, described, load_served
-    from patchloom.serving.warming import warm
+    from patchloom.serving.model_calls import call_model, described, load_served, make_thumbnails
+    from patchloom.serving.warmup import warm
 
     if "roots" in settings:
-        return asked_for_thumbnails(settings["roots"]), {}
+        return make_thumbnails(settings["roots"]), {}
 
     given = {name: settings[name] for name in ("device", "model", "threads")}
     model = load_served(settings["source"], **given)
-    answers = asked_of(model)
+    answers = call_model(model)
     warm(answers)
     return answers, {**described(model), "verbs": list(answers), "pid": os.getpid()}
 
@@ -85,15 +85,15 @@ def _answered(
     answers: Mapping[str, Any], header: Mapping[str, Any], parts: Sequence[bytes], *, pixels: int
 ) -> tuple[list[int], list[bytes]]:
     """Status and body of each request of a batch; those of the same verb and options are answered together."""
-    from patchloom.serving.answers import read_inputs
+    from patchloom.serving.model_calls import read_inputs
 
     found: dict[int, tuple[int, bytes]] = {}
-    groups: dict[tuple[str, str], list[Asked]] = {}
+    groups: dict[tuple[str, str], list[BatchRequest]] = {}
     rest = iter(parts)
     for place, one in enumerate(header["requests"]):
         own = [next(rest) for _ in range(one["inputs"])]
         try:
-            asked = Asked(place, one["verb"], json.dumps(one["options"]), read_inputs(one["verb"], own, pixels))
+            asked = BatchRequest(place, one["verb"], json.dumps(one["options"]), read_inputs(one["verb"], own, pixels))
             groups.setdefault((asked.verb, asked.options), []).append(asked)
         except Exception as error:
             found[place] = _fault(error)
@@ -103,7 +103,7 @@ def _answered(
     return [status for status, _ in ordered], [body for _, body in ordered]
 
 
-def _of_group(answers: Mapping[str, Any], group: Sequence[Asked]) -> dict[int, tuple[int, bytes]]:
+def _of_group(answers: Mapping[str, Any], group: Sequence[BatchRequest]) -> dict[int, tuple[int, bytes]]:
     try:
         inputs = [one for asked in group for one in asked.inputs]
         rest = iter(answers[group[0].verb](inputs, json.loads(group[0].options)))

@@ -17,13 +17,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from patchloom.foreign import open_plain, read_plain
-from patchloom.pages.map_words import ABOUT_MAPS
-from patchloom.pages.page import page_script, render
+from patchloom.report.map_words import ABOUT_MAPS
+from patchloom.report.page import page_script, render
 from patchloom.serving.app import App
 from patchloom.serving.exchange import Exchange, Response
-from patchloom.serving.refusal import Refused
+from patchloom.serving.refusals import Refused
 from patchloom.serving.schema import page_paths
+from patchloom_runtime.untrusted import open_plain, read_plain
 
 _NO_MAP = (
     "An artefact gives no map of where the model looked; the run that it was exported from does: patchloom app RUN."
@@ -128,13 +128,13 @@ def _told(about: Mapping[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {name: about[name] for name in ("verbs", "labels", "levels", "level")}
     told["about"] = ABOUT_MAPS
     if "segment" in about["verbs"]:
-        from patchloom.inspection.mask_overlays import palette
+        from patchloom.report.pictures.mask_overlays import palette
 
         told["colours"] = palette(min(256, len(about["labels"]))).tolist()
     if "detect" in about["verbs"]:
-        from patchloom.inspection.object_overlays import class_colour
+        from patchloom.report.pictures.object_overlays import class_color
 
-        told["colours"] = [class_colour(number) for number in range(len(about["labels"]))]
+        told["colours"] = [class_color(number) for number in range(len(about["labels"]))]
     return told
 
 
@@ -157,7 +157,7 @@ def _about_map(about: Mapping[str, Any]) -> str:
     """What is said of the map until there is one, or where there is none."""
     if "explain" in about["verbs"]:
         return ""
-    return _NO_MAP if about["is_artefact"] else ABOUT_MAPS[""]
+    return _NO_MAP if about["is_artifact"] else ABOUT_MAPS[""]
 
 
 def _facts(about: Mapping[str, Any]) -> list[tuple[str, str]]:

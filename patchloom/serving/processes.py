@@ -18,11 +18,11 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
-from patchloom import errors
 from patchloom.serving.admission import Admission, Request
 from patchloom.serving.cores import cores
 from patchloom.serving.messages import HEARTBEAT_SECONDS, packed, read_message
-from patchloom.serving.refusal import Refused
+from patchloom.serving.refusals import Refused
+from patchloom_runtime import errors
 
 BATCHES = 2  # of one process at once
 TRIES = 2  # of one request

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from patchloom import __version__
+from patchloom.serving.endpoints import IMAGES, VERBS, Endpoint
 from patchloom.serving.inference_protocol import OUTPUTS, models
 from patchloom.serving.limits import INPUTS, LINE_CHARACTERS
-from patchloom.serving.verbs import IMAGES, VERBS, Verb
 
 _ERROR = {"$ref": "#/components/schemas/Error"}
 # Status → when.
@@ -84,7 +84,7 @@ def _get(
     return {"get": {"summary": summary, "responses": answers | others | _refusals({}, keyed), **_secured(keyed)}}
 
 
-def _operation(name: str, verb: Verb, keyed: bool) -> dict[str, Any]:
+def _operation(name: str, verb: Endpoint, keyed: bool) -> dict[str, Any]:
     options = {option.name: option.schema for option in verb.options}
     answer = {
         "type": "object",
@@ -104,7 +104,7 @@ def _operation(name: str, verb: Verb, keyed: bool) -> dict[str, Any]:
     }
 
 
-def _bodies(verb: Verb, options: dict[str, Any]) -> dict[str, Any]:
+def _bodies(verb: Endpoint, options: dict[str, Any]) -> dict[str, Any]:
     if verb.takes == IMAGES:
         item: dict[str, Any] = {"type": "string", "contentEncoding": "base64", "description": "An image file."}
         raw = _content({"type": "string", "format": "binary"}, "image/*")

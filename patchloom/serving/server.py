@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from patchloom.errors import UsageError
 from patchloom.serving.app import App
 from patchloom.serving.hosts import Hosts
 from patchloom.serving.limits import BACKLOG, CONNECTIONS, HEADER_BYTES, RESERVED_FILES, UNREAD_SECONDS, UPLOADS
 from patchloom.serving.processes import ModelProcesses
+from patchloom_runtime.errors import UsageError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LAST_SECONDS = 10  # beside a request's own deadline, until a server that was told to stop is gone

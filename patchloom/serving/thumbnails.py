@@ -12,11 +12,11 @@ from http import HTTPStatus
 from typing import Any
 
 from patchloom.serving.admission import Admission, Request
+from patchloom.serving.endpoints import THUMBNAILS
 from patchloom.serving.limits import Limits
 from patchloom.serving.processes import ModelProcesses, Say
-from patchloom.serving.reading import invalid
-from patchloom.serving.refusal import Refused
-from patchloom.serving.verbs import THUMBNAILS
+from patchloom.serving.refusals import Refused
+from patchloom.serving.requests import invalid
 
 PIXELS = 4 << 20  # of all thumbnails of one answer: 16 of 512 pixels per side
 LEAST_SIDE = 128  # what a smaller thumbnail counts as: its file is decoded all the same, so that 256 are the most

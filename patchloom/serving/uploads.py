@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from patchloom.serving.limits import BYTES_PER_SECOND, SECONDS_BEHIND, UPLOADS
-from patchloom.serving.refusal import overloaded
+from patchloom.serving.refusals import overloaded
 
 
 class Upload:

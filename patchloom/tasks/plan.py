@@ -8,22 +8,22 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
+from patchloom.data.datasets import Source
 from patchloom.data.reading import Reading
-from patchloom.data.sets import Source
 from patchloom.data.sources.labels_file import split_of
 from patchloom.data.sources.source import parts_of
 from patchloom.data.trees.archive import archive_stem
-from patchloom.data.trees.archives import is_archive
-from patchloom.errors import UsageError, at_least
-from patchloom.printable import plural
+from patchloom.data.trees.open_archive import is_archive
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.parts import fields_of
 from patchloom.recipes.schema import Recipe, difference
 from patchloom.recipes.values import read_value
-from patchloom.runs.beginning import DataRecord
 from patchloom.runs.checkpoints import epochs_begun
 from patchloom.runs.config import read_recipe
-from patchloom.tasks.beginnings import OtherRunError, default_folder
+from patchloom.runs.data_record import DataRecord
+from patchloom.tasks.provenance import OtherRunError, default_folder
+from patchloom_runtime.errors import UsageError, at_least
+from patchloom_runtime.printable import plural
 
 if TYPE_CHECKING:
     from patchloom.tasks.task import Task
@@ -132,13 +132,13 @@ class Plan:
         ]
 
 
-def method_asked(settings: TrainingSettings) -> str | None:
+def method_of_settings(settings: TrainingSettings) -> str | None:
     """The objective.method as the user changed it; None where `auto` chooses the recipe."""
     base = base_recipe(settings.recipe, settings.model)
     return None if base is None else str(settings.changes.get("objective.method", base.objective.method))
 
 
-def share_asked(settings: TrainingSettings) -> float:
+def val_share_of_settings(settings: TrainingSettings) -> float:
     """The share of the training images that are used, as user or recipe say; all by default."""
     base = base_recipe(settings.recipe, settings.model)
     asked = settings.changes.get("train_share", base.train_share if base else 1.0)

@@ -5,17 +5,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from patchloom.errors import CheckpointError, UsageError, nearest
 from patchloom.runs.config import read_config, read_recipe
 from patchloom.tasks.task import Task
+from patchloom_runtime.errors import CheckpointError, UsageError, nearest
 
 DEFAULT = "classification"  # what `auto` trains
 TASKS = {
-    "classification": "patchloom.tasks.classification:Classification",
-    "embedding": "patchloom.tasks.embedding:Embedding",
-    "segmentation": "patchloom.tasks.segmentation:Segmentation",
-    "translation": "patchloom.tasks.translation:Translation",
-    "detection": "patchloom.tasks.detection:Detection",
+    "classification": "patchloom.tasks.classification.task:Classification",
+    "embedding": "patchloom.tasks.embedding.task:Embedding",
+    "segmentation": "patchloom.tasks.segmentation.task:Segmentation",
+    "translation": "patchloom.tasks.translation.task:Translation",
+    "detection": "patchloom.tasks.detection.task:Detection",
 }
 # What --task calls those that pictures can be trained for.
 WORDS = {"classify": "classification", "segment": "segmentation", "detect": "detection"}

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from patchloom.engine.run import Average, Batches, Run
     from patchloom.objectives.objective import Objective
     from patchloom.recipes.choices import Choice
-    from patchloom.tasks.pages import Asked
     from patchloom.tasks.plan import Plan, TrainingSettings
+    from patchloom.tasks.report import ReportSettings
 
 
 P = TypeVar("P", bound="Plan")
@@ -232,5 +232,5 @@ class Task(ABC, Generic[P]):
         raise NotImplementedError
 
     @abstractmethod
-    def page(self, folder: Path, asked: "Asked") -> TaskPage:
+    def page(self, folder: Path, asked: "ReportSettings") -> TaskPage:
         """What the page of a run shows of this task."""

@@ -9,35 +9,35 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from patchloom.deployment.artefact import check_file, is_artefact
-from patchloom.deployment.artefact import load as load_artefact
-from patchloom.deployment.artefact_about import FILE as ARTEFACT
-from patchloom.deployment.artefact_about import read_about as read_artefact
-from patchloom.deployment.export.formats import graph_format
-from patchloom.deployment.index_files import FAISS, About, Part, StoredVectors, read_about, write_about
-from patchloom.deployment.index_files import FILE as INDEX
 from patchloom.disk import locked
-from patchloom.errors import CheckpointError, PatchloomError, ResourceError, UsageError
-from patchloom.foreign import parse_json, read_plain
-from patchloom.runs.beginning import RECORD as DATA_RECORD
-from patchloom.runs.beginning import read_record
+from patchloom.inference.index_files import FAISS, IndexMetadata, IndexPart, StoredVectors, read_about, write_about
+from patchloom.inference.index_files import FILE as INDEX
 from patchloom.runs.checkpoints import checkpoints_of, read_checkpoint
 from patchloom.runs.checksums import FILE as CHECKSUMS
 from patchloom.runs.checksums import accept, read_checked, read_checksums
 from patchloom.runs.config import read_recipe
+from patchloom.runs.data_record import RECORD as DATA_RECORD
+from patchloom.runs.data_record import read_record
 from patchloom.runs.predictions import MOST_BYTES
-from patchloom.runs.record import FILE as RUN_RECORD
-from patchloom.runs.record import METRICS, fault_of_metrics, read_run_record
+from patchloom.runs.run_record import FILE as RUN_RECORD
+from patchloom.runs.run_record import METRICS, fault_of_metrics, read_run_record
 from patchloom.runs.weights import WEIGHTS
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Task
+from patchloom_runtime.artifacts.artifact import check_file, is_artifact
+from patchloom_runtime.artifacts.artifact import load as load_artifact
+from patchloom_runtime.artifacts.metadata import FILE as ARTIFACT
+from patchloom_runtime.artifacts.metadata import read_about as read_artifact
+from patchloom_runtime.engines.formats import graph_format
+from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError
+from patchloom_runtime.untrusted import parse_json, read_plain
 
 # What a person may change on purpose: text. Numbers and weights are as they were computed, or damaged.
 BY_HAND = ("config.json", "labels.json", "recipe.yaml", DATA_RECORD, RUN_RECORD)
 
 
 @dataclass
-class Verified:
+class VerifyReport:
     """What was looked at, and what is wrong with it."""
 
     folder: Path
@@ -60,16 +60,16 @@ class Verified:
             self.wrong.setdefault(name, str(error))
 
 
-def verify(folder: Path, *, accepted: bool = False) -> Verified:
+def verify(folder: Path, *, accepted: bool = False) -> VerifyReport:
     """Look at everything in a run, an index or an artefact; `accepted` takes text as it is for right first."""
-    if is_artefact(folder):
-        return _verify_artefact(folder, accepted=accepted)
+    if is_artifact(folder):
+        return _verify_artifact(folder, accepted=accepted)
     if os.path.isfile(folder / INDEX):
         return _verify_index(folder, accepted=accepted)
     if not os.path.isfile(folder / "config.json"):
         raise UsageError(
             f"{folder} is neither the folder of a run nor an index or artefact: it has no config.json, {INDEX} or "
-            f"{ARTEFACT}"
+            f"{ARTIFACT}"
         )
     taken: list[str] = []
     if accepted:
@@ -90,8 +90,8 @@ def _differs(folder: Path, name: str) -> bool:
         return True
 
 
-def _verify_run(folder: Path) -> Verified:
-    found = Verified(folder, "run")
+def _verify_run(folder: Path) -> VerifyReport:
+    found = VerifyReport(folder, "run")
     found.look(CHECKSUMS, lambda: read_checksums(folder))
     known = {} if CHECKSUMS in found.wrong else read_checksums(folder)
     task = _task_of(folder)
@@ -145,8 +145,8 @@ def _read_metrics(folder: Path) -> None:
 # An index -----------------------------------------------------------------------------------------------------------
 
 
-def _verify_index(folder: Path, *, accepted: bool) -> Verified:
-    found = Verified(folder, "index")
+def _verify_index(folder: Path, *, accepted: bool) -> VerifyReport:
+    found = VerifyReport(folder, "index")
     if accepted:
         with locked(folder):
             about = read_about(folder, accepted=True)
@@ -170,12 +170,12 @@ def _verify_index(folder: Path, *, accepted: bool) -> Verified:
     return found
 
 
-def _read_vectors(stored: StoredVectors, part: Part) -> None:
+def _read_vectors(stored: StoredVectors, part: IndexPart) -> None:
     if not stored.all_rows(part).isfinite().all():
         raise CheckpointError(f"{stored.folder / part.name}.npy holds numbers that are not finite")
 
 
-def _count_labels(stored: StoredVectors, about: About) -> None:
+def _count_labels(stored: StoredVectors, about: IndexMetadata) -> None:
     counted: Counter[str] = Counter()
     for part in about.parts:
         rows = stored.rows_of(part)
@@ -187,16 +187,16 @@ def _count_labels(stored: StoredVectors, about: About) -> None:
 # An artefact --------------------------------------------------------------------------------------------------------
 
 
-def _verify_artefact(folder: Path, *, accepted: bool) -> Verified:
+def _verify_artifact(folder: Path, *, accepted: bool) -> VerifyReport:
     if accepted:
         raise UsageError(f"--accept is about runs and indexes; {folder} is an artefact: export it again instead")
-    found = Verified(folder, "artefact")
-    found.look(ARTEFACT, lambda: read_artefact(folder))
-    if ARTEFACT in found.wrong:
+    found = VerifyReport(folder, "artefact")
+    found.look(ARTIFACT, lambda: read_artifact(folder))
+    if ARTIFACT in found.wrong:
         return found
-    about = read_artefact(folder)
+    about = read_artifact(folder)
     for name in about.files:
         found.look(name, partial(check_file, folder, about, name))
     if not found.wrong and all(map(find_spec, graph_format(about.to).to_open)):
-        found.look(ARTEFACT, lambda: load_artefact(folder, threads=1))
+        found.look(ARTIFACT, lambda: load_artifact(folder, threads=1))
     return found

@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 from patchloom.engine.distribution import Processes, unwrap
-from patchloom.engine.optimisation import Schedule, freeze, make_optimizer
+from patchloom.engine.optimization import Schedule, freeze, make_optimizer
 from patchloom.engine.run import Run
-from patchloom.errors import UsageError
 from patchloom.models.by_block import CompiledByBlock
+from patchloom.models.cuda_graphs import CapturedNetwork
 from patchloom.models.network import Network
-from patchloom.models.recorded import Recorded
 from patchloom.recipes.methods import method_of
-from patchloom.runs.checkpoints import Folder
+from patchloom.runs.checkpoints import CheckpointFolder
 from patchloom.tasks.plan import Plan
 from patchloom.training.memory import cut_in_words, micro_batches
+from patchloom_runtime.errors import UsageError
 
 # torch.compile takes about a minute; it pays where the run is longer.
 COMPILE_FROM_STEPS = 1500
@@ -65,7 +65,7 @@ def make_run(
         schedule=schedule,
         loader=loader,
         processes=processes,
-        saver=Folder(plan.folder),
+        saver=CheckpointFolder(plan.folder),
         average=task.average(plan, network, loader),
         clip_norm=recipe.optim.clip_norm,
         clip_each=recipe.optim.clip_each,
@@ -133,7 +133,7 @@ def _compile(plan: Plan, run: Run, network: nn.Module) -> None:
     by_block = compiles_by_block(network)
     compiled: Any = CompiledByBlock(network) if by_block else torch.compile(network, **options)  # type: ignore[arg-type]
     # Every step is the same replay, also the first after a resume, so that it gives the same weights to the bit.
-    run.model = Recorded(compiled) if graphs else compiled
+    run.model = CapturedNetwork(compiled) if graphs else compiled
     for follower in run.objective.followers:
         follower.compile(mode=mode)
     plan.task.prepare_compiling(plan, network, mode)

@@ -28,7 +28,7 @@ REPORT_S = 4.0
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepTimes:
     """Seconds of a step and of an evaluation, and what they were measured on."""
 
     step_s: float
@@ -52,7 +52,7 @@ class Measured:
         return self.seconds(run.epochs, run.loader.steps_per_epoch, evaluations_of(run.epochs, evaluations))
 
 
-def measure(run: Run, *, most_s: float | None = None) -> Measured:
+def measure(run: Run, *, most_s: float | None = None) -> StepTimes:
     """Time a few steps, which change the weights: the run is thrown away, or made anew."""
     budget_s = MEASURING_S if most_s is None else min(MEASURING_S, most_s)
     per_image, update_s, count, largest = _of_few(run, budget_s / 2)
@@ -69,7 +69,7 @@ def measure(run: Run, *, most_s: float | None = None) -> Measured:
     evaluation_s, decoding_s = judges[0].seconds(run) if judges else (0.0, 0.0)
     if unwrap(run.model) is not run.model:
         on = on.replace(" step", " uncompiled step")
-    return Measured(step_s, evaluation_s, decoding_s, on, run.schedule.optim.batch_size / step_s)
+    return StepTimes(step_s, evaluation_s, decoding_s, on, run.schedule.optim.batch_size / step_s)
 
 
 def evaluations_of(epochs: int, most: int) -> int:
@@ -78,7 +78,7 @@ def evaluations_of(epochs: int, most: int) -> int:
     return epochs // every + (epochs % every > 0)
 
 
-def epochs_within(seconds: float, measured: Measured, steps_per_epoch: int, *, longest: int, evaluations: int) -> int:
+def epochs_within(seconds: float, measured: StepTimes, steps_per_epoch: int, *, longest: int, evaluations: int) -> int:
     """The most epochs, from 0 to `longest`, that fit into so many seconds with evaluations and report."""
     low, high = 0, longest
     while low < high:
@@ -88,7 +88,7 @@ def epochs_within(seconds: float, measured: Measured, steps_per_epoch: int, *, l
     return low
 
 
-def told(run: Run, measured: Measured, evaluations: int, unit: str = "images") -> str:
+def times_text(run: Run, measured: StepTimes, evaluations: int, unit: str = "images") -> str:
     """The time of the run in one line."""
     device, steps = run.processes.device, run.schedule.total_steps
     total = measured.total_s(run, evaluations)

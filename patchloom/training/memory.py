@@ -19,9 +19,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from patchloom.engine.batches import len_of, split
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.run import Run, SampledBatches
-from patchloom.errors import ResourceError, UsageError
-from patchloom.inspection.memory import LiveBytes
+from patchloom.models.peak_memory import LiveBytes
 from patchloom.models.sharding import is_sharded
+from patchloom_runtime.errors import ResourceError, UsageError
 
 GIB = 2**30
 USED_SHARE = 0.85  # of what there is: allocators keep some, and other programs want some
@@ -32,7 +32,7 @@ OPTIMISER_NUMBERS = {"SGD": 1, "AdamW": 2, "Adam": 2, "Lamb": 2}  # that it keep
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """Memory of a step of this process, in bytes, beyond what is taken already."""
 
     fixed: int  # gradients, optimiser
@@ -61,7 +61,7 @@ def micro_batches(run: Run, asked: int | None = None) -> int:
     return int(max(run.processes.gather(parts)))
 
 
-def parts_that_fit(need: Need, images: int, allowed: int) -> int:
+def parts_that_fit(need: MemoryNeed, images: int, allowed: int) -> int:
     """The smallest power of two that the batch must be cut into to stay within `allowed` bytes."""
     parts = 1
     while need.bytes(images, parts) > allowed:
@@ -71,7 +71,7 @@ def parts_that_fit(need: Need, images: int, allowed: int) -> int:
     return parts
 
 
-def _too_much(need: Need, images: int, allowed: int) -> ResourceError:
+def _too_much(need: MemoryNeed, images: int, allowed: int) -> ResourceError:
     there, alone = allowed / GIB, need.fixed + need.per_image
     if alone > allowed:
         return ResourceError(
@@ -94,7 +94,7 @@ def cut_in_words(run: Run) -> str:
     return run.objective.cut_in_words(images) or "same result"
 
 
-def need_of(run: Run) -> Need:
+def need_of(run: Run) -> MemoryNeed:
     """Measured on a few images with the uncompiled network; weights, buffers and random numbers stay."""
     network, objective = unwrap(run.model), run.objective
     modules = [network, *([objective] if isinstance(objective, nn.Module) else [])]
@@ -113,7 +113,7 @@ def need_of(run: Run) -> Need:
             activations.append(live.peak - before)
     trained = sum(p.nbytes for group in run.optimizer.param_groups for p in group["params"])
     numbers = OPTIMISER_NUMBERS.get(type(run.optimizer).__name__, 0)
-    return Need(
+    return MemoryNeed(
         fixed=trained * (BESIDE_WEIGHTS + numbers),
         data=run.loader.preparing_bytes(),  # type: ignore[attr-defined]
         per_image=_slope(counts, activations),

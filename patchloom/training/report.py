@@ -6,14 +6,14 @@ from typing import Any
 from torch import nn
 
 from patchloom.engine.distribution import unwrap
-from patchloom.engine.loop import Outcome
+from patchloom.engine.loop import TrainResult
 from patchloom.engine.run import Run
 from patchloom.models.from_config import load_weights
-from patchloom.pages.report import installed_versions
-from patchloom.runs.record import RunRecord, write_run_record
+from patchloom.report.run_report import installed_versions
+from patchloom.runs.run_record import RunRecord, write_run_record
 from patchloom.runs.weights import WEIGHTS, read_weights
-from patchloom.tasks.pages import report_run
 from patchloom.tasks.plan import Plan
+from patchloom.tasks.report import report_run
 
 
 def best_network(plan: Plan, run: Run) -> nn.Module:
@@ -26,7 +26,7 @@ def best_network(plan: Plan, run: Run) -> nn.Module:
 
 
 def keep_and_report(
-    plan: Plan, network: nn.Module, judged: Any, outcome: Outcome, *, seconds: float, machine: str
+    plan: Plan, network: nn.Module, judged: Any, outcome: TrainResult, *, seconds: float, machine: str
 ) -> Path:
     """Write what the run decided about val, `run.json` and `report.html`."""
     settings = plan.settings

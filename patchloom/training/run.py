@@ -14,34 +14,40 @@ from patchloom.disk import Lock, disk_errors, locked
 from patchloom.engine.devices import kind_of
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes
-from patchloom.engine.loop import Outcome
+from patchloom.engine.loop import TrainResult
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
-from patchloom.errors import CheckpointError, DataError, NumericalError
-from patchloom.pages.notebook import number_texts, numbers_line, piece
-from patchloom.printable import plural, printable
-from patchloom.runs.beginning import LEFT_OUT, write_left_out
-from patchloom.runs.checkpoints import Folder, Found, checkpoints_of, find_checkpoint, read_checkpoint
+from patchloom.report.notebook import number_texts, numbers_line, piece
+from patchloom.runs.checkpoints import (
+    CheckpointFolder,
+    LatestCheckpoint,
+    checkpoints_of,
+    find_checkpoint,
+    read_checkpoint,
+)
+from patchloom.runs.data_record import LEFT_OUT, write_left_out
 from patchloom.runs.metrics import open_records
-from patchloom.runs.record import FILE as RUN_RECORD
+from patchloom.runs.run_record import FILE as RUN_RECORD
 from patchloom.runs.weights import read_weights, save_weights
-from patchloom.tasks.asked import task_asked
-from patchloom.tasks.beginnings import OtherRunError
 from patchloom.tasks.plan import Plan, TrainingSettings, seconds_of
+from patchloom.tasks.provenance import OtherRunError
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Judge
+from patchloom.tasks.task_choice import choose_task
 from patchloom.training.assemble import EVALUATIONS, Stores, make_run, release
+from patchloom.training.dry_run import planned
 from patchloom.training.machine import machine_of
-from patchloom.training.measuring import measure, told
-from patchloom.training.planned import planned
+from patchloom.training.measuring import measure, times_text
 from patchloom.training.report import best_network, keep_and_report
 from patchloom.training.timing import LATEST, estimated_s, planned_into_time, takes_days
+from patchloom_runtime.errors import CheckpointError, DataError, NumericalError
+from patchloom_runtime.printable import plural, printable
 
 FILES_SHOWN = 4
 
 
-class Examples(Protocol):
+class TrainingExamples(Protocol):
     """What was trained on, by number."""
 
     def where(self, index: int, /) -> str:
@@ -49,11 +55,11 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """What a finished command leaves: the folder, the numbers, the classifier or translator."""
 
     folder: Path
-    outcome: Outcome | None
+    outcome: TrainResult | None
     metrics: dict[str, float]
     left_out: int = 0  # files that cannot be read
     plan: dict[str, Any] = field(default_factory=dict)  # of a dry run
@@ -89,7 +95,7 @@ def run_training(
     dry_run: bool = False,
     say: Callable[[str], None] = print,
     started: float | None = None,
-) -> Trained:
+) -> TrainingResult:
     """Plan a run, print the plan, train and report. A time budget counts from `started` (default: now)."""
     device = settings.device
     if device == "auto":
@@ -105,7 +111,7 @@ def run_training(
         plan = make_plan(replace(settings, out=None), device)
     task = plan.task
     processes = Processes(plan.recipe.precision, device=device)
-    say = heard_or_not(say) if processes.is_main else silent
+    say = printer(say) if processes.is_main else silent
     with ExitStack() as stack:
         stack.callback(processes.close)
         plan = task.prepare(plan, processes)
@@ -127,10 +133,10 @@ def run_training(
         if dry_run:
             measured = measure(run)
             seconds = measured.total_s(run, EVALUATIONS)
-            for line in (told(run, measured, EVALUATIONS, task.counts), *takes_days(plan, seconds)):
+            for line in (times_text(run, measured, EVALUATIONS, task.counts), *takes_days(plan, seconds)):
                 say(line)
             say("Nothing was trained.   Next: the same command without --dry-run")
-            return Trained(plan.folder, None, {}, len(plan.left_out), planned(plan, run, measured, seconds))
+            return TrainingResult(plan.folder, None, {}, len(plan.left_out), planned(plan, run, measured, seconds))
         for line in takes_days(plan, estimated_s(run)):
             say(line)
         run.time_budget = budget
@@ -139,7 +145,7 @@ def run_training(
 
 def make_plan(settings: TrainingSettings, device: str) -> Any:
     """What will be run: the plan of the task that recipe, user or data ask for."""
-    task, settings = task_asked(settings)
+    task, settings = choose_task(settings)
     return task.plan(settings, device)
 
 
@@ -169,7 +175,7 @@ def _train_and_report(
     lock: Lock | None,
     time_limit_s: float | None,
     say: Callable[[str], None],
-) -> Trained:
+) -> TrainingResult:
     task, folder, processes = plan.task, plan.folder, run.processes
     found = find_checkpoint(folder, read_checkpoint)
     if found:
@@ -208,31 +214,31 @@ def _train_and_report(
         say(f"{folder / 'report.html'}")
         say(f"Next: {'   |   '.join(task.next_commands(plan))}")
     lower = run.lower_is_better
-    return Trained(folder, outcome, metrics, len(plan.left_out), metric=run.metric or "", lower_is_better=lower)
+    return TrainingResult(folder, outcome, metrics, len(plan.left_out), metric=run.metric or "", lower_is_better=lower)
 
 
 def guarded(run: Run, lock: Lock | None, write_files: Callable[[], None]) -> Callable[[], str]:
     """Write a run's files, on the rank that has the folder, and watch over it; what `Folder.restore` does."""
-    if lock is None or not isinstance(run.saver, Folder):
+    if lock is None or not isinstance(run.saver, CheckpointFolder):
         return lambda: ""  # another rank watches
     write_files()
     run.saver.guard(lock, write_files)
     return run.saver.restore
 
 
-def has_ended(found: Found, run: Run) -> bool:
+def has_ended(found: LatestCheckpoint, run: Run) -> bool:
     """Whether the checkpoint is of a run that has nothing left to do."""
     return Progress(**found.snapshot.values["progress"]).has_ended(run.epochs)
 
 
-def already_ended(outcome: Outcome) -> str:
+def already_ended(outcome: TrainResult) -> str:
     """What is said where nothing was trained."""
     ended = "finished" if outcome.ended == "finished" else f"ended ({outcome.ended})"
     epochs = plural(outcome.progress.epoch, "epoch")
     return f"already {ended} ({epochs}); nothing to do. Train longer with --epochs, or start afresh with --out"
 
 
-def with_best_weights(found: Found, folder: Path, processes: Processes) -> Found:
+def with_best_weights(found: LatestCheckpoint, folder: Path, processes: Processes) -> LatestCheckpoint:
     """Where the best weights are lost, the newest take their place, and the run looks for better ones again."""
     progress = found.snapshot.values["progress"]
     if not progress["best_weights"]:
@@ -253,7 +259,7 @@ def with_best_weights(found: Found, folder: Path, processes: Processes) -> Found
     return replace(found, snapshot=snapshot, notes=[*found.notes, f"{reason} The newest weights take their place."])
 
 
-def with_files(error: NumericalError, examples: Examples) -> NumericalError:
+def with_files(error: NumericalError, examples: TrainingExamples) -> NumericalError:
     """The same error with the files of the batch that made it."""
     shown = [examples.where(int(i)) for i in list(getattr(error, "index", None) or [])[:FILES_SHOWN] if i >= 0]
     return NumericalError(f"{error} Files of that batch: {', '.join(shown)} …") if shown else error
@@ -272,7 +278,7 @@ def _lost_since(run: Run, plan: Plan) -> list[str]:
     return [*lines, f"left out   {more} more; all in {plan.folder / LEFT_OUT}"] if more > 0 else lines
 
 
-def heard_or_not(say: Callable[[str], None]) -> Callable[[str], None]:
+def printer(say: Callable[[str], None]) -> Callable[[str], None]:
     """`say`, but a closed terminal or pipe does not end the run."""
 
     def spoken(line: str) -> None:

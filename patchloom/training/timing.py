@@ -11,7 +11,7 @@ from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.fit import A_DAY_S
 from patchloom.tasks.plan import Plan
 from patchloom.training.assemble import EVALUATIONS, Stores, make_run, release
-from patchloom.training.measuring import REPORT_S, Measured, epochs_within, measure, seconds_per_image
+from patchloom.training.measuring import REPORT_S, StepTimes, epochs_within, measure, seconds_per_image
 
 # At this multiple of the budget a run stops, saves and reports even if its schedule is not at its end.
 LATEST = 1.05
@@ -49,7 +49,7 @@ def planned_into_time(plan: Plan, processes: Processes, stores: Stores, started:
     return plan.task.planned_for(plan, processes.from_main(choice), str(processes.device)), budget
 
 
-def chosen_epochs(plan: Plan, measured: Measured, steps_per_epoch: int, left_s: float) -> Choice:
+def chosen_epochs(plan: Plan, measured: StepTimes, steps_per_epoch: int, left_s: float) -> Choice:
     """Return the epochs for what is left of the time, and why."""
     asked, longest = plan.settings.time, longest_epochs(plan)
     epochs = epochs_within(left_s, measured, steps_per_epoch, longest=longest, evaluations=EVALUATIONS)

@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
 from patchloom.data.sources.source import Spec, in_one, parts_of
-from patchloom.errors import with_near_options
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.plan import TrainingSettings
-from patchloom.training.run import Trained, run_training
+from patchloom.training.run import TrainingResult, run_training
+from patchloom_runtime.errors import with_near_options
 
 
 @with_near_options
@@ -51,7 +51,7 @@ def train(
     val: Literal["held-out", "test"] | None = None,
     strict: bool = False,
     trackers: tuple[str, ...] = (),
-) -> Trained:
+) -> TrainingResult:
     """Train a classifier or a translator, as `patchloom train` does; the same call again resumes.
 
     What is learned

@@ -1,6 +1,17 @@
-"""Exported patchloom models with numpy, Pillow and onnxruntime alone: `load(ARTEFACT).predict(images)`."""
+"""Exported patchloom models with numpy, Pillow and an inference engine alone: `load(ARTIFACT).predict(images)`."""
 
-from patchloom_runtime.deployment.artefact import Artefact, load
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from patchloom_runtime.artifacts.artifact import Artifact as Artifact
+    from patchloom_runtime.artifacts.artifact import load as load
 
 __version__ = "0.1.0"
-__all__ = ["Artefact", "load"]
+__all__ = ["Artifact", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'patchloom_runtime' has no attribute {name!r}")
+    return getattr(importlib.import_module("patchloom_runtime.artifacts.artifact"), name)

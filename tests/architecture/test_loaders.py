@@ -20,20 +20,23 @@ FUNCTIONS = {
     "torch.distributed.all_gather_object", "torch.distributed.broadcast_object_list",
 }  # fmt: skip
 SAFE = {
-    ("data/checking/kept_looks.py", "marshal.dumps"): "bytes of a row for its checksum; nothing is loaded",
+    ("data/checking/scan_cache.py", "marshal.dumps"): "bytes of a row for its checksum; nothing is loaded",
     ("data/sources/huggingface.py", "datasets.load_dataset"): "runs no script of a dataset: datasets 3 needs consent",
     ("data/sources/huggingface.py", "datasets.load_from_disk"): "Arrow files and JSON, no pickle",
     ("data/sources/torchvision_sets.py", "pickle.Unpickler"): "subclass whose find_class allows numpy's arrays alone",
-    ("deployment/export/to_onnx.py", "onnx.load"): "files that this export wrote a moment ago",
-    ("deployment/export/to_onnx.py", "onnxruntime.InferenceSession"): "after check_onnx, from the bytes it checked",
-    ("deployment/export/to_openvino.py", "openvino.Core"): "after check_openvino",
-    ("deployment/index_files.py", "numpy.load"): "allow_pickle=False",
+    ("patchloom_runtime/engines/onnx_graph.py", "onnx.load"): "files that this export wrote a moment ago",
+    (
+        "patchloom_runtime/engines/onnx_graph.py",
+        "onnxruntime.InferenceSession",
+    ): "after check_onnx, from the bytes it checked",
+    ("patchloom_runtime/engines/openvino_graph.py", "openvino.Core"): "after check_openvino",
+    ("inference/index_files.py", "numpy.load"): "allow_pickle=False",
     ("engine/distribution.py", "torch.distributed.all_gather_object"): "ranks of one run, all started by this user",
     ("engine/distribution.py", "torch.distributed.broadcast_object_list"): "ranks of one run, as above",
     ("evaluation/exact_search.py", "faiss.read_index"): "no code in its format; size and checksum were compared",
-    ("models/weights_file.py", "numpy.load"): "allow_pickle=False",
-    ("models/weights_file.py", "pickle.UnpicklingError"): "the exception alone",
-    ("models/weights_file.py", "torch.load"): "weights_only=True, after its globals and size were checked",
+    ("models/pretrained/weights_file.py", "numpy.load"): "allow_pickle=False",
+    ("models/pretrained/weights_file.py", "pickle.UnpicklingError"): "the exception alone",
+    ("models/pretrained/weights_file.py", "torch.load"): "weights_only=True, after its globals and size were checked",
     ("recipes/plain_yaml.py", "yaml.load"): "a SafeLoader without aliases",
 }
 
@@ -65,7 +68,7 @@ def test_every_loader_is_listed_with_its_reason() -> None:
         (str(path.relative_to(PACKAGE)), name) for path in PACKAGE.rglob("*.py") for name in loaders_in(parsed(path))
     }
     used |= {
-        (str(path.relative_to(RUNTIME)), name) for path in (RUNTIME / "build.py",) for name in loaders_in(parsed(path))
+        (str(path.relative_to(RUNTIME)), name) for path in RUNTIME.rglob("*.py") for name in loaders_in(parsed(path))
     }
     assert used == set(SAFE)
 

@@ -44,7 +44,7 @@ PETS = ("--masks", "annotations/trimaps")
 @pytest.mark.parametrize(
     ("build", "options", "task", "annotated", "splits", "facts"),
     [
-        (camvid_segnet, (), "segment", 11, {"train": 2, "val": 1, "test": 1}, ("Unlabelled", 11)),
+        (camvid_segnet, (), "segment", 11, {"train": 2, "val": 1, "test": 1}, ("Unlabeled", 11)),
         (oxford_pets, PETS, "segment", 0, {"train": 6}, PETS),
         (yolo_v5, (), "detect", 3, {"train": 2, "val": 2}, ("coco128.yaml",)),
         (coco128_semantic, (), "segment", 0, {"train": 2, "val": 1}, ("../images",)),

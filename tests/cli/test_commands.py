@@ -74,7 +74,7 @@ def test_bench_as_json(patchloom) -> None:
 
 @pytest.mark.slow
 def test_bench_gives_memory_by_size(patchloom) -> None:
-    from patchloom.inspection.memory import peak_mem_mib
+    from patchloom.models.peak_memory import peak_mem_mib
     from patchloom.models.registry import create_model
 
     arguments = ("bench", "deit_ti", "timm:resnet18", "--memory", "32,48", "--batch", "2", "--device", "cpu")

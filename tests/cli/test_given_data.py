@@ -9,8 +9,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from patchloom.cli import make_app
-from patchloom.errors import DataError, UsageError
 from patchloom.tasks.plan import folder_name
+from patchloom_runtime.errors import DataError, UsageError
 from tests.messages import missing, refused
 
 

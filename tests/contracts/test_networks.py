@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.errors import UsageError
 from patchloom.models.network import Network
 from patchloom.models.registry import family_of, list_models
+from patchloom_runtime.errors import UsageError
 from tests.networks import ONE_OF_EACH, SMALL, assert_same, images, small
 
 every_network = pytest.mark.parametrize("name", list_models())

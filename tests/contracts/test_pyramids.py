@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.errors import UsageError
+from patchloom.models.dense.pyramid import Level, chosen_taps
 from patchloom.models.network import Network
-from patchloom.models.pyramid import Level, chosen_taps
 from patchloom.models.registry import family_of, list_models
 from patchloom.models.timm_trunk import levels_of
+from patchloom_runtime.errors import UsageError
 from tests.networks import ONE_OF_EACH, assert_same, images, small
 
 every_network = pytest.mark.parametrize("name", list_models())

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom_runtime.errors import DataError, PatchloomError, UsageError
 from tests.data.dirty import jpeg, picture
 
 SIZE = (32, 24)

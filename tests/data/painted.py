@@ -7,8 +7,8 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.batches.ragged import Boxes
-from patchloom.data.sets import ClassTable, Mask, Pictures, PictureSet
-from patchloom.errors import DataError
+from patchloom.data.datasets import ClassTable, ImageStore, LabeledImages, Mask
+from patchloom_runtime.errors import DataError
 
 OUTSIDE = 255
 # The colour of each class; black stands for outside.
@@ -17,7 +17,7 @@ PALETTE[:4] = (90, 90, 90), (230, 30, 30), (30, 230, 30), (30, 30, 230)
 HEIGHT, WIDTH = 48, 54
 
 
-class Painted(Pictures):
+class Painted(ImageStore):
     """Rectangles, one to three per picture, in the colour of their class; objects are numbered as their boxes."""
 
     object_names = ("red", "green", "blue")
@@ -60,11 +60,11 @@ class Painted(Pictures):
         return Mask(classes, instances)
 
 
-def painted(*parts: str, **options: object) -> PictureSet:
+def painted(*parts: str, **options: object) -> LabeledImages:
     """The set, of which `parts` are read."""
     pictures = Painted(**options)
     rows = np.arange(len(pictures))
-    return PictureSet(pictures, rows, rows % 3, ClassTable(tuple("abc"))).showing(*parts)
+    return LabeledImages(pictures, rows, rows % 3, ClassTable(tuple("abc"))).showing(*parts)
 
 
 def check_aligned(images: Tensor, parts: dict[str, Tensor | Boxes], reach: int = 4) -> tuple[int, int]:

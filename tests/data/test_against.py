@@ -8,7 +8,7 @@ import pytest
 from patchloom.data.checking.check import check
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 from tests.data.dirty import jpeg, make_clean, picture
 from tests.data.facts import any_has, has_facts
 from tests.reliability.commands import command

@@ -9,7 +9,7 @@ from PIL import Image
 
 from patchloom.data.checking.check import check
 from patchloom.data.sources.source import open_data, open_for
-from patchloom.errors import DataError
+from patchloom_runtime.errors import DataError
 from tests.data.facts import any_has, facts
 
 COMPOSED, DECOMPOSED = unicodedata.normalize("NFC", "café"), unicodedata.normalize("NFD", "café")

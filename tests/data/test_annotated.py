@@ -11,9 +11,9 @@ from PIL import Image
 
 from patchloom.data.checking.check import check
 from patchloom.data.reading import Reading
-from patchloom.data.sources.beside import changed_with
+from patchloom.data.sources.paired_files import changed_with
 from patchloom.data.sources.source import find_source
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
 from tests.conftest import SHARED
 from tests.data.dirty import jpeg, picture
 from tests.data.facts import any_has, facts, has_facts

@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from patchloom.data.checking.survey import survey
-from patchloom.data.pictures.decode import MAX_FILE_BYTES
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source, open_data
-from patchloom.data.trees import unpacked
-from patchloom.errors import DataError, ResourceError
+from patchloom.data.trees import unpack as unpacked
+from patchloom_runtime.errors import DataError, ResourceError
+from patchloom_runtime.images.decode import MAX_FILE_BYTES
 from tests.data.facts import facts, has_facts
 
 

@@ -15,14 +15,15 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvf
 from torchvision.transforms.autoaugment import TrivialAugmentWide
 
-from patchloom.data.augmentation import policies, whole_batches
+from patchloom.data.augmentation import batch_augment as whole_batches
+from patchloom.data.augmentation import policies
 from patchloom.data.augmentation.augment import erase, random_crop_box, random_start, train_transform
 from patchloom.data.augmentation.policies import make_policy
-from patchloom.data.pictures import evaluation_transform
-from patchloom.data.pictures.geometry import Geometry, resize
-from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD
-from patchloom.errors import UsageError
+from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD
 from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.images import evaluation_transform
+from patchloom_runtime.images.geometry import Geometry, resize
 from tests.data.facts import facts
 
 # DINO's second view, and its local ones.
@@ -293,10 +294,10 @@ def jittered(image: Image.Image, turns: list[tuple[str, float, float]], rng: ran
         ),
     ],
 )
-def test_colour_jitter_is_torchvisions_in_any_order(jitters, turns):
+def test_color_jitter_is_torchvisions_in_any_order(jitters, turns):
     image = photo()
     for seed in range(40):
-        ours = policies.jitter_colours(jitters, image, random.Random(seed))
+        ours = policies.jitter_colors(jitters, image, random.Random(seed))
         assert (pixels(ours) == pixels(jittered(image, list(turns), random.Random(seed)))).all()
 
 
@@ -335,7 +336,7 @@ def test_what_is_certain_draws_nothing():
     three_augment = make_policy(part, (48, 64))
     for seed in range(20):
         rng = _after_flip(seed)
-        expected = policies.jitter_colours((0.3, 0.3, 0.3, 0.0), three_augment(photo(), rng), rng)
+        expected = policies.jitter_colors((0.3, 0.3, 0.3, 0.0), three_augment(photo(), rng), rng)
         assert (train_transform(part, (48, 64))(photo(), random.Random(seed)) == pixels(expected)).all()
 
 
@@ -343,7 +344,7 @@ def test_what_is_certain_draws_nothing():
     "part",
     [AugmentPart(saturation=0.5), AugmentPart(hue=0.2), AugmentPart(color_jitter=0.3), AugmentPart(grey=1, blur=1)],
 )
-def test_each_colour_field_works_alone(part):
+def test_each_color_field_works_alone(part):
     plain = train_transform(AugmentPart(), 24)(photo(), random.Random(1))
     assert (train_transform(part, 24)(photo(), random.Random(1)) != plain).any()
     never = dataclasses.replace(part, jitter_probability=0.0, grey=0.0, blur=0.0)
@@ -389,7 +390,7 @@ def test_evaluation_of_other_shapes():
     assert (ours == pixels(tvf.center_crop(resized, [32, 48]))).all()
 
 
-def test_photometric_distortion_changes_colours_and_no_place():
+def test_photometric_distortion_changes_colors_and_no_place():
     from patchloom.data.augmentation.policies import photometric
 
     pixels = np.zeros((8, 8, 3), np.uint8)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.pictures.decode import decode
 from patchloom.data.sources.source import find_source
-from patchloom.errors import DataError
-from patchloom.printable import printable
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.decode import decode
+from patchloom_runtime.printable import printable
 from tests.data.bad_images import IGNORED, KINDS, NOT_FILES, READ, REFUSED, Kind, write_corpus
 from tests.data.facts import any_has, has_facts
 from tests.reliability.commands import OPTIONS, WORKERS, command
@@ -143,7 +143,7 @@ def test_no_reader_but_those_of_the_list_is_loaded(tmp_path: Path) -> None:
     write_corpus(tmp_path / "all")
     code = (
         "import sys, subprocess; from pathlib import Path\n"
-        "from patchloom.data.pictures.decode import decode, DataError\n"
+        "from patchloom_runtime.images.decode import decode, DataError\n"
         "def refuse(*a, **k): raise SystemExit('a process was started')\n"
         "subprocess.Popen = refuse\n"
         "for path in sorted(Path(sys.argv[1]).iterdir()):\n"
@@ -161,8 +161,8 @@ def test_no_reader_but_those_of_the_list_is_loaded(tmp_path: Path) -> None:
 MEASURED = """
 import sys
 from pathlib import Path
-from patchloom.data.pictures.decode import decode
-from patchloom.errors import DataError
+from patchloom_runtime.images.decode import decode
+from patchloom_runtime.errors import DataError
 
 def peak_kib():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])

@@ -5,7 +5,7 @@ import pytest
 
 from patchloom.data.sources.builtin import FAMILIES, SHAPES
 from patchloom.data.sources.source import open_data
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 from tests.data.facts import facts
 
 

@@ -9,9 +9,9 @@ from PIL import Image
 
 from patchloom.data.augmentation.canvas import CanvasView, JitteredCanvas, fitting_size, on_canvas
 from patchloom.data.batches.loader import Loader
-from patchloom.data.pictures.samples import EXTENT
-from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart, DetectPart
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.images.samples import EXTENT
 from tests.data.painted import HEIGHT, OUTSIDE, WIDTH, check_aligned, painted
 
 PARTS = ("mask", "instances", "boxes")

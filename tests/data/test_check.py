@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.checking import kept_looks as module_of_seen
 from patchloom.data.checking import scan
+from patchloom.data.checking import scan_cache as module_of_seen
 from patchloom.data.checking.check import check
 from patchloom.data.checking.duplicates import MAX_BITS, linked, near_pairs
-from patchloom.data.checking.kept_looks import Seen, Sight, taking_turns
-from patchloom.data.pictures.decode import read_file
+from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import open_data
-from patchloom.errors import DataError, ResourceError, UsageError
+from patchloom_runtime.errors import DataError, ResourceError, UsageError
+from patchloom_runtime.images.decode import read_file
 from tests.data.dirty import jpeg, make_clean, make_dirty, make_shift, picture
 from tests.data.facts import any_has, facts, has_facts
 from tests.data.test_sources import shard
@@ -239,8 +239,8 @@ def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
 
 
 def test_a_wait_for_a_stopped_process_is_said(tmp_path, monkeypatch, capsys):
-    seen = Seen(str(tmp_path))
-    held = "import sys, time; from patchloom.data.checking.kept_looks import Seen, taking_turns\n"
+    seen = ScanCache(str(tmp_path))
+    held = "import sys, time; from patchloom.data.checking.scan_cache import Seen, taking_turns\n"
     held += "with taking_turns([Seen(sys.argv[1])], print): print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
@@ -318,8 +318,8 @@ def wait_until(there, seconds=60):
 
 
 def test_who_waits_hears_how_far_the_other_is(tmp_path):
-    kept = Seen(str(tmp_path))
-    kept.write([((b"a", 1, 2), Sight()), ((b"b", 1, 2), Sight())])
+    kept = ScanCache(str(tmp_path))
+    kept.write([((b"a", 1, 2), ImageScan()), ((b"b", 1, 2), ImageScan())])
     heard = []
     with taking_turns([kept], heard.append):
 
@@ -370,7 +370,7 @@ MEMORY_IS_SHORT = """
 import resource, sys
 from pathlib import Path
 from patchloom.data.checking.check import check
-from patchloom.data.pictures.decode import read_file
+from patchloom_runtime.images.decode import read_file
 check(sys.argv[1], workers=1, cache=False)  # everything that is needed is loaded
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 30 * 2**20,) * 2)
@@ -468,7 +468,7 @@ def test_sources_without_files(tmp_path):
     assert (report.unreadable, report.odd) == ((), ())
 
 
-def test_a_labels_file_and_unlabelled_pictures(tmp_path):
+def test_a_labels_file_and_unlabeled_pictures(tmp_path):
     for i in range(4):
         picture(i).save(tmp_path / f"{i}.png")
     assert check(tmp_path).classes == {}

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from patchloom.data.pictures import decode as decoding
-from patchloom.data.pictures.decode import (
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images import decode as decoding
+from patchloom_runtime.images.decode import (
     LIMIT,
     MAX_PIXELS,
     WHOLE,
@@ -26,7 +27,6 @@ from patchloom.data.pictures.decode import (
     decode_shrunk,
     decode_with_facts,
 )
-from patchloom.errors import DataError, UsageError
 from tests.data.facts import facts
 
 
@@ -105,8 +105,8 @@ def test_floats_are_scaled_or_refused():
         ),
     ],
 )
-def test_modes_become_rgb_by_the_stated_rule(mode, colour, kind, expected):
-    assert pixel(encoded(Image.new(mode, (8, 8), colour), kind)) == expected
+def test_modes_become_rgb_by_the_stated_rule(mode, color, kind, expected):
+    assert pixel(encoded(Image.new(mode, (8, 8), color), kind)) == expected
 
 
 def test_cmyk_jpeg_is_not_inverted():
@@ -114,7 +114,7 @@ def test_cmyk_jpeg_is_not_inverted():
     assert np.allclose(red, (255, 0, 0), atol=3)
 
 
-def test_palette_with_a_transparent_colour_is_laid_over_white():
+def test_palette_with_a_transparent_color_is_laid_over_white():
     image = Image.new("P", (8, 8), 1)
     image.putpalette([0, 0, 0, 10, 200, 30] + [0] * 762)
     assert pixel(encoded(image, "PNG")) == (10, 200, 30)
@@ -122,12 +122,12 @@ def test_palette_with_a_transparent_colour_is_laid_over_white():
     assert pixel(encoded(image, "PNG", transparency=bytes([255, 0]))) == (255, 255, 255)
 
 
-def test_rgb_with_a_transparent_colour_is_laid_over_white():
+def test_rgb_with_a_transparent_color_is_laid_over_white():
     assert pixel(encoded(Image.new("RGB", (8, 8), (1, 2, 3)), "PNG", transparency=(1, 2, 3))) == (255,) * 3
 
 
 def test_animation_gives_its_first_frame():
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     for kind in ("GIF", "WEBP"):
         options = {"lossless": True} if kind == "WEBP" else {}
         data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)

@@ -8,23 +8,23 @@ import timm.data.auto_augment as timm_augment
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
+from patchloom.data.augmentation import batch_augment as batched
 from patchloom.data.augmentation import policies
-from patchloom.data.augmentation import whole_batches as batched
 from patchloom.data.augmentation.augment import erase, random_crop_box, train_transform
-from patchloom.data.augmentation.whole_batches import OPERATIONS, Draws, augment_batch, draw, operate
-from patchloom.data.batches import decoded_set as device
-from patchloom.data.batches.decoded_set import DeviceLoader, Store, decode_all, fits_in_memory, make_loader
+from patchloom.data.augmentation.batch_augment import OPERATIONS, Draws, augment_batch, draw, operate
+from patchloom.data.batches import decoded_dataset as device
+from patchloom.data.batches.decoded_dataset import DeviceLoader, Store, decode_all, fits_in_memory, make_loader
 from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.sampler import rank_positions
-from patchloom.data.pictures.evaluation_transform import test_transform as evaluation
-from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
-from patchloom.errors import DataError, UsageError
+from patchloom.data.datasets import ArrayImages, ClassTable, LabeledImages
 from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images.evaluation_transform import test_transform as evaluation
 from tests.data.facts import has_facts
 
 CPU = torch.device("cpu")
-COLOURS = {"color_jitter": 0.4, "saturation": 0.2, "hue": 0.1, "jitter_probability": 0.8, "grey": 0.2, "solarise": 0.2}
-EVERYTHING = AugmentPart(policy="randaugment", policy_magnitude_std=0.5, blur=0.5, erasing=0.5, **COLOURS)
+COLORS = {"color_jitter": 0.4, "saturation": 0.2, "hue": 0.1, "jitter_probability": 0.8, "grey": 0.2, "solarise": 0.2}
+EVERYTHING = AugmentPart(policy="randaugment", policy_magnitude_std=0.5, blur=0.5, erasing=0.5, **COLORS)
 
 
 def photos(count: int = 12, height: int = 24, width: int = 32) -> np.ndarray:
@@ -35,9 +35,9 @@ def photos(count: int = 12, height: int = 24, width: int = 32) -> np.ndarray:
     return (smooth + rng.integers(-9, 10, smooth.shape)).clip(0, 255).astype(np.uint8)
 
 
-def pictures(arrays: np.ndarray) -> PictureSet:
+def pictures(arrays: np.ndarray) -> LabeledImages:
     rows = np.arange(len(arrays))
-    return PictureSet(ArrayPictures(arrays, "photos"), rows, rows % 5, ClassTable(tuple("abcde")))
+    return LabeledImages(ArrayImages(arrays, "photos"), rows, rows % 5, ClassTable(tuple("abcde")))
 
 
 def store(arrays: np.ndarray) -> Store:
@@ -60,7 +60,7 @@ def by_pillow(name: str, arrays: np.ndarray, level: float, sign: int, monkeypatc
     """timm's operation at a level of 0…1, its coin replaced by `sign`."""
     monkeypatch.setattr(timm_augment, "_randomly_negate", lambda value: sign * value)
     op = timm_augment.AugmentOp(
-        name, 1.0, 10 * level, {"img_mean": policies.FILL_COLOUR, "interpolation": Image.Resampling.BILINEAR}
+        name, 1.0, 10 * level, {"img_mean": policies.FILL_COLOR, "interpolation": Image.Resampling.BILINEAR}
     )
     if name.startswith("Posterize"):
         op.aug_fn = policies.posterize
@@ -137,12 +137,12 @@ def test_blur_is_a_gaussian_on_small_pictures_and_near_pillows(size):
             assert np.abs(ours[k] - theirs).mean() < (1.2 if size == (32, 32) else 2.4)
 
 
-def test_colour_jitter_is_pillows():
+def test_color_jitter_is_pillows():
     arrays = photos(6)
     enhancers = ["Brightness", "Contrast", "Color"]
     orders = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
     factors = torch.tensor([[0.75, 1.25, 1.5]] * 6)
-    ours = as_pixels(batched.jitter_colours(planes(arrays), orders, factors))
+    ours = as_pixels(batched.jitter_colors(planes(arrays), orders, factors))
     for k, array in enumerate(arrays):
         image = Image.fromarray(array)
         for turn in range(3):
@@ -152,20 +152,20 @@ def test_colour_jitter_is_pillows():
 
 def test_hue_is_pillows():
     steps = np.array([0, 1, 2, 50, 85, 86, 127, 128, 170, 200, 254, 255], np.uint8)
-    colours = np.stack(np.meshgrid(steps, steps, steps), -1).reshape(1, 36, 48, 3)
-    colours = np.concatenate([colours, np.random.default_rng(0).integers(0, 256, (8, 36, 48, 3), np.uint8)])
+    colors = np.stack(np.meshgrid(steps, steps, steps), -1).reshape(1, 36, 48, 3)
+    colors = np.concatenate([colors, np.random.default_rng(0).integers(0, 256, (8, 36, 48, 3), np.uint8)])
     for share in (-0.5, -0.1, -0.001, 0.0, 0.004, 0.1, 0.3333, 0.5):
-        ours = as_pixels(batched.turn_hue(planes(colours), torch.full((9,), share)))
-        for k, colour in enumerate(colours):
-            assert (ours[k] == np.asarray(policies.Hue(Image.fromarray(colour)).enhance(share))).all()
+        ours = as_pixels(batched.turn_hue(planes(colors), torch.full((9,), share)))
+        for k, color in enumerate(colors):
+            assert (ours[k] == np.asarray(policies.Hue(Image.fromarray(color)).enhance(share))).all()
 
 
-def test_colour_jitter_with_hue_is_pillows():
+def test_color_jitter_with_hue_is_pillows():
     arrays = photos(24)
     orders = list(itertools.permutations(range(4)))
     amounts = [0.75, 1.25, 1.5, -0.125]  # of brightness, contrast, saturation, hue
     by_turn = torch.tensor([[amounts[kind] for kind in order] for order in orders])
-    ours = as_pixels(batched.jitter_colours(planes(arrays), torch.tensor(orders), by_turn))
+    ours = as_pixels(batched.jitter_colors(planes(arrays), torch.tensor(orders), by_turn))
     changes = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, policies.Hue]
     for k, order in enumerate(orders):
         image = Image.fromarray(arrays[k])
@@ -181,7 +181,7 @@ def test_jitter_draws_factors_then_an_order():
     ours = augment_batch(torch.from_numpy(arrays), torch.arange(12), part, (24, 32), draws(12))[0]
     numbers = torch.rand(12, 64, generator=torch.Generator().manual_seed(0))[:, 3:]  # after flip and place
     factors, order = 0.7 + 0.6 * numbers[:, :3], numbers[:, 3:6].argsort(1)
-    assert (as_pixels(ours) == as_pixels(batched.jitter_colours(planes(arrays), order, factors))).all()
+    assert (as_pixels(ours) == as_pixels(batched.jitter_colors(planes(arrays), order, factors))).all()
 
 
 def test_each_picture_draws_jitter_grey_blur_and_solarising_in_this_order(monkeypatch):
@@ -191,7 +191,7 @@ def test_each_picture_draws_jitter_grey_blur_and_solarising_in_this_order(monkey
 
     monkeypatch.setattr(batched, "blur", stripes)
     arrays = photos(200)
-    part = AugmentPart(crop="resize", flip=0.0, blur=0.5, **COLOURS)
+    part = AugmentPart(crop="resize", flip=0.0, blur=0.5, **COLORS)
     ours = as_pixels(augment_batch(torch.from_numpy(arrays), torch.arange(200), part, (24, 32), draws(200))[0])
     numbers = draws(200)
     numbers.several(3)  # flip and place
@@ -370,12 +370,12 @@ def test_memory_is_counted_in_bytes():
     assert not fits_in_memory(100, (10, 20), 59_999)
 
 
-class Mixed(ArrayPictures):
+class Mixed(ArrayImages):
     def read(self, index):
         return super().read(index).resize((32, 24 + index % 2))
 
 
-def choose(augment: AugmentPart, dataset: PictureSet | None = None, **options: object):
+def choose(augment: AugmentPart, dataset: LabeledImages | None = None, **options: object):
     chosen = {"batch_size": 4, "seed": 0, "device": "cpu", **options}
     return make_loader(dataset or pictures(photos()), augment, (24, 32), **chosen)
 
@@ -404,8 +404,8 @@ def test_workers_are_taken_where_it_does_not(augment, options, why):
 
 
 def test_uneven_pictures_are_left_to_the_workers_unless_all_become_one_size():
-    def mixed() -> PictureSet:
-        return PictureSet(Mixed(photos(), "mixed"), np.arange(12), np.zeros(12, int), ClassTable(("a",)))
+    def mixed() -> LabeledImages:
+        return LabeledImages(Mixed(photos(), "mixed"), np.arange(12), np.zeros(12, int), ClassTable(("a",)))
 
     chosen, reason = choose(AugmentPart(), mixed())
     assert isinstance(chosen, Loader)
@@ -428,13 +428,13 @@ def test_no_picture_runs_out_of_draws(layers, policy):
 
 
 def test_a_broken_picture_is_not_taken_for_an_uneven_one():
-    class Broken(ArrayPictures):
+    class Broken(ArrayImages):
         def read(self, index):
             if index == 3:
                 raise DataError("picture 3: ends after 3 bytes")
             return super().read(index)
 
-    dataset = PictureSet(Broken(photos(), "x"), np.arange(12), np.zeros(12, int), ClassTable(("a",)))
+    dataset = LabeledImages(Broken(photos(), "x"), np.arange(12), np.zeros(12, int), ClassTable(("a",)))
     with pytest.raises(DataError, match="picture 3"):
         choose(AugmentPart(), dataset)
     chosen, _ = choose(AugmentPart(), dataset, skip_broken=True)

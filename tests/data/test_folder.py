@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from patchloom.data.reading import Reading
-from patchloom.data.sources.folder import open_folder
+from patchloom.data.sources.class_folders import open_folder
 from patchloom.data.sources.labels_file import open_labels_file
 from patchloom.data.sources.source import open_data, open_for
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts, has_facts
 
 
@@ -179,7 +179,7 @@ def test_pictures_without_labels_are_for_other_tasks(tmp_path):
         draw(tmp_path / f"{i}.png")
     with pytest.raises(DataError, match=facts(5, "--labels")):
         open_data(tmp_path)
-    data = open_data(tmp_path, labelled=False)
+    data = open_data(tmp_path, labeled=False)
     assert (len(data.train), len(data.val), len(data.classes)) == (4, 1, 0)
     assert set(data.train.labels) == {-1}
 

@@ -13,10 +13,10 @@ from PIL import Image
 
 from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.batches.ragged import Boxes
-from patchloom.data.pictures import evaluation_transform
-from patchloom.data.pictures.geometry import Geometry
-from patchloom.data.pictures.samples import Sample
 from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.images import evaluation_transform
+from patchloom_runtime.images.geometry import Geometry
+from patchloom_runtime.images.samples import Sample
 from tests.data.painted import HEIGHT, OUTSIDE, PALETTE, WIDTH, check_aligned, painted
 
 PARTS = ("mask", "instances", "boxes")

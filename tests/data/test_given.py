@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from patchloom.data.pictures.decode import decode
-from patchloom.data.pictures.given import is_one, picture_of, pictures_in
 from patchloom.data.sources.builtin import open_shapes
 from patchloom.data.splits import make_splits
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images.decode import decode
+from patchloom_runtime.images.inputs import is_single_image, iterate_images, read_image
 from tests.data.all_modes import FILES, ways_of, write_files
 from tests.data.bad_images import PICTURE, PIXELS, encoded
 from tests.data.facts import facts
@@ -31,17 +31,17 @@ def opened_from(path: Path) -> Image.Image:
 
 
 def read_all(given) -> list[np.ndarray]:
-    return [np.asarray(one.read()) for one in pictures_in(given)]
+    return [np.asarray(one.read()) for one in iterate_images(given)]
 
 
 @pytest.mark.parametrize("mode", FILES)
 def test_every_way_in_gives_the_pixels_of_the_file(mode: str, files: dict[str, Path]) -> None:
     expected = np.asarray(decode(files[mode], mode))
     for name, given in ways_of(mode, files[mode]):
-        picture = picture_of(given)
+        picture = read_image(given)
         assert (picture.mode, picture.info) == ("RGB", {}), name
         assert np.array_equal(picture, expected), name
-        assert is_one(given), name
+        assert is_single_image(given), name
 
 
 def test_the_modes_are_those_they_are_called(files: dict[str, Path]) -> None:
@@ -62,10 +62,10 @@ def test_sixteen_bits_with_a_transparent_value_are_scaled_and_not_saturated() ->
 def test_what_is_handed_over_is_left_as_it_was(files: dict[str, Path]) -> None:
     image = Image.open(files["exif-jpeg-6"])
     before = dict(image.info)
-    picture_of(image).putpixel((0, 0), (1, 2, 3))
+    read_image(image).putpixel((0, 0), (1, 2, 3))
     upright = PICTURE.copy()
     upright.info["mine"] = 1
-    picture_of(upright).paste("red", (0, 0, 9, 9))
+    read_image(upright).paste("red", (0, 0, 9, 9))
     assert image.info == before
     assert upright.info == {"mine": 1}
     assert np.array_equal(upright, PIXELS)
@@ -74,20 +74,20 @@ def test_what_is_handed_over_is_left_as_it_was(files: dict[str, Path]) -> None:
 def test_premultiplied_alpha() -> None:
     rgba, la = Image.new("RGBA", (8, 8), (0, 0, 0, 51)), Image.new("LA", (8, 8), (0, 51))
     for image in (rgba.convert("RGBa"), la.convert("La")):
-        assert picture_of(image).getpixel((0, 0)) == (204, 204, 204)
+        assert read_image(image).getpixel((0, 0)) == (204, 204, 204)
 
 
 def test_the_type_of_numbers_states_their_range() -> None:
     grey = np.zeros((8, 8))
     grey[0, :3] = [1, 0.5, 51 / 255]
     for values in (grey, grey.astype(np.float32), torch.tensor(grey), torch.tensor(grey).float()):
-        assert [picture_of(values).getpixel((x, 0))[0] for x in range(4)] == [255, 128, 51, 0]
+        assert [read_image(values).getpixel((x, 0))[0] for x in range(4)] == [255, 128, 51, 0]
     for short in (torch.float16, torch.bfloat16):
-        assert [picture_of(torch.tensor(grey).to(short)).getpixel((x, 0))[0] for x in (0, 3)] == [255, 0]
-    assert np.array_equal(picture_of(PIXELS.astype(np.uint16) * 257), PIXELS)
-    assert np.array_equal(picture_of(PIXELS.astype(np.float32) / 255), PIXELS)
-    assert np.array_equal(picture_of(torch.tensor(PIXELS).permute(2, 0, 1) / 255), PIXELS)
-    assert picture_of(np.ones((8, 8), bool)).getpixel((0, 0)) == (255, 255, 255)
+        assert [read_image(torch.tensor(grey).to(short)).getpixel((x, 0))[0] for x in (0, 3)] == [255, 0]
+    assert np.array_equal(read_image(PIXELS.astype(np.uint16) * 257), PIXELS)
+    assert np.array_equal(read_image(PIXELS.astype(np.float32) / 255), PIXELS)
+    assert np.array_equal(read_image(torch.tensor(PIXELS).permute(2, 0, 1) / 255), PIXELS)
+    assert read_image(np.ones((8, 8), bool)).getpixel((0, 0)) == (255, 255, 255)
 
 
 HUGE = np.broadcast_to(np.uint8(0), (5001, 5001))
@@ -154,9 +154,9 @@ def test_an_image_whose_file_is_damaged_is_named_when_it_is_read(tmp_path: Path)
     with Image.open(cut) as lazy:
         for image, path in ((lazy, cut), (closed, gone)):
             with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: "):
-                picture_of(image)
+                read_image(image)
     with cut.open("rb") as file, pytest.raises(DataError, match=rf"^{re.escape(str(cut))}: .*{cut.stat().st_size}"):
-        picture_of(file)
+        read_image(file)
 
 
 def test_many_pictures(files: dict[str, Path], tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_many_pictures(files: dict[str, Path], tmp_path: Path) -> None:
     (folder / "note.txt").write_text("no picture")
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert [one.name for one in pictures_in(folder)] == [str(folder / "a.png"), str(folder / "deeper" / "b.png")]
+    assert [one.name for one in iterate_images(folder)] == [str(folder / "a.png"), str(folder / "deeper" / "b.png")]
     for given, count in (
         ([files["RGB"], PIXELS, encoded(PICTURE, "PNG")], 3),
         ((str(files["RGB"]),), 1),
@@ -180,14 +180,14 @@ def test_many_pictures(files: dict[str, Path], tmp_path: Path) -> None:
         (np.array([files["RGB"], PICTURE], dtype=object), 2),
         ([], 0),
     ):
-        assert not is_one(given)
+        assert not is_single_image(given)
         found = read_all(given)
         assert len(found) == count
         assert all(np.array_equal(picture, one) for picture in found)
     for given in (batch, torch.tensor(batch).permute(0, 3, 1, 2), [batch[:1], batch[1:]], iter(torch.tensor(batch)
                   .permute(0, 3, 1, 2).split(2))):  # fmt: skip
         assert all(np.array_equal(*pair) for pair in zip(read_all(given), batch, strict=True))
-    assert [one.name for one in pictures_in([PIXELS, batch, str(files["RGB"]), PICTURE])] == [
+    assert [one.name for one in iterate_images([PIXELS, batch, str(files["RGB"]), PICTURE])] == [
         "picture 0", "picture 1", "picture 2", "picture 3", str(files["RGB"]), "picture 5",
     ]  # fmt: skip
     with pytest.raises(UsageError, match=facts(empty)):
@@ -203,7 +203,7 @@ def test_frames_of_an_animation_are_read_as_they_come(files: dict[str, Path]) ->
 
 def test_an_image_set_is_many_pictures() -> None:
     val = make_splits(open_shapes("count=20,size=16")).val
-    found = list(pictures_in(val))
+    found = list(iterate_images(val))
     assert [one.name for one in found] == [val.where(i) for i in range(len(val))]
     assert np.array_equal(found[0].read(), val.read(0))
 
@@ -216,7 +216,7 @@ def test_nothing_is_read_before_its_turn() -> None:
             asked.append(len(asked))
             yield PIXELS
 
-    pictures = pictures_in(endless())
+    pictures = iterate_images(endless())
     next(pictures).read()
     next(pictures).read()
     assert asked == [0, 1]
@@ -226,7 +226,7 @@ def test_reading_warns_of_nothing(files: dict[str, Path]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _, given in ways_of("exif-tiff-6", files["exif-tiff-6"]):
-            picture_of(given)
+            read_image(given)
 
 
 def test_nobody_else_opens_pictures() -> None:

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from patchloom.data.sources.labels_file import open_labels_file
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import any_has, facts, has_facts
 
 PATHS = {"a.png": "cat", "b.png": "dog", "c.png": "cat", "d.png": "dog"}
@@ -113,7 +113,7 @@ def test_the_label_column_can_be_chosen(photos):
     text = "image,genus,colour\na.png,felis,red\nb.png,canis,red\nc.png,felis,blue\nd.png,canis,blue\n"
     with pytest.raises(UsageError, match=facts("genus", "colour", "--label-column")):
         open_text(photos, text)
-    assert labels_of(open_text(photos, text, label_column="Colour").train)["a.png"] == "red"
+    assert labels_of(open_text(photos, text, label_column="Color").train)["a.png"] == "red"
     with pytest.raises(UsageError, match=facts("'genu'", "--label-column", "image", "genus")):
         open_text(photos, text, label_column="genu")
     assert labels_of(open_text(photos, rows(header=""), label_column="2").train) == PATHS

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from patchloom.data.checking.check import check
-from patchloom.data.labels.unlabelled import task_of_data
+from patchloom.data.datasets import Source
+from patchloom.data.labels.unlabeled import task_of_data
 from patchloom.data.reading import Reading
-from patchloom.data.sets import Source
 from patchloom.data.sources import evidence
 from patchloom.data.sources.evidence import Evidence
-from patchloom.data.sources.masked import has_masks, ignored_number, of_masks
+from patchloom.data.sources.mask_classes import has_masks, ignored_number, of_masks
 from patchloom.data.sources.source import find_source, open_data, split_source
-from patchloom.errors import DataError, PatchloomError, UsageError
+from patchloom_runtime.errors import DataError, PatchloomError, UsageError
 from tests.data.facts import any_has, facts, has_facts
 from tests.data.layouts import LAYOUTS, Layout, masks, photos, write, yolo_files
 
@@ -161,7 +161,7 @@ def test_any_value_may_be_ignored(values, names, options, classes, numbers, tmp_
 
 
 def test_masks_of_test_need_no_names(tmp_path) -> None:
-    splits = split_source(segmented(tmp_path, (0, 1, 2)), labelled=False)
+    splits = split_source(segmented(tmp_path, (0, 1, 2)), labeled=False)
     assert splits.test is not None
     assert not any_has(splits.notes, "test")
 

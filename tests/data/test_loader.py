@@ -12,21 +12,21 @@ from PIL import Image
 
 from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.batches import workers
-from patchloom.data.batches.decoded_set import make_loader
+from patchloom.data.batches.decoded_dataset import make_loader
 from patchloom.data.batches.loader import Loader, cores
-from patchloom.data.pictures.evaluation_transform import PictureTransform
-from patchloom.data.pictures.geometry import Geometry
-from patchloom.data.pictures.image_batch import normalise
-from patchloom.data.pictures.samples import Sample
-from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
-from patchloom.errors import DataError, ResourceError
+from patchloom.data.datasets import ArrayImages, ClassTable, LabeledImages
+from patchloom.data.images.image_batch import normalize
 from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.errors import DataError, ResourceError
+from patchloom_runtime.images.evaluation_transform import ImageTransform
+from patchloom_runtime.images.geometry import Geometry
+from patchloom_runtime.images.samples import Sample
 from tests.data.facts import facts, has_facts
 
 AUGMENT = AugmentPart(policy="randaugment", policy_magnitude_std=0.5, color_jitter=0.3, erasing=0.3)
 
 
-class Fragile(ArrayPictures):
+class Fragile(ArrayImages):
     """Pictures of which some cannot be read."""
 
     broken: tuple[int, ...] = ()
@@ -37,14 +37,14 @@ class Fragile(ArrayPictures):
         return super().read(index)
 
 
-def pictures(count: int = 50, broken: tuple[int, ...] = ()) -> PictureSet:
+def pictures(count: int = 50, broken: tuple[int, ...] = ()) -> LabeledImages:
     arrays = np.random.default_rng(0).integers(0, 256, (count, 20, 24, 3), np.uint8)
     source = Fragile(arrays, "noise")
     source.broken = broken
-    return PictureSet(source, np.arange(count), np.arange(count) % 7, ClassTable(tuple("abcdefg")))
+    return LabeledImages(source, np.arange(count), np.arange(count) % 7, ClassTable(tuple("abcdefg")))
 
 
-def loader(dataset: PictureSet | None = None, *, augment: AugmentPart = AUGMENT, **options: object) -> Loader:
+def loader(dataset: LabeledImages | None = None, *, augment: AugmentPart = AUGMENT, **options: object) -> Loader:
     options = {"batch_size": 8, "seed": 3, **options}
     return Loader(dataset or pictures(), train_transform(augment, 16), **options)
 
@@ -139,7 +139,7 @@ def test_a_set_of_broken_pictures_is_an_error_even_when_they_may_be_skipped():
 
 
 @dataclass(frozen=True)
-class Deadly(PictureTransform):
+class Deadly(ImageTransform):
     image_size: tuple[int, int] = (16, 16)
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
@@ -176,7 +176,7 @@ def test_each_end_of_a_worker_has_its_words(code, fact):
 
 
 @dataclass(frozen=True)
-class Stuck(PictureTransform):
+class Stuck(ImageTransform):
     image_size: tuple[int, int] = (16, 16)
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
@@ -275,9 +275,9 @@ def test_closing_ends_the_workers_and_an_epoch_starts_new_ones():
     some.close()
 
 
-def test_normalise_in_both_memory_layouts():
+def test_normalize_in_both_memory_layouts():
     images = torch.randint(0, 256, (2, 3, 5, 7), dtype=torch.uint8)
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
     expected = (images / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     for layout in (torch.contiguous_format, torch.channels_last):
-        torch.testing.assert_close(normalise(images.contiguous(memory_format=layout), mean, std), expected)
+        torch.testing.assert_close(normalize(images.contiguous(memory_format=layout), mean, std), expected)

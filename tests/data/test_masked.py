@@ -8,10 +8,10 @@ from PIL import Image
 
 from patchloom.data.checking.check import check
 from patchloom.data.reading import Reading
-from patchloom.data.sources.masked import ignored_number, of_masks
+from patchloom.data.sources.mask_classes import ignored_number, of_masks
 from patchloom.data.sources.source import find_source
-from patchloom.errors import DataError, UsageError
-from patchloom.inspection.mask_overlays import coloured, index_image, palette
+from patchloom.report.pictures.mask_overlays import colored, index_image, palette
+from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts, has_facts
 from tests.data.layouts import masks, photos
 from tests.reliability.commands import class_folders
@@ -62,9 +62,9 @@ PALETTES = {
 
 
 @pytest.mark.parametrize("file", PALETTES)
-def test_colours_are_named_by_a_palette(file, tmp_path):
+def test_colors_are_named_by_a_palette(file, tmp_path):
     inside = NUMBERS.clip(max=2)
-    root = folder(tmp_path, mask=coloured(inside, 3))
+    root = folder(tmp_path, mask=colored(inside, 3))
     (root / file).write_text(PALETTES[file])
     names, mask, _ = classes_of(root)
     assert names == ("road", "fast car", "sky")
@@ -72,14 +72,14 @@ def test_colours_are_named_by_a_palette(file, tmp_path):
     assert not check(root).faults
 
 
-def test_a_colour_of_no_class_is_a_fault_with_its_file(tmp_path):
-    root = folder(tmp_path, mask=coloured(NUMBERS.clip(max=2), 3))
+def test_a_color_of_no_class_is_a_fault_with_its_file(tmp_path):
+    root = folder(tmp_path, mask=colored(NUMBERS.clip(max=2), 3))
     (root / "class_dict.csv").write_text("name,r,g,b\nroad,120,144,176\ncar,128,0,0\n")
     fault = check(root).faults[0]
     assert has_facts(fault.detail, "#008000", 72)
 
 
-def test_two_classes_of_one_colour_are_refused(tmp_path):
+def test_two_classes_of_one_color_are_refused(tmp_path):
     (folder(tmp_path) / "class_dict.csv").write_text("name,r,g,b\nroad,0,0,0\ncar,0,0,0\n")
     with pytest.raises(DataError, match=r"class_dict\.csv"):
         find_source(tmp_path)
@@ -137,7 +137,7 @@ def test_data_without_masks_are_refused(tmp_path):
 def test_the_palette_is_vocs_without_its_black():
     assert palette(3).tolist()[1:] == [[128, 0, 0], [0, 128, 0]]
     assert sum(palette(3)[0].tolist()) > 300
-    assert len({tuple(colour) for colour in palette(256).tolist()}) == 256
+    assert len({tuple(color) for color in palette(256).tolist()}) == 256
 
 
 def test_index_pictures_hold_the_numbers_of_many_classes():

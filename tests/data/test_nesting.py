@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 
 from patchloom.data.checking.check import check
-from patchloom.data.labels.nesting import find_nesting
+from patchloom.data.labels.nested_folders import find_nesting
 from patchloom.data.reading import Reading
-from patchloom.data.sources.source import find_source, list_labelled, open_data
+from patchloom.data.sources.source import find_source, list_labeled, open_data
 from tests.data.facts import any_has, has_facts
 
 GROCERIES = (
@@ -128,12 +128,12 @@ def test_nothing_is_said_where_both_readings_are_the_same(train):
 def test_files_are_listed_with_the_class_that_training_reads(groceries):
     draw(groceries / "train" / "Fruit" / "Banana" / "ripe", 1)
     Image.new("RGB", (8, 8)).save(groceries / "train" / "loose.png")
-    innermost = dict(list_labelled(groceries, CLASSES).files)
+    innermost = dict(list_labeled(groceries, CLASSES).files)
     assert innermost[str(groceries / "val" / "Packages" / "Juice" / "Orange" / "0.png")] == "Juice/Orange"
     assert innermost[str(groceries / "train" / "Fruit" / "Banana" / "ripe" / "0.png")] == "Banana"
     assert innermost[str(groceries / "train" / "loose.png")] == ""
-    found = list_labelled(groceries, ("Fruit", "Packages", "Vegetables"))  # a run trained at coarse2
+    found = list_labeled(groceries, ("Fruit", "Packages", "Vegetables"))  # a run trained at coarse2
     outermost = dict(found.at(found.level))
     assert outermost[str(groceries / "val" / "Packages" / "Juice" / "Orange" / "0.png")] == "Packages"
-    middle = dict(list_labelled(groceries, CLASSES, level="coarse1").at("coarse1"))
+    middle = dict(list_labeled(groceries, CLASSES, level="coarse1").at("coarse1"))
     assert middle[str(groceries / "val" / "Packages" / "Juice" / "Orange" / "0.png")] == "Juice"

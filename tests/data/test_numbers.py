@@ -1,7 +1,7 @@
 import pytest
 
 from patchloom.data.text.numbers import SPELLED, english, find_numbers, french, german
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 from tests.data.facts import facts
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from patchloom.data.pictures import object_masks
-from patchloom.data.pictures.object_masks import ObjectMask, masks_from_coco, masks_of_instances, painted
-from patchloom.errors import DataError
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images import object_masks
+from patchloom_runtime.images.object_masks import ObjectMask, masks_from_coco, masks_of_instances, painted
 from tests.data.facts import facts
 
 

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from patchloom.data.checking.check import check
-from patchloom.data.pictures.object_masks import ObjectMask
 from patchloom.data.sources.source import find_source, open_data
-from patchloom.errors import DataError
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.object_masks import ObjectMask
 from tests.data.dirty import jpeg, picture
 from tests.data.facts import any_has, facts, has_facts
 from tests.data.test_annotated import assert_faults, found, make_coco
@@ -63,7 +63,7 @@ def test_masks_of_coco(tmp_path):
     assert mask.instances[7, 5] == 1
     assert (mask.instances[:, 47] == 0).all()
     assert (mask.classes[:, 47] == 1).all()
-    sample = open_data(tmp_path / "data", labelled=False).train.showing("instances", "boxes").sample(0)
+    sample = open_data(tmp_path / "data", labeled=False).train.showing("instances", "boxes").sample(0)
     assert sample.boxes[:, 5].tolist() == [1, 2]  # the crowd is not learned
     assert check(tmp_path / "data").faults == ()
 
@@ -284,5 +284,5 @@ def test_masks_of_objects_numbers(tmp_path):
     objects = pictures.objects(0)
     assert [mask.area for mask in objects.masks] == [15 * 6, 22 * 20]
     assert {where for where, *_ in found(root)} == {"PNGImages/three.jpg", "PedMasks/four_mask.png"}
-    sample = open_data(root, labelled=False, val_fraction=0.5).train.showing("instances", "boxes").sample(0)
+    sample = open_data(root, labeled=False, val_fraction=0.5).train.showing("instances", "boxes").sample(0)
     assert set(np.unique(sample.layers["instances"].numbers)) == {0, 1, 2}

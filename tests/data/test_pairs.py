@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.data.text.cleaning import clean
 from patchloom.data.text.pairs import open_parallel, read_pairs
 from patchloom.data.text.sentences import find_sentences
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.text.cleaning import clean
 from tests.conftest import SHARED
 from tests.data.facts import any_has, facts, has_facts
 

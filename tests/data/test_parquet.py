@@ -14,7 +14,7 @@ from patchloom.data.reading import Reading
 from patchloom.data.sources import parquet
 from patchloom.data.sources.parquet import open_parquet
 from patchloom.data.sources.source import open_data, open_for
-from patchloom.errors import DataError
+from patchloom_runtime.errors import DataError
 from tests.data.facts import facts, has_facts
 
 pa = pytest.importorskip("pyarrow")

@@ -8,16 +8,16 @@ import torch
 from PIL import Image
 
 from patchloom.data.augmentation.augment import train_transform
-from patchloom.data.batches import decoded_set as device_module
-from patchloom.data.batches.decoded_set import DeviceLoader, decode_all, fits_in_memory, make_loader, pixel_bytes
+from patchloom.data.batches import decoded_dataset as device_module
+from patchloom.data.batches.decoded_dataset import DeviceLoader, decode_all, fits_in_memory, make_loader, pixel_bytes
 from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.ragged import Boxes, padded, ragged
 from patchloom.data.batches.views import View, make_view_loader
-from patchloom.data.pictures import evaluation_transform
-from patchloom.data.sets import Mask
+from patchloom.data.datasets import Mask
 from patchloom.engine.batches import move, split
-from patchloom.errors import DataError, UsageError
 from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images import evaluation_transform
 from tests.data.facts import facts
 from tests.data.painted import OUTSIDE, Painted, check_aligned, painted
 

@@ -3,7 +3,7 @@
 import pytest
 
 from patchloom.data.reading import Reading
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 from tests.data.facts import facts
 
 

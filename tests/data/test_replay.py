@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from patchloom.data.batches import decoded_set as device_module
-from patchloom.data.batches.decoded_set import DeviceLoader, Store, make_loader
-from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.batches import decoded_dataset as device_module
+from patchloom.data.batches.decoded_dataset import DeviceLoader, Store, make_loader
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.recipes.parts import AugmentPart
 from tests.data.painted import check_aligned, painted
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-COLOURS = {"color_jitter": 0.4, "saturation": 0.2, "hue": 0.1, "jitter_probability": 0.8, "grey": 0.2, "solarise": 0.2}
+COLORS = {"color_jitter": 0.4, "saturation": 0.2, "hue": 0.1, "jitter_probability": 0.8, "grey": 0.2, "solarise": 0.2}
 
 
 def batches(augment: AugmentPart, views: tuple[int, ...]) -> list[torch.Tensor]:
@@ -26,7 +26,7 @@ def batches(augment: AugmentPart, views: tuple[int, ...]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("crop", ["random_resized", "pad", "simple_random", "resize"])
 def test_replayed_pictures_are_the_same_to_the_bit(crop, policy, views, monkeypatch):
     augment = AugmentPart(
-        policy=policy, crop=crop, crop_padding=4, policy_magnitude_std=0.5, blur=0.5, erasing=0.5, **COLOURS
+        policy=policy, crop=crop, crop_padding=4, policy_magnitude_std=0.5, blur=0.5, erasing=0.5, **COLORS
     )
     before = torch.cuda.get_rng_state()
     replayed = batches(augment, views)

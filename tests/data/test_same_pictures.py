@@ -22,23 +22,23 @@ from PIL import Image
 from torch import Tensor
 
 from patchloom.data.augmentation import augment as augmentation
-from patchloom.data.batches.decoded_set import make_loader
+from patchloom.data.batches.decoded_dataset import make_loader
 from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.views import View, make_view_loader
-from patchloom.data.pictures import evaluation_transform
-from patchloom.data.sets import ArrayPictures, ClassTable, PictureSet
+from patchloom.data.datasets import ArrayImages, ClassTable, LabeledImages
 from patchloom.recipes import get_recipe
 from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.images import evaluation_transform
 
 FILE = Path(__file__).with_name("same_pictures.json")
 SIZE = 16
 Batches = Iterator[tuple[list[Tensor], Tensor]]  # views, each (B, 3, H, W), and places in the set
 
 
-def photos(height: int = 24, width: int = 28) -> PictureSet:
+def photos(height: int = 24, width: int = 28) -> LabeledImages:
     coarse = np.random.default_rng(0).integers(0, 256, (8, 6, 7, 3), np.uint8)
     arrays = np.stack([np.asarray(Image.fromarray(one).resize((width, height), 3)) for one in coarse])
-    return PictureSet(ArrayPictures(arrays, "photos"), np.arange(8), np.arange(8) % 3, ClassTable(tuple("abc")))
+    return LabeledImages(ArrayImages(arrays, "photos"), np.arange(8), np.arange(8) % 3, ClassTable(tuple("abc")))
 
 
 def of_recipe(name: str) -> AugmentPart:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchloom.data.batches.sampler import Plan, epoch_order, rank_positions, repeated_order, step_seed
-from patchloom.errors import UsageError
+from patchloom.data.batches.sampler import SamplingPlan, epoch_order, rank_positions, repeated_order, step_seed
+from patchloom_runtime.errors import UsageError
 from tests.data.facts import facts
 
 PARITY = Path(__file__).parents[3] / "shared" / "parity" / "ra_sampler.safetensors"
@@ -52,7 +52,7 @@ def test_repeated_augmentation_is_the_authors_order():
 
 @given(st.integers(1, 1500), st.integers(2, 4))
 def test_repeated_epochs_have_whole_256s_of_few_pictures_seen_often(pictures, repeats):
-    order = Plan(pictures, 1, repeats=repeats).order(0)
+    order = SamplingPlan(pictures, 1, repeats=repeats).order(0)
     assert len(order) == (pictures // 256 * 256 or pictures)
     seen, counts = np.unique(order, return_counts=True)
     assert len(seen) == -(-len(order) // repeats)
@@ -71,8 +71,8 @@ def test_repeated_epochs_have_whole_256s_of_few_pictures_seen_often(pictures, re
 def test_processes_share_the_batches_of_one(pictures, share, world, repeats, drop_last, seed, epoch):
     batch = share * world
 
-    def plan(rank: int, world: int) -> Plan:
-        return Plan(pictures, batch, seed, True, repeats, drop_last, rank, world)
+    def plan(rank: int, world: int) -> SamplingPlan:
+        return SamplingPlan(pictures, batch, seed, True, repeats, drop_last, rank, world)
 
     if drop_last and batch > plan_length(pictures, repeats):
         with pytest.raises(UsageError, match=facts(batch)):
@@ -100,7 +100,7 @@ def test_mirrored_pictures_stay_on_one_process(pairs, world):
 
 
 def test_view_seeds_differ_between_copies_steps_epochs_and_seeds():
-    plans = [Plan(512, 64, seed, repeats=3) for seed in (0, 1)]
+    plans = [SamplingPlan(512, 64, seed, repeats=3) for seed in (0, 1)]
     found = [plan.views(epoch, step).seed for plan in plans for epoch in (0, 1) for step in range(8)]
     assert len(np.unique(np.concatenate(found))) == 2 * 2 * 512
     assert len({step_seed(seed, epoch, step) for seed in (0, 1) for epoch in (0, 1) for step in (0, 1)}) == 8
@@ -127,4 +127,4 @@ def test_the_order_does_not_read_the_process_random_state():
 )
 def test_impossible_plans_say_why(options, message):
     with pytest.raises(UsageError, match=message):
-        Plan(10, **options)
+        SamplingPlan(10, **options)

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from patchloom.data.checking.check import check
-from patchloom.errors import DataError
+from patchloom_runtime.errors import DataError
 from tests.conftest import SHARED
 from tests.data.facts import facts, has_facts
 

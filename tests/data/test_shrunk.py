@@ -10,14 +10,14 @@ from PIL import Image
 
 from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.batches.loader import Loader
-from patchloom.data.pictures.decode import decode, decode_shrunk
-from patchloom.data.pictures.evaluation_transform import test_transform
-from patchloom.data.pictures.geometry import Geometry
-from patchloom.data.pictures.samples import Sample
-from patchloom.data.sets import ClassTable, PictureSet
-from patchloom.data.trees.files import FilePictures
-from patchloom.errors import DataError
+from patchloom.data.datasets import ClassTable, LabeledImages
+from patchloom.data.trees.files import ImageFiles
 from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.decode import decode, decode_shrunk
+from patchloom_runtime.images.evaluation_transform import test_transform
+from patchloom_runtime.images.geometry import Geometry
+from patchloom_runtime.images.samples import Sample
 from tests.data.facts import facts
 
 
@@ -80,8 +80,8 @@ def test_the_loader_decodes_smaller_and_names_what_is_damaged(tmp_path: Path, mo
     for name in "abc":
         (tmp_path / f"{name}.jpg").write_bytes(jpeg(smooth(640, 480)))
     (tmp_path / "b.jpg").write_bytes((tmp_path / "b.jpg").read_bytes()[:3000])
-    images = PictureSet(
-        FilePictures(tmp_path, ["a.jpg", "b.jpg", "c.jpg"]), np.arange(3), np.zeros(3, int), ClassTable(("x",))
+    images = LabeledImages(
+        ImageFiles(tmp_path, ["a.jpg", "b.jpg", "c.jpg"]), np.arange(3), np.zeros(3, int), ClassTable(("x",))
     )
     sizes = []
     apply = Geometry.apply_picture

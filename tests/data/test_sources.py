@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchloom.data.datasets import ClassTable
 from patchloom.data.reading import Reading
-from patchloom.data.sets import ClassTable
 from patchloom.data.sources import torchvision_sets
 from patchloom.data.sources.source import open_data, open_for
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import any_has, facts, has_facts
 
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.sets import ImageSet, Listing, Pictures, Source
+from patchloom.data.datasets import ImageSet, ImageStore, Listing, Source
 from patchloom.data.splits import class_table, group_by_split, make_splits, match, split_rows
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts, has_facts
 
 
-class Named(Pictures):
+class Named(ImageStore):
     def __init__(self, names):
         self.names = names
 

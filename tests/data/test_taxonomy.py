@@ -12,7 +12,7 @@ from PIL import Image
 from patchloom.data.labels.taxonomy import from_fine_to_coarse, read_taxonomy
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import open_data, open_for
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import any_has, facts, has_facts
 
 SPECIES = {
@@ -171,8 +171,8 @@ def test_a_labels_file_without_a_label_names_the_picture(tmp_path):
     (tmp_path / "labels.csv").write_text("\n".join(lines))
     with pytest.raises(DataError, match=facts(4, "photos/2.png")):
         open_data(tmp_path / "labels.csv")
-    unlabelled = open_data(tmp_path / "labels.csv", labelled=False)
-    assert unlabelled.classes.levels == {"family": (("canid", "felid"), (1, 0))}
+    unlabeled = open_data(tmp_path / "labels.csv", labeled=False)
+    assert unlabeled.classes.levels == {"family": (("canid", "felid"), (1, 0))}
 
 
 # Columns --------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from PIL import Image
 from patchloom.data.checking.check import check
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source, open_data, open_for
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import any_has, facts, has_facts
 
 COUNTS = {"train": 4, "val": 2, "test": 3}

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from patchloom.data.text.encoded import EncodedPairs, Sentences, encode_pairs
 from patchloom.data.text.pairs import open_parallel
-from patchloom.data.text.special_tokens import BOS, EOS, PAD
 from patchloom.data.text.token_batches import NOBODY, SentenceBatch, TokenLoader
-from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.engine.batches import len_of, move, split
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.text.special_tokens import BOS, EOS, PAD
+from patchloom_runtime.text.vocabulary import Vocabulary
 from tests.data.facts import facts, has_facts
 
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.pictures.video import frames_of, frames_or_error
-from patchloom.errors import DataError, UsageError
+from patchloom.data.images.video import frames_of, frames_or_error
+from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts
 
-COLOURS = [(200, 0, 0), (0, 200, 0), (0, 0, 200), (100, 100, 100)]
+COLORS = [(200, 0, 0), (0, 200, 0), (0, 0, 200), (100, 100, 100)]
 
 
 def animation(path, **options):
-    first, *rest = [Image.new("RGB", (16, 16), colour) for colour in COLOURS]
+    first, *rest = [Image.new("RGB", (16, 16), color) for color in COLORS]
     first.save(path, save_all=True, append_images=rest, **options)
     return str(path)
 
@@ -28,15 +28,15 @@ def test_frames_of_animations_have_their_times(tmp_path, name):
     path = animation(tmp_path / name, duration=500, **({"lossless": True} if name == "a.webp" else {}))
     found = seen(path)
     assert list(found) == [f"#frame={i} (t={i / 2:.2f} s)" for i in range(4)]
-    for pixel, colour in zip(found.values(), COLOURS, strict=True):
-        assert np.allclose(pixel, colour, atol=2)
+    for pixel, color in zip(found.values(), COLORS, strict=True):
+        assert np.allclose(pixel, color, atol=2)
     assert list(seen(path, 3)) == ["#frame=0 (t=0.00 s)", "#frame=3 (t=1.50 s)"]
 
 
 def test_pages_have_numbers_and_a_picture_its_own_name(tmp_path):
     found = seen(animation(tmp_path / "a.tif"))
     assert list(found) == ["#frame=0", "#frame=1", "#frame=2", "#frame=3"]
-    assert list(found.values()) == COLOURS
+    assert list(found.values()) == COLORS
     Image.new("RGB", (8, 8)).save(tmp_path / "b.png")
     assert list(seen(str(tmp_path / "b.png"))) == [""]
 
@@ -61,14 +61,14 @@ def test_frames_of_a_video(tmp_path):
         stream.width = stream.height = 64
         stream.pix_fmt = "yuv420p"
         for i in range(30):
-            picture = Image.new("RGB", (64, 64), COLOURS[i // 10])
+            picture = Image.new("RGB", (64, 64), COLORS[i // 10])
             video.mux(stream.encode(av.VideoFrame.from_image(picture)))
         video.mux(stream.encode())
     assert list(seen(path)) == ["#frame=0 (t=0.00 s)", "#frame=10 (t=1.00 s)", "#frame=20 (t=2.00 s)"]
     found = seen(path, 5)
     assert list(found)[-1] == "#frame=25 (t=2.50 s)"
     for pixel, i in zip(found.values(), (0, 0, 1, 1, 2, 2), strict=True):
-        assert np.allclose(pixel, COLOURS[i], atol=20)
+        assert np.allclose(pixel, COLORS[i], atol=20)
     (tmp_path / "bad.mp4").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"bad\.mp4"):
         list(frames_of(str(tmp_path / "bad.mp4")))

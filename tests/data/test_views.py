@@ -8,22 +8,22 @@ import pytest
 import torch
 
 from patchloom.data.augmentation.augment import train_transform
-from patchloom.data.batches.decoded_set import DeviceLoader
+from patchloom.data.batches.decoded_dataset import DeviceLoader
 from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.views import ManyViews, View, make_view_loader
-from patchloom.data.pictures.image_batch import ImageBatch
-from patchloom.data.pictures.samples import Sample
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.engine.batches import len_of, move, split
-from patchloom.errors import UsageError
 from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.images.samples import Sample
 from tests.data.facts import facts
 from tests.data.test_device import photos, pictures
 
 # DINO's: two of most of the picture, one of a part of it.
-COLOURS = {"color_jitter": 0.4, "saturation": 0.2, "hue": 0.1, "jitter_probability": 0.8, "grey": 0.2}
-FIRST = AugmentPart(crop_min_scale=0.4, blur=1.0, **COLOURS)
-SECOND = AugmentPart(crop_min_scale=0.4, blur=0.1, solarise=0.2, **COLOURS)
-LOCAL = AugmentPart(crop_min_scale=0.05, crop_max_scale=0.4, blur=0.5, **COLOURS)
+COLORS = {"color_jitter": 0.4, "saturation": 0.2, "hue": 0.1, "jitter_probability": 0.8, "grey": 0.2}
+FIRST = AugmentPart(crop_min_scale=0.4, blur=1.0, **COLORS)
+SECOND = AugmentPart(crop_min_scale=0.4, blur=0.1, solarise=0.2, **COLORS)
+LOCAL = AugmentPart(crop_min_scale=0.05, crop_max_scale=0.4, blur=0.5, **COLORS)
 VIEWS = [View(FIRST, 16), View(SECOND, 16), View(LOCAL, 8), View(LOCAL, 8)]
 # AutoAugment has no version for whole batches, so workers prepare the pictures.
 BY_WORKERS = [View(dataclasses.replace(FIRST, policy="autoaugment"), 16), View(LOCAL, (8, 12))]

@@ -7,7 +7,7 @@ import pytest
 
 from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.wmt import prepare_wmt14, read_sgm
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import any_has, facts, has_facts
 from tests.reliability.commands import command
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.data.text.words import normalise_punctuation, words
+from patchloom.data.text.words import normalize_punctuation, words
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,4 @@ def test_no_character_is_lost(text, language):
 
 def test_punctuation_of_a_keyboard():
     text = "„So“, sagt sie – «non»… it’s—well ‘fine’"
-    assert normalise_punctuation(text) == '"So", sagt sie - "non"... it\'s - well \'fine\''
+    assert normalize_punctuation(text) == '"So", sagt sie - "non"... it\'s - well \'fine\''

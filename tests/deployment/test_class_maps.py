@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.deployment import class_maps, windows
-from patchloom.deployment.class_maps import ClassMaps, Showing
-from patchloom.deployment.windows import Windows, resized_rows, starts, whole_logits
+from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSettings
+from patchloom.tasks.segmentation.task import pixel_classes as class_maps
+from patchloom.tasks.segmentation.task import windows
+from patchloom.tasks.segmentation.windows import SlidingWindows, resized_rows, starts, whole_logits
 
 CLASSES = 3
 
 
-class Colours(nn.Module):
+class Colors(nn.Module):
     """Logits of a place are the mean colours of its 4×4 pixels, and of the whole image, in normalised numbers."""
 
     any_resolution = True
@@ -35,11 +36,11 @@ class Colours(nn.Module):
         self.seen.append(tuple(images.shape))
         return F.avg_pool2d(images, 4) + 0.3 * images.mean((2, 3), keepdim=True)
 
-    def at_resolution(self, size: tuple[int, int]) -> "Colours":
-        return Colours(size)
+    def at_resolution(self, size: tuple[int, int]) -> "Colors":
+        return Colors(size)
 
 
-class Fixed(Colours):
+class Fixed(Colors):
     any_resolution = False
 
     def forward(self, images: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def pictures(height: int, width: int, count: int = 1) -> Tensor:
     return F.interpolate(coarse, (height, width), mode="bilinear").to(torch.uint8)
 
 
-def slow_slide(network: Colours, images: Tensor, window: int, stride: int) -> Tensor:
+def slow_slide(network: Colors, images: Tensor, window: int, stride: int) -> Tensor:
     """mmsegmentation's slide_inference, pixel for pixel."""
     _, _, height, width = images.shape
     total, count = torch.zeros(len(images), CLASSES, height, width), torch.zeros(1, 1, height, width)
@@ -88,14 +89,14 @@ def test_sliding_is_mmsegmentations(size: tuple[int, int], stride: int) -> None:
     network, images = Fixed(), pictures(*size, count=2)
     slow = slow_slide(network, images, 32, stride)
     found = torch.full_like(slow, torch.nan)
-    over = Windows((32, 32), (stride, stride), CLASSES, at_once=3)
+    over = SlidingWindows((32, 32), (stride, stride), CLASSES, at_once=3)
     for tile in over.logits(lambda some: network(some.float()), images):
         found[:, :, tile.rows] = tile.logits
     assert torch.allclose(found, slow, atol=1e-3)
 
 
 def test_tiles_of_a_few_rows_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    images, maps = pictures(70, 95, count=2), ClassMaps(Fixed(), Showing("slide"))
+    images, maps = pictures(70, 95, count=2), PixelClassifier(Fixed(), ViewSettings("slide"))
     whole = maps(images)
     monkeypatch.setitem(windows.MOST_IN_TILE, "cpu", 2 * CLASSES * 95 * 3)
     assert torch.equal(maps(images), whole)
@@ -103,13 +104,13 @@ def test_tiles_of_a_few_rows_are_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_windows_go_through_the_network_together() -> None:
     network, images = Fixed(), pictures(64, 160)
-    list(Windows((32, 32), (32, 32), CLASSES, at_once=4).logits(lambda some: network(some.float()), images))
+    list(SlidingWindows((32, 32), (32, 32), CLASSES, at_once=4).logits(lambda some: network(some.float()), images))
     assert network.seen == [(4, 3, 32, 32), (1, 3, 32, 32)] * 2
 
 
 def test_a_picture_of_the_size_of_a_window_is_the_same_whole_and_by_windows() -> None:
     images = pictures(32, 32, count=3)
-    whole, slid = (ClassMaps(Colours(), Showing(mode))(images) for mode in ("whole", "slide"))
+    whole, slid = (PixelClassifier(Colors(), ViewSettings(mode))(images) for mode in ("whole", "slide"))
     assert torch.equal(whole, slid)
     assert len(whole.unique()) == CLASSES
 
@@ -126,7 +127,7 @@ def test_rows_of_resized_logits_are_torchs(height: int, width: int, top: int) ->
 @pytest.mark.parametrize("size", [(20, 90), (15, 9), (31, 33)])
 def test_a_picture_smaller_than_a_window_is_enlarged(size: tuple[int, int]) -> None:
     network, images = Fixed(), pictures(*size)
-    found = ClassMaps(network, Showing("slide"))(images)
+    found = PixelClassifier(network, ViewSettings("slide"))(images)
     assert tuple(found.shape) == (1, *size)
     assert all(shape[2:] == (32, 32) for shape in network.seen)
     enlarged = F.interpolate(images.float(), scale_factor=6, mode="bicubic").clamp(0, 255)
@@ -135,7 +136,7 @@ def test_a_picture_smaller_than_a_window_is_enlarged(size: tuple[int, int]) -> N
 
 
 def test_whole_pictures_are_padded_to_what_the_maps_divide() -> None:
-    network, images = Colours(), pictures(45, 70)
+    network, images = Colors(), pictures(45, 70)
     tiles = list(whole_logits(lambda some: network(some.float()), images))
     assert network.seen == [(1, 3, 64, 96)]
     assert [tile.logits.shape[3] for tile in tiles] == [70] * len(tiles)
@@ -144,53 +145,55 @@ def test_whole_pictures_are_padded_to_what_the_maps_divide() -> None:
 
 def test_a_network_of_one_size_sees_pictures_whole_once_it_is_resampled() -> None:
     images = pictures(40, 64)
-    maps = ClassMaps(Fixed(), Showing("whole"))
-    assert torch.equal(maps(images), ClassMaps(Colours(), Showing("whole"))(images))
+    maps = PixelClassifier(Fixed(), ViewSettings("whole"))
+    assert torch.equal(maps(images), PixelClassifier(Colors(), ViewSettings("whole"))(images))
     assert list(maps._sized) == [(64, 64)]
 
 
 def test_several_scales_average_probabilities() -> None:
-    network, images = Colours(), pictures(64, 96)
-    how = Showing("whole", scales=(0.5, 1.0, 1.5), flip=True)
+    network, images = Colors(), pictures(64, 96)
+    how = ViewSettings("whole", scales=(0.5, 1.0, 1.5), flip=True)
     expected = torch.zeros(CLASSES, 64, 96)
     for scale in how.scales:
-        one = ClassMaps(network, Showing("whole", scales=(scale,), flip=False))
+        one = PixelClassifier(network, ViewSettings("whole", scales=(scale,), flip=False))
         plain = (
             one.probabilities(images[0])
             if scale != 1
-            else ClassMaps(network, Showing("whole")).probabilities(images[0])
+            else PixelClassifier(network, ViewSettings("whole")).probabilities(images[0])
         )
-        mirrored = ClassMaps(network, Showing("whole", scales=(scale,), flip=False)).probabilities(images[0].flip(2))
+        mirrored = PixelClassifier(network, ViewSettings("whole", scales=(scale,), flip=False)).probabilities(
+            images[0].flip(2)
+        )
         expected += (plain + mirrored.flip(2)) / 6
-    found = ClassMaps(network, how).probabilities(images[0])
+    found = PixelClassifier(network, how).probabilities(images[0])
     assert torch.allclose(found, expected, atol=1e-5)
     assert torch.allclose(found.sum(0), torch.ones(64, 96), atol=1e-5)
-    assert torch.equal(ClassMaps(network, how)(images)[0].long(), found.argmax(0))
+    assert torch.equal(PixelClassifier(network, how)(images)[0].long(), found.argmax(0))
 
 
 def test_several_scales_of_a_large_picture_are_averaged_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     images = pictures(90, 130)
-    how = Showing("slide", scales=(1.0, 1.5), flip=True)
-    whole = ClassMaps(Fixed(), how)(images)
+    how = ViewSettings("slide", scales=(1.0, 1.5), flip=True)
+    whole = PixelClassifier(Fixed(), how)(images)
     monkeypatch.setattr(class_maps, "MOST_AVERAGED", 1000)
     monkeypatch.setattr(class_maps, "LARGE_WINDOW", 64)
-    blocks = ClassMaps(Fixed(), how)(images)
+    blocks = PixelClassifier(Fixed(), how)(images)
     assert (whole == blocks).float().mean() > 0.9
 
 
 def test_a_picture_too_large_to_be_seen_whole_is_seen_by_large_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_maps, "MOST_WHOLE", 64 * 64)
     monkeypatch.setattr(class_maps, "LARGE_WINDOW", 64)
-    network, images = Colours(), pictures(40, 300)
-    found = ClassMaps(network, Showing("whole"))(images)
+    network, images = Colors(), pictures(40, 300)
+    found = PixelClassifier(network, ViewSettings("whole"))(images)
     assert {shape[2:] for shape in network.seen} == {(64, 64)}
     assert tuple(found.shape) == (1, 40, 300)
     assert (found[0] == images[0].float().argmax(0)).float().mean() > 0.8
 
 
 def test_a_short_side_is_resized_to_and_back() -> None:
-    network, images = Colours(), pictures(64, 128)
-    found = ClassMaps(network, Showing("whole", short_side=32))(images)
+    network, images = Colors(), pictures(64, 128)
+    found = PixelClassifier(network, ViewSettings("whole", short_side=32))(images)
     assert network.seen == [(1, 3, 32, 64)]
     assert tuple(found.shape) == (1, 64, 128)
 
@@ -198,8 +201,8 @@ def test_a_short_side_is_resized_to_and_back() -> None:
 MEASURED = """
 import resource, sys, torch
 from tests.deployment.test_class_maps import Fixed
-from patchloom.deployment.class_maps import ClassMaps, Showing
-from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork
+from patchloom.tasks.segmentation.pixel_classes import ClassMaps, Showing
+from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 torch.set_num_threads(2)
 if sys.argv[1] == "windows":
     network = Fixed((512, 512))
@@ -228,9 +231,9 @@ def test_24_million_pixels_of_150_classes_take_less_than_2_gib(seen: str) -> Non
 
 
 def test_what_the_network_sees_together_has_a_bound_in_pixels() -> None:
-    maps = ClassMaps(Colours())
+    maps = PixelClassifier(Colors())
     assert [maps.pictures_at_once(size) for size in ((64, 64), (512, 512), (1024, 1024), (2048, 2048))] == [16, 4, 1, 1]
-    network, images = Colours(), pictures(1100, 1600)
-    maps = ClassMaps(network)
+    network, images = Colors(), pictures(1100, 1600)
+    maps = PixelClassifier(network)
     assert tuple(maps(images).shape) == (1, 1100, 1600)
     assert {shape[0] for shape in network.seen} == {1}

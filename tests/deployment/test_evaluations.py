@@ -9,20 +9,20 @@ import pytest
 from PIL import Image
 
 import patchloom
-from patchloom.data.pictures.evaluation_transform import test_transform
 from patchloom.data.sources.source import open_data
-from patchloom.deployment import evaluations
-from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.knn import knn
 from patchloom.evaluation.probe import few_shot_probe, linear_probe
 from patchloom.evaluation.sgd_probe import RATES
-from patchloom.inspection.cost import cost
-from patchloom.judging.several_runs import evaluate_runs
+from patchloom.inference import evaluations
+from patchloom.models.cost import cost
 from patchloom.recipes import get_recipe, override
 from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.predictions import Predictions, save_predictions
 from patchloom.runs.weights import save_weights
+from patchloom.tasks.classification.several_runs import evaluate_runs
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images.evaluation_transform import test_transform
 from tests.networks import small
 from tests.reliability.commands import command
 
@@ -192,7 +192,12 @@ def test_heads_take_part_in_the_disagreement(runs) -> None:
 def test_pictures_are_resized_as_the_run_says(runs) -> None:
     classifier, pictures = patchloom.load(runs["s0"], device="cpu"), open_data(DATA).val
     classifier.preprocessing = replace(classifier.preprocessing, interpolation="nearest")
-    seen = next(evaluations.Shown(size=40).loader(classifier, pictures).epoch(0)).images[0].permute(1, 2, 0).numpy()
+    seen = (
+        next(evaluations.EvaluationSettings(size=40).loader(classifier, pictures).epoch(0))
+        .images[0]
+        .permute(1, 2, 0)
+        .numpy()
+    )
     assert np.array_equal(seen, test_transform(40, 1.0, "nearest")(pictures.read(0)))
     assert not np.array_equal(seen, test_transform(40, 1.0)(pictures.read(0)))
 

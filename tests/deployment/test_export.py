@@ -18,16 +18,17 @@ import torch
 from PIL import Image
 
 import patchloom
-from patchloom.data.pictures.image_batch import normalise
-from patchloom.deployment.artefact import Artefact, load
-from patchloom.deployment.export import export as exporting
-from patchloom.deployment.export.export import Exported, artifact_folder, export, is_integer
-from patchloom.deployment.export.formats import GRAPHS, GraphFormat, format_named
-from patchloom.deployment.export.graph import Classes
-from patchloom.deployment.export.of_classifier import ClassifierSubject
-from patchloom.deployment.export.parity import TOLERANCE
-from patchloom.errors import CheckpointError, NumericalError, ResourceError, UsageError
-from patchloom.foreign import own_sha256
+from patchloom.data.images.image_batch import normalize
+from patchloom.export import export as exporting
+from patchloom.export.export import Exported, artifact_folder, export, is_integer
+from patchloom.export.graph import ClassifierGraph
+from patchloom.export.parity import TOLERANCE
+from patchloom.tasks.classification.export import ClassifierSubject
+from patchloom_runtime.artifacts.artifact import Artifact, load
+from patchloom_runtime.engines.formats import GRAPHS, GraphFormat, format_named
+from patchloom_runtime.errors import CheckpointError, NumericalError, ResourceError, UsageError
+from patchloom_runtime.images.inputs import read_image
+from patchloom_runtime.untrusted import own_sha256
 from tests.networks import small
 from tests.reliability.commands import command
 
@@ -50,7 +51,7 @@ class Pretended(GraphFormat):
     int8_ways = ("int8",)
     shift = 0.0
     integer = 5
-    quantised_shift = 0.0
+    quantized_shift = 0.0
 
     def write(self, traced: Any, folder: Path) -> None:
         type(self).module = traced.module
@@ -63,7 +64,7 @@ class Pretended(GraphFormat):
             with torch.inference_mode():
                 found = {name: value.numpy() for name, value in self.module(torch.from_numpy(pixels)).items()}
             if "logits" in found:
-                found["logits"] = found["logits"] + (self.shift if kind == "plain" else self.quantised_shift)
+                found["logits"] = found["logits"] + (self.shift if kind == "plain" else self.quantized_shift)
             return found
 
         return answer
@@ -72,7 +73,7 @@ class Pretended(GraphFormat):
         is_plain = (folder / "model.txt").read_text() == "plain"
         return Counter({"MatMul": 10} if is_plain else {"QLinearMatMul": self.integer, "MatMul": 10 - self.integer})
 
-    def quantise(self, folder: Path, out: Path, way: str, batches: Any) -> None:
+    def quantize(self, folder: Path, out: Path, way: str, batches: Any) -> None:
         assert all(batch.dtype == np.uint8 for batch in batches)
         (out / "model.txt").write_text(way)
 
@@ -112,7 +113,7 @@ def test_the_file_answers_as_the_run_does(exported: Exported, trained: Path) -> 
     assert file.operators > 10
     assert file.integer == 0
     classifier, model = patchloom.load(trained / "a", device="cpu"), patchloom.load(exported.folder)
-    assert isinstance(model, Artefact)
+    assert isinstance(model, Artifact)
     said, wanted = model.predict(trained / "data", top=2), classifier.predict(trained / "data", top=2)
     assert [[name for name, _ in row] for row in said] == [[name for name, _ in row] for row in wanted]
     assert np.allclose(
@@ -167,7 +168,7 @@ def test_the_runtime_answers_without_torch_and_patchloom(exported: Exported, tra
     assert answers == str(model.predict(one))
     assert loaded == "set()"
     # Bit for bit the pixels that the run is shown.
-    assert digest == hashlib.sha256(run._transform(patchloom.data.pictures.given.picture_of(one)).tobytes()).hexdigest()
+    assert digest == hashlib.sha256(run._transform(read_image(one)).tobytes()).hexdigest()
 
 
 @pytest.mark.slow
@@ -176,18 +177,18 @@ def test_int8_and_half_of_a_trained_run(trained: Path, tmp_path: Path, monkeypat
     clock(monkeypatch, 1, 1, 1, 2)
     done = export(str(trained / "a"), str(tmp_path / "q"), int8=True, allowed_loss=100)
     assert done.precision == "int8"
-    run, _, quantised = done.rows
-    assert quantised.what.startswith("onnx int8")
-    assert quantised.integer > 0
-    assert quantised.agreement >= 90.0  # of 12 images: one may change
-    assert quantised.relative <= 0.2
-    assert abs(quantised.accuracy - run.accuracy) <= 100 / 12 + 1e-9
+    run, _, quantized = done.rows
+    assert quantized.what.startswith("onnx int8")
+    assert quantized.integer > 0
+    assert quantized.agreement >= 90.0  # of 12 images: one may change
+    assert quantized.relative <= 0.2
+    assert abs(quantized.accuracy - run.accuracy) <= 100 / 12 + 1e-9
     # The last way leaves everything but products as it was; the one before has more operators with integers.
     clock(monkeypatch, 1, 1, 1, 0.5, 1, 0.5, 1, 2)
     *_, every, products = export(str(trained / "a"), str(tmp_path / "p"), int8=True, allowed_loss=100).rows
     assert products.kept
     assert products.what.startswith("onnx int8")
-    assert products.what not in (every.what, quantised.what)
+    assert products.what not in (every.what, quantized.what)
     assert 0 < products.integer < every.integer
     assert every.integer > every.operators / 4
     assert products.relative <= 0.2
@@ -201,14 +202,14 @@ def test_int8_and_half_of_a_trained_run(trained: Path, tmp_path: Path, monkeypat
 # Whatever the format -------------------------------------------------------------------------------------------------
 
 
-def test_normalisation_inside_the_graph_is_that_of_training_to_the_bit() -> None:
+def test_normalization_inside_the_graph_is_that_of_training_to_the_bit() -> None:
     network = small("resmlp_s12")
-    graph = Classes(network, MEAN, STD)
+    graph = ClassifierGraph(network, MEAN, STD)
     seen: list[torch.Tensor] = []
     graph.network.features = lambda images: seen.append(images) or torch.zeros(1, 16, 16)  # type: ignore[method-assign]
     pixels = torch.arange(32 * 32 * 3).remainder(256).to(torch.uint8).view(1, 32, 32, 3)
     graph(pixels)
-    assert torch.equal(seen[0], normalise(pixels.permute(0, 3, 1, 2), MEAN, STD))
+    assert torch.equal(seen[0], normalize(pixels.permute(0, 3, 1, 2), MEAN, STD))
 
 
 def test_a_graph_that_differs_is_refused_and_leaves_nothing(trained: Path, tmp_path: Path, pretended: Any) -> None:
@@ -235,7 +236,7 @@ def test_a_graph_that_differs_is_refused_and_leaves_nothing(trained: Path, tmp_p
 def test_int8_is_kept_where_it_is_worth_it(
     trained: Path, tmp_path: Path, pretended: Any, monkeypatch: Any, speed: float, integer: int, shift: Any, why: Any
 ) -> None:
-    pretended.integer, pretended.quantised_shift = integer, shift
+    pretended.integer, pretended.quantized_shift = integer, shift
     clock(monkeypatch, 80, 100, 100, speed)
     monkeypatch.setattr(ClassifierSubject, "right", lambda _, found: 90.0 - 50 * (np.ptp(found["logits"]) > 1e5))
     done = export(str(trained / "a"), str(tmp_path / "x"), to="pretended", int8=True)
@@ -266,7 +267,7 @@ def test_pixels_are_those_of_the_run_to_the_bit(trained: Path, tmp_path: Path, r
     assert dict(model.predict(wide)) == pytest.approx(dict(of_run.predict(wide)))
 
 
-def test_pixels_an_artefact_could_not_show_are_refused(trained: Path, tmp_path: Path) -> None:
+def test_pixels_an_artifact_could_not_show_are_refused(trained: Path, tmp_path: Path) -> None:
     export(str(trained / "a"), str(tmp_path / "x"), to="pretended")
     path = tmp_path / "x" / "artefact.json"
     about = json.loads(path.read_text())
@@ -295,7 +296,7 @@ def test_another_size(trained: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["artefact.json", "labels.json", "model.txt", "parity.json", "README.md"])
-def test_a_damaged_artefact_is_one_line(trained: Path, tmp_path: Path, name: str) -> None:
+def test_a_damaged_artifact_is_one_line(trained: Path, tmp_path: Path, name: str) -> None:
     export(str(trained / "a"), str(tmp_path / "x"), to="pretended")
     path = tmp_path / "x" / name
     whole = path.read_bytes()
@@ -323,7 +324,7 @@ def test_verify_names_what_is_damaged(trained: Path, tmp_path: Path, monkeypatch
     assert (damaged.code, told["kind"], [one["file"] for one in told["wrong"]]) == (4, "artefact", ["model.txt"])
 
 
-def test_a_packed_artefact_answers_the_same(trained: Path, tmp_path: Path, pretended: Any) -> None:
+def test_a_packed_artifact_answers_the_same(trained: Path, tmp_path: Path, pretended: Any) -> None:
     done = export(str(trained / "a"), str(tmp_path / "x"), to="pretended", packed=True)
     export(str(trained / "a"), str(tmp_path / "plain"), to="pretended")
     names = {path.name for path in (tmp_path / "x").iterdir()}
@@ -369,7 +370,7 @@ def test_a_pruned_run_packed_is_smaller(trained: Path, tmp_path: Path) -> None:
     assert load(tmp_path / "packed").predict(picture) == load(tmp_path / "plain").predict(picture)
 
 
-def test_an_artefact_of_a_newer_version_says_so(trained: Path, tmp_path: Path) -> None:
+def test_an_artifact_of_a_newer_version_says_so(trained: Path, tmp_path: Path) -> None:
     export(str(trained / "a"), str(tmp_path / "x"), to="pretended")
     about = json.loads((tmp_path / "x" / "artefact.json").read_text())
     (tmp_path / "x" / "artefact.json").write_text(json.dumps(about | {"format": 2}))

@@ -14,20 +14,20 @@ from PIL import Image
 from torchvision.ops import batched_nms
 
 import patchloom
-from patchloom.deployment.artefact import load
-from patchloom.deployment.export.detection_graph import traced_detector
-from patchloom.deployment.export.export import Exported, export
-from patchloom.deployment.export.formats import GRAPHS, graph_format
-from patchloom.deployment.export.of_detector import DetectorSubject, as_array, choice_of, pairs
-from patchloom.deployment.object_choice import Regions, apart
-from patchloom.errors import CheckpointError, UsageError
-from patchloom.foreign import own_sha256
-from patchloom.models.detector import Detector
+from patchloom.export.export import Exported, export
+from patchloom.models.dense.detector import Detector
 from patchloom.runs.config import Preprocessing
-from patchloom.tasks.detection_look import look_at_detected
-from patchloom.tasks.detection_report import evaluate_detectors
+from patchloom.tasks.detection.export import DetectorSubject, as_array, choice_of, pairs
+from patchloom.tasks.detection.graph import traced_detector
+from patchloom.tasks.detection.look import look_at_detected
+from patchloom.tasks.detection.report import evaluate_detectors
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
+from patchloom_runtime.artifacts.artifact import load
+from patchloom_runtime.artifacts.box_selection import RegionBoxes, apart
+from patchloom_runtime.engines.formats import GRAPHS, graph_format
+from patchloom_runtime.errors import CheckpointError, UsageError
+from patchloom_runtime.untrusted import own_sha256
 from tests.deployment.test_export import needs_onnx
 from tests.models.test_detector import BACKBONES, SIDE, detector
 from tests.test_detection import TINY
@@ -89,10 +89,10 @@ def test_overlaps_are_left_out_as_torchvision_does() -> None:
 
 def test_objects_are_paired_once_and_by_class() -> None:
     boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 10.1], [20, 20, 30, 30]], np.float32)
-    ours = Regions(boxes, np.array([1, 1, 2]), np.array([0.9, 0.8, 0.7], np.float32))
+    ours = RegionBoxes(boxes, np.array([1, 1, 2]), np.array([0.9, 0.8, 0.7], np.float32))
     assert sorted(map(tuple, pairs(ours, ours).tolist())) == [(0, 0), (1, 1), (2, 2)]
     assert len(pairs(ours, replace(ours, labels=np.array([1, 1, 1])))) == 2
-    assert len(pairs(ours, Regions(boxes[:0], ours.labels[:0], ours.scores[:0]))) == 0
+    assert len(pairs(ours, RegionBoxes(boxes[:0], ours.labels[:0], ours.scores[:0]))) == 0
 
 
 # A run ---------------------------------------------------------------------------------------------------------------
@@ -114,21 +114,21 @@ def exported(run: Path) -> Exported:
     return export(str(run), str(run.parent / "artefact"))
 
 
-def test_an_artefact_is_a_detector(run: Path, exported: Exported) -> None:
+def test_an_artifact_is_a_detector(run: Path, exported: Exported) -> None:
     _, file = exported.rows
     assert (exported.measure, exported.images) == ("box AP", 16)
     assert (file.agreement, file.accuracy) == (100.0, exported.rows[0].accuracy)
-    artefact, detector = patchloom.load(exported.folder), patchloom.load(run, device="cpu")
+    artifact, detector = patchloom.load(exported.folder), patchloom.load(run, device="cpu")
     picture = np.random.default_rng(0).integers(0, 256, (32, 24, 3), dtype=np.uint8)  # of the canvas' scale
-    found, wanted = (model.predict([picture, picture[:20]], min_score=0.0) for model in (artefact, detector))
+    found, wanted = (model.predict([picture, picture[:20]], min_score=0.0) for model in (artifact, detector))
     assert [len(each) for each in found] == [len(each) for each in wanted]
     for one, other in zip(found[0] + found[1], wanted[0] + wanted[1], strict=True):
         assert (one.name, pytest.approx(one.score, abs=1e-4)) == (other.name, other.score)
         assert np.allclose(one.box, other.box, atol=1e-2)
         assert (one.mask((32, 24)) == other.mask((32, 24))).mean() > 0.99
-    assert isinstance(artefact.predict(picture), list)
+    assert isinstance(artifact.predict(picture), list)
     with pytest.raises(UsageError) as error:
-        artefact.predict(picture, min_score=2)
+        artifact.predict(picture, min_score=2)
     assert "min_score" in str(error.value)
     assert "2" in str(error.value)
 
@@ -154,7 +154,7 @@ def test_the_runtime_finds_objects_without_torch(exported: Exported, tmp_path: P
         ({"files": {}}, r"artefact\.json.*model\.onnx"),
     ],
 )
-def test_an_artefact_that_does_not_tell_all_is_refused(
+def test_an_artifact_that_does_not_tell_all_is_refused(
     exported: Exported, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
     about = json.loads((exported.folder / "artefact.json").read_text()) | changed
@@ -168,7 +168,7 @@ def test_boxes_that_are_off_or_missing_are_a_difference() -> None:
     expected = subject.run(subject.rows)
     moved = [replace(one, boxes=one.boxes + np.float32(0.1)) for one in expected["found"]]
     assert subject.differences({"found": as_array(moved)}, expected)[1] > 1e-3
-    less = [Regions(one.boxes[::2], one.labels[::2], one.scores[::2]) for one in expected["found"]]
+    less = [RegionBoxes(one.boxes[::2], one.labels[::2], one.scores[::2]) for one in expected["found"]]
     assert subject.differences({"found": as_array(less)}, expected)[1] > 1e-2
 
 

@@ -9,12 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from patchloom.data.pictures.image_batch import normalise
-from patchloom.deployment.export.formats import GRAPHS, graph_format
-from patchloom.deployment.export.graph import EMBEDDING, LOGITS, MAPS, Classes, FromPixels, Maps, Traced, Vectors
-from patchloom.deployment.export.parity import TOLERANCE
+from patchloom.data.images.image_batch import normalize
+from patchloom.export.graph import (
+    EMBEDDING,
+    LOGITS,
+    MAPS,
+    ClassifierGraph,
+    EmbeddingGraph,
+    FromPixels,
+    SegmenterGraph,
+    Traced,
+)
+from patchloom.export.parity import TOLERANCE
+from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.models.network import Network
-from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork
+from patchloom_runtime.engines.formats import GRAPHS, graph_format
 from tests.networks import ONE_OF_EACH, small
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -28,18 +37,18 @@ def classes(name: str) -> Made:
         features = network.features(images)
         return {LOGITS: network.head(features), EMBEDDING: network.vectors(features)}
 
-    return Classes(network, MEAN, STD), expected, network.config.image_size
+    return ClassifierGraph(network, MEAN, STD), expected, network.config.image_size
 
 
 def vectors(name: str) -> Made:
     network = small(name, num_classes=0)
-    made = Vectors(network, MEAN, STD)
+    made = EmbeddingGraph(network, MEAN, STD)
     return made, lambda images: {EMBEDDING: network.vectors(network.features(images))}, network.config.image_size
 
 
 def maps(name: str) -> Made:
     network = segmentation(small(name, num_classes=0))
-    return Maps(network, MEAN, STD), lambda images: {MAPS: network(images)}, network.image_size
+    return SegmenterGraph(network, MEAN, STD), lambda images: {MAPS: network(images)}, network.image_size
 
 
 def segmentation(backbone: Network) -> SegmentationNetwork:
@@ -83,7 +92,7 @@ def test_the_graph_answers_as_the_network_does(family: str, kind: str, to: str, 
     assert not any(b".py" in file.read_bytes() for file in tmp_path.iterdir()), "paths of this machine"
     found = form.open(tmp_path, 1)(pixels)
     with torch.inference_mode():
-        wanted = expected(normalise(torch.from_numpy(pixels).permute(0, 3, 1, 2), MEAN, STD))
+        wanted = expected(normalize(torch.from_numpy(pixels).permute(0, 3, 1, 2), MEAN, STD))
     assert set(found) == set(wanted)
     for output, tensor in wanted.items():
         array = tensor.numpy()

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.data.text.special_tokens import EOS, PAD
-from patchloom.deployment.artefact_about import STEP
-from patchloom.deployment.artefact_translator import BeamSearch
-from patchloom.deployment.export.export import Exported, export
-from patchloom.deployment.export.formats import GRAPHS, MODEL, graph_format
-from patchloom.deployment.export.translation_graph import kept_of, traced_translator
-from patchloom.errors import UsageError
+from patchloom.export.export import Exported, export
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import create_seq2seq
+from patchloom.tasks.translation.graph import kept_of, traced_translator
+from patchloom_runtime.artifacts.metadata import STEP
+from patchloom_runtime.artifacts.translator import BeamSearch
+from patchloom_runtime.engines.formats import GRAPHS, MODEL, graph_format
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.text.special_tokens import EOS, PAD
 from tests.deployment.test_export import needs_onnx
 
 pytest.importorskip("sentencepiece", reason="subwords need sentencepiece")
@@ -33,18 +33,18 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return export(str(RUN), str(tmp_path_factory.mktemp("text") / "artefact"), data="numbers:count=150", images=12)
 
 
-def test_an_artefact_is_a_translator(exported: Exported) -> None:
+def test_an_artifact_is_a_translator(exported: Exported) -> None:
     run, file = exported.rows
     assert (exported.measure, exported.compared, exported.images) == ("BLEU", "sentences", 12)
     assert (file.agreement, file.accuracy) == (100.0, run.accuracy)
-    artefact, translator = patchloom.load(exported.folder), patchloom.load(RUN, device="cpu")
+    artifact, translator = patchloom.load(exported.folder), patchloom.load(RUN, device="cpu")
     for options in ({"beams": 1}, {"beams": 4, "n_best": 3}, {"beams": 2, "length_penalty": 0.0, "batch": 1}):
-        found, wanted = (list(model.translate(LINES, **options)) for model in (artefact, translator))
+        found, wanted = (list(model.translate(LINES, **options)) for model in (artifact, translator))
         assert [[one.text for one in line] for line in found] == [[one.text for one in line] for line in wanted]
         assert np.allclose([line[0].score for line in found], [line[0].score for line in wanted], atol=1e-4)
-    assert f"{translator.source} → {translator.target}" in repr(artefact)
+    assert f"{translator.source} → {translator.target}" in repr(artifact)
     with pytest.raises(UsageError) as error:
-        list(artefact.translate(["one"], beams=1, n_best=2))
+        list(artifact.translate(["one"], beams=1, n_best=2))
     assert "n_best" in str(error.value)
     assert "2" in str(error.value)
 

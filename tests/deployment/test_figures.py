@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchloom.inspection.branches import branch_epoch_charts
-from patchloom.judging.comparison_figures import NO_LEVEL, level_charts
-from patchloom.judging.comparison_page import report_runs
-from patchloom.judging.levels import LevelEvaluation, LevelEvaluations
-from patchloom.judging.seeds import Cloud, early_and_last
-from patchloom.judging.several_runs import evaluate
-from patchloom.pages.charts import Point, Series, line_chart, scatter_chart
-from patchloom.pages.seed_charts import Range, histogram_chart, range_chart
+from patchloom.report.charts import Point, Series, line_chart, scatter_chart
+from patchloom.report.charts.seeds import SeedRange, histogram_chart, range_chart
+from patchloom.report.pictures.branches import branch_epoch_charts
 from patchloom.runs.branch_norms import add_branch_norms
 from patchloom.runs.checksums import write_checked
-from patchloom.tasks.pages import report_run
+from patchloom.tasks.classification.comparison_figures import NO_LEVEL, level_charts
+from patchloom.tasks.classification.comparison_page import report_runs
+from patchloom.tasks.classification.levels import LevelEvaluation, LevelEvaluations
+from patchloom.tasks.classification.seeds import SeedCloud, early_and_last
+from patchloom.tasks.classification.several_runs import evaluate
+from patchloom.tasks.report import report_run
 from tests.reliability.commands import command
 
 
@@ -90,10 +90,10 @@ def test_options_that_nobody_would_read_are_refused(trained, monkeypatch, capsys
 
 
 def test_the_line_fits_by_least_squares_and_stays_in_the_frame() -> None:
-    cloud = Cloud(("a", "b", "c", "d"), (70.0, 72.0, 74.0, 80.0), (60.0, 61.0, 65.0, 68.0))
+    cloud = SeedCloud(("a", "b", "c", "d"), (70.0, 72.0, 74.0, 80.0), (60.0, 61.0, 65.0, 68.0))
     assert cloud.line == pytest.approx(np.polyfit(cloud.first, cloud.second, 1))
-    assert Cloud(("a", "b"), (1.0, 2.0), (1.0, 2.0)).line is None  # any two points are on a line
-    assert Cloud(("a", "b", "c"), (1.0, 1.0, 1.0), (1.0, 2.0, 3.0)).line is None
+    assert SeedCloud(("a", "b"), (1.0, 2.0), (1.0, 2.0)).line is None  # any two points are on a line
+    assert SeedCloud(("a", "b", "c"), (1.0, 1.0, 1.0), (1.0, 2.0, 3.0)).line is None
     points = [Point(x, y) for x, y in zip(cloud.first, cloud.second, strict=True)]
     chart = scatter_chart(points, x_label="x", y_label="y", line=(2.0, -80.0))  # at 60 where x is 70, 80 where x is 80
     frame = [float(n) for n in re.findall(r'd="M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)', chart)[0]]
@@ -158,7 +158,7 @@ def test_a_histogram_counts_every_run_and_its_gaussian_is_highest_at_the_mean() 
 
 
 def test_a_range_has_its_mean_deviation_and_extremes() -> None:
-    chart = range_chart([Range(1, 50.0, 5.0, 40.0, 60.0), Range(2, 70.0, 1.0, 68.0, 72.0)])
+    chart = range_chart([SeedRange(1, 50.0, 5.0, 40.0, 60.0), SeedRange(2, 70.0, 1.0, 68.0, 72.0)])
     titles = re.findall("<title>(.*?)</title>", chart)
     for value, epoch in ((50, 1), (40, 1), (72, 2), (55, 1)):  # mean, least, most, mean + deviation
         assert any(title.endswith(f" {value}, epoch {epoch}") for title in titles)

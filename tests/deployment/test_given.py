@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.deployment.classifier import Classifier
-from patchloom.deployment.index import Index
-from patchloom.errors import DataError, UsageError
+from patchloom.inference.classifier import Classifier
+from patchloom.inference.index import Index
 from patchloom.runs.config import Preprocessing, RunFiles
+from patchloom_runtime.errors import DataError, UsageError
 from tests.data.all_modes import FILES, ways_of, write_files
 from tests.data.bad_images import PICTURE, PIXELS
 from tests.reliability.commands import command

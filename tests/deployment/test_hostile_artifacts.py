@@ -17,13 +17,13 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.deployment.artefact import load
-from patchloom.deployment.export.formats import graph_format
-from patchloom.deployment.export.graph import Traced
-from patchloom.deployment.export.onnx_check import check_onnx
-from patchloom.deployment.export.to_openvino import check_openvino
-from patchloom.errors import CheckpointError
-from patchloom.foreign import own_sha256
+from patchloom.export.graph import Traced
+from patchloom_runtime.artifacts.artifact import load
+from patchloom_runtime.engines.formats import graph_format
+from patchloom_runtime.engines.onnx_check import check_onnx
+from patchloom_runtime.engines.openvino_graph import check_openvino
+from patchloom_runtime.errors import CheckpointError
+from patchloom_runtime.untrusted import own_sha256
 from tests.reliability.commands import command
 
 SIDE = 8
@@ -296,14 +296,14 @@ def test_a_program_that_would_fill_the_memory_takes_none(
 def test_a_program_that_takes_too_long_is_ended(
     program: Path, tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("patchloom.deployment.export.to_torch.RUN_SECONDS", 0.0)
+    monkeypatch.setattr("patchloom_runtime.engines.torch_graph.RUN_SECONDS", 0.0)
     model = load(torch_artifact(program, tmp_path / "x"))
     with pytest.raises(CheckpointError, match=r"model\.pt2"):
         model.embed(picture)
 
 
 def test_regions_outside_the_maps_are_refused() -> None:
-    from patchloom.deployment.export.torch_program import _roi_align
+    from patchloom_runtime.engines.torch_program import _roi_align
 
     maps, settings = torch.zeros(2, 1, 4, 4), (1.0, 2, 2, 2, False)
     assert _roi_align(maps, torch.tensor([[1.0, 0, 0, 3, 3]]), *settings).shape == (1, 1, 2, 2)
@@ -444,10 +444,10 @@ def test_a_graph_that_doubles_its_tensor_stays_within_its_memory(
     line = helper.make_tensor("line", TensorProto.INT64, [1], [-1])
     one = helper.make_tensor("start", TensorProto.FLOAT, [1], [0.0])
     code = (
-        "import resource, sys, patchloom.deployment.export.to_onnx as to\n"
+        "import resource, sys, patchloom_runtime.engines.onnx_graph as to\n"
         "to.run_memory = lambda: 1 << 27\n"
-        "from patchloom.deployment.artefact import load\n"
-        "from patchloom.errors import CheckpointError\n"
+        "from patchloom_runtime.artifacts.artifact import load\n"
+        "from patchloom_runtime.errors import CheckpointError\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n"
         f"    load({str(tmp_path / 'x')!r}, threads=1).embed({str(picture)!r})\n"
@@ -464,8 +464,8 @@ def test_a_graph_that_doubles_its_tensor_stays_within_its_memory(
 
 
 def test_a_graph_that_takes_too_long_is_ended(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("patchloom.deployment.export.to_onnx.RUN_SECONDS", 0.0)
-    monkeypatch.setattr("patchloom.deployment.export.to_onnx.Timer", AtOnce)
+    monkeypatch.setattr("patchloom_runtime.engines.onnx_graph.RUN_SECONDS", 0.0)
+    monkeypatch.setattr("patchloom_runtime.engines.onnx_graph.Timer", AtOnce)
     model = load(onnx_artifact(tmp_path / "x"))
     with pytest.raises(CheckpointError, match=r"model\.onnx"):
         model.embed(picture)

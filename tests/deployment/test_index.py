@@ -19,15 +19,15 @@ from PIL import Image
 
 import patchloom
 from patchloom import cli
-from patchloom.deployment import file_embeddings
-from patchloom.deployment import index as indexing
-from patchloom.deployment.embedding import embed_batches
-from patchloom.deployment.index import Built, Index, index, open_index
-from patchloom.deployment.search_page import write_search_page
-from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.evaluation import exact_search
-from patchloom.pages.page import data_uri
+from patchloom.inference import file_embeddings
+from patchloom.inference import index as indexing
+from patchloom.inference.embedding import embed_batches
+from patchloom.inference.index import BuildSummary, Index, index, open_index
+from patchloom.inference.search_page import write_search_page
+from patchloom.report.page import data_uri
 from patchloom.runs.checksums import write_checked
+from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from tests.forked import Forked
 from tests.reliability.commands import class_folders, command
 
@@ -48,7 +48,7 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def built(trained: Path, tmp_path: Path) -> Built:
+def built(trained: Path, tmp_path: Path) -> BuildSummary:
     return index(str(trained / "a"), [trained / "data"], out=tmp_path / "index", device="cpu")
 
 
@@ -71,7 +71,7 @@ def test_the_ranking_is_that_of_comparing_with_all(trained: Path, tmp_path: Path
         assert [(hit.path, hit.score) for hit in one.hits] == [(names[i], row[i]) for i in expected]
 
 
-def test_pictures_from_memory_and_files_in_their_order(built: Built, trained: Path) -> None:
+def test_pictures_from_memory_and_files_in_their_order(built: BuildSummary, trained: Path) -> None:
     file = trained / "data" / "red" / "3.png"
     found = built.index.search([Image.open(file), file, Image.open(trained / "data" / "blue" / "1.png")], top=1)
     assert [Path(one.hits[0].path).name for one in found] == ["3.png", "3.png", "1.png"]
@@ -80,7 +80,7 @@ def test_pictures_from_memory_and_files_in_their_order(built: Built, trained: Pa
     assert found[0].hits[0].score == pytest.approx(1, abs=1e-5)
 
 
-def test_a_query_that_is_in_the_index(built: Built, trained: Path) -> None:
+def test_a_query_that_is_in_the_index(built: BuildSummary, trained: Path) -> None:
     file = trained / "data" / "red" / "3.png"
     (found,) = built.index.search([file], top=5)
     assert [hit.itself for hit in found.hits] == [True, False, False, False, False]
@@ -207,7 +207,7 @@ def test_a_vector_that_is_not_finite_is_left_out_by_name(trained: Path, tmp_path
     assert hits.hits == [hit for hit in all_hits.hits if hit.path != lost]
 
 
-def test_labels_and_frames_on_the_page(built: Built, trained: Path, tmp_path: Path) -> None:
+def test_labels_and_frames_on_the_page(built: BuildSummary, trained: Path, tmp_path: Path) -> None:
     found = built.index.search([trained / "data" / "red" / "3.png"], top=60)
     write_search_page(tmp_path / "page.html", built.index, found)
     text = (tmp_path / "page.html").read_text("utf-8")
@@ -217,7 +217,7 @@ def test_labels_and_frames_on_the_page(built: Built, trained: Path, tmp_path: Pa
     assert text.count("data:image/jpeg") == 61
 
 
-def test_hits_are_shown_from_the_named_folders_alone(built: Built, trained: Path, tmp_path: Path) -> None:
+def test_hits_are_shown_from_the_named_folders_alone(built: BuildSummary, trained: Path, tmp_path: Path) -> None:
     query = trained / "data" / "red" / "3.png"
     page = tmp_path / "page.html"
 
@@ -243,7 +243,7 @@ def test_hits_are_shown_from_the_named_folders_alone(built: Built, trained: Path
 
 
 def test_the_page_of_a_strangers_index_says_what_it_does_not_show(
-    built: Built, trained: Path, tmp_path: Path, monkeypatch, capsys
+    built: BuildSummary, trained: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     query, page = trained / "data" / "red" / "0.png", tmp_path / "page.html"
     done = command(("search", built.index.folder, query, "--top", "2", "--page", page), monkeypatch, capsys)
@@ -251,7 +251,7 @@ def test_the_page_of_a_strangers_index_says_what_it_does_not_show(
     assert len(re.findall(r"(?m)^note: .*\b2\b.*--images", done.output)) == 1
 
 
-def test_what_is_not_known_has_no_frame(built: Built, trained: Path, tmp_path: Path) -> None:
+def test_what_is_not_known_has_no_frame(built: BuildSummary, trained: Path, tmp_path: Path) -> None:
     loose = shutil.copy(trained / "data" / "red" / "0.png", tmp_path / "loose.png")
     write_search_page(tmp_path / "page.html", built.index, built.index.search([loose], top=3))
     text = (tmp_path / "page.html").read_text("utf-8")
@@ -266,7 +266,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["part-00000.npy", "part-00000.json"])
-def test_a_damaged_part_is_refused_by_name(built: Built, trained: Path, name: str) -> None:
+def test_a_damaged_part_is_refused_by_name(built: BuildSummary, trained: Path, name: str) -> None:
     flip(built.index.folder / name)
     opened = open_index(built.index.folder, device="cpu")
     with pytest.raises(CheckpointError) as error:
@@ -278,7 +278,7 @@ def test_a_damaged_part_is_refused_by_name(built: Built, trained: Path, name: st
         open_index(built.index.folder, device="cpu").search([trained / "data" / "red" / "0.png"])
 
 
-def test_another_model_is_refused(built: Built, trained: Path, run: Callable[[str], Path]) -> None:
+def test_another_model_is_refused(built: BuildSummary, trained: Path, run: Callable[[str], Path]) -> None:
     folder = built.index.folder
     with pytest.raises(CheckpointError) as error:
         open_index(folder, model=str(trained / "b"), device="cpu")
@@ -309,7 +309,7 @@ def test_a_model_that_has_gone(run: Callable[[str], Path], trained: Path, tmp_pa
     assert str(moved) in str(error.value)
 
 
-def test_formats(built: Built) -> None:
+def test_formats(built: BuildSummary) -> None:
     path = built.index.folder / "index.json"
     values = json.loads(path.read_text())
     assert (values["format"], values["files"], values["exact"], values["dimension"]) == (2, 60, True, 16)
@@ -411,7 +411,9 @@ def test_the_commands(trained: Path, tmp_path: Path, monkeypatch, capsys) -> Non
     assert second["error"].startswith(str(bad))
 
 
-def test_commands_that_fail_say_one_line(built: Built, trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_commands_that_fail_say_one_line(
+    built: BuildSummary, trained: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
     def refused(*arguments: Any) -> tuple[int, str]:
         done = command(arguments, monkeypatch, capsys)
         assert done.errors.count("\n") == 1
@@ -508,7 +510,7 @@ def test_an_index_is_dropped_from_whole_or_not_at_all(trained, tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("patchloom.deployment.index.write_about", full)
+        patch.setattr("patchloom.inference.index.write_about", full)
         with pytest.raises(OSError, match="No space"):
             index(str(trained / "a"), [data], out=out, device="cpu", prune=True)
     assert (out / "index.json").read_bytes() == before

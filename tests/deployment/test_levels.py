@@ -13,21 +13,21 @@ from PIL import Image
 import patchloom
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import open_data
-from patchloom.deployment.classifier import Classifier, load
-from patchloom.errors import CheckpointError, DataError, UsageError
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieval
 from patchloom.evaluation.separability import separability
-from patchloom.inspection.ranked import WRONG, Ranked, RankedList, frame_colors, framed, ranked_sheet
-from patchloom.judging.comparison_page import report_runs
-from patchloom.judging.levels import FINEST, MEASURES, evaluate_levels, open_leveled, trained_level
-from patchloom.judging.ranked_page import Hit, rank, spread_queries, write_ranked
-from patchloom.judging.several_runs import evaluate_runs
+from patchloom.inference.classifier import Classifier, load
+from patchloom.report.pictures.ranked import WRONG, Ranked, RankedList, frame_colors, framed, ranked_sheet
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
-from patchloom.runs.record import RunRecord, read_run_record, write_run_record
+from patchloom.runs.run_record import RunRecord, read_run_record, write_run_record
 from patchloom.runs.weights import save_weights
+from patchloom.tasks.classification.comparison_page import report_runs
+from patchloom.tasks.classification.levels import FINEST, MEASURES, evaluate_levels, open_leveled, trained_level
+from patchloom.tasks.classification.ranked_page import RankedHit, rank, spread_queries, write_ranked
+from patchloom.tasks.classification.several_runs import evaluate_runs
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
+from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from tests.networks import small
 from tests.reliability.commands import OPTIONS, command
 
@@ -75,7 +75,7 @@ def runs(tmp_path_factory, data) -> dict[str, str]:
 
 
 def test_the_numbers_are_those_of_the_embeddings(runs, data, monkeypatch) -> None:
-    monkeypatch.setattr("patchloom.judging.levels.separability", partial(separability, splits=1))
+    monkeypatch.setattr("patchloom.tasks.classification.levels.separability", partial(separability, splits=1))
     found = evaluate_levels([runs["coarse"]], str(data), device="cpu", halves=True)
     (run,) = found.runs.values()
     classifier, splits = load(runs["coarse"], device="cpu"), open_data(data)
@@ -116,9 +116,9 @@ def test_the_trained_level_is_told_by_the_classes(runs, data) -> None:
     classes = open_data(data).classes
     fine, coarse = (load(runs[name], device="cpu") for name in ("fine", "coarse"))
     assert (trained_level(fine, classes), trained_level(coarse, classes)) == ("", "coarse")
-    renamed = patchloom.data.sets.ClassTable(classes.names, {"warmth": classes.levels["coarse"]})
+    renamed = patchloom.data.datasets.ClassTable(classes.names, {"warmth": classes.levels["coarse"]})
     assert trained_level(coarse, renamed) == "warmth"
-    assert trained_level(coarse, patchloom.data.sets.ClassTable(("a", "b"))) is None
+    assert trained_level(coarse, patchloom.data.datasets.ClassTable(("a", "b"))) is None
 
 
 def test_a_run_on_other_classes_is_judged_too(runs, data, tmp_path) -> None:
@@ -253,7 +253,7 @@ def test_the_comparison_of_runs_at_two_levels(runs, data, tmp_path) -> None:
 
 
 def test_hits_are_framed_by_the_finest_level_that_is_right() -> None:
-    classes = patchloom.data.sets.ClassTable(
+    classes = patchloom.data.datasets.ClassTable(
         ("a", "b", "c", "d"), {"mid": (("ab", "c", "d"), (0, 0, 1, 2)), "top": (("abc", "d"), (0, 0, 0, 1))}
     )
     angles = torch.tensor([0.1, 0.2, 0.3, 0.4, 1.0])
@@ -296,7 +296,7 @@ def test_the_page_and_the_picture_of_ranked_lists(runs, data, tmp_path, monkeypa
     with Image.open(found.png) as picture:
         assert picture.format == "PNG"
     hits = [hit for by_run in found.queries.values() for of_run in by_run.values() for hit in of_run]
-    assert all(isinstance(hit, Hit) for hit in hits)
+    assert all(isinstance(hit, RankedHit) for hit in hits)
     assert text.count('class="frame0" title') == sum(hit.level == 0 for hit in hits)
     done = command(("look", runs["fine"], "--ranked", "--top", "2", "--out", tmp_path / "b.html"), monkeypatch, capsys)
     assert done.code == 0, done.errors

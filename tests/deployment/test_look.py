@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from patchloom.deployment.classifier import load
-from patchloom.errors import DataError, UsageError
-from patchloom.judging.look_page import across, look_at, true_class
+from patchloom.inference.classifier import load
 from patchloom.models.registry import create_model
 from patchloom.runs.predictions import load_predictions
+from patchloom.tasks.images.look_page import across, look_at, true_class
+from patchloom_runtime.errors import DataError, UsageError
 from tests.reliability.commands import command
 
 

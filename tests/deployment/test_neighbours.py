@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.deployment.index import index, open_index
-from patchloom.errors import CheckpointError, UsageError
+from patchloom.inference.index import index, open_index
 from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.weights import save_weights
+from patchloom_runtime.errors import CheckpointError, UsageError
 from tests.deployment.test_levels import COLORS, GROUPS, colors, draw
 from tests.networks import small
 from tests.reliability.commands import command
@@ -47,7 +47,7 @@ def collection(tmp_path_factory, run: Path, photos: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(run: Path) -> patchloom.deployment.classifier.Classifier:
+def model(run: Path) -> patchloom.inference.classifier.Classifier:
     return patchloom.load(run, device="cpu")
 
 
@@ -100,11 +100,11 @@ def test_classes_it_was_never_trained_on_and_files_without_a_label(run, model, p
     built = index(str(run), [photos / "train", tmp_path / "loose"], out=tmp_path / "index", device="cpu").index
     assert built.labels == {"cold": 12, "green": 4, "olive": 4, "warm": 12}
     query = tmp_path / "loose" / "1.png"
-    labelled = [*sorted((photos / "train").rglob("*.png")), *sorted((tmp_path / "more").rglob("*.png"))]
+    labeled = [*sorted((photos / "train").rglob("*.png")), *sorted((tmp_path / "more").rglob("*.png"))]
     for level in ("fine", "coarse"):
         answers = model.predict(query, top=9, index=built, level=level, neighbours=K)
         names = GROUPS if level == "coarse" else {}
-        expected = posterior(model, query, labelled, lambda file, names=names: names.get(fine(file), fine(file)))
+        expected = posterior(model, query, labeled, lambda file, names=names: names.get(fine(file), fine(file)))
         assert dict(answers) == pytest.approx(expected, rel=1e-4)
 
 

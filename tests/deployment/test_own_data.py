@@ -11,12 +11,12 @@ import pytest
 
 import patchloom
 from patchloom.data.reading import Reading
-from patchloom.deployment.index import index
-from patchloom.judging.several_runs import evaluate_runs
+from patchloom.inference.index import index
 from patchloom.runs.predictions import load_predictions
-from patchloom.runs.record import data_files, read_run_record
-from patchloom.tasks.pages import report_run
+from patchloom.runs.run_record import data_files, read_run_record
+from patchloom.tasks.classification.several_runs import evaluate_runs
 from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.report import report_run
 from patchloom.training.run import make_plan, run_training
 from tests.deployment.conftest import CHANGES
 from tests.reliability.commands import class_folders, command
@@ -121,7 +121,7 @@ def test_a_test_split_and_a_test_folder_are_the_same(nested: Path) -> None:
     assert classifier.evaluate(str(nested / "data")).values()["images"] == 8
 
 
-def test_an_index_is_labelled_as_the_run_reads(nested: Path, tmp_path: Path) -> None:
+def test_an_index_is_labeled_as_the_run_reads(nested: Path, tmp_path: Path) -> None:
     run, data = str(nested / "run"), nested / "data"
     outermost = {"green": 11, "grey": 11, "warm": 22}
     assert index(run, [data], out=tmp_path / "one", device="cpu").index.about.labels == outermost

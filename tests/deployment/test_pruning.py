@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.errors import UsageError
-from patchloom.inspection.matrices import matrices_of, prune_, quantise_
-from patchloom.judging.pruning import Pruning, prune, write_pruning_page
+from patchloom.report.pictures.matrices import matrices_of, prune_, quantize_
+from patchloom.tasks.classification.pruning import Pruning, prune, write_pruning_page
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training, silent
+from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import class_folders, command
 
 CHANGES = {"model.options.depth": 2, "model.options.dim": 16, "model.options.patch_size": 4}
@@ -48,7 +48,7 @@ def test_the_smallest_weights_are_zero_and_no_others() -> None:
 def test_weights_are_rounded_to_as_many_steps_as_bits_have(sign: int) -> None:
     weight = sign * torch.linspace(-0.9, 1.0, 1000)
     exact = weight.clone()
-    quantise_(weight, 4)
+    quantize_(weight, 4)
     assert len(weight.unique()) <= 16
     assert weight.abs().max() == 1.0  # the largest stays
     # ResMLP, section 3.3: with 4 bits, what is below 6.25 % of the largest becomes zero.
@@ -56,7 +56,7 @@ def test_weights_are_rounded_to_as_many_steps_as_bits_have(sign: int) -> None:
     inside = sign * exact > -0.9375 + 0.0625  # beyond, the side with a step less ends
     assert ((weight - exact).abs()[inside] <= 0.0625 + 1e-6).all()
     none = torch.zeros(3)
-    quantise_(none, 4)
+    quantize_(none, 4)
     assert none.tolist() == [0.0, 0.0, 0.0]
 
 

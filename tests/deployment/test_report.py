@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from patchloom.errors import CheckpointError, UsageError
-from patchloom.judging.comparison_page import report_runs
 from patchloom.runs.checksums import write_checked
 from patchloom.runs.predictions import Predictions, load_predictions, save_predictions
-from patchloom.runs.record import read_run_record
-from patchloom.tasks.image_report import number_rows
-from patchloom.tasks.pages import report_run
+from patchloom.runs.run_record import read_run_record
+from patchloom.tasks.classification.comparison_page import report_runs
+from patchloom.tasks.images.report import number_rows
+from patchloom.tasks.report import report_run
+from patchloom_runtime.errors import CheckpointError, UsageError
 from tests.reliability.commands import command
 
 

@@ -10,15 +10,15 @@ import torch
 from PIL import Image
 
 import patchloom
-from patchloom.deployment.classifier import Answer, Classifier
-from patchloom.deployment.search import Found, Hit
-from patchloom.engine.loop import Outcome
+from patchloom.engine.loop import TrainResult
 from patchloom.engine.state import Progress
 from patchloom.evaluation.embeddings import Embeddings
-from patchloom.inspection.look import LOOKS_SHOWN
-from patchloom.judging.several_runs import RunEvaluations
-from patchloom.pages.notebook import first_names, likeliest, number_texts, piece
-from patchloom.training.run import Trained
+from patchloom.inference.classifier import Classifier, Prediction
+from patchloom.inference.search import SearchHit, SearchResult
+from patchloom.report.notebook import first_names, likeliest, number_texts, piece
+from patchloom.report.pictures.look import LOOKS_SHOWN
+from patchloom.tasks.classification.several_runs import RunEvaluations
+from patchloom.training.run import TrainingResult
 
 EVIL = "<script>alert('x')</script>\x1b[31m\n&"
 
@@ -73,7 +73,7 @@ def test_a_classifier_and_its_answers(classifier: Classifier, trained: Path) -> 
     path = str(trained / "data" / "red" / "0.png")
     (answer,) = classifier.predict_files([path])
     assert re.fullmatch(rf"Answer\({re.escape(path)}: \w+ \d+\.\d %, \w+ \d+\.\d %\)", repr(answer))
-    assert repr(Answer("a.png", [], "b.png: empty")) == "Answer(a.png: b.png: empty)"
+    assert repr(Prediction("a.png", [], "b.png: empty")) == "Answer(a.png: b.png: empty)"
 
 
 def test_a_look_is_picture_bars_and_maps(trained: Path) -> None:
@@ -107,12 +107,14 @@ def test_evaluations(trained: Path, classifier: Classifier) -> None:
 
 
 def test_a_training(trained: Path) -> None:
-    done = Trained(Path("runs/a"), Outcome("finished", Progress()), {"top1": 93.2, "loss": 0.25, "images": 1200.0}, 2)
+    done = TrainingResult(
+        Path("runs/a"), TrainResult("finished", Progress()), {"top1": 93.2, "loss": 0.25, "images": 1200.0}, 2
+    )
     assert re.fullmatch(r"Trained\(runs/a\b.*\bfinished\b.*\b93\.20 %.*\b0\.25\b.*\b1,200\)", repr(done))
     html = checked(done._repr_html_())
     assert "93.20 %" in html
     assert re.search(r">2<", html)
-    assert repr(Trained(Path("runs/a"), None, {})).startswith("Trained(runs/a")
+    assert repr(TrainingResult(Path("runs/a"), None, {})).startswith("Trained(runs/a")
 
 
 def test_an_index_and_what_it_found(trained: Path, tmp_path: Path) -> None:
@@ -124,10 +126,10 @@ def test_an_index_and_what_it_found(trained: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"Found\(0\.png: \S+ 1\.0000, \S+ [\d.]+, \S+ [\d.]+\b.*\b2\b.*\)", repr(found))
     assert checked(found._repr_html_()).count("<img") == 6
     assert checked(index.search(Image.open(query).copy(), top=5)._repr_html_()).count("<img") == 5
-    gone = Found("gone.png", [], error="gone.png: missing")
+    gone = SearchResult("gone.png", [], error="gone.png: missing")
     assert repr(gone) == "Found(gone.png: missing)"
     assert "missing" in checked(gone._repr_html_())
-    assert "deleted.png" in checked(Found("", [Hit("/x/deleted.png", 0.5, "")])._repr_html_())
+    assert "deleted.png" in checked(SearchResult("", [SearchHit("/x/deleted.png", 0.5, "")])._repr_html_())
 
 
 def test_embeddings() -> None:
@@ -136,10 +138,10 @@ def test_embeddings() -> None:
 
 
 def test_names_from_outside_are_neither_markup_nor_control(trained: Path) -> None:
-    found = Found(f"/x/{EVIL}.png", [Hit(f"/x/{EVIL}", 0.5, EVIL)], EVIL)
+    found = SearchResult(f"/x/{EVIL}.png", [SearchHit(f"/x/{EVIL}", 0.5, EVIL)], EVIL)
     for text in (
         repr(found),
-        repr(Answer(EVIL, [(EVIL, 0.5)])),
+        repr(Prediction(EVIL, [(EVIL, 0.5)])),
         first_names([EVIL]),
         likeliest([(EVIL, 1)]),
     ):

@@ -16,22 +16,22 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import patchloom.deployment.single_page.page as single_page
-from patchloom.data.pictures.evaluation_transform import EvaluationTransform
-from patchloom.data.pictures.image_batch import ImageBatch, normalise
-from patchloom.deployment.classifier import Classifier
-from patchloom.deployment.single_page.drawing import how_drawn
-from patchloom.deployment.single_page.kernels import kernels
-from patchloom.deployment.single_page.networks import write_network
-from patchloom.deployment.single_page.page import described, export_page
-from patchloom.deployment.single_page.program import Program, Weights
-from patchloom.errors import UsageError
-from patchloom.inspection.attention import class_attention, class_evidence
+import patchloom.export.single_page.page as single_page
+from patchloom.data.images.image_batch import ImageBatch, normalize
+from patchloom.export.single_page.drawing import how_drawn
+from patchloom.export.single_page.kernels import kernels
+from patchloom.export.single_page.networks import write_network
+from patchloom.export.single_page.page import described, export_page
+from patchloom.export.single_page.program import PageProgram, Weights
+from patchloom.inference.classifier import Classifier
 from patchloom.layers.attention import record_attention
 from patchloom.models.absorb import absorb
 from patchloom.models.network import Network
 from patchloom.models.registry import build_model
+from patchloom.report.pictures.attention import class_attention, class_evidence
 from patchloom.runs.config import Preprocessing, RunFiles
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from tests.networks import images, small
 
 SCRIPTS = [Path(single_page.__file__).parent / name for name in ("interpreter.js", "pictures.js", "serve.js")]
@@ -269,13 +269,13 @@ def test_pictures_are_seen_as_pillow_resizes_them(interpolation: str) -> None:
         expected.append(RowsFirst(size, crop, interpolation, resize=resize)(picture))
     for answer, seen in zip(in_node("views", cases), expected, strict=True):
         assert answer["seen"] == seen.ravel().tolist()
-        batch = normalise(ImageBatch.of_pixels([seen]).images)[0].permute(1, 2, 0).flatten()
+        batch = normalize(ImageBatch.of_pixels([seen]).images)[0].permute(1, 2, 0).flatten()
         assert (torch.tensor(answer["normalised"]) - batch).abs().max() < 1e-6
 
 
 def test_tiny_weights_survive_fp16() -> None:
     """LayerScale of 1e-6 is absorbed by weights that fp16 alone would make 0."""
-    program = Program("fp16")
+    program = PageProgram("fp16")
     program.matrix(torch.full((2, 8), 2e-8))
     tensor = program.tensors[0]
     scales = np.frombuffer(program.blob, np.float32, 2, tensor["scales"])

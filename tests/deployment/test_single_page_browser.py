@@ -10,10 +10,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from patchloom.cli import make_app
-from patchloom.deployment.classifier import Classifier, load
-from patchloom.deployment.single_page.page import export_page
+from patchloom.export.single_page.page import export_page
+from patchloom.inference.classifier import Classifier, load
 from patchloom.runs.config import Preprocessing, RunFiles
-from patchloom.runs.record import RunRecord, write_run_record
+from patchloom.runs.run_record import RunRecord, write_run_record
 from tests.inspection.test_browser import browser  # noqa: F401
 from tests.networks import small
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data.text.cleaning import clean
 from patchloom.data.text.encoded import learn_vocabulary
 from patchloom.data.text.pairs import open_parallel
-from patchloom.deployment import line_translator as module
-from patchloom.deployment.translator import Translator
-from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.translation import translation_scores
-from patchloom.judging.text_evaluation import evaluate_text
 from patchloom.models.seq2seq import create_seq2seq
+from patchloom.tasks.translation.evaluation import evaluate_text
+from patchloom.tasks.translation.translator import Translator
+from patchloom_runtime.artifacts import line_translator as module
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.text.cleaning import clean
 
 LONGEST = 12
 ODD = [

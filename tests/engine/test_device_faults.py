@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.engine.loop import train
-from patchloom.errors import DeviceError, ResourceError
-from patchloom.runs.checkpoints import Folder, find_checkpoint
+from patchloom.runs.checkpoints import CheckpointFolder, find_checkpoint
+from patchloom_runtime.errors import DeviceError, ResourceError
 from tests.engine.test_resume import assert_equal_runs, without_times
 from tests.engine.toys import STEPS, ByFunction, Pictures, classify, evaluator, make_run, network
 
@@ -145,7 +145,7 @@ def test_a_second_lack_of_memory_while_saving_leaves_the_first_message(
     def save(*_: object) -> None:
         raise NO_MEMORY["CUDA"]
 
-    monkeypatch.setattr(Folder, "save", save)
+    monkeypatch.setattr(CheckpointFolder, "save", save)
     with pytest.raises(ResourceError, match="--micro-batches"):
         train(make_run(tmp_path, objective=Faulty(NO_MEMORY["CUDA"], "forward")))
 
@@ -156,13 +156,13 @@ def test_a_failed_device_leaves_the_last_checkpoint(
 ) -> None:
     fields: dict[str, Any] = {"save_every_s": 0.0}
     saved: list[int] = []
-    save = Folder.save
+    save = CheckpointFolder.save
 
-    def counted(self: Folder, snapshot: Any) -> None:
+    def counted(self: CheckpointFolder, snapshot: Any) -> None:
         saved.append(snapshot.step)
         save(self, snapshot)
 
-    monkeypatch.setattr(Folder, "save", counted)
+    monkeypatch.setattr(CheckpointFolder, "save", counted)
     with pytest.raises(DeviceError) as raised:
         train(make_run(tmp_path / "a", **fields | faulty_fields(FAILED["launch"], where)))
     step = 2 * STEPS if where == "evaluation" else AT

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.engine.loop import train
 from patchloom.engine.signals import Stopped
-from patchloom.errors import NumericalError, ResourceError, UsageError
 from patchloom.objectives.objective import Objective
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.runs.weights import read_weights
+from patchloom_runtime.errors import NumericalError, ResourceError, UsageError
 from tests.engine.toys import BATCH, STEPS, Pictures, classify, make_run, network
 
 

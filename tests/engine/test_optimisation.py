@@ -9,17 +9,17 @@ from timm.scheduler import CosineLRScheduler
 from torch import nn
 
 from patchloom.engine.lamb import Lamb
-from patchloom.engine.optimisation import (
+from patchloom.engine.optimization import (
     Schedule,
     clip_each_,
     freeze,
     make_optimizer,
     set_rates,
 )
-from patchloom.errors import UsageError
 from patchloom.layers.attention import Attend
 from patchloom.recipes import get_recipe
 from patchloom.recipes.parts import SchedulePart
+from patchloom_runtime.errors import UsageError
 from tests.engine.toys import network, optim_part
 from tests.networks import small
 

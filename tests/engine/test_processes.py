@@ -12,9 +12,9 @@ import torch
 
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train
-from patchloom.engine.rendezvous import Place, first_host, meet, place_from
-from patchloom.errors import ResourceError, UsageError
+from patchloom.engine.rendezvous import ProcessPlace, first_host, meet, place_from
 from patchloom.runs.checkpoints import find_checkpoint
+from patchloom_runtime.errors import ResourceError, UsageError
 from tests.engine import worker
 from tests.engine.toys import make_run, network
 from tests.forked import Forked, forked_ranks, free_port
@@ -121,7 +121,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_rank_is_named() -> None:
     port = free_port()
     with pytest.raises(ResourceError) as error:
-        meet(Place(0, 3, 0, "127.0.0.1", port), "gloo", 0.5)
+        meet(ProcessPlace(0, 3, 0, "127.0.0.1", port), "gloo", 0.5)
     assert error.value.exit_code == 6
     for fact in ("1, 2", "3", "0.5 s", f"127.0.0.1:{port}"):
         assert fact in str(error.value)
@@ -131,20 +131,20 @@ def test_a_missing_rank_is_named() -> None:
 def test_a_missing_first_rank_is_named() -> None:
     port = free_port()
     with pytest.raises(ResourceError) as error:
-        meet(Place(1, 2, 1, "127.0.0.1", port), "gloo", 0.5)
+        meet(ProcessPlace(1, 2, 1, "127.0.0.1", port), "gloo", 0.5)
     for fact in ("rank 0", "2", "0.5 s", f"127.0.0.1:{port}"):
         assert fact in str(error.value)
 
 
 def test_places() -> None:
-    assert place_from({}) == Place()
+    assert place_from({}) == ProcessPlace()
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
-    assert place_from(torchrun) == Place(3, 4, 1, "a", 7)
+    assert place_from(torchrun) == ProcessPlace(3, 4, 1, "a", 7)
     slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "42"}
-    assert place_from(slurm | {"SLURM_NODELIST": "gpu[07-09]"}) == Place(5, 8, 1, "gpu07", 15042)
-    assert place_from(slurm | {"MASTER_ADDR": "b", "MASTER_PORT": "9"}) == Place(5, 8, 1, "b", 9)
-    assert place_from({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) == Place()
-    assert place_from(slurm | torchrun) == Place(3, 4, 1, "a", 7)
+    assert place_from(slurm | {"SLURM_NODELIST": "gpu[07-09]"}) == ProcessPlace(5, 8, 1, "gpu07", 15042)
+    assert place_from(slurm | {"MASTER_ADDR": "b", "MASTER_PORT": "9"}) == ProcessPlace(5, 8, 1, "b", 9)
+    assert place_from({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) == ProcessPlace()
+    assert place_from(slurm | torchrun) == ProcessPlace(3, 4, 1, "a", 7)
     with pytest.raises(UsageError, match=r"\bRANK\b.*\b4\b.*\bWORLD_SIZE\b.*\b4\b"):
         place_from(torchrun | {"RANK": "4"})
     with pytest.raises(UsageError, match="MASTER_ADDR"):

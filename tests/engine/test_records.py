@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from patchloom.engine.display import Bar, Lines, Status, duration, make_display
-from patchloom.errors import UsageError
 from patchloom.runs.metrics import MetricsFile, open_records
+from patchloom_runtime.errors import UsageError
 
 
 def record(step: int, value: float = 1.0) -> dict:

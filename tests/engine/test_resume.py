@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.engine.loop import train
-from patchloom.engine.optimisation import make_optimizer
+from patchloom.engine.optimization import make_optimizer
 from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped
 from patchloom.engine.state import load_optimizer_state, optimizer_state, random_state, restore, set_random_state
-from patchloom.errors import CheckpointError, ResourceError, UsageError
 from patchloom.runs.checkpoints import find_checkpoint
-from tests.engine.test_optimisation import OPTIMIZERS
+from patchloom_runtime.errors import CheckpointError, ResourceError, UsageError
+from tests.engine.test_optimization import OPTIMIZERS
 from tests.engine.toys import STEPS, Pictures, classify, evaluator, make_run, network, optim_part
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.engine.loop import train
 from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 import patchloom
 from patchloom.data.batches.sampler import rank_positions
-from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.engine.distribution import Processes
 from patchloom.engine.ema import Ema
-from patchloom.engine.optimisation import Schedule, make_optimizer
+from patchloom.engine.optimization import Schedule, make_optimizer
 from patchloom.engine.records import Records
 from patchloom.engine.run import Run
 from patchloom.objectives.objective import Objective
 from patchloom.recipes.parts import OptimPart, SchedulePart
-from patchloom.runs.checkpoints import Folder
+from patchloom.runs.checkpoints import CheckpointFolder
 from patchloom.runs.metrics import MetricsFile
 
 STEPS, BATCH, CLASSES = 5, 8, 3
@@ -97,7 +97,7 @@ def make_run(folder: Path | None = None, *, optim: str = "adamw", epochs: int = 
             "loader": loader,
             "processes": processes,
             "records": Records([MetricsFile(folder / "metrics.jsonl")]) if saving else Records(),
-            "saver": Folder(folder) if saving else None,
+            "saver": CheckpointFolder(folder) if saving else None,
             "average": Ema(model, average) if average else None,
             "evaluators": [evaluator],
             "metric": "score",

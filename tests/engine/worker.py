@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from patchloom.data.pictures.image_batch import ImageBatch
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train
-from patchloom.errors import PatchloomError
 from patchloom.runs.checkpoints import find_checkpoint
+from patchloom_runtime.errors import PatchloomError
 from tests.engine.toys import classify, make_run, network
 
 

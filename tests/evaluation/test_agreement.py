@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.data.pictures.image_batch import ImageBatch, normalise
-from patchloom.errors import UsageError
+from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.evaluation.agreement import disagreement, head_decisions, token_cosines
 from patchloom.evaluation.classification import evaluate
+from patchloom_runtime.errors import UsageError
 from tests.networks import images, small
 
 
@@ -33,7 +33,7 @@ def test_decisions_of_each_head():
     chosen = head_decisions(network, parts)
     assert network.training
     network.eval()
-    shown = normalise(pixels, network.pixel_mean, network.pixel_std)
+    shown = normalize(pixels, network.pixel_mean, network.pixel_std)
     of_class, of_teacher = network(shown, both_heads=True)
     expected = {"class": of_class, "distillation": of_teacher, "class+distillation": (of_class + of_teacher) / 2}
     assert list(chosen) == list(expected)

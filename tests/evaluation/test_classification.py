@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from sklearn import metrics
 from torch import Tensor, nn
 
-from patchloom.data.pictures.image_batch import ImageBatch
-from patchloom.errors import DataError, UsageError
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.overfitting import overfitting_note
+from patchloom_runtime.errors import DataError, UsageError
 from tests.networks import small
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
@@ -104,10 +104,10 @@ def test_every_image_counts_once_however_it_comes():
     padded = []
     for batch in batches(labels, 8):
         filler = 8 - len(batch)
-        unlabelled = torch.cat([batch.labels, torch.full((filler,), -1)])
+        unlabeled = torch.cat([batch.labels, torch.full((filler,), -1)])
         index = torch.cat([batch.index, torch.zeros(filler, dtype=torch.int64)])
         images = torch.cat([batch.images, batch.images[:1].expand(filler, -1, -1, -1)])
-        padded.append(ImageBatch(images, unlabelled, index))
+        padded.append(ImageBatch(images, unlabeled, index))
     twice = [*batches(labels, 8), *batches(labels, 3)]
     backwards = reversed(list(batches(labels, 8)))
     empty = [ImageBatch(torch.zeros(0, 3, 4, 4, dtype=torch.uint8), labels[:0], labels[:0]), *batches(labels, 8)]

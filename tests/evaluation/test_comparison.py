@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchloom.data.sources.source import open_data
-from patchloom.errors import CheckpointError, UsageError
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.evaluation.comparison import bootstrap_difference, compare, holm, mcnemar
 from patchloom.evaluation.intervals import wilson
-from patchloom.judging.seeds import cloud, epoch_values, final_values, spread_by_epoch, spreads
 from patchloom.runs.predictions import FILE, Predictions, fingerprint, load_predictions, save_predictions
+from patchloom.tasks.classification.seeds import cloud, epoch_values, final_values, spread_by_epoch, spreads
+from patchloom_runtime.errors import CheckpointError, UsageError
 
 
 def report(right: list[bool] | np.ndarray, **changes) -> ClassificationReport:

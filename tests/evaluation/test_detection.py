@@ -6,10 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from patchloom.data.pictures.object_masks import ObjectMask
-from patchloom.errors import UsageError
-from patchloom.evaluation.detection import AREAS, THRESHOLDS, DetectionReport, Found, Truth, box_iou, difference
+from patchloom.evaluation.detection import (
+    AREAS,
+    THRESHOLDS,
+    DetectionReport,
+    Detections,
+    TrueObjects,
+    box_iou,
+    difference,
+)
 from patchloom.evaluation.intervals import bootstrap, bootstrap_weights
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.images.object_masks import ObjectMask
 
 SIDE = 160
 CLASSES = ("cat", "dog", "absent", "owl")
@@ -38,7 +46,7 @@ def random_report(seed, images=8, masks=True, digits=1):
         categories = rng.choice([0, 1, 3], count)
         outlines = [blob(rng, box) for box in boxes]
         areas = np.array([mask.area for mask in outlines], float).reshape(count)
-        truths.append(Truth(boxes, categories, crowd, areas, outlines if masks else None))
+        truths.append(TrueObjects(boxes, categories, crowd, areas, outlines if masks else None))
         near = np.repeat(boxes, 3, axis=0) + rng.normal(0, 4, (3 * count, 4))
         near[:, 2:] = np.maximum(near[:, 2:], near[:, :2] + 1)
         guessed = np.concatenate([near, random_boxes(rng, int(rng.integers(0, 12)))]).clip(0, SIDE)
@@ -46,7 +54,7 @@ def random_report(seed, images=8, masks=True, digits=1):
         labels = np.concatenate([np.repeat(categories, 3), rng.integers(0, 4, len(guessed))])[: len(guessed)]
         scores = rng.random(len(guessed)).round(digits)
         drawn = [blob(rng, box) for box in guessed]
-        found.append(Found(guessed, labels, scores, drawn if masks else None))
+        found.append(Detections(guessed, labels, scores, drawn if masks else None))
     return DetectionReport(CLASSES, truths, found)
 
 
@@ -166,7 +174,7 @@ def test_equal_to_faster_coco_eval(kind):
 
 def perfect(images=3, **changes):
     truth = random_report(3).truths[:images]
-    found = [Found(t.boxes, t.categories, np.linspace(0.9, 0.6, len(t.boxes)), t.masks) for t in truth]
+    found = [Detections(t.boxes, t.categories, np.linspace(0.9, 0.6, len(t.boxes)), t.masks) for t in truth]
     return DetectionReport(CLASSES, truth, found, **changes)
 
 
@@ -174,15 +182,15 @@ def test_all_found_is_100_and_none_is_0():
     report = perfect()
     assert dict(report)["ap"] == dict(report)["mask_ap"] == 100
     assert report.image_scores().tolist() == [1, 1, 1]  # also of the picture without objects
-    nothing = [Found(np.zeros((0, 4)), np.zeros(0, int), np.zeros(0)) for _ in report.truths]
+    nothing = [Detections(np.zeros((0, 4)), np.zeros(0, int), np.zeros(0)) for _ in report.truths]
     values = dict(DetectionReport(CLASSES, report.truths, nothing))
     assert (values["ap"], values["recall"]) == (0, 0)
     assert "mask_ap" not in values
 
 
 def test_no_objects_at_all_is_0_and_no_error():
-    empty = Truth(np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, bool), np.zeros(0))
-    found = Found(np.array([[1.0, 1, 5, 5]]), np.zeros(1, int), np.ones(1))
+    empty = TrueObjects(np.zeros((0, 4)), np.zeros(0, int), np.zeros(0, bool), np.zeros(0))
+    found = Detections(np.array([[1.0, 1, 5, 5]]), np.zeros(1, int), np.ones(1))
     report = DetectionReport(("a",), [empty], [found])
     assert dict(report) == {"ap": 0, "ap50": 0, "ap75": 0, "recall": 0, "images": 1, "objects": 0}
     assert report.image_scores().tolist() == [0]
@@ -220,7 +228,7 @@ def test_an_interval_is_that_of_pictures_drawn_again():
 def test_two_networks_on_the_same_pictures():
     worse, better = random_report(1), perfect()
     better = replace(better, truths=worse.truths, found=[
-        Found(t.boxes, t.categories, np.linspace(0.9, 0.6, len(t.boxes)), t.masks) for t in worse.truths
+        Detections(t.boxes, t.categories, np.linspace(0.9, 0.6, len(t.boxes)), t.masks) for t in worse.truths
     ])  # fmt: skip
     more, low, high = difference(better, worse)
     assert more == pytest.approx(100 - worse.summary()["ap50"])

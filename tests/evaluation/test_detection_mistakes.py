@@ -3,27 +3,29 @@
 import numpy as np
 from PIL import Image
 
-from patchloom.data.pictures.object_masks import ObjectMask
-from patchloom.evaluation.detection import DetectionReport, Found, Truth
+from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects
 from patchloom.evaluation.detection_mistakes import outcome, outcomes, taken_for
-from patchloom.inspection.object_overlays import MISTAKE, Shown, class_colour, drawn_objects
+from patchloom.report.pictures.object_overlays import MISTAKE, DrawnObject, class_color, drawn_objects
+from patchloom_runtime.images.object_masks import ObjectMask
 
 A, B, C, D = (0, 0, 10, 10), (20, 0, 30, 10), (0, 20, 10, 30), (20, 20, 30, 30)
 NOWHERE = (40, 40, 50, 50)
 
 
-def truth(*objects: tuple, masks: bool = False) -> Truth:
+def truth(*objects: tuple, masks: bool = False) -> TrueObjects:
     boxes = np.array([box for box, *_ in objects], float).reshape(-1, 4)
     crowd = np.array([bool(more) for _, _, *more in objects], bool)
     drawn = [mask_of(box) for box, *_ in objects] if masks else None
-    return Truth(boxes, np.array([kind for _, kind, *_ in objects], np.int64), crowd, np.full(len(boxes), 100.0), drawn)
+    return TrueObjects(
+        boxes, np.array([kind for _, kind, *_ in objects], np.int64), crowd, np.full(len(boxes), 100.0), drawn
+    )
 
 
-def found(*detections: tuple, masks: bool = False) -> Found:
+def found(*detections: tuple, masks: bool = False) -> Detections:
     boxes = np.array([box for box, _, _ in detections], float).reshape(-1, 4)
     drawn = [mask_of(box) for box, *_ in detections] if masks else None
     kinds, scores = (np.array([each[i] for each in detections]) for i in (1, 2))
-    return Found(boxes, kinds.astype(np.int64), scores.astype(float), drawn)
+    return Detections(boxes, kinds.astype(np.int64), scores.astype(float), drawn)
 
 
 def mask_of(box: tuple) -> ObjectMask:
@@ -50,7 +52,7 @@ def test_a_detection_of_the_right_class_is_served_before_a_surer_one_of_another(
 
 def test_masks_count_where_there_are_some() -> None:
     beside = found((A, 0, 0.9))
-    drawn = Found(beside.boxes, beside.categories, beside.scores, [mask_of(B)])
+    drawn = Detections(beside.boxes, beside.categories, beside.scores, [mask_of(B)])
     report = DetectionReport(("x",), [truth((A, 0), masks=True)], [drawn])
     assert outcomes(report)[0].missed.tolist() == [0]
     assert outcome(report.truths[0], drawn, "box").missed.tolist() == []
@@ -68,19 +70,19 @@ def test_confusions_add_up_to_objects_and_detections() -> None:
     )  # as the worst pictures are chosen: of 3 objects and 4 detections that count
 
 
-def test_mistakes_are_drawn_in_red_dashes_and_the_rest_in_the_colour_of_the_class() -> None:
+def test_mistakes_are_drawn_in_red_dashes_and_the_rest_in_the_color_of_the_class() -> None:
     picture = Image.new("RGB", (480, 480))
     box = (100, 100, 300, 300)
-    whole = np.asarray(drawn_objects(picture, [Shown("", box, 3)]))
-    dashed = np.asarray(drawn_objects(picture, [Shown("", box, 3, mistake=True)]))
+    whole = np.asarray(drawn_objects(picture, [DrawnObject("", box, 3)]))
+    dashed = np.asarray(drawn_objects(picture, [DrawnObject("", box, 3, mistake=True)]))
     lower = (slice(298, 300), slice(100, 300))
-    assert (whole[lower] == class_colour(3)).all()
+    assert (whole[lower] == class_color(3)).all()
     red = (dashed[lower] == MISTAKE).all(2)
     assert 0.3 < red.mean() < 0.7
-    assert not (dashed == class_colour(3)).all(2).any()
+    assert not (dashed == class_color(3)).all(2).any()
 
 
 def test_names_stay_inside_the_picture() -> None:
     picture = Image.new("RGB", (480, 480))
-    drawn = np.asarray(drawn_objects(picture, [Shown("a long name 99%", (470, 470, 480, 480), 1)]))
-    assert (drawn[-12:, 380:400] == class_colour(1)).all(2).any()
+    drawn = np.asarray(drawn_objects(picture, [DrawnObject("a long name 99%", (470, 470, 480, 480), 1)]))
+    assert (drawn[-12:, 380:400] == class_color(1)).all(2).any()

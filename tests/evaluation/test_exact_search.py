@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchloom.errors import UsageError
 from patchloom.evaluation.exact_search import (
     SPARE,
     Subset,
@@ -18,6 +17,7 @@ from patchloom.evaluation.exact_search import (
     import_faiss,
     write_faiss,
 )
+from patchloom_runtime.errors import UsageError
 
 
 class InMemory:

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.sets import ClassTable
-from patchloom.errors import DataError, UsageError
-from patchloom.evaluation.labels import open_v2, read_real_labels, real_accuracy, real_labels_of
+from patchloom.data.datasets import ClassTable
+from patchloom.evaluation.imagenet_labels import open_v2, read_real_labels, real_accuracy, real_labels_of
+from patchloom_runtime.errors import DataError, UsageError
 
 REAL = [[], [3], [1, 4], [0], [2, 5, 6]]
 

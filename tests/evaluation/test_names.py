@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from patchloom.data.sets import ClassTable
+from patchloom.data.datasets import ClassTable
 from patchloom.evaluation.comparison import compare
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.knn import knn
@@ -15,7 +15,7 @@ from patchloom.evaluation.retrieval import retrieval
 from patchloom.evaluation.separability import separability
 from patchloom.evaluation.sgd_probe import sgd_probe
 from patchloom.evaluation.translation import translation_scores
-from patchloom.judging.seeds import spread
+from patchloom.tasks.classification.seeds import spread
 from tests.evaluation.test_comparison import report
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "evaluation.md").read_text("utf-8")

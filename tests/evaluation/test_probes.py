@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from patchloom.data.pictures.image_batch import ImageBatch, normalise
-from patchloom.errors import DataError, UsageError
+from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.evaluation import knn as knn_module
 from patchloom.evaluation import probe as probe_module
 from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.evaluation.knn import knn, nearest
 from patchloom.evaluation.probe import few_shot_probe, fit_least_squares, fit_logistic, held_out_split, linear_probe
 from patchloom.evaluation.sgd_probe import sgd_probe
+from patchloom_runtime.errors import DataError, UsageError
 from tests.networks import ONE_OF_EACH, small
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
@@ -49,7 +49,7 @@ def test_embeddings_are_what_the_classifier_reads(name):
     assert found.vectors.dtype == torch.float32
     assert found.labels.tolist() == [0, 1, 2, 3, 4]
     network.eval()
-    shown = normalise(pixels, network.pixel_mean, network.pixel_std)
+    shown = normalize(pixels, network.pixel_mean, network.pixel_std)
     with torch.no_grad():
         expected = network.pool(network.features(shown))
     torch.testing.assert_close(found.vectors, expected, atol=1e-4, rtol=1e-4)
@@ -59,7 +59,7 @@ def test_a_network_with_a_token_a_class_gives_one_vector_an_image():
     network = small("patchconvnet_s60", class_tokens="per_class")
     pixels = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8)
     with torch.no_grad():
-        tokens = network.pool(network.features(normalise(pixels, network.pixel_mean, network.pixel_std)))
+        tokens = network.pool(network.features(normalize(pixels, network.pixel_mean, network.pixel_std)))
     assert tokens.shape == (3, 5, 16)
     torch.testing.assert_close(embed(network, batches(pixels, 3)).vectors, tokens.mean(dim=1))
 

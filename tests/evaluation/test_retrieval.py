@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from patchloom.data.sets import ClassTable
-from patchloom.errors import DataError, UsageError
+from patchloom.data.datasets import ClassTable
 from patchloom.evaluation import retrieval as retrieval_module
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.knn import knn
@@ -23,6 +22,7 @@ from patchloom.evaluation.retrieval import (
     memory_posterior,
     retrieval,
 )
+from patchloom_runtime.errors import DataError, UsageError
 
 # Four fine classes in two coarse ones.
 CLASSES = ClassTable(("ant", "bee", "cat", "dog"), {"coarse": (("insect", "mammal"), (0, 0, 1, 1))})
@@ -184,7 +184,7 @@ def test_every_level_is_judged():
     assert "coarse" in str(error.value)
 
 
-def test_unlabelled_images_are_not_searched():
+def test_unlabeled_images_are_not_searched():
     train, test = random_sets()
     some = images(torch.cat([train.vectors, unit(3, 5, seed=7)]), torch.cat([train.labels, torch.full((3,), -1)]))
     expected = [*retrieval(train, test, classes=CLASSES, k=(5,))]
@@ -240,7 +240,7 @@ def test_the_softmax_of_a_classifier_conditions_too():
     expected, _ = map_of(train, test, (train.labels // 2, softmax))
     assert found["map_conditioned_softmax"] == pytest.approx(expected)
     assert "map_conditioned_softmax_coarse" not in found
-    unlabelled = images(test.vectors, [-1, *test.labels.tolist()[1:]])
-    fewer = dict(retrieval(train, unlabelled, classes=CLASSES, trained_level="coarse", k=(5,), softmax=softmax))
+    unlabeled = images(test.vectors, [-1, *test.labels.tolist()[1:]])
+    fewer = dict(retrieval(train, unlabeled, classes=CLASSES, trained_level="coarse", k=(5,), softmax=softmax))
     expected, _ = map_of(train, test.rows(range(1, 12)), (train.labels // 2, softmax[1:]))
     assert fewer["map_conditioned_softmax"] == pytest.approx(expected)

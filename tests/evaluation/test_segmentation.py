@@ -86,7 +86,7 @@ def test_boundary_iou_is_that_of_the_definition() -> None:
     assert dict(report)["boundary_iou"] == pytest.approx(np.nanmean(slow_borders(pairs)))
 
 
-def test_confusion_counts_labelled_pixels_by_class() -> None:
+def test_confusion_counts_labeled_pixels_by_class() -> None:
     pairs = images(2)
     report = counted(pairs)
     truth = np.concatenate([t.ravel() for t, _ in pairs])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchloom.data.text.words import words
-from patchloom.errors import DataError, UsageError
 from patchloom.evaluation.translation import TranslationScores, split_compounds, token_loss, translation_scores
+from patchloom_runtime.errors import DataError, UsageError
 from tests.conftest import REPOSITORY
 from tests.objectives.test_translation import batches, slow, toy
 

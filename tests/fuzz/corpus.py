@@ -25,20 +25,20 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.data.checking.kept_looks import Seen, Sight
-from patchloom.data.pictures.object_masks import ObjectMask
-from patchloom.data.text.vocabulary import Vocabulary
+from patchloom.data.checking.scan_cache import ImageScan, ScanCache
 from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe
-from patchloom.runs.beginning import DataRecord
 from patchloom.runs.config import read_run_files
+from patchloom.runs.data_record import DataRecord
+from patchloom.runs.locate import _row
 from patchloom.runs.metrics import MetricsFile
-from patchloom.runs.named import _row
-from patchloom.runs.record import RunRecord
+from patchloom.runs.run_record import RunRecord
 from patchloom.training.sweeps.record import RunResult
+from patchloom_runtime.images.object_masks import ObjectMask
+from patchloom_runtime.text.vocabulary import Vocabulary
 from tests.fuzz.targets import HERE, NETWORK, PUBLISHED, TARGETS, feed, make_index, make_run
-from tests.reliability.readers import annotated, labelled
-from tests.reliability.readers.artefacts import make_artefact
+from tests.reliability.readers import annotated, labeled
+from tests.reliability.readers.artifacts import make_artifact
 from tests.reliability.readers.reader import CLASSES, pixels
 
 Files = Iterator[tuple[str, bytes]]
@@ -121,7 +121,7 @@ def taxonomy() -> Files:
 def _make_levels(seeds: Path, folder: Path) -> None:
     (seeds / "data").mkdir()
     (folder / "inner").mkdir()
-    labelled.make_taxonomy(seeds, folder / "inner")
+    labeled.make_taxonomy(seeds, folder / "inner")
     for file in (folder / "inner").glob("levels.*"):
         file.rename(folder / file.name)
 
@@ -200,12 +200,12 @@ def kept_looks() -> Files:
     """The cache of `check`, with a picture that cannot be read."""
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", place)
-        seen = Seen("/data")
+        seen = ScanCache("/data")
         seen.path.parent.mkdir(parents=True)
         with closing(sqlite3.connect(seen.path)) as database:
             database.execute("PRAGMA page_size = 512")
             database.execute("VACUUM")
-        seen.write([((b"a.png", 10, 5), Sight("damaged"))])
+        seen.write([((b"a.png", 10, 5), ImageScan("damaged"))])
         yield "one.sqlite", seen.path.read_bytes()
 
 
@@ -408,9 +408,9 @@ CORPUS: dict[str, Any] = {
     "pth": pth,
     "npz": npz,
     "index": index,
-    "onnx": lambda: of_reader(make_artefact, "artefact/model.onnx"),
+    "onnx": lambda: of_reader(make_artifact, "artefact/model.onnx"),
     "pt2": program,
-    "artifact": lambda: of_reader(make_artefact, "artefact/artefact.json", "artefact/labels.json"),
+    "artifact": lambda: of_reader(make_artifact, "artefact/artefact.json", "artefact/labels.json"),
 }
 
 

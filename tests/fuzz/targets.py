@@ -23,54 +23,59 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from patchloom.cli.train import pairs
-from patchloom.data.checking.kept_looks import Seen
+from patchloom.data.checking.scan_cache import ScanCache
 from patchloom.data.labels.class_names import find_class_names, names_by_line
 from patchloom.data.labels.label_pattern import read_pattern
 from patchloom.data.labels.taxonomy import read_taxonomy
-from patchloom.data.pictures.decode import decode_frames, decode_ids, decode_shrunk, decode_with_facts, upright_size
 from patchloom.data.reading import Reading
 from patchloom.data.sources.builtin import open_shapes
+from patchloom.data.sources.exclusions import read_list
+from patchloom.data.sources.mask_classes import has_masks, of_masks
 from patchloom.data.sources.mask_names import FILES as MASK_NAMES
 from patchloom.data.sources.mask_names import names_of_masks
-from patchloom.data.sources.masked import has_masks, of_masks
 from patchloom.data.sources.source import find_source, parts_of
-from patchloom.data.sources.without import read_list
 from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.sentences import check_sentences, find_sentences
-from patchloom.data.text.vocabulary import Vocabulary
 from patchloom.data.trees.files import FolderTree
-from patchloom.deployment import artefact, index_files
-from patchloom.deployment.export.to_onnx import Onnx
-from patchloom.deployment.export.torch_program import Program
-from patchloom.errors import PatchloomError, ResourceError
-from patchloom.evaluation.labels import read_real_labels
-from patchloom.models.downloads import _state_of
+from patchloom.evaluation.imagenet_labels import read_real_labels
+from patchloom.inference import index_files
+from patchloom.models.pretrained.downloads import _state_of
+from patchloom.models.pretrained.table import weights_named
 from patchloom.models.registry import create_model
-from patchloom.models.weights_table import weights_named
 from patchloom.recipes import get_recipe
 from patchloom.recipes.choices import base_recipe
 from patchloom.recipes.schema import Recipe, override
-from patchloom.runs import checksums, detection, segmentation, translation
-from patchloom.runs.beginning import read_record
+from patchloom.runs import checksums
 from patchloom.runs.checkpoints import read_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
+from patchloom.runs.data_record import read_record
+from patchloom.runs.locate import _is_made
 from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
-from patchloom.runs.named import _is_made
 from patchloom.runs.predictions import check_predictions
-from patchloom.runs.record import read_run_record
+from patchloom.runs.run_record import read_run_record
 from patchloom.runs.weights import load_network, read_weights
-from patchloom.serving import inference_protocol, reading
+from patchloom.serving import inference_protocol
+from patchloom.serving import requests as reading
 from patchloom.serving.exchange import JSON
-from patchloom.serving.refusal import Refused
-from patchloom.tasks import clusters
-from patchloom.tasks.image_networks import initialise
+from patchloom.serving.refusals import Refused
+from patchloom.tasks.detection.task import run_files as detection
+from patchloom.tasks.embedding.task import clusters
+from patchloom.tasks.images.networks import initialize
+from patchloom.tasks.segmentation.task import run_files as segmentation
+from patchloom.tasks.translation.task import run_files as translation
 from patchloom.training.sweeps.grid import read_grid, settings_of
 from patchloom.training.sweeps.page import write_sweep_page
 from patchloom.training.sweeps.record import read_results
 from patchloom.training.sweeps.table import Sweep, metric_of, rows_of
+from patchloom_runtime.artifacts import artifact as artifact
+from patchloom_runtime.engines.onnx_graph import Onnx
+from patchloom_runtime.engines.torch_program import TorchProgramGraph
+from patchloom_runtime.errors import PatchloomError, ResourceError
+from patchloom_runtime.images.decode import decode_frames, decode_ids, decode_shrunk, decode_with_facts, upright_size
+from patchloom_runtime.text.vocabulary import Vocabulary
 from tests.reliability.readers import annotated, repairs
-from tests.reliability.readers.artefacts import make_artefact, repair_artefact
+from tests.reliability.readers.artifacts import make_artifact, repair_artifact
 from tests.reliability.readers.reader import pixels
 
 HERE = Path(__file__).parent
@@ -223,7 +228,7 @@ def _source(name: str, **how: object) -> Callable[[Path], None]:
 
 def _kept_looks(folder: Path) -> None:
     os.environ["XDG_CACHE_HOME"] = str(folder)
-    seen = Seen("/data")
+    seen = ScanCache("/data")
     (folder / "a.sqlite").replace(_made(seen.path))
     seen.read()
     seen.count()
@@ -381,7 +386,7 @@ def _sweep(folder: Path) -> None:
 
 def _start_from(name: str) -> Callable[[Path], None]:
     def read(folder: Path) -> None:
-        initialise(create_model("resmlp_s12", **NETWORK), str(folder / name))
+        initialize(create_model("resmlp_s12", **NETWORK), str(folder / name))
 
     return read
 
@@ -393,9 +398,9 @@ def make_index(folder: Path) -> None:
     """An index of three files."""
     place = folder / "index"
     place.mkdir()
-    rows = [index_files.Row(f"/data/{number}.png", "red", 100, 5) for number in range(3)]
+    rows = [index_files.IndexRow(f"/data/{number}.png", "red", 100, 5) for number in range(3)]
     part = index_files.write_part(place, 0, np.ones((3, 4), np.float32), rows)
-    about = index_files.About("run", "0" * 64, {"mean": [0.5]}, 4, labels={"red": 3}, parts=(part,))
+    about = index_files.IndexMetadata("run", "0" * 64, {"mean": [0.5]}, 4, labels={"red": 3}, parts=(part,))
     index_files.write_about(place, about)
 
 
@@ -409,7 +414,7 @@ def _index(folder: Path) -> None:
 
 
 def _artifact(folder: Path) -> None:
-    artefact.load(folder / "artefact", threads=1)
+    artifact.load(folder / "artefact", threads=1)
 
 
 def _indexed(name: str) -> Reader:
@@ -422,12 +427,12 @@ def _graph(folder: Path) -> None:
 
 
 def _program(folder: Path) -> None:
-    program = Program(folder / "model.pt2", 1 << 30, HANG_S)
+    program = TorchProgramGraph(folder / "model.pt2", 1 << 30, HANG_S)
     program(torch.zeros(1, 4))
 
 
 def _of_artifact(name: str) -> Reader:
-    return Reader(f"artefact/{name}", _artifact, _of_seeds(make_artefact), repair_artefact)
+    return Reader(f"artefact/{name}", _artifact, _of_seeds(make_artifact), repair_artifact)
 
 
 TARGETS: dict[str, Target] = {

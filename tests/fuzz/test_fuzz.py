@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.errors import DataError
+from patchloom_runtime.errors import DataError
 from tests.fuzz.targets import HERE, TARGETS, Reader, Target, feed
 from tests.reliability.mutations import KINDS
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.errors import UsageError
-from patchloom.inspection.attention import (
+from patchloom.layers.attention import ClassAttention, record_attention
+from patchloom.report.pictures.attention import (
     attention_rollout,
     class_attention,
     class_evidence,
@@ -13,7 +13,7 @@ from patchloom.inspection.attention import (
     has_share,
     vector_share,
 )
-from patchloom.layers.attention import ClassAttention, record_attention
+from patchloom_runtime.errors import UsageError
 from tests.networks import assert_same, images, small
 
 SQUARE = (slice(8, 16), slice(16, 24))  # pixels of patch (1, 2) of 8×8 patches

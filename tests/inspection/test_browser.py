@@ -11,26 +11,26 @@ import pytest
 from PIL import Image
 
 from patchloom.data.checking.check import check
-from patchloom.deployment.classifier import load
-from patchloom.deployment.index import index, open_index
-from patchloom.deployment.search_page import write_search_page
 from patchloom.evaluation.classification import ClassificationReport
-from patchloom.inspection.look import Look
-from patchloom.inspection.sheets import Cell
-from patchloom.judging.comparison_page import report_runs
-from patchloom.judging.look_page import look_at, write_look_page
-from patchloom.judging.ranked_page import write_ranked
-from patchloom.judging.several_runs import evaluate
-from patchloom.pages.check_page import write_check_page
-from patchloom.pages.report import Report, Summary, write_report
-from patchloom.pages.sections import (
+from patchloom.inference.classifier import load
+from patchloom.inference.index import index, open_index
+from patchloom.inference.search_page import write_search_page
+from patchloom.report.check_page import write_check_page
+from patchloom.report.pictures.look import ImageLook
+from patchloom.report.pictures.sheets import SheetCell
+from patchloom.report.run_report import Report, Summary, write_report
+from patchloom.report.sections import (
     class_section,
     confusion_section,
     gallery_section,
     mistake_section,
     table_section,
 )
-from patchloom.tasks.pages import report_run
+from patchloom.tasks.classification.comparison_page import report_runs
+from patchloom.tasks.classification.ranked_page import write_ranked
+from patchloom.tasks.classification.several_runs import evaluate
+from patchloom.tasks.images.look_page import look_at, write_look_page
+from patchloom.tasks.report import report_run
 from patchloom.training.sweeps.page import write_sweep_page
 from patchloom.training.sweeps.record import RunResult
 from patchloom.training.sweeps.table import Sweep, rows_of
@@ -147,8 +147,8 @@ def many(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     ]
     summary = Summary(model="torchvision:mobilenet_v2", data=place, best="12.3 %", command=f"patchloom train {place}")
     write_report(folder / "report.html", Report(title=place, summary=summary, sections=sections))
-    cells = [Cell(image, name) for name in MANY[:3]]
-    look_of = Look(image, [(name, 0.2) for name in MANY[-5:]], cells, MANY[-1])
+    cells = [SheetCell(image, name) for name in MANY[:3]]
+    look_of = ImageLook(image, [(name, 0.2) for name in MANY[-5:]], cells, MANY[-1])
     write_look_page(folder / "look.html", f"Predictions of {place}", [place], [look_of.card(place)] * 3)
     names = [trained / name for name in ("a", "b")]
     long = [Path(shutil.copytree(name, folder / f"{name.name}-{'of-a-run-with-a-long-name' * 3}")) for name in names]

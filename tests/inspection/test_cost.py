@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import patchloom
-from patchloom.errors import UsageError
-from patchloom.inspection.cost import human, measure
+from patchloom.models.cost import human, measure
+from patchloom_runtime.errors import UsageError
 from tests.networks import small
 
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.errors import NumericalError, UsageError
-from patchloom.inspection.embeddings import (
+from patchloom.report.pictures.embeddings import (
     embedding_chart,
     neighbour_shares,
     pca_energy,
     pca_energy_chart,
     tsne,
 )
-from patchloom.inspection.look import show
+from patchloom.report.pictures.look import show
+from patchloom_runtime.errors import NumericalError, UsageError
 from tests.networks import assert_same, small
 
 
@@ -109,7 +109,7 @@ def test_too_few_or_broken_vectors_are_one_line():
         tsne(torch.full((12, 3), torch.nan))
 
 
-def test_points_are_coloured_by_class_with_a_legend_of_those_present():
+def test_points_are_colored_by_class_with_a_legend_of_those_present():
     chart = embedding_chart(np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0]]), [2, 0, 2], ["cat", "dog", "<bird>"])
     dots = [part.split('"')[0] for part in chart.split("fill:")[1:]]
     assert len(dots) == 3 + 2  # the legend has a dot a class

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from patchloom.errors import UsageError
-from patchloom.inspection.attention import class_attention, class_evidence, vector_share
-from patchloom.inspection.explaining import class_map, map_kind, strengths
+from patchloom.report.pictures.attention import class_attention, class_evidence, vector_share
+from patchloom.report.pictures.explanations import class_map, map_kind, strengths
+from patchloom_runtime.errors import UsageError
 from tests.networks import images, small
 
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from patchloom import create_model
-from patchloom.errors import NumericalError, UsageError
-from patchloom.inspection.interactions import (
+from patchloom.report.pictures.interactions import (
     MATRIX,
     interaction_picture,
     opposite_pairs,
@@ -15,7 +14,8 @@ from patchloom.inspection.interactions import (
     sparsity_chart,
     token_unit_picture,
 )
-from patchloom.inspection.sheets import GAP, LABEL, MARGIN, NEGATIVE, POSITIVE, TILE, tiled
+from patchloom.report.pictures.sheets import GAP, LABEL, MARGIN, NEGATIVE, POSITIVE, TILE, tiled
+from patchloom_runtime.errors import NumericalError, UsageError
 
 WHITE = (255, 255, 255)
 
@@ -47,7 +47,7 @@ def test_a_weight_is_where_its_two_patches_say():
     assert sum(not np.all(pixels == WHITE) for pixels in in_tiles) == 2
 
 
-def test_every_layer_is_coloured_on_its_own_scale():
+def test_every_layer_is_colored_on_its_own_scale():
     network = resmlp(2, depth=2)
     with torch.no_grad():
         for block, size in zip(network.blocks, (0.001, 1000.0), strict=True):

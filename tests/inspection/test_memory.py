@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from patchloom.inspection import memory
-from patchloom.inspection.cost import measure, tradeoffs
-from patchloom.inspection.memory import MIB, LiveBytes, memory_by_size, peak_mem_mib
+from patchloom.models import peak_memory as memory
+from patchloom.models.cost import measure, tradeoffs
+from patchloom.models.peak_memory import MIB, LiveBytes, memory_by_size, peak_mem_mib
 from tests.networks import images, small
 
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.errors import UsageError
-from patchloom.inspection.attention import class_attention
-from patchloom.inspection.epoch_pictures import EpochPictures
-from patchloom.inspection.look import HEAD_SIDE, head_sheet, look, look_sheet, show
-from patchloom.inspection.overlays import SIDE, attention_tile
-from patchloom.inspection.pictures import Note, Picture, pictures_of
-from patchloom.inspection.sheets import GAP, LABEL, MARGIN, PAGE, POSITIVE
-from patchloom.pages.charts import Point, Series, line_chart, scatter_chart, svg_file
+from patchloom.report.charts import Point, Series, line_chart, scatter_chart, svg_file
+from patchloom.report.pictures.attention import class_attention
+from patchloom.report.pictures.epoch_pictures import EpochPictures
+from patchloom.report.pictures.look import HEAD_SIDE, head_sheet, look, look_sheet, show
+from patchloom.report.pictures.overlays import SIDE, attention_tile
+from patchloom.report.pictures.pictures import Picture, PictureNote, pictures_of
+from patchloom.report.pictures.sheets import GAP, LABEL, MARGIN, PAGE, POSITIVE
 from patchloom.runs.branch_norms import read_branch_norms
 from patchloom.runs.config import Preprocessing
+from patchloom_runtime.errors import UsageError
 from tests.inspection.test_attention import pointing
 from tests.networks import small
 
@@ -62,7 +62,7 @@ def test_a_family_has_its_pictures_and_no_others(name):
     drawn = pictures_of(network, photographs(), NAMES)
     assert by_kind(drawn).keys() == {*of_weights, *ALWAYS, *of_images, *WITH_IMAGES}
     for _, image, caption in drawn:
-        assert not isinstance(image, Note)
+        assert not isinstance(image, PictureNote)
         assert not isinstance(image, Image.Image) or image.width <= PAGE + 20
         assert caption.endswith(".")
 
@@ -85,7 +85,7 @@ def test_what_an_ablation_has_not_is_absent(name, options, absent):
     drawn = pictures_of(small(name, **options), photographs())
     assert absent not in by_kind(drawn)
     assert drawn
-    assert not any(isinstance(picture.image, Note) for picture in drawn)
+    assert not any(isinstance(picture.image, PictureNote) for picture in drawn)
 
 
 def test_captions_speak_of_what_is_there():
@@ -93,20 +93,20 @@ def test_captions_speak_of_what_is_there():
         drawn = pictures_of(small(name), photographs(12), NAMES, **options)
         return by_kind(drawn)[kind].caption
 
-    def colours(text: str) -> set[str]:
+    def colors(text: str) -> set[str]:
         return set(re.findall(r"\b(?:red|blue|yellow)\b", text.lower()))
 
     evidence, attended, rolled = (caption(name, "looks") for name in ("resmlp_s12", "cait_xxs24", "deit_ti"))
-    assert colours(evidence) == {"red", "blue"}
-    assert "red" not in colours(attended)
+    assert colors(evidence) == {"red", "blue"}
+    assert "red" not in colors(attended)
     assert [("rollout" in text.lower()) for text in (evidence, attended, rolled)] == [False, False, True]
     untold = pictures_of(small("mixer_b16", num_classes=0), photographs())
-    assert colours(by_kind(untold)["looks"].caption) == {"yellow", "blue"}
+    assert colors(by_kind(untold)["looks"].caption) == {"yellow", "blue"}
     answers, classes = (caption("resmlp_s12", "embeddings", labels=labels) for labels in (None, [0] * 12))
     assert answers != classes
 
 
-def test_many_images_are_placed_in_the_colours_of_their_labels():
+def test_many_images_are_placed_in_the_colors_of_their_labels():
     network = small("resmlp_s12")
     drawn = by_kind(pictures_of(network, photographs(12), NAMES, labels=[0, 4] * 6))
     chart = drawn["embeddings"].image
@@ -124,7 +124,7 @@ def test_a_picture_that_fails_is_a_note_and_the_rest_are_drawn():
     with torch.no_grad():
         network.blocks[1].tokens.mix.weight[0, 0] = torch.inf
     drawn = by_kind(pictures_of(network))
-    assert isinstance(drawn["interactions"].image, Note)
+    assert isinstance(drawn["interactions"].image, PictureNote)
     assert isinstance(drawn["filters"].image, Image.Image)
 
 
@@ -345,7 +345,7 @@ def test_names_of_close_points_do_not_cover_one_another():
         assert all(later - earlier >= 8 for earlier, later in itertools.pairwise(ys))
 
 
-def test_a_legend_tells_how_many_groups_it_leaves_out_and_colours_differ():
+def test_a_legend_tells_how_many_groups_it_leaves_out_and_colors_differ():
     chart = scatter_chart([Point(i, i, "", f"class {i}") for i in range(30)])
     assert re.search(r">6 [^<\d]+</text>", chart)
     fills = [part.split(";")[0] for part in chart.split("fill:")[1:31]]

@@ -12,17 +12,17 @@ import pytest
 from markupsafe import Markup
 from PIL import Image
 
-from patchloom.errors import ResourceError
 from patchloom.evaluation.classification import Mistake
-from patchloom.inspection.cost import Cost, cost_rows
-from patchloom.pages import report as module
-from patchloom.pages import sections as sections_module
-from patchloom.pages.charts import Series, bars, line_chart
-from patchloom.pages.charts.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, nice_ticks
-from patchloom.pages.report import Report, Summary, recipe_rows, validation, write_report
-from patchloom.pages.sections import class_section, confusion_section, mistake_section, picture_section
+from patchloom.models.cost import Cost, cost_rows
 from patchloom.recipes.auto import auto_recipe
 from patchloom.recipes.schema import flatten, override
+from patchloom.report import run_report as module
+from patchloom.report import sections as sections_module
+from patchloom.report.charts import Series, bars, line_chart
+from patchloom.report.charts.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, nice_ticks
+from patchloom.report.run_report import Report, Summary, recipe_rows, validation, write_report
+from patchloom.report.sections import class_section, confusion_section, mistake_section, picture_section
+from patchloom_runtime.errors import ResourceError
 
 VOID = {"meta", "img", "br"}
 EVIL = "<script>alert(1)</script>"
@@ -302,7 +302,7 @@ def test_classes_stand_worst_first_and_fold_after_twenty():
     assert (shown.count("class"), count) == (21, 7)  # one is the chart's own
 
 
-def test_the_colour_of_a_cell():
+def test_the_color_of_a_cell():
     strength = sections_module._strengths(np.array([[8, 2, 0], [0, 0, 0], [1, 0, 9]]))
     assert strength.tolist() == pytest.approx(np.array([[0.8, 1.0, 0], [0, 0, 0], [0.5, 0, 0.9]]))
     assert sections_module._strengths(np.eye(2)).tolist() == [[1, 0], [0, 1]]

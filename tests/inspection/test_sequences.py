@@ -5,9 +5,9 @@ import re
 import numpy as np
 import torch
 
-from patchloom.data.text.special_tokens import BOS, EOS
-from patchloom.inspection.sequences import SIDE, attention_chart, cross_attention, position_picture
-from patchloom.inspection.sheets import NEGATIVE, POSITIVE
+from patchloom.report.pictures.sequences import SIDE, attention_chart, cross_attention, position_picture
+from patchloom.report.pictures.sheets import NEGATIVE, POSITIVE
+from patchloom_runtime.text.special_tokens import BOS, EOS
 from tests.models.test_seq2seq import small
 
 

@@ -5,23 +5,23 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.errors import NumericalError, UsageError
-from patchloom.inspection.filters import FILTER, SPACE, filter_picture, mean_frequency
-from patchloom.inspection.overlays import attention_overlay, attention_tile, evidence_overlay
-from patchloom.inspection.sheets import (
+from patchloom.report.pictures.filters import FILTER, SPACE, filter_picture, mean_frequency
+from patchloom.report.pictures.overlays import attention_overlay, attention_tile, evidence_overlay
+from patchloom.report.pictures.sheets import (
     CIVIDIS,
     LABEL,
     MARGIN,
     PAGE,
     PAPER,
-    Cell,
-    Line,
+    SheetCell,
+    SheetRow,
     displayed,
     grid_sheet,
     heat,
     numbers,
     sheet,
 )
+from patchloom_runtime.errors import NumericalError, UsageError
 from tests.networks import small
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -38,21 +38,26 @@ def corner(picture: Image.Image, color: tuple[int, int, int]) -> tuple[int, int]
 
 
 def test_cells_stand_in_columns_under_the_titles():
-    picture = sheet([Line("first", [Cell(block(RED))]), Line("", [Cell(block((0, 255, 0))), Cell(block(BLUE), "b")])])
+    picture = sheet(
+        [
+            SheetRow("first", [SheetCell(block(RED))]),
+            SheetRow("", [SheetCell(block((0, 255, 0))), SheetCell(block(BLUE), "b")]),
+        ]
+    )
     assert corner(picture, RED) == (MARGIN + LABEL, MARGIN)
     assert corner(picture, (0, 255, 0)) == (MARGIN + LABEL + 10 + MARGIN, MARGIN)
     assert corner(picture, BLUE) == (MARGIN + LABEL + 10 + MARGIN, MARGIN + 20 + MARGIN)
 
 
 def test_a_line_wider_than_the_page_goes_on_below():
-    picture = sheet([Line("", [Cell(block(PAPER, 400))] * 3 + [Cell(block(RED, 400))])])
+    picture = sheet([SheetRow("", [SheetCell(block(PAPER, 400))] * 3 + [SheetCell(block(RED, 400))])])
     assert picture.width <= PAGE + MARGIN
     assert corner(picture, RED) == (MARGIN + 10 + MARGIN, MARGIN)
 
 
 def test_a_long_title_has_room():
-    short = sheet([Line("a", [Cell(block(RED))])])
-    long = sheet([Line("a" * 80, [Cell(block(RED))])])
+    short = sheet([SheetRow("a", [SheetCell(block(RED))])])
+    long = sheet([SheetRow("a" * 80, [SheetCell(block(RED))])])
     ink = np.argwhere((np.asarray(long)[: MARGIN + LABEL] < 200).any(axis=-1))[:, 1].max()
     assert short.width < ink < long.width - MARGIN // 2
 
@@ -135,7 +140,7 @@ def filters_of(network, filters: torch.Tensor) -> np.ndarray:
     return np.asarray(filter_picture(network, units=len(filters)))
 
 
-def test_a_filter_is_the_colour_it_answers_to_and_smooth_ones_come_first():
+def test_a_filter_is_the_color_it_answers_to_and_smooth_ones_come_first():
     network = small("resmlp_s12")
     stripes = torch.zeros(3, 8, 8)
     stripes[:, :, ::2], stripes[:, :, 1::2] = 1.0, -1.0
@@ -167,7 +172,7 @@ def test_any_first_layer_has_filters(name, side):
     assert filter_picture(network).width == 2 * MARGIN + columns * (side * factor + SPACE) - SPACE
 
 
-def test_one_channel_has_signs_for_colours_and_no_layer_is_one_line():
+def test_one_channel_has_signs_for_colors_and_no_layer_is_one_line():
     network = small("resmlp_s12", channels=1)
     with torch.no_grad():
         network.stem.weight.fill_(1.0)

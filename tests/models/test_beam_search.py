@@ -5,11 +5,11 @@ import itertools
 import pytest
 import torch
 
-from patchloom.data.text.hypothesis import Hypothesis
-from patchloom.data.text.special_tokens import BOS, EOS, PAD, UNKNOWN
-from patchloom.errors import NumericalError, UsageError
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
+from patchloom_runtime.errors import NumericalError, UsageError
+from patchloom_runtime.text.hypothesis import Hypothesis
+from patchloom_runtime.text.special_tokens import BOS, EOS, PAD, UNKNOWN
 from tests.models.test_seq2seq import BOTH, SOURCES, padded, small
 
 
@@ -156,21 +156,21 @@ def test_turning_sentences_round_is_learned(name) -> None:
     network = create_seq2seq(name, vocabulary=10, dim=32, hidden=64, layers=2, heads=2, max_length=8, dropout=0.0)
     linear = network.config.mixing == "linear"
     peak, warmup = (0.1, 150) if linear else (3e-3, 50)  # Adagrad, the paper's, has to begin slowly
-    optimiser = (torch.optim.Adagrad if linear else torch.optim.Adam)(network.parameters(), lr=peak)
+    optimizer = (torch.optim.Adagrad if linear else torch.optim.Adam)(network.parameters(), lr=peak)
 
     def some(count: int) -> tuple[list[list[int]], list[list[int]]]:
         texts = [torch.randint(4, 10, (length,)).tolist() for length in torch.randint(1, 5, (count,)).tolist()]
         return [[*text, EOS] for text in texts], [text[::-1] for text in texts]
 
     for step in range(400):
-        optimiser.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / warmup)
+        optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / warmup)
         sources, targets = some(32)
         wanted = padded([[*text, EOS] for text in targets])
         logits = network(padded(sources), padded([[BOS, *text] for text in targets]))
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     sources, targets = some(100)
     found = beam_search(network, padded(sources))
     assert sum(list(best.tokens) == text for (best,), text in zip(found, targets, strict=True)) >= 90

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.inspection.cost import Cost
-from patchloom.models.catalogue import CATALOGUE, IMAGE_SIZE, TRANSLATION, VOCABULARY
+from patchloom.models.catalog import CATALOG, IMAGE_SIZE, TRANSLATION, VOCABULARY
+from patchloom.models.cost import Cost
 from patchloom.models.registry import family_of, list_models
 from patchloom.models.seq2seq import VARIANTS, create_seq2seq
 
@@ -171,7 +171,7 @@ def test_published(name, options, resolution, parameters, gigas, print_m, print_
     assert cost.parameters == parameters
     assert cost.multiply_adds / 1e9 == pytest.approx(gigas, rel=0.005)
     if not options and resolution == IMAGE_SIZE:
-        assert CATALOGUE[name] == (family_of(name).__name__, cost.parameters, cost.multiply_adds)
+        assert CATALOG[name] == (family_of(name).__name__, cost.parameters, cost.multiply_adds)
     if print_m is not None:
         assert abs(cost.parameters / 1e6 - print_m) <= (0.05 if print_m % 1 else 0.5) + 1e-9
     if print_g is not None:
@@ -193,13 +193,13 @@ def test_every_registered_network_is_in_the_table() -> None:
     assert set(list_models()) == {row[0] for row in PUBLISHED}
 
 
-def test_the_catalogue_has_the_networks_of_the_registry() -> None:
-    assert list(CATALOGUE) == list_models()
+def test_the_catalog_has_the_networks_of_the_registry() -> None:
+    assert list(CATALOG) == list_models()
     assert list(TRANSLATION) == list(VARIANTS)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_catalogue_counts_what_translates(name) -> None:
+def test_the_catalog_counts_what_translates(name) -> None:
     with torch.device("meta"):
         network = create_seq2seq(name, vocabulary=VOCABULARY)
     assert TRANSLATION[name] == sum(parameter.numel() for parameter in network.parameters())

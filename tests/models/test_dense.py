@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from patchloom.engine.optimisation import freeze, make_optimizer, set_rates
-from patchloom.errors import UsageError
-from patchloom.models.dense import DenseNetwork
-from patchloom.models.pyramid import Level
-from patchloom.models.pyramid_neck import PyramidNeck
+from patchloom.engine.optimization import freeze, make_optimizer, set_rates
+from patchloom.models.dense.dense import DenseNetwork
+from patchloom.models.dense.pyramid import Level
+from patchloom.models.dense.pyramid_neck import PyramidNeck
 from patchloom.models.registry import build_model
 from patchloom.recipes.parts import OptimPart, SchedulePart
+from patchloom_runtime.errors import UsageError
 from tests.networks import ONE_OF_EACH
 from tests.networks import small as network_called
 
@@ -140,7 +140,7 @@ def test_rates_by_depth_of_a_network_without_layers_are_refused() -> None:
 
 
 def test_the_poly_schedule_ends_at_nothing() -> None:
-    from patchloom.engine.optimisation import Schedule
+    from patchloom.engine.optimization import Schedule
 
     part = SchedulePart(epochs=2, warmup_steps=2, decay="poly", power=0.5)
     schedule = Schedule(OptimPart(lr=1.0, batch_size=1), part, 5)

@@ -11,14 +11,14 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from patchloom.data.batches.ragged import Boxes
-from patchloom.data.pictures.image_batch import ImageBatch
-from patchloom.data.pictures.pasted_masks import pasted
-from patchloom.data.pictures.samples import EXTENT
-from patchloom.errors import UsageError
-from patchloom.evaluation.finding import find_objects, in_picture
-from patchloom.models.detector import LOSSES, Detector, create_detector, make_detector
+from patchloom.data.images.image_batch import ImageBatch
+from patchloom.evaluation.detect import find_objects, in_picture
+from patchloom.models.dense.detector import LOSSES, Detector, create_detector, make_detector
 from patchloom.models.registry import create_model
-from patchloom.objectives.detection import Detection, as_shown, targets_of
+from patchloom.objectives.detection import DetectionObjective, prepare_inputs, targets_of
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.images.pasted_masks import pasted
+from patchloom_runtime.images.samples import EXTENT
 
 SIDE = 64
 SMALL = {"channels": 16, "hidden": 32, "anchor_scale": 4.0, "proposals": 50, "regions": 16}
@@ -62,7 +62,7 @@ def batch_of(count=2, *, empty=()) -> ImageBatch:
 
 
 def losses_of(network, batch, masks=True):
-    objective = Detection(network.pixel_mean, network.pixel_std, masks=masks, cut=network.any_resolution)
+    objective = DetectionObjective(network.pixel_mean, network.pixel_std, masks=masks, cut=network.any_resolution)
     torch.manual_seed(1)
     return objective(network, batch, epoch=0, step=0)
 
@@ -84,7 +84,9 @@ def test_the_five_losses_are_those_of_torchvision(pyramid):
     network, batch = detector(pyramid=pyramid).train(), batch_of()
     batch.parts[EXTENT][:, :2] = SIDE  # torchvision would pad a smaller picture itself
     own = losses_of(network, batch)
-    images, _ = as_shown(batch, network.pixel_mean, network.pixel_std, cut=False)  # normalised as ours, to the bit
+    images, _ = prepare_inputs(
+        batch, network.pixel_mean, network.pixel_std, cut=False
+    )  # normalised as ours, to the bit
     theirs = MaskRCNN(Below(network), 4, min_size=SIDE, max_size=SIDE, image_mean=[0.0] * 3, image_std=[1.0] * 3)
     theirs.rpn, theirs.roi_heads = network.rpn, network.roi_heads
     theirs.transform.torch_choice = lambda sides: sides[0]  # it would draw one of one
@@ -175,12 +177,12 @@ def test_a_config_tells_the_whole_network():
 def test_what_a_picture_does_not_fill_is_zero_and_canvases_are_cut():
     batch = batch_of()
     batch.parts[EXTENT][:] = torch.tensor([[20, 30, 40, 60], [33, 10, 66, 20]])
-    images, sizes = as_shown(batch, (0.5,) * 3, (0.5,) * 3, cut=True)
+    images, sizes = prepare_inputs(batch, (0.5,) * 3, (0.5,) * 3, cut=True)
     assert images.shape == (2, 3, 64, 32)
     assert sizes == [(20, 30), (33, 10)]
     assert (images[0, :, 20:] == 0).all()
     assert (images[1, :, :, 10:] == 0).all()
-    whole, _ = as_shown(batch, (0.5,) * 3, (0.5,) * 3, cut=False)
+    whole, _ = prepare_inputs(batch, (0.5,) * 3, (0.5,) * 3, cut=False)
     assert whole.shape == (2, 3, 64, 64)
     assert torch.equal(whole[:, :, :64, :32], images)
     masks = targets_of(batch, True, (64, 32))[0]["masks"]

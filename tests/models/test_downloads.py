@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.errors import CheckpointError, ResourceError, UsageError
-from patchloom.models import downloads
-from patchloom.models.downloads import fetched, url_path
+from patchloom.models.pretrained import downloads
+from patchloom.models.pretrained.downloads import fetched, url_path
+from patchloom_runtime.errors import CheckpointError, ResourceError, UsageError
 from tests.weights_server import Shelf, caches, in_hub_cache, served, tiny
 
 DATA = bytes(range(256)) * 400
@@ -254,7 +254,7 @@ def test_where_the_hub_has_it_not_the_authors_are_asked(shelf, monkeypatch) -> N
 FETCH = """
 import sys
 from patchloom.models import downloads
-from patchloom.models.weights_table import Weights
+from patchloom.models.pretrained.table import Weights
 row = Weights(variant="resmlp_s12", tag="tiny", url="https://weights.example/deit/resmlp_tiny.pth",
               mean=(0.5,) * 3, std=(0.5,) * 3, crop_ratio=1.0)
 print(downloads.fetched(row))

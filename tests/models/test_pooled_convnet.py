@@ -3,7 +3,7 @@ import timm
 import torch
 
 import patchloom
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "test_resnet"])  # one convolution, and a deep stem's three

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import patchloom
-from patchloom.errors import CheckpointError, UsageError
+from patchloom_runtime.errors import CheckpointError, UsageError
 from tests.networks import assert_same, images, small
 
 # timm's network at our size, ours with the same options
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_does_not_fit_lists_its_keys() -> None:
     unchanged_by(network, load)
 
 
-def test_a_checkpoint_of_another_network_is_recognised(parity) -> None:
+def test_a_checkpoint_of_another_network_is_recognized(parity) -> None:
     tensors, _ = parity("smlpnet_official")
     state = {key.removeprefix("state."): tensor for key, tensor in tensors.items() if key.startswith("state.")}
     with pytest.raises(CheckpointError, match="sMLPNet"):

@@ -6,9 +6,9 @@ from torch import nn
 
 import patchloom
 from patchloom.engine.distribution import unwrap
-from patchloom.models import recorded as recorded_module
+from patchloom.models import cuda_graphs as recorded_module
 from patchloom.models.by_block import CompiledByBlock
-from patchloom.models.recorded import Recorded
+from patchloom.models.cuda_graphs import CapturedNetwork
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on a GPU")
 
@@ -21,13 +21,13 @@ def small_network(**options: object) -> nn.Module:
 def test_it_stands_for_the_network() -> None:
     network, images = small_network(), torch.randn(2, 3, 32, 32)
     for inner in (network, CompiledByBlock(network)):
-        recorded = Recorded(inner)
+        recorded = CapturedNetwork(inner)
         assert unwrap(recorded) is network
         assert recorded.config is network.config
         assert list(recorded.state_dict()) == [f"_orig_mod.{name}" for name in network.state_dict()]
         assert recorded.train(False)._orig_mod.training is False
     network.eval()
-    torch.testing.assert_close(Recorded(network)(images), network(images))
+    torch.testing.assert_close(CapturedNetwork(network)(images), network(images))
 
 
 def test_options_reach_the_network() -> None:
@@ -40,7 +40,7 @@ def test_options_reach_the_network() -> None:
 
         kept_for_backward = 1.0
 
-    for wrapped in (Recorded(TwoHeads()), CompiledByBlock(TwoHeads())):  # type: ignore[arg-type]
+    for wrapped in (CapturedNetwork(TwoHeads()), CompiledByBlock(TwoHeads())):  # type: ignore[arg-type]
         first, second = wrapped(torch.ones(1), both_heads=True)
         assert (first.item(), second.item()) == (1, 2)
 
@@ -66,7 +66,7 @@ def test_what_cannot_be_recorded_is_called(gradients: bool, monkeypatch: pytest.
 
     tried: list[object] = []
     monkeypatch.setattr(recorded_module, "_Pass" if gradients else "record", waits)
-    recorded = Recorded(Counts())
+    recorded = CapturedNetwork(Counts())
     with pytest.warns(UserWarning, match="not permitted$"):
         assert recorded(OnGpu()) == 1
     assert recorded(OnGpu()) == 2
@@ -75,7 +75,7 @@ def test_what_cannot_be_recorded_is_called(gradients: bool, monkeypatch: pytest.
 @on_a_gpu
 def test_training_is_the_same_to_the_bit() -> None:
     weights = []
-    for wrap in (lambda network: network, Recorded):
+    for wrap in (lambda network: network, CapturedNetwork):
         network = small_network(drop_path=0.2).cuda()
         model, optimizer = wrap(network), torch.optim.SGD(network.parameters(), 0.1)
         torch.manual_seed(1)
@@ -94,7 +94,7 @@ def test_training_is_the_same_to_the_bit() -> None:
 @on_a_gpu
 def test_two_passes_before_the_gradients_of_the_first() -> None:
     network = small_network(drop_path=0.0).cuda().eval()
-    recorded = Recorded(network)
+    recorded = CapturedNetwork(network)
     first, second = (torch.randn(2, 3, 32, 32, device="cuda") for _ in range(2))
     expected = torch.autograd.grad(network(first).sum() + network(second).square().sum(), network.parameters())
     found = torch.autograd.grad(recorded(first).sum() + recorded(second).square().sum(), network.parameters())
@@ -107,7 +107,7 @@ def test_two_passes_before_the_gradients_of_the_first() -> None:
 @on_a_gpu
 def test_inference_follows_the_weights() -> None:
     network = small_network().cuda().eval().requires_grad_(False)
-    recorded = Recorded(network)
+    recorded = CapturedNetwork(network)
     for count in (2, 3, 2):
         images = torch.randn(count, 3, 32, 32, device="cuda")
         torch.testing.assert_close(recorded(images), network(images))

@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 
 import patchloom
-from patchloom.errors import UsageError
-from patchloom.inspection.cost import cost
-from patchloom.inspection.pictures import pictures_of
+from patchloom.models.cost import cost
 from patchloom.models.timm_trunk import trunk_of
 from patchloom.recipes import get_recipe, override
-from patchloom.tasks.image_networks import make_network
+from patchloom.report.pictures.pictures import pictures_of
+from patchloom.tasks.images.networks import make_network
+from patchloom_runtime.errors import UsageError
 
 # Small ones of every kind: name, what it gives at 64 pixels, whether it takes other sizes as it is.
 QUICK = [

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork, UperHead
 from patchloom.models.registry import default_options
-from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork, UperHead
 from tests.networks import ONE_OF_EACH
 from tests.networks import small as network_called
 

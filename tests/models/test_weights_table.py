@@ -7,9 +7,9 @@ import timm
 import torch
 
 import patchloom
-from patchloom.errors import UsageError
-from patchloom.models.catalogue import CATALOGUE
-from patchloom.models.weights_table import WEIGHTS, weights_named
+from patchloom.models.catalog import CATALOG
+from patchloom.models.pretrained.table import WEIGHTS, weights_named
+from patchloom_runtime.errors import UsageError
 from tests.weights_server import Shelf, caches, in_hub_cache, published, served, tiny
 
 ALL = {weights.name: weights for weights in WEIGHTS}
@@ -20,8 +20,8 @@ OTHER_CROPS = {"resmlp": 0.9, "deit": 0.875, "deit3": 1.0}
 
 def test_names_are_unique_and_those_of_networks() -> None:
     assert len(ALL) == len(WEIGHTS)
-    assert {weights.variant for weights in WEIGHTS} <= set(CATALOGUE)
-    order = [list(CATALOGUE).index(weights.variant) for weights in WEIGHTS]
+    assert {weights.variant for weights in WEIGHTS} <= set(CATALOG)
+    order = [list(CATALOG).index(weights.variant) for weights in WEIGHTS]
     assert order == sorted(order)
 
 

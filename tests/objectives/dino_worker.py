@@ -5,7 +5,7 @@ import torch
 from patchloom.data.batches.sampler import rank_positions
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train
-from patchloom.engine.optimisation import make_optimizer
+from patchloom.engine.optimization import make_optimizer
 from tests.engine.toys import make_run, optim_part
 from tests.objectives.test_dino import Seen, ViewBatches, make, network
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from patchloom.data.batches.sampler import rank_positions
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import train
-from patchloom.engine.optimisation import make_optimizer
+from patchloom.engine.optimization import make_optimizer
 from patchloom.engine.run import Run
 from patchloom.objectives.grafit import METHODS, Grafit
 from tests.engine.toys import BATCH, STEPS, make_run, network, optim_part

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from patchloom.data.augmentation.mixing import Blend, draw_blend
 from patchloom.data.batches.sampler import step_seed
-from patchloom.data.pictures.image_batch import ImageBatch, normalise
-from patchloom.errors import UsageError
-from patchloom.objectives.classification import Classification, binary_cross_entropy, cross_entropy
+from patchloom.data.images.image_batch import ImageBatch, normalize
+from patchloom.objectives.classification import ClassificationObjective, binary_cross_entropy, cross_entropy
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
+from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 from tests.networks import small
 
@@ -22,9 +22,9 @@ def slow_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> flo
     total = 0.0
     for row, target in zip(logits.tolist(), targets.tolist(), strict=True):
         shares = target if isinstance(target, list) else [float(k == target) for k in range(len(row))]
-        normaliser = math.log(sum(math.exp(z) for z in row))
+        normalizer = math.log(sum(math.exp(z) for z in row))
         for z, share in zip(row, shares, strict=True):
-            total -= ((1 - smoothing) * share + smoothing / len(row)) * (z - normaliser)
+            total -= ((1 - smoothing) * share + smoothing / len(row)) * (z - normalizer)
     return total / len(logits)
 
 
@@ -44,8 +44,8 @@ def batch(size: int = 6, classes: int = 5, side: int = 32, seed: int = 0) -> Ima
     return ImageBatch(images.permute(0, 3, 1, 2), labels, torch.arange(size))
 
 
-def make(objective: ObjectivePart | None = None, augment: AugmentPart | None = None) -> Classification:
-    return Classification(
+def make(objective: ObjectivePart | None = None, augment: AugmentPart | None = None) -> ClassificationObjective:
+    return ClassificationObjective(
         objective or ObjectivePart(),
         augment or AugmentPart(),
         num_classes=5,
@@ -113,7 +113,7 @@ def test_half_precision_logits_are_widened_before_the_loss():
 def test_a_plain_batch_gives_the_loss_and_the_accuracy():
     network, images = small("resmlp_s12"), batch()
     results = make(ObjectivePart(smoothing=0.1))(network, images, epoch=0, step=0)
-    logits = network(normalise(images.images, MEAN, STD))
+    logits = network(normalize(images.images, MEAN, STD))
     assert set(results) == {"loss", "accuracy"}
     torch.testing.assert_close(results["loss"], cross_entropy(logits, images.labels, 0.1))
     assert results["accuracy"] == 100 * (logits.argmax(1) == images.labels).float().mean()
@@ -128,7 +128,7 @@ def test_a_mixed_batch_follows_from_seed_epoch_and_step(loss):
         results = objective(network, images, epoch=epoch, step=step)
         assert set(results) == {"loss"}
         blend = draw_blend(*images.images.shape[2:], mixup=0.8, cutmix=1.0, seed=step_seed(3, epoch, step))
-        mixed = blend.images(normalise(images.images, MEAN, STD))
+        mixed = blend.images(normalize(images.images, MEAN, STD))
         shares = blend.targets(images.labels, 5, 0.0, torch.float32)
         expected = (binary_cross_entropy if loss == "bce" else cross_entropy)(network(mixed), shares)
         torch.testing.assert_close(results["loss"], expected)
@@ -139,7 +139,7 @@ def test_a_mixed_batch_follows_from_seed_epoch_and_step(loss):
 def test_smoothing_before_or_after_mixing_is_the_same():
     """The authors smooth labels before mixing them, here the loss does it afterwards."""
     network, images = small("resmlp_s12"), batch()
-    pixels = normalise(images.images, MEAN, STD)
+    pixels = normalize(images.images, MEAN, STD)
     results = make(ObjectivePart(smoothing=0.1), AugmentPart(mixup=0.8))(network, images, epoch=0, step=2)
     blend = draw_blend(*pixels.shape[2:], mixup=0.8, cutmix=0, seed=step_seed(3, 0, 2))
     shares = blend.targets(images.labels, 5, 0.1, torch.float32)

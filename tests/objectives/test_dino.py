@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.pictures.image_batch import normalise
+from patchloom.data.images.image_batch import normalize
 from patchloom.engine.loop import train
-from patchloom.engine.optimisation import make_optimizer
+from patchloom.engine.optimization import make_optimizer
 from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped
-from patchloom.errors import UsageError
 from patchloom.objectives.dino import Dino, collapse, dino_loss, mean_over_processes, momentum_at, temperature_at
 from patchloom.objectives.dino_head import DinoHead
 from patchloom.recipes.parts import DinoPart
 from patchloom.runs.checkpoints import find_checkpoint
+from patchloom_runtime.errors import UsageError
 from tests.engine.toys import make_run, optim_part
 from tests.forked import forked_ranks
 from tests.messages import refused
@@ -228,7 +228,7 @@ def test_the_objective_is_its_parts(small_views: Any) -> None:
     with torch.no_grad():
         for tensor in (*dino.teacher.parameters(), dino.centre):
             tensor.add_(torch.randn_like(tensor) * 0.1)
-    shown = [normalise(view, MEAN, STD) for view in batch.views]
+    shown = [normalize(view, MEAN, STD) for view in batch.views]
     if small_views == "none":
         shown = shown[:2]
     if small_views == "resize":
@@ -252,9 +252,9 @@ def test_gradients_reach_the_whole_student_and_nothing_of_the_teacher(small_view
     assert all(p.grad is not None for p in dino.head.parameters() if p.requires_grad)
     for module in (dino.teacher, dino.teacher_head):
         assert all(p.grad is None and not p.requires_grad for p in module.parameters())
-    optimised = {id(p) for g in make_optimizer(student, optim_part(), dino).param_groups for p in g["params"]}
+    optimized = {id(p) for g in make_optimizer(student, optim_part(), dino).param_groups for p in g["params"]}
     learning = [*student.parameters(), *(p for p in dino.head.parameters() if p.requires_grad)]
-    assert optimised == {id(p) for p in learning}
+    assert optimized == {id(p) for p in learning}
 
 
 def test_the_teacher_and_the_centre_follow_in_closed_form() -> None:
@@ -265,7 +265,7 @@ def test_the_teacher_and_the_centre_follow_in_closed_form() -> None:
     for step in range(4):
         with torch.no_grad():
             answers = [
-                dino.teacher_head(dino.teacher(normalise(view, MEAN, STD))) for view in views(seed=step).views[:2]
+                dino.teacher_head(dino.teacher(normalize(view, MEAN, STD))) for view in views(seed=step).views[:2]
             ]
             for parameter in student.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from patchloom.data.augmentation.mixing import draw_blend
 from patchloom.data.batches.sampler import step_seed
-from patchloom.data.pictures.image_batch import normalise
-from patchloom.errors import UsageError
+from patchloom.data.images.image_batch import normalize
 from patchloom.objectives.classification import cross_entropy
 from patchloom.objectives.distillation import Distillation, TwoClassTokens, hard_distillation, soft_distillation
 from patchloom.objectives.teacher import Teacher
 from patchloom.recipes import get_recipe
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
+from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 from tests.networks import small
 from tests.objectives.test_classification import MEAN, STD, batch
@@ -112,7 +112,7 @@ def test_each_head_gets_its_term(name, method):
     token = name.endswith("_distilled")
     results = make(objective, teacher, token=token)(student, images, epoch=1, step=4)
     blend = draw_blend(*images.images.shape[2:], mixup=0.8, cutmix=1.0, seed=step_seed(3, 1, 4))
-    mixed = blend.images(normalise(images.images, MEAN, STD))
+    mixed = blend.images(normalize(images.images, MEAN, STD))
     shares = blend.targets(images.labels, 5, 0.0, torch.float32)
     answer = teacher.module(mixed)
     if token:
@@ -134,18 +134,18 @@ def test_each_head_gets_its_term(name, method):
 def test_accuracy_is_the_class_heads_where_nothing_is_mixed():
     student, images = small("deit_s_distilled"), batch()
     objective = make(ObjectivePart(distillation="hard"), make_teacher(), token=True, augment=AugmentPart())
-    of_class, _ = student(normalise(images.images, MEAN, STD), both_heads=True)
+    of_class, _ = student(normalize(images.images, MEAN, STD), both_heads=True)
     results = objective(student, images, epoch=0, step=0)
     assert results["accuracy"] == 100 * (of_class.argmax(1) == images.labels).float().mean()
 
 
-def test_a_teacher_with_its_own_normalisation_sees_the_same_mixed_pixels():
+def test_a_teacher_with_its_own_normalization_sees_the_same_mixed_pixels():
     """Mixing pixels and normalising for the teacher = mixing the student's images and renormalising them."""
     student, images = small("resmlp_s12"), batch()
     for step in range(6):
         teacher = make_teacher(mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
         objective = make(ObjectivePart(distillation="soft"), teacher, token=False)
-        own = normalise(images.images, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
+        own = normalize(images.images, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
         blend = draw_blend(*own.shape[2:], mixup=0.8, cutmix=1.0, seed=step_seed(3, 0, step))
         mixed = blend.images(own)
         seen: list[Tensor] = []
@@ -197,6 +197,6 @@ def test_two_class_tokens_learn_the_same_labels():
     given = {"pixel_mean": MEAN, "pixel_std": STD, "seed": 0}
     control = TwoClassTokens(ObjectivePart(distillation="labels"), AugmentPart(), num_classes=5, **given)
     loss = control(network, shown, epoch=0, step=0)["loss"]
-    first, second = network(normalise(shown.images, MEAN, STD), both_heads=True)
+    first, second = network(normalize(shown.images, MEAN, STD), both_heads=True)
     expected = (cross_entropy(first, shown.labels) + cross_entropy(second, shown.labels)) / 2
     torch.testing.assert_close(loss, expected)

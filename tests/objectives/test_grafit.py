@@ -8,23 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from patchloom.data.pictures.image_batch import normalise
+from patchloom.data.images.image_batch import normalize
 from patchloom.engine.batches import len_of, move, split
-from patchloom.engine.optimisation import parameter_groups
-from patchloom.errors import DataError, UsageError
+from patchloom.engine.optimization import parameter_groups
 from patchloom.layers.projector import Projector
 from patchloom.objectives.classification import cross_entropy
 from patchloom.objectives.clusters import cluster_labels
 from patchloom.objectives.grafit import (
     METHODS,
+    EmbeddingMemory,
     Grafit,
     Losses,
-    Memory,
     instance_loss,
     knn_loss,
     target_decay,
     triplet_loss,
 )
+from patchloom_runtime.errors import DataError, UsageError
 from tests.messages import refused
 from tests.networks import ONE_OF_EACH, small
 from tests.objectives.test_classification import MEAN, STD
@@ -165,15 +165,15 @@ def test_projectors_have_the_parameters_of_table_2_7():
 
 
 def test_the_memory_starts_as_sncas():
-    memory = Memory(500, 12, seed=3)
+    memory = EmbeddingMemory(500, 12, seed=3)
     torch.testing.assert_close(memory.slots.norm(dim=1), torch.ones(500))
     assert abs(memory.slots.mean().item()) < 0.02
-    assert torch.equal(memory.slots, Memory(500, 12, seed=3).slots)
-    assert not torch.equal(memory.slots, Memory(500, 12, seed=4).slots)
+    assert torch.equal(memory.slots, EmbeddingMemory(500, 12, seed=3).slots)
+    assert not torch.equal(memory.slots, EmbeddingMemory(500, 12, seed=4).slots)
 
 
-def test_the_memory_averages_and_normalises():
-    memory, g = Memory(6, 3), 3 * torch.randn(2, 3, requires_grad=True)
+def test_the_memory_averages_and_normalizes():
+    memory, g = EmbeddingMemory(6, 3), 3 * torch.randn(2, 3, requires_grad=True)
     before = memory.slots.clone()
     memory.note(torch.tensor([4, 1]), g)
     assert torch.equal(memory.slots, before)
@@ -187,7 +187,7 @@ def test_the_memory_averages_and_normalises():
 
 
 def test_an_image_seen_twice_is_taken_once():
-    once, twice = Memory(6, 3), Memory(6, 3)
+    once, twice = EmbeddingMemory(6, 3), EmbeddingMemory(6, 3)
     g = torch.randn(3, 3)
     once.note(torch.tensor([2, 5]), g[:2])
     twice.note(torch.tensor([2, 5]), g[:2])
@@ -205,11 +205,11 @@ def test_processes_keep_the_same_memory():
     def gather(own: Tensor) -> Tensor:
         return torch.cat([index for index, _ in rows] if own.dtype == torch.int64 else units)
 
-    memories = [Memory(8, 4, gather=gather) for _ in rows]
+    memories = [EmbeddingMemory(8, 4, gather=gather) for _ in rows]
     for memory, (index, g) in zip(memories, rows, strict=True):
         memory.note(index, g)
         memory.update()
-    alone = Memory(8, 4)
+    alone = EmbeddingMemory(8, 4)
     for index, g in rows:
         alone.note(index, g)
     alone.update()
@@ -229,7 +229,7 @@ def test_the_targets_decay_is_byols():
 def slow_grafit(objective: Grafit, model, views: ViewBatch, weight: float) -> float:
     """Equation 2.4 image by image, from embeddings of each view; batch statistics are those of all views."""
     count, size = len(views.views), len(views.index)
-    images = normalise(torch.cat(views.views), MEAN, STD)
+    images = normalize(torch.cat(views.views), MEAN, STD)
     target = objective.target
     with torch.no_grad():
         g = model.projector(model.pool(model.features(images)))
@@ -338,7 +338,7 @@ def test_cross_entropy_is_that_of_the_first_view():
     objective, model = make("cross_entropy")
     views = batch()
     values = objective(model, views, epoch=0, step=0)
-    assert torch.equal(values["loss"], cross_entropy(model(normalise(views.views[0], MEAN, STD)), views.labels))
+    assert torch.equal(values["loss"], cross_entropy(model(normalize(views.views[0], MEAN, STD)), views.labels))
 
 
 def test_labels_are_those_of_the_objective():

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.data.pictures.image_batch import ImageBatch
-from patchloom.objectives.segmentation import Segmentation, labelled
+from patchloom.data.images.image_batch import ImageBatch
+from patchloom.objectives.segmentation import SegmentationObjective, labeled
 
 CLASSES, IGNORED = 3, 255
 
@@ -34,9 +34,9 @@ def made(count: int = 4) -> tuple[Logits, ImageBatch]:
     return Logits(torch.randn(count, CLASSES, 2, 2), torch.randn(count, CLASSES, 4, 4)), batch
 
 
-def objective(**more: object) -> Segmentation:
+def objective(**more: object) -> SegmentationObjective:
     given = {"classes": CLASSES, "ignored": IGNORED, "auxiliary_weight": 0.4}
-    return Segmentation(**given | more, pixel_mean=(0.0,) * 3, pixel_std=(1 / 255,) * 3)
+    return SegmentationObjective(**given | more, pixel_mean=(0.0,) * 3, pixel_std=(1 / 255,) * 3)
 
 
 def slow(logits: Tensor, mask: Tensor) -> float:
@@ -49,7 +49,7 @@ def slow(logits: Tensor, mask: Tensor) -> float:
     return sum(losses) / len(losses)
 
 
-def test_the_loss_is_a_mean_over_labelled_pixels_and_the_auxiliary_heads_is_added() -> None:
+def test_the_loss_is_a_mean_over_labeled_pixels_and_the_auxiliary_heads_is_added() -> None:
     model, batch = made()
     found = objective()(model, batch, epoch=0, step=0)
     mask = batch.parts["mask"].long()
@@ -58,12 +58,12 @@ def test_the_loss_is_a_mean_over_labelled_pixels_and_the_auxiliary_heads_is_adde
     assert float(found["loss"]) == pytest.approx(float(found["head_loss"] + 0.4 * found["auxiliary_loss"]), rel=1e-6)
 
 
-def test_processes_with_other_numbers_of_labelled_pixels_make_the_mean_of_one() -> None:
+def test_processes_with_other_numbers_of_labeled_pixels_make_the_mean_of_one() -> None:
     model, batch = made()
     whole = float(objective()(model, batch, epoch=0, step=0)["loss"])
     halves = [ImageBatch(batch.images[rows], batch.labels[rows], batch.index[rows], {"mask": batch.parts["mask"][rows]})
               for rows in (slice(0, 1), slice(1, 4))]  # fmt: skip
-    counts = [(labelled(half.parts["mask"], CLASSES, IGNORED) >= 0).sum().float() for half in halves]
+    counts = [(labeled(half.parts["mask"], CLASSES, IGNORED) >= 0).sum().float() for half in halves]
     assert counts[0] != counts[1]
     total = torch.stack([counts[0] + counts[1], torch.tensor(2.0)])
     losses = [float(objective(add_up=lambda _: total)(model, half, epoch=0, step=0)["loss"]) for half in halves]

@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import patchloom
-from patchloom.errors import CheckpointError, ResourceError, UsageError
 from patchloom.objectives.teacher import Teacher, load_teacher
+from patchloom_runtime.errors import CheckpointError, ResourceError, UsageError
 from tests.messages import refused
 
 HALF = (0.5, 0.5, 0.5)
@@ -60,7 +60,7 @@ def test_a_teacher_of_any_resolution_is_never_shown_smaller_images_than_it_knows
     assert means(own)(torch.randn(2, 3, 8, 12))[0, 3:].tolist() == shown
 
 
-def test_images_are_renormalised():
+def test_images_are_renormalized():
     mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
     pixels = torch.rand(2, 3, 8, 8)
     images = (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchloom.data.text.encoded import EncodedPairs, Sentences
-from patchloom.data.text.special_tokens import PAD
 from patchloom.data.text.token_batches import SentenceBatch, TokenLoader
 from patchloom.engine.batches import split
 from patchloom.engine.loop import train
-from patchloom.errors import UsageError
-from patchloom.objectives.translation import Translation, token_losses
+from patchloom.objectives.translation import TranslationObjective, token_losses
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.text.special_tokens import PAD
 from tests.engine.toys import make_run
 
 PIECES = 11
@@ -57,11 +57,11 @@ def slow(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[float, float
         for scores, label in zip(row, row_labels, strict=True):
             if label == PAD:
                 continue
-            normaliser = math.log(sum(math.exp(z) for z in scores))
+            normalizer = math.log(sum(math.exp(z) for z in scores))
             tokens += 1
-            nll -= scores[label] - normaliser
+            nll -= scores[label] - normalizer
             for v, z in enumerate(scores):
-                loss -= ((1 - smoothing) * (v == label) + smoothing / len(scores)) * (z - normaliser)
+                loss -= ((1 - smoothing) * (v == label) + smoothing / len(scores)) * (z - normalizer)
     return loss, nll, tokens
 
 
@@ -69,7 +69,7 @@ def slow(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[float, float
 def test_the_loss_is_its_equation_and_torchs(smoothing):
     network = toy()
     for batch in batches():
-        results = Translation(smoothing)(network, batch, epoch=0, step=0)
+        results = TranslationObjective(smoothing)(network, batch, epoch=0, step=0)
         assert set(results) == {"loss", "nll", "tokens"}
         logits, labels = network(batch.source, batch.target[:, :-1]), batch.target[:, 1:]
         loss, nll, tokens = slow(logits, labels, smoothing)
@@ -97,7 +97,7 @@ def test_how_fairseq_smooths():
 @pytest.mark.parametrize("accumulate", [1, 2, 4])
 def test_parts_and_processes_give_the_gradient_of_the_whole(world, accumulate):
     """The engine weighs micro-batches by their rows and averages gradients over processes."""
-    network, objective = toy(), Translation(0.1)
+    network, objective = toy(), TranslationObjective(0.1)
     shares = [batches(rank=rank, world=world) for rank in range(world)]
     for step, whole in enumerate(batches()):
         expected = objective(network, whole, epoch=0, step=step)
@@ -119,13 +119,18 @@ def test_the_engine_learns_from_it_the_same_in_any_parts():
     found = []
     for accumulate in (1, 3):
         network, data = toy().float(), loader()
-        before = Translation(0.0)(network, batches()[0], epoch=0, step=0)["nll"].item()
+        before = TranslationObjective(0.0)(network, batches()[0], epoch=0, step=0)["nll"].item()
         train(
             make_run(
-                model=network, objective=Translation(), loader=data, accumulate=accumulate, evaluators=[], metric=None
+                model=network,
+                objective=TranslationObjective(),
+                loader=data,
+                accumulate=accumulate,
+                evaluators=[],
+                metric=None,
             )
         )
-        assert Translation(0.0)(network, batches()[0], epoch=0, step=0)["nll"].item() < before
+        assert TranslationObjective(0.0)(network, batches()[0], epoch=0, step=0)["nll"].item() < before
         found.append(network.table.weight.detach())
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
@@ -133,7 +138,7 @@ def test_the_engine_learns_from_it_the_same_in_any_parts():
 def test_padding_changes_nothing():
     network, (batch, *_) = toy(), batches()
     wider = SentenceBatch(batch.source, F.pad(batch.target, (0, 5)), batch.index, batch.weight, batch.batch_tokens)
-    one, two = (Translation()(network, b, epoch=0, step=0) for b in (batch, wider))
+    one, two = (TranslationObjective()(network, b, epoch=0, step=0) for b in (batch, wider))
     assert one["loss"].item() == pytest.approx(two["loss"].item())
     labels = batch.target[:, 1:]
     losses, nll = token_losses(network(batch.source, batch.target[:, :-1]), labels, 0.1)
@@ -154,4 +159,4 @@ def test_half_precision_logits_are_widened():
 
 def test_a_smoothing_that_is_none():
     with pytest.raises(UsageError, match=r"smoothing.*1\.0"):
-        Translation(1.0)
+        TranslationObjective(1.0)

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.errors import UsageError
 from patchloom.recipes import Recipe, auto_recipe, flatten
+from patchloom_runtime.errors import UsageError
 from tests.messages import missing, refused
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchloom.errors import UsageError
 from patchloom.recipes import Recipe, difference, field_names, flatten, get_recipe, list_recipes, override
 from patchloom.recipes.parts import AugmentPart, ModelPart, OptimPart, SchedulePart
+from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 
 DEIT = get_recipe("deit")

@@ -2,12 +2,12 @@
 
 import pytest
 
-from patchloom.errors import UsageError
 from patchloom.recipes import get_recipe, override
 from patchloom.recipes.choices import resolve_recipe
 from patchloom.recipes.fit import Facts
 from patchloom.recipes.schema import Recipe
 from patchloom.recipes.segmentation import auto_segmentation, upernet_160k
+from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 
 CAMVID = Facts(367, 180, "cuda")

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from patchloom.errors import PatchloomError
-from patchloom.runs.checkpoints import Folder, find_checkpoint, read_checkpoint
+from patchloom.runs.checkpoints import CheckpointFolder, find_checkpoint, read_checkpoint
 from patchloom.runs.metrics import METRICS, read_metrics
-from patchloom.runs.record import fault_of_metrics
+from patchloom.runs.run_record import fault_of_metrics
 from patchloom.runs.weights import WEIGHTS
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.verify import verify
 from patchloom.training import run as training
+from patchloom_runtime.errors import PatchloomError
 from tests.reliability.power_cuts import mark
 
 DATA = "shapes:count=24,size=16"
@@ -21,17 +21,17 @@ TINY = {"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_
 
 def train_tiny(out: Path, epochs: int = 2) -> None:
     """Train for a few steps; for a copy of this process, as it changes how runs are saved."""
-    make_run, save = training.make_run, Folder.save
+    make_run, save = training.make_run, CheckpointFolder.save
 
     def saving_often(*given: Any, **options: Any) -> Any:
         run, *rest = make_run(*given, **options)
         return replace(run, save_every_s=0.0, log_every=1), *rest
 
-    def marking(self: Folder, snapshot: Any) -> None:
+    def marking(self: CheckpointFolder, snapshot: Any) -> None:
         save(self, snapshot)
         mark(f"saved {snapshot.step}")
 
-    training.make_run, Folder.save = saving_often, marking  # type: ignore[method-assign]
+    training.make_run, CheckpointFolder.save = saving_often, marking  # type: ignore[method-assign]
     random.seed(0)  # Python gives each copy of a process another seed
     training.run_training(
         TrainingSettings(

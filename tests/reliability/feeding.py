@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from patchloom.errors import PatchloomError, ResourceError
+from patchloom_runtime.errors import PatchloomError, ResourceError
 from tests.reliability.mutations import KINDS, Mutation, obstruct
 from tests.reliability.readers.reader import Reader
 from tests.reliability.readers.seeds import make_outside

@@ -14,16 +14,16 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from patchloom.data.batches.sampler import Plan
+from patchloom.data.batches.sampler import SamplingPlan
 from patchloom.data.labels.taxonomy import read_taxonomy
 from patchloom.data.sources.labels_file import open_labels_file
 from patchloom.data.trees.archive import ArchiveTree
-from patchloom.errors import CheckpointError, PatchloomError
-from patchloom.models.weights_file import read_weights_file
+from patchloom.models.pretrained.weights_file import read_weights_file
 from patchloom.recipes import get_recipe
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import MetricsFile, read_metrics
+from patchloom_runtime.errors import CheckpointError, PatchloomError
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=200)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
@@ -121,14 +121,14 @@ def test_any_taxonomy_is_read_or_refused(text: str, name: str) -> None:
 def test_all_processes_together_see_what_one_sees(
     pictures: int, share: int, world: int, repeats: int, seed: int, epoch: int, drop_last: bool
 ) -> None:
-    def plan(rank: int, of: int) -> Plan:
-        return Plan(pictures, share * world, seed, True, repeats, drop_last, rank, of)
+    def plan(rank: int, of: int) -> SamplingPlan:
+        return SamplingPlan(pictures, share * world, seed, True, repeats, drop_last, rank, of)
 
     try:
         whole = plan(0, 1)
     except PatchloomError:
         assert drop_last
-        assert share * world > Plan(pictures, 1, repeats=repeats).views_per_epoch
+        assert share * world > SamplingPlan(pictures, 1, repeats=repeats).views_per_epoch
         return
     ranks = [plan(rank, world) for rank in range(world)]
     assert {rank.steps_per_epoch for rank in ranks} == {whole.steps_per_epoch}

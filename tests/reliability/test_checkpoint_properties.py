@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from patchloom.engine.state import Snapshot, load_optimizer_state, optimizer_state
-from patchloom.errors import CheckpointError
 from patchloom.runs.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint
+from patchloom_runtime.errors import CheckpointError
 
 DTYPES = [
     torch.float32,
@@ -60,7 +60,7 @@ def test_any_state_comes_back_exactly(named: dict[str, torch.Tensor], plain: dic
     st.lists(SHAPES, min_size=1, max_size=4),
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
-def test_any_optimiser_goes_on_exactly(kind: str, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
+def test_any_optimizer_goes_on_exactly(kind: str, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
     def make() -> tuple[list[torch.nn.Parameter], torch.optim.Optimizer]:
         params = [torch.nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in shapes]
         return params, getattr(torch.optim, kind)(params, lr=0.01)

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from patchloom import disk
-from patchloom.deployment.classifier import load
-from patchloom.deployment.index import index, open_index
-from patchloom.errors import CheckpointError, PatchloomError
-from patchloom.foreign import own_sha256
-from patchloom.judging.seeds import evaluations
-from patchloom.judging.several_runs import evaluate_runs
+from patchloom.inference.classifier import load
+from patchloom.inference.index import index, open_index
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import damaged_lines, read_metrics
+from patchloom.tasks.classification.seeds import evaluations
+from patchloom.tasks.classification.several_runs import evaluate_runs
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
+from patchloom_runtime.errors import CheckpointError, PatchloomError
+from patchloom_runtime.untrusted import own_sha256
 from tests.reliability.commands import class_folders, command
 
 CHANGES = {"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_size": 8}

@@ -19,19 +19,19 @@ from PIL import Image
 
 from patchloom.data.checking.check import check
 from patchloom.data.labels.taxonomy import read_taxonomy
-from patchloom.data.pictures.decode import decode
-from patchloom.data.pictures.given import files_of
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import open_data
-from patchloom.data.text.cleaning import clean
 from patchloom.data.text.pairs import open_parallel
-from patchloom.errors import DataError, PatchloomError, UsageError
-from patchloom.inspection.sheets import Cell, Line, sheet
 from patchloom.models.registry import create_model
-from patchloom.printable import printable
 from patchloom.recipes import get_recipe, override
 from patchloom.recipes.choices import base_recipe
 from patchloom.recipes.plain_yaml import load_yaml
+from patchloom.report.pictures.sheets import SheetCell, SheetRow, sheet
+from patchloom_runtime.errors import DataError, PatchloomError, UsageError
+from patchloom_runtime.images.decode import decode
+from patchloom_runtime.images.inputs import list_image_files
+from patchloom_runtime.printable import printable
+from patchloom_runtime.text.cleaning import clean
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -99,7 +99,7 @@ def test_a_pipe_among_pictures_is_left_out_and_named(tmp_path: Path) -> None:
     for fact in ("2", "cat/pipe.png", "cat/zero.png"):
         assert fact in report.notes[0]
     assert report.pictures == 4
-    assert list(files_of([root / "cat"])) == [f"{root}/cat/{i}.png" for i in range(2)]
+    assert list(list_image_files([root / "cat"])) == [f"{root}/cat/{i}.png" for i in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_links_that_branch_are_followed_once(tmp_path: Path, inside: bool) -> No
     report = check(root, workers=1, cache=False)
     assert report.splits == {"train": 6}
     assert any("dog/level" in note if inside else "cat/more/a/" in note for note in report.notes)
-    assert len(list(files_of([root]))) == 6
+    assert len(list(list_image_files([root]))) == 6
     looked_at(root, label_pattern="{label}.png")
 
 
@@ -544,7 +544,7 @@ def test_half_a_character_is_read_as_unknown() -> None:
 
 
 def test_captions_of_any_length_take_a_page() -> None:
-    drawn = sheet([Line("x" * 100_000, [Cell(Image.new("RGB", (8, 8)), "y" * 100_000)])])
+    drawn = sheet([SheetRow("x" * 100_000, [SheetCell(Image.new("RGB", (8, 8)), "y" * 100_000)])])
     assert drawn.width < 3_000
 
 

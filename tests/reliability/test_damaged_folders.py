@@ -25,28 +25,28 @@ import torch
 from safetensors.numpy import load as load_columns
 from safetensors.numpy import save as save_columns
 
-from patchloom.data.checking import kept_looks as seen
-from patchloom.data.checking.kept_looks import Seen, Sight, taking_turns
-from patchloom.deployment.classifier import load
-from patchloom.deployment.held_out import held_out_of
-from patchloom.deployment.index import index, open_index
-from patchloom.deployment.translator import load_translator
-from patchloom.errors import CheckpointError, DataError, PatchloomError, UsageError
-from patchloom.foreign import own_sha256
-from patchloom.judging.seeds import epoch_values, final_values
-from patchloom.judging.several_runs import evaluate_runs
-from patchloom.pages.page import render
+from patchloom.data.checking import scan_cache as seen
+from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
+from patchloom.inference.classifier import load
+from patchloom.inference.held_out import held_out_of
+from patchloom.inference.index import index, open_index
+from patchloom.report.page import render
 from patchloom.runs import checkpoints, weights
 from patchloom.runs.checkpoints import _manifest, find_checkpoint, read_checkpoint
 from patchloom.runs.metrics import MOST_OF_LINE, damaged_lines, read_metrics
 from patchloom.runs.predictions import load_predictions
-from patchloom.runs.record import read_run_record
-from patchloom.runs.translation import load_seq2seq, read_val
+from patchloom.runs.run_record import read_run_record
 from patchloom.runs.weights import load_network
-from patchloom.tasks.pages import report_run
+from patchloom.tasks.classification.seeds import epoch_values, final_values
+from patchloom.tasks.classification.several_runs import evaluate_runs
 from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.report import report_run
+from patchloom.tasks.translation.run_files import load_seq2seq, read_val
+from patchloom.tasks.translation.translator import load_translator
 from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
+from patchloom_runtime.errors import CheckpointError, DataError, PatchloomError, UsageError
+from patchloom_runtime.untrusted import own_sha256
 from tests.reliability.commands import OPTIONS, ROOT, class_folders, command
 from tests.translation_runs import settings as text_settings
 
@@ -429,7 +429,7 @@ def test_a_damaged_state_does_not_stop_a_run(made: Path, run: Path, monkeypatch,
         lambda columns: {"x": next(iter(columns.values()))},
     ],
 )
-def test_an_optimiser_of_another_shape_is_one_line(made: Path, run: Path, change: Callable[[Any], Any]) -> None:
+def test_an_optimizer_of_another_shape_is_one_line(made: Path, run: Path, change: Callable[[Any], Any]) -> None:
     for folder in (run / "checkpoints").iterdir():
         columns = load_columns((folder / "optimizer.safetensors").read_bytes())
         rewrite(folder, "optimizer.safetensors", save_columns(change(columns)))
@@ -596,7 +596,7 @@ def test_what_is_no_file_in_a_checkpoint_an_index_or_a_translator_is_one_line(
 # The cache ----------------------------------------------------------------------------------------------------------
 
 STAMP = (b"red/0.png", 10, 20)
-SEEN = Sight("", "RGB", 16, 16, False, False, b"d" * 16, b"t" * 216, "")
+SEEN = ImageScan("", "RGB", 16, 16, False, False, b"d" * 16, b"t" * 216, "")
 
 
 @pytest.mark.parametrize(
@@ -618,29 +618,29 @@ SEEN = Sight("", "RGB", 16, 16, False, False, b"d" * 16, b"t" * 216, "")
 )
 def test_rows_of_another_kind_begin_the_cache_anew(tmp_path: Path, monkeypatch, change: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept = Seen("home")
+    kept = ScanCache("home")
     kept.write([(STAMP, SEEN)])
     assert kept.read() == {STAMP: SEEN}
     with closing(sqlite3.connect(kept.path)) as database:
         database.executescript(change)
-    assert Seen("home").read() == {}
-    Seen("home").write([(STAMP, SEEN)])
-    assert Seen("home").read() == {STAMP: SEEN}
+    assert ScanCache("home").read() == {}
+    ScanCache("home").write([(STAMP, SEEN)])
+    assert ScanCache("home").read() == {STAMP: SEEN}
 
 
 def test_no_query_of_the_cache_goes_on_for_ever(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(seen, "_LOOKS", 10)
-    Seen("home").write([(STAMP, SEEN)])
+    ScanCache("home").write([(STAMP, SEEN)])
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c"
-    with closing(Seen("home")._open()) as database, pytest.raises(sqlite3.OperationalError, match="interrupted"):
+    with closing(ScanCache("home")._open()) as database, pytest.raises(sqlite3.OperationalError, match="interrupted"):
         database.execute(endless).fetchall()
 
 
 @pytest.mark.parametrize("kind", IN_PLACE)
 def test_a_cache_that_is_no_file_is_done_without(tmp_path: Path, monkeypatch, kind: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept = Seen("home")
+    kept = ScanCache("home")
     kept.path.parent.mkdir(parents=True)
     IN_PLACE[kind](kept.path)
     with one_line_or_fine():
@@ -651,7 +651,7 @@ def test_a_cache_that_is_no_file_is_done_without(tmp_path: Path, monkeypatch, ki
 def test_locks_of_the_cache_follow_no_link(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "victim").write_text("precious")
-    kept = Seen("home")
+    kept = ScanCache("home")
     kept.path.parent.mkdir(parents=True)
     lock = kept.path.with_suffix(".lock")
     lock.symlink_to(tmp_path / "victim")

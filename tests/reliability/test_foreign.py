@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from patchloom.data.text import vocabulary
-from patchloom.errors import CheckpointError, DataError
-from patchloom.foreign import check_shape, memory_bytes, parse_json, read_plain
+from patchloom_runtime.errors import CheckpointError, DataError
+from patchloom_runtime.text import vocabulary
+from patchloom_runtime.untrusted import check_shape, memory_bytes, parse_json, read_plain
 
 
 def test_a_plain_file_is_read(tmp_path: Path) -> None:

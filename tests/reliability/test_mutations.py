@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.errors import DataError
+from patchloom_runtime.errors import DataError
 from tests.reliability import feeding
 from tests.reliability.feeding import FAILED, OTHERWISE, REFUSED, SAME, Case, Feeder, cases_of
 from tests.reliability.mutations import KINDS, edit, of_json, to_json

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.deployment.index_files import About, Row, StoredVectors, read_about, write_about, write_part
 from patchloom.disk import atomic_write, sync_folder
-from patchloom.errors import CheckpointError
+from patchloom.inference.index_files import IndexMetadata, IndexRow, StoredVectors, read_about, write_about, write_part
 from patchloom.runs.published import new_folder
 from patchloom.training.sweeps.record import RunResult, read_results, write_results
+from patchloom_runtime.errors import CheckpointError
 from tests.forked import Forked
 from tests.reliability.cut_runs import check_run, left_by, train_tiny
 from tests.reliability.power_cuts import (
@@ -127,10 +127,10 @@ def test_an_index_an_export_and_a_sweep_are_old_or_new(tmp_path: Path) -> None:
     index, artifact, sweep = (Path("new", name) for name in ("index", "artifact", "sweep"))
 
     def write() -> None:
-        about = About("run", "", {}, 2)
+        about = IndexMetadata("run", "", {}, 2)
         for number in range(2):
-            part = write_part(root / index, number, np.zeros((1, 2), np.float32), [Row(f"/{number}", "", 1, 1)])
-            about = About("run", "", {}, 2, parts=(*about.parts, part))
+            part = write_part(root / index, number, np.zeros((1, 2), np.float32), [IndexRow(f"/{number}", "", 1, 1)])
+            about = IndexMetadata("run", "", {}, 2, parts=(*about.parts, part))
             write_about(root / index, about)
             mark(f"index {number + 1}")
         with new_folder(root / artifact) as folder:

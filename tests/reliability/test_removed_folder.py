@@ -10,11 +10,11 @@ import pytest
 
 from patchloom.disk import locked
 from patchloom.engine.reporter import Reporter
-from patchloom.errors import UsageError
-from patchloom.runs.checkpoints import Folder, find_checkpoint
+from patchloom.runs.checkpoints import CheckpointFolder, find_checkpoint
 from patchloom.runs.metrics import read_metrics
 from patchloom.runs.weights import read_weights
 from patchloom.tasks.verify import verify
+from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import OPTIONS, class_folders, command
 from tests.test_checkpoint import snapshot
 
@@ -59,7 +59,7 @@ def test_a_run_outlives_its_folder(how: str, after: int, tmp_path: Path, monkeyp
 
 def test_the_best_weights_are_kept(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    saver, weights = Folder(run), snapshot(3).tensors["weights"]
+    saver, weights = CheckpointFolder(run), snapshot(3).tensors["weights"]
     with locked(run) as lock:
         saver.guard(lock, lambda: None)
         assert saver.restore() == ""
@@ -76,7 +76,7 @@ def test_the_best_weights_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_another_run_has_now_is_left_to_it(tmp_path: Path) -> None:
-    run, saver = tmp_path / "run", Folder(tmp_path / "run")
+    run, saver = tmp_path / "run", CheckpointFolder(tmp_path / "run")
     with locked(run) as lock:
         saver.guard(lock, lambda: None)
         shutil.rmtree(run)

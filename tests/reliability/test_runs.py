@@ -22,10 +22,10 @@ from patchloom import disk
 from patchloom.disk import locked
 from patchloom.engine import loop
 from patchloom.engine.state import Snapshot
-from patchloom.errors import ResourceError
 from patchloom.runs import checkpoints
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.runs.weights import load_network
+from patchloom_runtime.errors import ResourceError
 from tests.forked import Forked
 from tests.reliability.commands import OPTIONS, WORKERS, Done, class_folders, command, forked, started
 
@@ -261,15 +261,15 @@ def test_data_deleted_while_it_trains_is_an_error_and_the_run_saved(data: Path, 
 def test_a_bad_loss_names_step_and_files_and_leaves_no_bad_checkpoint(
     data: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    from patchloom.objectives.classification import Classification
+    from patchloom.objectives.classification import ClassificationObjective
 
-    call = Classification.__call__
+    call = ClassificationObjective.__call__
 
     def bad(self: Any, *arguments: Any, epoch: int, step: int) -> dict[str, torch.Tensor]:
         values = call(self, *arguments, epoch=epoch, step=step)
         return values | {"loss": values["loss"] * (torch.nan if (epoch, step) == (1, 2) else 1)}
 
-    monkeypatch.setattr(Classification, "__call__", bad)
+    monkeypatch.setattr(ClassificationObjective, "__call__", bad)
     done = command(("train", data, "--out", tmp_path / "run", *OPTIONS), monkeypatch, capsys)
     assert done.code == 5
     for fact in (r"\bnan\b", r"\b6\b", r"\b2\b", re.escape(f"{data}/") + r"(red|blue)/\d\.png"):

@@ -19,11 +19,11 @@ import pytest
 from PIL import Image
 
 import patchloom
-from patchloom.deployment.index import index, open_index
-from patchloom.disk import atomic_write, disk_errors, locked, temporary_beside, write_new
-from patchloom.errors import ResourceError, UsageError
-from patchloom.foreign import own_sha256
-from patchloom.printable import printable, table_cell
+from patchloom.disk import atomic_write, disk_errors, locked, temporary_path, write_new
+from patchloom.inference.index import index, open_index
+from patchloom_runtime.errors import ResourceError, UsageError
+from patchloom_runtime.printable import printable, table_cell
+from patchloom_runtime.untrusted import own_sha256
 from tests.forked import Forked
 from tests.reliability.commands import OPTIONS, command, started
 
@@ -179,7 +179,7 @@ def test_a_lock_that_is_no_file_is_refused(copies: Path, made: Path, monkeypatch
 def test_a_temporary_file_is_made_never_opened(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("patchloom.disk.secrets.token_hex", lambda _: "0" * 16)
     (tmp_path / "victim").write_text("precious")
-    temporary_beside(tmp_path / "a").symlink_to(tmp_path / "victim")
+    temporary_path(tmp_path / "a").symlink_to(tmp_path / "victim")
     with pytest.raises(UsageError) as error:
         atomic_write(tmp_path / "a", b"new")
     for fact in (str(tmp_path / "a"), os.strerror(errno.EEXIST)):
@@ -204,8 +204,8 @@ def test_only_our_own_old_leftovers_are_removed(tmp_path: Path) -> None:
 
 def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_never(tmp_path: Path) -> None:
     def work() -> None:
-        write_new(temporary_beside(tmp_path / "a"), b"half")
-        temporary_beside(tmp_path / "folder").mkdir()
+        write_new(temporary_path(tmp_path / "a"), b"half")
+        temporary_path(tmp_path / "folder").mkdir()
         time.sleep(60)
 
     writer = Forked(work)
@@ -255,7 +255,7 @@ def test_a_killed_index_build_leaves_nothing_behind(made: Path, tmp_path: Path, 
 
 def test_the_next_writer_of_any_folder_removes_leftovers(tmp_path: Path) -> None:
     def work() -> None:
-        temporary = temporary_beside(tmp_path / "page.html")
+        temporary = temporary_path(tmp_path / "page.html")
         write_new(temporary, b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 

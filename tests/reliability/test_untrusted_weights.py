@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.errors import CheckpointError
-from patchloom.models.published import load_published
+from patchloom.models.pretrained.published import load_published
+from patchloom.models.pretrained.weights_file import check_weights_file
 from patchloom.models.registry import create_model
-from patchloom.models.weights_file import check_weights_file
 from patchloom.objectives.teacher import load_teacher
+from patchloom_runtime.errors import CheckpointError
 from tests.reliability.commands import OPTIONS, class_folders, command
 
 
@@ -46,7 +46,7 @@ def compressed(path: Path) -> None:
 
 def small_weights() -> dict[str, torch.Tensor]:
     from patchloom.recipes import get_recipe, override
-    from patchloom.tasks.image_networks import make_network
+    from patchloom.tasks.images.networks import make_network
 
     small = {"depth": 1, "dim": 16, "patch_size": 8}
     changes = {f"model.options.{key}": value for key, value in small.items()} | {"model.image_size": 16}

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.foreign import own_sha256
+from patchloom_runtime.untrusted import own_sha256
 
 LABELS = ["red", "green", "blue"]
 SIZE = 16
 
 
-def write_artefact(folder: Path) -> Path:
+def write_artifact(folder: Path) -> Path:
     """As `patchloom export` leaves one; its graph is the mean of each colour."""
     onnx = pytest.importorskip("onnx", reason="pip install 'patchloom[export]'")
     pytest.importorskip("onnxruntime", reason="pip install 'patchloom[export]'")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import patchloom
-from patchloom.serving.answers import asked_of, described
 from patchloom.serving.app import App
+from patchloom.serving.model_calls import call_model, described
 from tests.golden import make
 from tests.serving.clients import InThisProcess
 
@@ -21,4 +21,4 @@ def classifier() -> patchloom.Classifier:
 
 @pytest.fixture
 def app(classifier: patchloom.Classifier) -> App:
-    return App(InThisProcess(asked_of(classifier), described(classifier)), "golden")
+    return App(InThisProcess(call_model(classifier), described(classifier)), "golden")

@@ -11,17 +11,17 @@ import numpy as np
 from PIL import Image
 
 import patchloom
-from patchloom.data.pictures.evaluation_transform import EvaluationTransform
-from patchloom.deployment.artefact import About, ArtefactClassifier
-from patchloom.deployment.detector import ObjectDetector
-from patchloom.deployment.index import index, open_index
-from patchloom.deployment.segmenter import Segmenter
-from patchloom.models.detector import make_detector
-from patchloom.models.upernet import SegmentationConfig, SegmentationNetwork
+from patchloom.inference.index import index, open_index
+from patchloom.models.dense.detector import make_detector
+from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.runs.config import Preprocessing, RunFiles
-from patchloom.serving.answers import asked_for_thumbnails, asked_of, described, load_served
 from patchloom.serving.hosts import Hosts
+from patchloom.serving.model_calls import call_model, described, load_served, make_thumbnails
 from patchloom.serving.page import PageApp
+from patchloom.tasks.detection.detector import ObjectDetector
+from patchloom.tasks.segmentation.segmenter import Segmenter
+from patchloom_runtime.artifacts.artifact import About, ArtifactClassifier
+from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from tests.serving.clients import InThisProcess, asked
 from tests.serving.conftest import GOLDEN
 
@@ -29,20 +29,20 @@ LABELS = ("ground", "red", "blue")
 SHOWN = Preprocessing(image_size=(32, 32), crop_ratio=1.0, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3)
 FILES = RunFiles("resmlp_s12", {}, SHOWN, None, LABELS)
 BACKBONE: dict[str, Any] = {"depth": 2, "dim": 16, "patch_size": 8, "image_size": (32, 32), "num_classes": 0}
-COLOURS = {"crimson": "warm", "tomato": "warm", "navy": "cold"}
+COLORS = {"crimson": "warm", "tomato": "warm", "navy": "cold"}
 
 
 def classifier(_: Path) -> Any:
     return load_served(str(GOLDEN / "classifier"), device="cpu")
 
 
-def artefact(_: Path) -> Any:
+def artifact(_: Path) -> Any:
     def means(pixels: np.ndarray) -> dict[str, np.ndarray]:
         return {"logits": pixels.astype(np.float32).mean(axis=(1, 2)) / 255}
 
     transform = EvaluationTransform((32, 32), 1.0)
     about = About("onnx", "float32", "classification", "resmlp_s12", ("logits",), transform, {})
-    return ArtefactClassifier(Path("artefact"), about, LABELS, means)
+    return ArtifactClassifier(Path("artefact"), about, LABELS, means)
 
 
 def segmenter(_: Path | None = None) -> Any:
@@ -69,9 +69,9 @@ def of_index(folder: Path) -> Any:
     """Three colours at two levels, four pictures each."""
     rng = np.random.default_rng(0)
     (folder / "files").mkdir()
-    rows = "".join(f"{name},{kind}\n" for name, kind in COLOURS.items())
+    rows = "".join(f"{name},{kind}\n" for name, kind in COLORS.items())
     (folder / "files" / "taxonomy.csv").write_text(f"class,temperature\n{rows}")
-    for name in COLOURS:
+    for name in COLORS:
         (folder / "files" / name).mkdir()
         for number in range(4):
             noise = rng.integers(0, 40, (200, 300, 3))
@@ -83,7 +83,7 @@ def of_index(folder: Path) -> Any:
 
 MODELS: dict[str, Callable[[Path], Any]] = {
     "classifier": classifier,
-    "artefact": artefact,
+    "artefact": artifact,
     "segmenter": segmenter,
     "detector": detector,
     "translator": translator,
@@ -96,9 +96,9 @@ LOCAL = Hosts("127.0.0.1", "127.0.0.1", 8000)
 
 
 def page_of(model: Any, source: str = "", images: Path | None = None, hosts: Hosts = LOCAL) -> PageApp:
-    processes = InThisProcess(asked_of(model), described(model))
+    processes = InThisProcess(call_model(model), described(model))
     processes.source = source
-    thumbnails = None if images is None else InThisProcess(asked_for_thumbnails([str(images)]), {})
+    thumbnails = None if images is None else InThisProcess(make_thumbnails([str(images)]), {})
     return PageApp(processes, "model", hosts=hosts, thumbnails=thumbnails)
 
 

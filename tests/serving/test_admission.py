@@ -10,7 +10,7 @@ from patchloom.serving.admission import Admission, Request
 from patchloom.serving.limits import Limits
 from patchloom.serving.messages import Connection, packed, read_message
 from patchloom.serving.processes import ModelProcess
-from patchloom.serving.refusal import Refused
+from patchloom.serving.refusals import Refused
 
 
 def admission(**limits) -> Admission:

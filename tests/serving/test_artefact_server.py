@@ -14,16 +14,16 @@ import pytest
 from PIL import Image
 
 from patchloom.serving.messages import HEARTBEAT_SECONDS
-from tests.serving.artefacts import write_artefact
+from tests.serving.artifacts import write_artifact
 from tests.serving.test_server import Server, is_alive, post, read_all, refuses, serve_command, until
 
 pytest.importorskip("granian", reason="pip install 'patchloom[serve]'")
 HEAVY = ("torch", "torchvision", "timm", "onnx", "pandas", "scipy")
 
 
-def picture(colour: tuple[int, int, int] = (10, 200, 30)) -> bytes:
+def picture(color: tuple[int, int, int] = (10, 200, 30)) -> bytes:
     buffer = io.BytesIO()
-    Image.new("RGB", (40, 36), colour).save(buffer, "PNG")
+    Image.new("RGB", (40, 36), color).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -31,25 +31,25 @@ GREEN = picture()
 
 
 @pytest.fixture(scope="module")
-def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_artefact(tmp_path_factory.mktemp("served") / "colours")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_artifact(tmp_path_factory.mktemp("served") / "colours")
 
 
 @pytest.fixture(scope="module")
-def two(artefact: Path) -> Iterator[Server]:
+def two(artifact: Path) -> Iterator[Server]:
     """Two model processes."""
-    started = Server(serve_command(artefact, "--workers", "2"))
+    started = Server(serve_command(artifact, "--workers", "2"))
     yield started
     started.end()
 
 
-def test_no_process_imports_torch(artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_imports_torch(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever process imports one of these is gone at once, and the server with it."""
     for name in HEAVY:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"import os\nos.write(2, b'{name} is imported')\nos._exit(99)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    server = Server(serve_command(artefact))
+    server = Server(serve_command(artifact))
     try:
         status, _, told = server.ask("POST", "/predict?top=1", GREEN)
         assert (status, json.loads(told)["results"][0]["answers"][0]["label"]) == (200, "green")
@@ -97,8 +97,8 @@ def test_one_of_two_model_processes_may_die(two: Server) -> None:
     assert not is_alive(two.pids[0])
 
 
-def test_two_model_processes_answer_what_was_taken_and_end(artefact: Path) -> None:
-    server = Server(serve_command(artefact, "--workers", "2"))
+def test_two_model_processes_answer_what_was_taken_and_end(artifact: Path) -> None:
+    server = Server(serve_command(artifact, "--workers", "2"))
     for pid in server.pids:
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from patchloom.serving.exchange import Exchange, refusal
 from patchloom.serving.limits import Limits
-from patchloom.serving.refusal import overloaded
+from patchloom.serving.refusals import overloaded
 
 
 def test_a_refused_body_is_read_after_its_answer() -> None:

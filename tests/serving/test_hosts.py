@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from patchloom.errors import UsageError
 from patchloom.serving.app import App
 from patchloom.serving.hosts import Hosts
+from patchloom_runtime.errors import UsageError
 from tests.serving.clients import asked, get
 from tests.serving.conftest import GOLDEN, PICTURES
 

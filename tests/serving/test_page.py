@@ -23,18 +23,18 @@ from PIL import Image
 
 import patchloom
 from patchloom.cli.app import _open as open_page
-from patchloom.deployment.index import index
-from patchloom.errors import UsageError
-from patchloom.inspection.explaining import class_map, strengths
-from patchloom.inspection.look import show
+from patchloom.inference.index import index
+from patchloom.report.pictures.explanations import class_map, strengths
+from patchloom.report.pictures.look import show
 from patchloom.serving import server
 from patchloom.serving.page import PageApp, report_of
-from patchloom.serving.refusal import Refused
+from patchloom.serving.refusals import Refused
 from patchloom.serving.server import free_port
+from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import command
 from tests.serving.clients import LOOP, Told, asked, post
 from tests.serving.conftest import GOLDEN, PICTURES
-from tests.serving.pages import COLOURS, MODELS, page_of
+from tests.serving.pages import COLORS, MODELS, page_of
 
 HERE = {"host": "127.0.0.1:8000"}
 
@@ -126,7 +126,7 @@ def test_the_nearest_are_shown_small_with_the_level_at_which_they_match(searched
         small = Image.open(io.BytesIO(base64.b64decode(one["thumbnail"])))
         assert (small.format, small.size) == ("JPEG", (96, 64))
     coarse = post(app, "/search", picture, query="top=12&neighbours=4&level=temperature", **HERE).json["results"][0]
-    assert [one["label"] for one in coarse["hits"]] == [COLOURS[one["label"]] for one in told["hits"]]
+    assert [one["label"] for one in coarse["hits"]] == [COLORS[one["label"]] for one in told["hits"]]
     assert coarse["answers"][0]["label"] == "warm"
     (folder / "files" / "navy" / "0.jpg").write_bytes(b"no picture")
     told = post(app, "/search", picture, query="top=12&thumbnails=96", **HERE).json["results"][0]
@@ -224,7 +224,7 @@ def test_the_process_that_shows_the_page_loads_no_torch() -> None:
 import sys
 from patchloom.serving.page import page_response
 for verb in ("segment", "detect"):
-    page_response("a", {about} | {{"verbs": [verb], "is_artefact": False}}, where="", has_report=False, limits={{}})
+    page_response("a", {about} | {{"verbs": [verb], "is_artifact": False}}, where="", has_report=False, limits={{}})
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

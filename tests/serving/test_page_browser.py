@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchloom.data.pictures.object_masks import ObjectMask
-from patchloom.inspection.mask_overlays import palette
+from patchloom.report.pictures.mask_overlays import palette
+from patchloom_runtime.images.object_masks import ObjectMask
 from tests.inspection.test_browser import browser  # noqa: F401
 from tests.serving.conftest import PICTURES
 from tests.serving.pages import MODELS, over_http, page_of
@@ -23,7 +23,7 @@ DROP = """([name, bytes]) => {
   given.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }))
   dispatchEvent(new DragEvent("drop", { dataTransfer: given, bubbles: true, cancelable: true }))
 }"""
-COLOURS = """() => {
+COLORS = """() => {
   const { width, height } = document.getElementById("seen")
   const { data } = document.getElementById("seen").getContext("2d").getImageData(0, 0, width, height), found = new Map()
   for (let i = 0; i < data.length; i += 4) found.set(data.slice(i, i + 3).join(), [...data.slice(i, i + 3)])
@@ -192,9 +192,9 @@ def test_masks_and_boxes(kind: str, width: int, addresses: dict[str, str], brows
     else:  # the colours alone are those of the classes
         page.click("#rows label:nth-child(1)")
         page.fill("#range", "100")
-        colours = page.evaluate(COLOURS)
-        assert 0 < len(colours) < rows
-        assert set(map(tuple, colours)) <= set(map(tuple, palette(3).tolist()))
+        colors = page.evaluate(COLORS)
+        assert 0 < len(colors) < rows
+        assert set(map(tuple, colors)) <= set(map(tuple, palette(3).tolist()))
     opened.close()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.artefacts import write_artefact
-from tests.serving.test_artefact_server import GREEN
+from tests.serving.artifacts import write_artifact
+from tests.serving.test_artifact_server import GREEN
 from tests.serving.test_server import is_alive, until
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "serving.md"
@@ -45,11 +45,11 @@ def test_ray_serve_answers_as_the_server_does(tmp_path: Path, monkeypatch: pytes
     pytest.importorskip("ray.serve", reason="pip install 'ray[serve]'")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # nothing is written at home
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    artefact = write_artefact(tmp_path / "colours")
+    artifact = write_artifact(tmp_path / "colours")
     (code,) = re.findall(r"```python\n(from ray import serve\n.*?)```", DOCS.read_text(), re.DOTALL)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        exec(code.replace("/models/photos-onnx", str(artefact)), {})
+        exec(code.replace("/models/photos-onnx", str(artifact)), {})
         assert ask("/ready")[0] == 200
         status, told = ask("/predict?top=1", GREEN)
         assert (status, json.loads(told)["results"][0]["answers"][0]["label"]) == (200, "green")

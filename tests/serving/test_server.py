@@ -22,12 +22,12 @@ from typing import Any
 
 import pytest
 
-from patchloom.errors import UsageError
 from patchloom.serving import server as server_module
 from patchloom.serving.limits import CONNECTIONS, RESERVED_FILES, UNREAD_SECONDS, UPLOADS, Limits
 from patchloom.serving.messages import HEARTBEAT_SECONDS
-from patchloom.serving.naming import is_local, served_name
+from patchloom.serving.names import is_local, served_name
 from patchloom.serving.server import listening
+from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import command
 from tests.serving.conftest import GOLDEN, PICTURES
 

@@ -15,7 +15,7 @@ from patchloom.serving.admission import Admission, Request
 from patchloom.serving.limits import QUEUE_SECONDS, Limits
 from patchloom.serving.messages import HEARTBEAT_SECONDS, packed
 from patchloom.serving.processes import ModelProcess, ModelProcesses
-from patchloom.serving.refusal import Refused
+from patchloom.serving.refusals import Refused
 from tests.serving import virtual_time
 
 BATCH, FAST, SLOW = 8, 0.025, 0.075  # seconds per input

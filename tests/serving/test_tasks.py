@@ -11,20 +11,20 @@ import pytest
 from PIL import Image
 
 import patchloom
-from patchloom.data.pictures.evaluation_transform import EvaluationTransform
-from patchloom.deployment.artefact import About, ArtefactClassifier, Windows
-from patchloom.deployment.artefact_segmenter import ArtefactSegmenter
-from patchloom.errors import UsageError
-from patchloom.serving.answers import asked_of, described, load_served
 from patchloom.serving.app import App
-from patchloom.serving.warming import warm
+from patchloom.serving.model_calls import call_model, described, load_served
+from patchloom.serving.warmup import warm
+from patchloom_runtime.artifacts.artifact import About, ArtifactClassifier, Windows
+from patchloom_runtime.artifacts.segmenter import ArtifactSegmenter
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from tests.serving.clients import InThisProcess, get, post
 from tests.serving.conftest import GOLDEN, PICTURES
 from tests.serving.pages import LABELS, detector, segmenter
 
 
 def served(model: Any) -> App:
-    answers = asked_of(model)
+    answers = call_model(model)
     warm(answers)
     return App(InThisProcess(answers, described(model)), "model")
 
@@ -41,7 +41,7 @@ def test_classes_of_pixels() -> None:
     )
 
 
-def test_artefacts() -> None:
+def test_artifacts() -> None:
     transform = EvaluationTransform((32, 32), 1.0)
 
     def means(pixels: np.ndarray) -> dict[str, np.ndarray]:
@@ -49,18 +49,18 @@ def test_artefacts() -> None:
         vectors = shades.mean(axis=(1, 2))
         return {"logits": vectors, "embedding": vectors, "maps": shades[:, 2::4, 2::4].transpose(0, 3, 1, 2)}
 
-    def artefact(kind: Any, task: str, *outputs: str) -> App:
+    def artifact(kind: Any, task: str, *outputs: str) -> App:
         about = About("onnx", "float32", task, "resmlp_s12", outputs, transform, {}, Windows((16, 16)))
         return served(kind(Path("artefact"), about, LABELS, means))
 
     image = io.BytesIO()
     Image.new("RGB", (40, 36), (10, 200, 30)).save(image, "PNG")
-    classifier = artefact(ArtefactClassifier, "classification", "logits", "embedding")
+    classifier = artifact(ArtifactClassifier, "classification", "logits", "embedding")
     (told,) = post(classifier, "/predict", image.getvalue(), query="top=1").json["results"]
     assert told["answers"][0]["label"] == "red"
     assert len(post(classifier, "/embed", image.getvalue()).json["results"][0]["vector"]) == 3
     assert get(classifier, "/").json["network"] == "resmlp_s12"
-    (told,) = post(artefact(ArtefactSegmenter, "segmentation", "maps"), "/segment", image.getvalue()).json["results"]
+    (told,) = post(artifact(ArtifactSegmenter, "segmentation", "maps"), "/segment", image.getvalue()).json["results"]
     assert told["classes"] == [{"number": 1, "label": "red", "share": 1.0}]
     assert (told["height"], told["width"]) == (36, 40)
 

@@ -8,7 +8,7 @@ import pytest
 from patchloom.serving.admission import Admission
 from patchloom.serving.exchange import Exchange, Response
 from patchloom.serving.limits import BYTES_PER_SECOND, UNREAD_GRACE_SECONDS, Limits
-from patchloom.serving.refusal import Refused
+from patchloom.serving.refusals import Refused
 from patchloom.serving.uploads import Uploads
 from tests.serving import virtual_time
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from patchloom.engine.eager_optimisers import SGD, Adagrad, Adam, AdamW
+from patchloom.engine.eager_optimizers import SGD, Adagrad, Adam, AdamW
 
 SCRIPT = """
 import json, sys
@@ -30,7 +30,7 @@ def test_a_run_that_compiles_nothing_imports_no_compiler(tmp_path: Path) -> None
     assert json.loads(said.splitlines()[-1]) == []
 
 
-def test_eager_optimisers_are_torchs_own_in_all_they_compute() -> None:
+def test_eager_optimizers_are_torchs_own_in_all_they_compute() -> None:
     for make, theirs, options in (
         (AdamW, torch.optim.AdamW, {"foreach": True}),
         (Adam, torch.optim.Adam, {"foreach": True}),

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.data.batches import decoded_set as device
+from patchloom.data.batches import decoded_dataset as device
 from patchloom.engine import loop
-from patchloom.errors import UsageError
 from patchloom.runs.config import read_recipe
-from patchloom.runs.record import read_run_record
+from patchloom.runs.run_record import read_run_record
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training import measuring, timing
-from patchloom.training.measuring import REPORT_S, Measured, epochs_within, evaluations_of
+from patchloom.training.measuring import REPORT_S, StepTimes, epochs_within, evaluations_of
 from patchloom.training.run import run_training
+from patchloom_runtime.errors import UsageError
 
 TINY = {"model.options.depth": 2, "model.options.dim": 16, "model.options.patch_size": 4}
 DATA = "shapes:count=60,size=32"
@@ -25,7 +25,7 @@ def settings(out: Path, **changes) -> TrainingSettings:
 
 
 def test_epochs_that_fit_with_their_evaluations() -> None:
-    measured = Measured(step_s=0.1, evaluation_s=1.0, decoding_s=2.0, on="5 steps", images_per_s=100.0)
+    measured = StepTimes(step_s=0.1, evaluation_s=1.0, decoding_s=2.0, on="5 steps", images_per_s=100.0)
     fits = {"longest": 300, "evaluations": 16}
     for seconds in (20, 60, 100, 1000):
         epochs = epochs_within(seconds, measured, 10, **fits)
@@ -56,7 +56,7 @@ def planned(tmp_path_factory) -> tuple[Path, list[str], list[int]]:
         return decode_all(dataset, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "measure", lambda *_, **__: Measured(1.0, 1.0, 0.0, "5 steps", 16.0))
+        patch.setattr(timing, "measure", lambda *_, **__: StepTimes(1.0, 1.0, 0.0, "5 steps", 16.0))
         patch.setattr(device, "decode_all", counted)
         patch.setattr(timing.clock, "perf_counter", lambda: 0.0)
         # An epoch has 3 steps and an evaluation; then the report, which evaluates once more.
@@ -99,7 +99,7 @@ def test_more_epochs_go_on_with_what_was_chosen_at_the_beginning(planned) -> Non
 
 
 def test_a_named_recipe_is_shortened_and_no_longer_than_published(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(timing, "measure", lambda *_, **__: Measured(1.0, 0.0, 0.0, "5 steps", 16.0))
+    monkeypatch.setattr(timing, "measure", lambda *_, **__: StepTimes(1.0, 0.0, 0.0, "5 steps", 16.0))
     said: list[str] = []
     run_training(settings(tmp_path / "a", recipe="small_images", time="60s"), dry_run=True, say=said.append)
     (line,) = [line for line in said if "schedule.epochs =" in line]
@@ -112,7 +112,7 @@ def test_a_named_recipe_is_shortened_and_no_longer_than_published(tmp_path, monk
 
 
 def test_what_the_head_is_fitted_to_is_part_of_the_time(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(timing, "measure", lambda *_, **__: Measured(0.1, 0.0, 0.0, "5 steps", 1.0))
+    monkeypatch.setattr(timing, "measure", lambda *_, **__: StepTimes(0.1, 0.0, 0.0, "5 steps", 1.0))
     epochs = []
     for fitted in (False, True):
         said: list[str] = []
@@ -124,14 +124,14 @@ def test_what_the_head_is_fitted_to_is_part_of_the_time(tmp_path, monkeypatch) -
 
 
 def test_less_time_than_an_epoch_is_one_epoch_and_said(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(timing, "measure", lambda *_, **__: Measured(100.0, 1.0, 0.0, "4 images at a time", 0.2))
+    monkeypatch.setattr(timing, "measure", lambda *_, **__: StepTimes(100.0, 1.0, 0.0, "4 images at a time", 0.2))
     said: list[str] = []
     run_training(settings(tmp_path / "a", time="60s"), dry_run=True, say=said.append)
     assert any("schedule.epochs = 1 " in line and "5:06" in line for line in said)
 
 
 def test_a_run_that_is_much_too_slow_is_stopped_evaluated_and_reported(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(timing, "measure", lambda *_, **__: Measured(1e-4, 0.0, 0.0, "5 steps", 1e6))
+    monkeypatch.setattr(timing, "measure", lambda *_, **__: StepTimes(1e-4, 0.0, 0.0, "5 steps", 1e6))
     monkeypatch.setattr(loop._Loop, "wishes", lambda *_: loop.Wishes(time_up=1))
     trained = run_training(settings(tmp_path / "run", time="20s"), say=str)
     assert trained.outcome.ended == "time limit"

@@ -5,28 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from patchloom.errors import ResourceError, UsageError
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training import measuring, memory
-from patchloom.training.memory import Need, available_bytes, parts_that_fit
+from patchloom.training.memory import MemoryNeed, available_bytes, parts_that_fit
 from patchloom.training.run import run_training
+from patchloom_runtime.errors import ResourceError, UsageError
 
 MIB = 2**20
 
 
 def test_a_batch_is_cut_by_powers_of_two_until_it_fits() -> None:
-    need = Need(fixed=100, data=64, per_image=10.0)
+    need = MemoryNeed(fixed=100, data=64, per_image=10.0)
     assert [parts_that_fit(need, 64, allowed) for allowed in (1000, 803, 500, 210)] == [1, 2, 2, 16]
     assert need.bytes(64, 16) == 100 + 64 + 40
 
 
 def test_one_image_that_does_not_fit_says_what_to_do() -> None:
     with pytest.raises(ResourceError) as error:
-        parts_that_fit(Need(3 << 30, 0, float(1 << 30)), 64, 1 << 30)
+        parts_that_fit(MemoryNeed(3 << 30, 0, float(1 << 30)), 64, 1 << 30)
     for fact in ("4.0 GiB", "--fit"):
         assert fact in str(error.value)
     with pytest.raises(ResourceError) as error:
-        parts_that_fit(Need(0, 2 << 30, 1 * MIB), 1024, 200 * MIB)
+        parts_that_fit(MemoryNeed(0, 2 << 30, 1 * MIB), 1024, 200 * MIB)
     for fact in ("1024", "2.0 GiB", "--batch"):
         assert fact in str(error.value)
 

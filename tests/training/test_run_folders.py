@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from patchloom.errors import DataError, UsageError
 from patchloom.runs.checksums import FILE
 from patchloom.tasks.plan import TrainingSettings
-from patchloom.training.run import Trained, make_plan, run_training
+from patchloom.training.run import TrainingResult, make_plan, run_training
+from patchloom_runtime.errors import DataError, UsageError
 from tests.reliability.commands import class_folders
 
 CHANGES = {"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_size": 8}
@@ -23,7 +23,7 @@ def settings(data: Path, **given: Any) -> TrainingSettings:
     return TrainingSettings(data=str(data), changes=CHANGES, **(GIVEN | given))
 
 
-def train(data: Path, **given: Any) -> tuple[Trained, list[str]]:
+def train(data: Path, **given: Any) -> tuple[TrainingResult, list[str]]:
     said: list[str] = []
     return run_training(settings(data, **given), say=said.append), said
 

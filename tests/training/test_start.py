@@ -13,13 +13,13 @@ from PIL import Image
 
 import patchloom
 from patchloom.engine.distribution import Processes
-from patchloom.errors import UsageError
 from patchloom.runs.config import read_run_files
 from patchloom.runs.weights import load_network
+from patchloom.tasks.images.init_weights import find_init_weights
 from patchloom.tasks.plan import Plan, TrainingSettings
-from patchloom.tasks.start import find_start
 from patchloom.training import assemble
 from patchloom.training.run import make_plan, run_training
+from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import class_folders, command
 
 SHAPES = "shapes:count=40,size=32"
@@ -267,7 +267,7 @@ def test_pictures_are_tested_as_squares_from_training_to_prediction(pooled: Path
 
 
 def test_a_recipe_of_another_size_keeps_it(narrow: Path) -> None:
-    start = find_start(str(narrow), None, None)
+    start = find_init_weights(str(narrow), None, None)
     assert start is not None
     assert start.fields("deit")["model.image_size"] == 32
     assert "model.image_size" not in start.fields("deit_finetune_384")

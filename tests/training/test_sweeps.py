@@ -14,7 +14,6 @@ from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source, open_data
 from patchloom.data.splits import make_splits, share_of_train
 from patchloom.engine.signals import Stopped
-from patchloom.errors import DataError, NumericalError, UsageError
 from patchloom.runs.config import read_recipe
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan
@@ -23,6 +22,7 @@ from patchloom.training.sweeps.grid import read_grid, run_folder, settings_of
 from patchloom.training.sweeps.page import curves
 from patchloom.training.sweeps.record import RunResult
 from patchloom.training.sweeps.table import Sweep, rows_of
+from patchloom_runtime.errors import DataError, NumericalError, UsageError
 from tests.reliability.commands import class_folders, command
 
 CHANGES = {"model.options.depth": 1, "model.options.dim": 16, "model.options.patch_size": 8}

@@ -18,22 +18,22 @@ from functools import cached_property, partial
 import numpy as np
 from PIL import Image
 
-from patchloom.data.augmentation.policies import Policy, blur, grey, jitter_colours, make_policy, solarise
-from patchloom.data.pictures.evaluation_transform import (
-    PictureTransform,
+from patchloom.data.augmentation.policies import Policy, blur, grey, jitter_colors, make_policy, solarise
+from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD
+from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.images.evaluation_transform import (
+    ImageTransform,
     as_size,
     covering_size,
     enlarged,
     middle_start,
 )
-from patchloom.data.pictures.geometry import Geometry, Size, short_side_factor
-from patchloom.data.pictures.image_batch import IMAGENET_MEAN, IMAGENET_STD
-from patchloom.data.pictures.samples import Sample
-from patchloom.errors import UsageError
-from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.images.geometry import Geometry, Size, short_side_factor
+from patchloom_runtime.images.samples import Sample
 
 # Policies that leave every pixel where it is, so that masks and boxes stay true.
-COLOUR_POLICIES = ("none", "three_augment", "photometric")
+COLOR_POLICIES = ("none", "three_augment", "photometric")
 CROP_ASPECTS = (3 / 4, 4 / 3)
 WINDOWS_TRIED = 10
 ERASED_AREAS = (0.02, 1 / 3)  # of the picture
@@ -42,7 +42,7 @@ _MEAN, _STD = np.array(IMAGENET_MEAN, np.float32), np.array(IMAGENET_STD, np.flo
 
 
 @dataclass(frozen=True)
-class TrainTransform(PictureTransform):
+class TrainTransform(ImageTransform):
     """Random augmentation of one picture, as a recipe's `augment` part says.
 
     `color_jitter` is applied wherever it is above 0, after the policy; timm leaves it out next to
@@ -57,7 +57,7 @@ class TrainTransform(PictureTransform):
         """What changes colours and shapes after the crop, in order, each with its probability."""
         augment = self.augment
         changes: list[tuple[Policy, float]] = [
-            (partial(jitter_colours, augment.jitters), augment.jitter_probability if any(augment.jitters) else 0.0),
+            (partial(jitter_colors, augment.jitters), augment.jitter_probability if any(augment.jitters) else 0.0),
             (grey, augment.grey),
             (blur, augment.blur),
             (solarise, augment.solarise),
@@ -89,7 +89,7 @@ class TrainTransform(PictureTransform):
             start = middle_start(scaled, seen)
         return Geometry(box, scaled, seen, start, flip, reflect=augment.crop == "simple_random")
 
-    def coloured(self, pixels: np.ndarray, rng: random.Random) -> np.ndarray:
+    def colored(self, pixels: np.ndarray, rng: random.Random) -> np.ndarray:
         """The policy, colours, erasing."""
         if self._after_crop:
             view = Image.fromarray(pixels)
@@ -133,10 +133,10 @@ def _mixes_classes(seen: np.ndarray, ignored: int, largest: float) -> bool:
 
 def check_policy(augment: AugmentPart, parts: Collection[str]) -> None:
     """Refuse a policy that turns and shifts the picture alone, where parts belong to its pixels."""
-    if parts and augment.policy not in COLOUR_POLICIES:
+    if parts and augment.policy not in COLOR_POLICIES:
         raise UsageError(
             f"augment.policy {augment.policy} turns and shifts pictures, which {' and '.join(parts)} cannot follow; "
-            f"expected {' or '.join(COLOUR_POLICIES)}"
+            f"expected {' or '.join(COLOR_POLICIES)}"
         )
 
 

@@ -15,17 +15,17 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.augmentation.augment import TrainTransform
-from patchloom.data.pictures.evaluation_transform import PictureTransform
-from patchloom.data.pictures.geometry import Geometry, Size, fitting_size, scaled_size
-from patchloom.data.pictures.samples import EXTENT, Sample
 from patchloom.recipes.parts import DetectPart
+from patchloom_runtime.images.evaluation_transform import ImageTransform
+from patchloom_runtime.images.geometry import Geometry, Size, fitting_size, scaled_size
+from patchloom_runtime.images.samples import EXTENT, Sample
 
 SHORT_SIDE_STEP = 32  # between the short sides that are drawn
 EXTENT_VALUES = 4
 
 
 @dataclass(frozen=True)
-class CanvasView(PictureTransform):
+class CanvasView(ImageTransform):
     """The whole picture, as large as it fits; nothing random."""
 
     image_size: Size

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from patchloom.data.augmentation.augment import CROP_ASPECTS, padding_of
-from patchloom.data.pictures.evaluation_transform import middle_start
-from patchloom.data.pictures.geometry import SMALLEST_BOX_SIDE, Size
 from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.images.evaluation_transform import middle_start
+from patchloom_runtime.images.geometry import SMALLEST_BOX_SIDE, Size
 
 BOX_TRIES = 10
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from patchloom.data.pictures.geometry import Size
 from patchloom.recipes.parts import AugmentPart
+from patchloom_runtime.images.geometry import Size
 
 Jitters = tuple[float, float, float, float]  # of brightness, contrast, saturation, hue
 Policy = Callable[[Image.Image, random.Random], Image.Image]
 
 # What a shifted or turned picture leaves empty.
-FILL_COLOUR = (124, 116, 104)  # 255 · IMAGENET_MEAN
+FILL_COLOR = (124, 116, 104)  # 255 · IMAGENET_MEAN
 BLUR_RADII = (0.1, 2.0)  # pixels
 SOLARISE_FROM = 128
 PHOTOMETRIC_BRIGHTNESS, PHOTOMETRIC_RANGE = 32.0, (0.5, 1.5)  # added; contrast and saturation are multiplied by
@@ -44,7 +44,7 @@ def make_policy(augment: AugmentPart, image_size: Size) -> Policy | None:
 
     hparams = {
         "translate_const": int(min(image_size) * 0.45),
-        "img_mean": FILL_COLOUR,
+        "img_mean": FILL_COLOR,
         "interpolation": Image.Resampling.BICUBIC,
     }
     if augment.policy == "autoaugment":
@@ -98,7 +98,7 @@ def blur(image: Image.Image, rng: random.Random) -> Image.Image:
     return image.filter(ImageFilter.GaussianBlur(rng.uniform(*BLUR_RADII)))
 
 
-def jitter_colours(jitters: Jitters, image: Image.Image, rng: random.Random) -> Image.Image:
+def jitter_colors(jitters: Jitters, image: Image.Image, rng: random.Random) -> Image.Image:
     """Brightness, contrast, saturation and hue, each by an amount from its range, in random order."""
     changes: list[Any] = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, Hue]
     turns = list(zip(changes, jitter_ranges(jitters), strict=False))

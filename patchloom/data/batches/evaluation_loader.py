@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from patchloom.data.batches.decoded_set import DeviceLoader, decode_all, fits_in_memory
+from patchloom.data.batches.decoded_dataset import DeviceLoader, decode_all, fits_in_memory
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader
-from patchloom.data.pictures.evaluation_transform import test_transform
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import ImageSet
+from patchloom.data.datasets import ImageSet
+from patchloom_runtime.images.evaluation_transform import test_transform
+from patchloom_runtime.images.samples import UNLABELED
 
 
 def make_evaluation_loader(
@@ -38,7 +38,7 @@ def make_evaluation_loader(
     if fits_in_memory(len(dataset), transform.image_size):
         store = decode_all(dataset, transform, device, workers=workers, skip_broken=skip_broken, timeout_s=timeout_s)
         if store.broken:  # no picture counts in place of another
-            store.labels[torch.tensor(list(store.broken))] = UNLABELLED
+            store.labels[torch.tensor(list(store.broken))] = UNLABELED
         return DeviceLoader(store, None, transform.image_size, **shared)
     shared |= {"workers": workers, "skip_broken": skip_broken, "timeout_s": timeout_s}
     return Loader(dataset, transform, pin=device.type == "cuda", **shared)

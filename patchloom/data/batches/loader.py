@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from patchloom.data.batches.ragged import Boxes, Parts
-from patchloom.data.batches.sampler import Plan
+from patchloom.data.batches.sampler import SamplingPlan
 from patchloom.data.batches.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
-from patchloom.data.pictures.evaluation_transform import PictureTransform
-from patchloom.data.pictures.image_batch import ImageBatch
-from patchloom.data.pictures.samples import EXTENT, Sample
-from patchloom.data.sets import ImageSet
-from patchloom.errors import DataError, ResourceError
+from patchloom.data.datasets import ImageSet
+from patchloom.data.images.image_batch import ImageBatch
+from patchloom_runtime.errors import DataError, ResourceError
+from patchloom_runtime.images.evaluation_transform import ImageTransform
+from patchloom_runtime.images.samples import EXTENT, Sample
 
 # Parts each worker may be ahead of the main process; every part is 1/workers of a batch.
 PREFETCHED_PARTS = 2
@@ -73,7 +73,7 @@ class Loader:
         skip_broken: bool = False,
         timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        self.plan = Plan(len(dataset), batch_size, seed, shuffle, repeats, drop_last, rank, world)
+        self.plan = SamplingPlan(len(dataset), batch_size, seed, shuffle, repeats, drop_last, rank, world)
         self.broken: dict[int, str] = {}
         self._labels = torch.from_numpy(np.asarray(dataset.labels, np.int64))
         self._pin = pin
@@ -223,7 +223,7 @@ class _Pictures(Dataset):
 
     dataset: ImageSet
     transform: Transform
-    plan: Plan
+    plan: SamplingPlan
     parts: int
     shared: dict[str, Tensor]  # each (slots, pictures of a part, …)
     skip_broken: bool
@@ -251,7 +251,7 @@ class _Pictures(Dataset):
 
 def _reduction(transform: Transform, seed: int, size: tuple[int, int]) -> int:
     """How many times smaller a picture may be decoded, by the crop that its seed will draw once more."""
-    return transform.reduction(size, random.Random(seed)) if isinstance(transform, PictureTransform) else 1
+    return transform.reduction(size, random.Random(seed)) if isinstance(transform, ImageTransform) else 1
 
 
 def read_or_next(

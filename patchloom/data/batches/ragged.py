@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from patchloom.data.pictures.samples import BOX_VALUES
+from patchloom_runtime.images.samples import BOX_VALUES
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 
 # The authors of repeated augmentation cut an epoch to whole batches of 256, whatever the real batch size is.
 REPEATED_EPOCH_MULTIPLE = 256
@@ -78,7 +78,7 @@ def rank_positions(size: int, rank: int, world: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Views:
+class StepSamples:
     """What one process reads in one step."""
 
     index: np.ndarray  # (b,) int64, pictures of the set
@@ -86,7 +86,7 @@ class Views:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SamplingPlan:
     """The views of every epoch and step. `batch_size` is that of all processes together."""
 
     pictures: int
@@ -131,13 +131,13 @@ class Plan:
         """The pictures of all processes' batches, in a row: (views_per_epoch,) int64, read-only."""
         return _views_of_epoch(self.pictures, self.seed, epoch, self.shuffle, self.repeats)
 
-    def views(self, epoch: int, step: int) -> Views:
+    def views(self, epoch: int, step: int) -> StepSamples:
         """What this process reads in `step` of `epoch`."""
         order = self.order(epoch)
         start = step * self.batch_size
         size = min(self.batch_size, len(order) - start)
         positions = start + rank_positions(size, self.rank, self.world)
-        return Views(order[positions], mixed_seeds(self.seed, epoch, _VIEW_STREAM, positions))
+        return StepSamples(order[positions], mixed_seeds(self.seed, epoch, _VIEW_STREAM, positions))
 
 
 @lru_cache(maxsize=4)

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from patchloom.data.augmentation.augment import TrainTransform, check_policy, train_transform
-from patchloom.data.batches.decoded_set import BeforeCrop, DeviceLoader, Store, make_loader
+from patchloom.data.batches.decoded_dataset import BeforeCrop, DeviceLoader, Store, make_loader
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader
 from patchloom.data.batches.ragged import Parts
-from patchloom.data.pictures.evaluation_transform import as_size
-from patchloom.data.pictures.geometry import Size
-from patchloom.data.pictures.image_batch import ImageBatch
-from patchloom.data.pictures.samples import Sample
-from patchloom.data.sets import ImageSet
-from patchloom.errors import UsageError
+from patchloom.data.datasets import ImageSet
+from patchloom.data.images.image_batch import ImageBatch
 from patchloom.recipes.parts import AugmentPart
 from patchloom.recipes.schema import Recipe
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.images.evaluation_transform import as_size
+from patchloom_runtime.images.geometry import Size
+from patchloom_runtime.images.samples import Sample
 
 
 @dataclass(frozen=True)

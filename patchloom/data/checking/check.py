@@ -14,32 +14,32 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.data.checking.against import Against
-from patchloom.data.checking.against import against as compare_with
-from patchloom.data.checking.kept_looks import Sight
-from patchloom.data.checking.odd import oddities
-from patchloom.data.checking.survey import Place, Unreadable, find_copies, survey
-from patchloom.data.labels.unlabelled import task_of_data
-from patchloom.data.pictures.boxes import NO_OBJECTS
-from patchloom.data.pictures.samples import UNLABELLED
+from patchloom.data.checking.oddities import oddities
+from patchloom.data.checking.overlap import OverlapReport
+from patchloom.data.checking.overlap import against as compare_with
+from patchloom.data.checking.scan_cache import ImageScan
+from patchloom.data.checking.survey import ImageLocation, Unreadable, find_copies, survey
+from patchloom.data.datasets import Fault, Listing, Progress
+from patchloom.data.images.box_faults import NO_OBJECTS
+from patchloom.data.labels.unlabeled import task_of_data
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import Fault, Listing, Progress
 from patchloom.data.sources.source import Spec, find_source
 from patchloom.data.text.sentences import SentenceSplit, check_sentences, find_sentences, is_train
-from patchloom.errors import UsageError, shortened, with_near_options
-from patchloom.printable import printable
+from patchloom_runtime.errors import UsageError, shortened, with_near_options
+from patchloom_runtime.images.samples import UNLABELED
+from patchloom_runtime.printable import printable
 
 
 @dataclass(frozen=True)
-class Odd:
+class OddImage:
     """A picture that is read, but perhaps not as its owner thinks."""
 
-    place: Place
+    place: ImageLocation
     kind: str
     read_as: str
 
 
-Group = tuple[Place, ...]
+Group = tuple[ImageLocation, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +55,13 @@ class CheckReport:
     widths: tuple[int, int, int] | None  # smallest, median, largest, upright; None where nothing could be read
     heights: tuple[int, int, int] | None
     unreadable: tuple[Unreadable, ...]
-    odd: tuple[Odd, ...]
+    odd: tuple[OddImage, ...]
     duplicates: tuple[Group, ...]  # the same pixels
     near_duplicates: tuple[Group, ...]  # nearly the same, one of each set of duplicates
     faults: tuple[Fault, ...]  # of masks, boxes and sentences
     notes: tuple[str, ...]  # on what was not looked at: other extensions, pipes, unused folders
     decoded: int  # pictures; the rest were known from an earlier scan
-    against: Against | None = None  # what train shares with another set, where that was asked for
+    against: OverlapReport | None = None  # what train shares with another set, where that was asked for
     listings: dict[str, Listing] = field(repr=False, compare=False)  # split → what was looked at; not in `to_dict`
 
     @property
@@ -119,7 +119,7 @@ class CheckReport:
         groups = self.near_duplicates if near else self.duplicates
         return [group for group in groups if len({place.label for place in group}) > 1]
 
-    def listing_of(self, place: Place) -> Listing | None:
+    def listing_of(self, place: ImageLocation) -> Listing | None:
         """What a picture is read from; a pair of sentences has none."""
         if self.against and place.split == self.against.name:
             return self.against.listing
@@ -232,8 +232,8 @@ def check(
 def _sentence_report(name: str, splits: Sequence[SentenceSplit]) -> CheckReport:
     found = check_sentences(splits)
 
-    def place(number: int, row: int) -> Place:
-        return Place(splits[number].where(row), splits[number].name, "", row)
+    def place(number: int, row: int) -> ImageLocation:
+        return ImageLocation(splits[number].where(row), splits[number].name, "", row)
 
     return CheckReport(
         name=f"{name} (sentence pairs)",
@@ -243,7 +243,7 @@ def _sentence_report(name: str, splits: Sequence[SentenceSplit]) -> CheckReport:
         widths=None,
         heights=None,
         unreadable=(),
-        odd=tuple(Odd(place(number, row), "uneven sides", lengths) for number, row, lengths in found.uneven),
+        odd=tuple(OddImage(place(number, row), "uneven sides", lengths) for number, row, lengths in found.uneven),
         duplicates=tuple(tuple(place(*pair) for pair in group) for group in found.duplicates),
         near_duplicates=(),
         faults=found.faults,
@@ -253,11 +253,11 @@ def _sentence_report(name: str, splits: Sequence[SentenceSplit]) -> CheckReport:
     )
 
 
-def _named(groups: Sequence[Sequence[int]], places: Sequence[Place]) -> tuple[Group, ...]:
+def _named(groups: Sequence[Sequence[int]], places: Sequence[ImageLocation]) -> tuple[Group, ...]:
     return tuple(tuple(places[i] for i in group) for group in groups)
 
 
-def _faults(places: Sequence[Place], sights: Sequence[Sight]) -> Iterator[Fault]:
+def _faults(places: Sequence[ImageLocation], sights: Sequence[ImageScan]) -> Iterator[Fault]:
     for place, sight in zip(places, sights, strict=True):
         for line in sight.faults.splitlines():
             kind, _, detail = line.partition("\t")
@@ -265,21 +265,21 @@ def _faults(places: Sequence[Place], sights: Sequence[Sight]) -> Iterator[Fault]
                 yield Fault(place.where, kind, detail)
 
 
-def _classes(listings: dict[str, Listing], readable: Sequence[Place]) -> dict[str, dict[str, int]]:
+def _classes(listings: dict[str, Listing], readable: Sequence[ImageLocation]) -> dict[str, dict[str, int]]:
     """Names without a picture count too, unless no picture has a label (masks and boxes have names of their own)."""
-    if all(np.all(listing.labels == UNLABELLED) for listing in listings.values()):
+    if all(np.all(listing.labels == UNLABELED) for listing in listings.values()):
         return {}
     names = sorted({name for listing in listings.values() for name in listing.names})
     counts = Counter((place.label, place.split) for place in readable)
     return {name: {split: counts[name, split] for split in listings} for name in names}
 
 
-def _odd(places: Sequence[Place], sights: Sequence[Sight]) -> Iterator[Odd]:
+def _odd(places: Sequence[ImageLocation], sights: Sequence[ImageScan]) -> Iterator[OddImage]:
     usual_side = median(min(sight.width, sight.height) for sight in sights) if sights else 0
     for place, sight in zip(places, sights, strict=True):
-        yield from (Odd(place, kind, read_as) for kind, read_as in oddities(sight, usual_side))
+        yield from (OddImage(place, kind, read_as) for kind, read_as in oddities(sight, usual_side))
         told = [line.partition("\t") for line in sight.faults.splitlines()]
-        yield from (Odd(place, kind, detail) for kind, _, detail in told if kind == NO_OBJECTS)
+        yield from (OddImage(place, kind, detail) for kind, _, detail in told if kind == NO_OBJECTS)
 
 
 def _spread(values: Sequence[int]) -> tuple[int, int, int] | None:

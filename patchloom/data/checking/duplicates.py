@@ -44,12 +44,12 @@ def equal_groups(digests: Sequence[bytes]) -> list[list[int]]:
 
 def similar_pairs(thumbnails: Sequence[bytes]) -> np.ndarray:
     """(pairs, 2) positions of near-duplicates, each pair once, the smaller first."""
-    colours = np.frombuffer(b"".join(thumbnails), np.uint8).reshape(-1, ROWS * COLUMNS * 3)
-    grey = colours.reshape(-1, ROWS, COLUMNS, 3).mean(axis=3)
+    colors = np.frombuffer(b"".join(thumbnails), np.uint8).reshape(-1, ROWS * COLUMNS * 3)
+    grey = colors.reshape(-1, ROWS, COLUMNS, 3).mean(axis=3)
     textured = np.flatnonzero(np.ptp(grey, axis=(1, 2)) >= FLAT_LEVELS)
     pairs = textured[near_pairs(hashes_of(grey[textured]))]
     apart = [
-        np.abs(colours[block[:, 0]].astype(np.int16) - colours[block[:, 1]]).mean(axis=1)
+        np.abs(colors[block[:, 0]].astype(np.int16) - colors[block[:, 1]]).mean(axis=1)
         for block in np.split(pairs, range(_BLOCK, len(pairs), _BLOCK))
     ]
     return pairs[np.concatenate(apart) <= MAX_LEVELS]

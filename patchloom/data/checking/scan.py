@@ -15,12 +15,12 @@ from contextlib import closing
 from typing import NamedTuple
 
 from patchloom.data.checking.duplicates import digest, thumbnail
-from patchloom.data.checking.kept_looks import Seen, Sight, taking_turns
-from patchloom.data.pictures.boxes import box_faults
-from patchloom.data.pictures.decode import decode_with_facts
-from patchloom.data.pictures.masks import mask_faults
-from patchloom.data.sets import Pictures, Progress, Stamp
-from patchloom.errors import DataError, ResourceError
+from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
+from patchloom.data.datasets import ImageStore, Progress, Stamp
+from patchloom.data.images.box_faults import box_faults
+from patchloom.data.images.mask_faults import mask_faults
+from patchloom_runtime.errors import DataError, ResourceError
+from patchloom_runtime.images.decode import decode_with_facts
 
 NOT_OPENED = "cannot be read ("  # rights or a failing disk, which may change while the file does not
 _CHUNK = 32  # pictures a process takes at a time
@@ -28,7 +28,7 @@ _FEW = 4 * _CHUNK  # up to here starting processes costs more than it saves
 _KEPT_EVERY = 2_000  # pictures between writes of the cache
 
 
-class Task(NamedTuple):
+class ScanItem(NamedTuple):
     """A picture to look at: the number of its store, and its row there."""
 
     store: int
@@ -36,20 +36,20 @@ class Task(NamedTuple):
 
 
 def scan(
-    stores: Sequence[Pictures],
-    tasks: Sequence[Task],
+    stores: Sequence[ImageStore],
+    tasks: Sequence[ScanItem],
     *,
     workers: int | None = None,
     cache: bool = True,
     progress: Progress | None = None,
-) -> tuple[list[Sight], int]:
+) -> tuple[list[ImageScan], int]:
     """What each task shows, and how many pictures had to be decoded for it."""
 
     def done(number: int) -> None:
         if progress:
             progress(min(number, len(tasks)), len(tasks))
 
-    kept = {store.home: Seen(store.home) for store in stores if store.home} if cache else {}
+    kept = {store.home: ScanCache(store.home) for store in stores if store.home} if cache else {}
     stamps = _stamps(stores, tasks) if kept else [None] * len(tasks)
     homes = [stores[task.store].home for task in tasks]
     sights = _known(kept, homes, stamps)
@@ -59,7 +59,7 @@ def scan(
         sights = _known(kept, homes, stamps) if kept else sights  # another process may have looked meanwhile
         missing = [position for position, sight in enumerate(sights) if sight is None]
         done(len(tasks) - len(missing))
-        fresh: dict[str, list[tuple[Stamp, Sight]]] = {home: [] for home in kept}
+        fresh: dict[str, list[tuple[Stamp, ImageScan]]] = {home: [] for home in kept}
         try:
             with closing(_look_at(stores, [tasks[i] for i in missing], workers)) as seen:
                 for number, (position, sight) in enumerate(zip(missing, seen, strict=True), start=1):
@@ -77,7 +77,7 @@ def scan(
     return [sight for sight in sights if sight], len(missing)
 
 
-def look(pictures: Pictures, row: int) -> Sight:
+def look(pictures: ImageStore, row: int) -> ImageScan:
     """Decode one picture, and its mask and boxes where it has any."""
     where = pictures.where(row)
     mode, rotated, animated = "", False, False
@@ -89,18 +89,18 @@ def look(pictures: Pictures, row: int) -> Sight:
             picture, header = decode_with_facts(data, where)
             mode, rotated, animated = header.mode, header.rotated, header.animated
     except DataError as error:
-        return Sight(error=str(error).removeprefix(f"{where}: "))
+        return ImageScan(error=str(error).removeprefix(f"{where}: "))
     faults = [*mask_faults(pictures, row, picture.size), *box_faults(pictures, row, picture.size)]
     lines = "\n".join(f"{kind}\t{detail}" for kind, detail in faults)
-    return Sight("", mode, *picture.size, rotated, animated, digest(data or picture), thumbnail(picture), lines)
+    return ImageScan("", mode, *picture.size, rotated, animated, digest(data or picture), thumbnail(picture), lines)
 
 
-def _known(kept: dict[str, Seen], homes: Sequence[str], stamps: Sequence[Stamp | None]) -> list[Sight | None]:
+def _known(kept: dict[str, ScanCache], homes: Sequence[str], stamps: Sequence[Stamp | None]) -> list[ImageScan | None]:
     known = {home: seen.read() for home, seen in kept.items()}
     return [known[home].get(stamp) if stamp else None for home, stamp in zip(homes, stamps, strict=True)]
 
 
-def _stamps(stores: Sequence[Pictures], tasks: Sequence[Task]) -> list[Stamp | None]:
+def _stamps(stores: Sequence[ImageStore], tasks: Sequence[ScanItem]) -> list[Stamp | None]:
     """Of each task; a store is asked once, since many pictures may lie in one file."""
     rows: list[list[int]] = [[] for _ in stores]
     for task in tasks:
@@ -109,7 +109,9 @@ def _stamps(stores: Sequence[Pictures], tasks: Sequence[Task]) -> list[Stamp | N
     return [next(found[task.store]) for task in tasks]
 
 
-def _look_at(stores: Sequence[Pictures], tasks: Sequence[Task], workers: int | None) -> Generator[Sight, None, None]:
+def _look_at(
+    stores: Sequence[ImageStore], tasks: Sequence[ScanItem], workers: int | None
+) -> Generator[ImageScan, None, None]:
     """In order. Processes, since two threads were slower than one (benchmarks/LOG.md)."""
     workers = len(os.sched_getaffinity(0)) if workers is None and hasattr(os, "sched_getaffinity") else workers
     workers = workers or os.cpu_count() or 1
@@ -128,10 +130,10 @@ def _look_at(stores: Sequence[Pictures], tasks: Sequence[Task], workers: int | N
         pool.shutdown(cancel_futures=True)
 
 
-_stores: Sequence[Pictures] = ()  # of a worker process
+_stores: Sequence[ImageStore] = ()  # of a worker process
 
 
-def _start_worker(stores: Sequence[Pictures]) -> None:
+def _start_worker(stores: Sequence[ImageStore]) -> None:
     global _stores
     _stores = stores
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
@@ -146,5 +148,5 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _look_at_chunk(tasks: Sequence[Task]) -> list[Sight]:
+def _look_at_chunk(tasks: Sequence[ScanItem]) -> list[ImageScan]:
     return [look(_stores[task.store], task.row) for task in tasks]

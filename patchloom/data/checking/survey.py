@@ -12,18 +12,18 @@ from typing import NamedTuple
 import numpy as np
 
 from patchloom.data.checking.duplicates import digest, equal_groups, linked, similar_pairs
-from patchloom.data.checking.kept_looks import Sight
-from patchloom.data.checking.scan import Task, scan
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import Listing, Progress, Source
+from patchloom.data.checking.scan import ScanItem, scan
+from patchloom.data.checking.scan_cache import ImageScan
+from patchloom.data.datasets import Listing, Progress, Source
 from patchloom.data.splits import class_table
-from patchloom.errors import DataError
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.samples import UNLABELED
 
 NAMED = 3  # files in a line
 
 
 @dataclass(frozen=True)
-class Place:
+class ImageLocation:
     """One picture: where it lies and what it is called."""
 
     where: str
@@ -36,7 +36,7 @@ class Place:
 class Unreadable:
     """A picture that training will leave out."""
 
-    place: Place
+    place: ImageLocation
     reason: str
 
 
@@ -54,8 +54,8 @@ class Survey:
 
     source: Source
     listings: dict[str, Listing]
-    places: list[Place]
-    sights: list[Sight]
+    places: list[ImageLocation]
+    sights: list[ImageScan]
     decoded: int  # pictures; the rest were known from an earlier scan
 
     @property
@@ -109,7 +109,7 @@ def survey(
         class_table(replace(listing, levels={}))  # refuses labels outside the names
     places = [place for split, listing in listings.items() for place in _places(split, listing)]
     number = {split: i for i, split in enumerate(listings)}
-    tasks = [Task(number[place.split], place.row) for place in places]
+    tasks = [ScanItem(number[place.split], place.row) for place in places]
     stores = [listing.pictures for listing in listings.values()]
     sights, decoded = scan(stores, tasks, workers=workers, cache=cache, progress=progress)
     return Survey(source, listings, places, sights, decoded)
@@ -127,7 +127,7 @@ def name_unreadable(found: Sequence[Unreadable]) -> str:
     return f"{len(found):,} file{'s' * (len(found) != 1)} cannot be read: {shown}{more}"
 
 
-def find_copies(sights: Sequence[Sight], places: Sequence[Place], listings: dict[str, Listing]) -> Copies:
+def find_copies(sights: Sequence[ImageScan], places: Sequence[ImageLocation], listings: dict[str, Listing]) -> Copies:
     """Groups among pictures that could be read."""
     equal = equal_groups(pixel_digests(sights, places, listings))
     copies = {group[0]: group for group in equal}
@@ -140,12 +140,14 @@ def find_copies(sights: Sequence[Sight], places: Sequence[Place], listings: dict
     return Copies(equal, similar, [*(group for group in equal if group[0] not in in_wide), *wide])
 
 
-def _places(split: str, listing: Listing) -> Iterator[Place]:
+def _places(split: str, listing: Listing) -> Iterator[ImageLocation]:
     for row, label in zip(listing.rows.tolist(), listing.labels.tolist(), strict=True):
-        yield Place(listing.pictures.where(row), split, "" if label == UNLABELLED else listing.names[label], row)
+        yield ImageLocation(listing.pictures.where(row), split, "" if label == UNLABELED else listing.names[label], row)
 
 
-def pixel_digests(sights: Sequence[Sight], places: Sequence[Place], listings: dict[str, Listing]) -> list[bytes]:
+def pixel_digests(
+    sights: Sequence[ImageScan], places: Sequence[ImageLocation], listings: dict[str, Listing]
+) -> list[bytes]:
     """Equal for equal pixels. Only files that differ while their thumbnails do not are read once more for it."""
     digests = [sight.digest for sight in sights]
     for group in equal_groups([b"%d %d " % (s.width, s.height) + s.thumbnail for s in sights]):

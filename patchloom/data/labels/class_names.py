@@ -13,9 +13,9 @@ from pathlib import Path
 
 from patchloom.data.labels.label_table import SPACES, Table, looks_like_a_file, parse_table, plain
 from patchloom.data.trees.tree import Tree
-from patchloom.errors import DataError, PatchloomError, UsageError
-from patchloom.foreign import MOST_BYTES, read_plain
-from patchloom.printable import printable
+from patchloom_runtime.errors import DataError, PatchloomError, UsageError
+from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import MOST_BYTES, read_plain
 
 FILES = tuple(f"{name}.{end}" for name in ("classes", "class_names", "label_names") for end in ("csv", "tsv", "txt"))
 _NO_LEVEL_WORDS = ("class", "label", "name", "category")

@@ -19,7 +19,7 @@ from patchloom.data.labels.label_table import (
     says_split,
     shortened,
 )
-from patchloom.errors import UsageError, nearest
+from patchloom_runtime.errors import UsageError, nearest
 
 _LABEL_WORDS = frozenset({"label", "class", "category", "species", "breed", "target", "diagnosis"})
 _COARSE_WORDS = frozenset({"coarse", "super", "superclass", "supercategory", "parent", "genus", "family", "order"})
@@ -31,7 +31,7 @@ _ONE_EACH = 0.9  # share of rows with one class by which 0/1 columns are told fr
 
 
 @dataclass(frozen=True)
-class Understood:
+class ColumnMeanings:
     """What the columns of a table mean; lists have an entry per row."""
 
     labels: list[str]  # '' for none
@@ -60,7 +60,7 @@ class Understood:
         return ""
 
 
-def understand(table: Table, label_column: str | None) -> Understood:
+def understand(table: Table, label_column: str | None) -> ColumnMeanings:
     """The columns of `table`; a UsageError where the classes could be in several or in none."""
     split = _split_column(table)
     rest = [i for i in range(len(table.columns)) if i not in (table.paths, split)]
@@ -85,7 +85,7 @@ def understand(table: Table, label_column: str | None) -> Understood:
     split_column = f"column {table.name(split)}" if split is not None else ""
     usual = {*_LABEL_WORDS, *LABEL_NAMES, "id", "code"}
     called = set(plain(table.columns[chosen]).split("_")) if chosen is not None and table.headed else usual
-    return Understood(
+    return ColumnMeanings(
         labels, said, numbers, several, levels, splits, split_column, left_out, label_column is not None,
         bool(called & usual),
     )  # fmt: skip

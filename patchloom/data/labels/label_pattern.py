@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from patchloom.errors import UsageError
+from patchloom_runtime.errors import UsageError
 
 # What names of pictures often are; the first by which a folder falls into classes is suggested.
 _USUAL = ("{label}_*", "{label}-*", "{label} *", "{label}.*.*", "*_{label}.*", "*-{label}.*", r"(?P<label>\D+)\d")

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from patchloom.data.pictures.decode import EXTENSIONS
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images.decode import EXTENSIONS
 
 SPACES = " "  # stands for any run of spaces or tabs
 _SEPARATORS = ("\t", ";", ",", "|", SPACES)

@@ -14,9 +14,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from patchloom.data.pictures.decode import EXTENSIONS
 from patchloom.data.trees.files import below
 from patchloom.data.trees.tree import Tree
+from patchloom_runtime.images.decode import EXTENSIONS
 
 _UNUSUAL = re.compile(r"\\|^[/.]|/\.|//")  # what a path relative to the folder has not, spelled as on disk
 

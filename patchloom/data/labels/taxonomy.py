@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from patchloom.data.datasets import name_some
 from patchloom.data.labels.imagenet_coarse import NAME, imagenet_coarse
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import name_some
-from patchloom.errors import DataError, UsageError, nearest
-from patchloom.foreign import parse_json, read_plain
-from patchloom.printable import printable
 from patchloom.recipes.plain_yaml import load_yaml
+from patchloom_runtime.errors import DataError, UsageError, nearest
+from patchloom_runtime.images.samples import UNLABELED
+from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import parse_json, read_plain
 
 Taxonomy = Mapping[str, Mapping[str, str]]  # level name → {class: coarse class}
 FINEST = "fine"  # what the classes themselves are called among levels
@@ -148,7 +148,7 @@ def levels_of_columns(
     for level, (coarse, coarse_names) in columns.items():
         mapping = levels.setdefault(level, {})
         for row, (fine, group) in enumerate(zip(labels.tolist(), coarse.tolist(), strict=True)):
-            if fine == UNLABELLED or group == UNLABELLED:
+            if fine == UNLABELED or group == UNLABELED:
                 continue
             first, now = mapping.setdefault(names[fine], coarse_names[group]), coarse_names[group]
             if first == now:

@@ -23,14 +23,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from patchloom.data.datasets import Objects, Source
 from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.pictures.decode import EXTENSIONS, upright_size
-from patchloom.data.sets import Objects, Source
-from patchloom.data.sources.coco import CocoPictures, Content, coco_listing, open_contents
+from patchloom.data.sources.coco import CocoImages, Content, coco_listing, open_contents
 from patchloom.data.trees.files import FolderTree
-from patchloom.errors import DataError, shortened
-from patchloom.foreign import parse_json, read_plain
-from patchloom.printable import printable
+from patchloom_runtime.errors import DataError, shortened
+from patchloom_runtime.images.decode import EXTENSIONS, upright_size
+from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import parse_json, read_plain
 
 MOST_BYTES = 1 << 30  # of one file, which is kept in memory
 DESCRIPTIONS = "class-descriptions*.csv"  # Open Images: /m/011k07,Tortoise
@@ -46,7 +46,7 @@ Box = tuple[str, tuple[float, float, float, float]]  # class, corners
 Shape = tuple[str, list[float]]  # class, x and y of each point
 
 
-class SharesOfSides(CocoPictures):
+class RelativeBoxes(CocoImages):
     """Boxes in shares of an image's sides, as Open Images has them."""
 
     def boxes(self, index: int) -> np.ndarray:
@@ -61,7 +61,7 @@ class SharesOfSides(CocoPictures):
         return Objects(boxes, self.crowd(index), areas)
 
 
-class Images:
+class FolderImages:
     """The images of a folder, by whatever part of their path a tool wrote down."""
 
     def __init__(self, root: Path) -> None:
@@ -87,7 +87,7 @@ class Images:
 
 def open_table(root: Path, files: Sequence[Path], title: str) -> Source:
     """Tables with a row per box, one per split."""
-    images, names = Images(root), _descriptions(root)
+    images, names = FolderImages(root), _descriptions(root)
     rows = {file: list(_rows(file)) for file in files}
     shares = all(max(corners) <= 1 for own in rows.values() for _, _, corners, _ in own)
     contents = {}
@@ -97,14 +97,14 @@ def open_table(root: Path, files: Sequence[Path], title: str) -> Source:
             of_image.setdefault(image, []).append(((names.get(label, label), corners), crowd))
         folder = _folder_of(root, file)
         contents[file] = {images.find(image, folder): boxes for image, boxes in of_image.items()}
-    source = _opened(root, contents, title, "table of", SharesOfSides if shares else CocoPictures)
+    source = _opened(root, contents, title, "table of", RelativeBoxes if shares else CocoImages)
     named = (f"classes are named by {printable(next(root.glob(DESCRIPTIONS)).name)}",) if names else ()
     return replace(source, notes=(*source.notes, *named))
 
 
 def open_label_studio(root: Path, files: Sequence[Path], title: str) -> Source:
     """Label Studio's JSON export of rectangles and polygons."""
-    images = Images(root)
+    images = FolderImages(root)
     contents = {}
     for file in files:
         of_image: dict[str, list[tuple[Box | Shape, bool]]] = {}
@@ -120,7 +120,7 @@ def open_label_studio(root: Path, files: Sequence[Path], title: str) -> Source:
 
 def open_cvat(root: Path, files: Sequence[Path], title: str) -> Source:
     """CVAT's XML of images."""
-    images = Images(root)
+    images = FolderImages(root)
     contents = {}
     names: list[str] = []
     for file in files:
@@ -247,7 +247,7 @@ def _opened(
     contents: Mapping[Path, Mapping[str, Sequence[tuple[Box | Shape, bool]]]],
     title: str,
     kind: str,
-    pictures: type[CocoPictures] = CocoPictures,
+    pictures: type[CocoImages] = CocoImages,
     names: Sequence[str] = (),
 ) -> Source:
     """What each file says of each image, by its path below the root; `names` are the classes that are known before."""

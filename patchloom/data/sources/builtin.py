@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from patchloom.data.sets import ArrayPictures, Listing, Mask, Pictures, Source
-from patchloom.errors import UsageError, nearest
+from patchloom.data.datasets import ArrayImages, ImageStore, Listing, Mask, Source
+from patchloom_runtime.errors import UsageError, nearest
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "polygon": ("triangle", "square", "pentagon", "hexagon"),
@@ -37,7 +37,7 @@ def open_digits() -> Source:
     except ImportError:
         raise UsageError("digits needs scikit-learn; pip install 'patchloom[digits]'") from None
     found = load_digits()
-    pictures = ArrayPictures(np.round(found.images * (255 / 16)).astype(np.uint8), "digits")
+    pictures = ArrayImages(np.round(found.images * (255 / 16)).astype(np.uint8), "digits")
     labels = found.target.astype(np.int64)
     by_class = np.argsort(labels, kind="stable")
     val = np.sort(by_class[::5])  # every fifth of each class
@@ -64,7 +64,7 @@ def open_shapes(options: str = "") -> Source:
         counts = f"count {len(SHAPES)}…{MOST_SHAPES:,}"
         raise UsageError(f"shapes of count={count}, size={size}; expected {counts}, size 16…1024")
     held_out = max(count // 5, len(SHAPES))
-    pictures = ShapePictures(count + held_out, size, values["seed"])
+    pictures = ShapeImages(count + held_out, size, values["seed"])
     levels = {"coarse": {shape: family for family, members in FAMILIES.items() for shape in members}}
     train, val = np.arange(count), np.arange(count, count + held_out)
     return Source(
@@ -81,7 +81,7 @@ class _Scene:
     boxes: np.ndarray
 
 
-class ShapePictures(Pictures):
+class ShapeImages(ImageStore):
     """Pictures drawn when first read; number i shows shape i modulo 16.
 
     Picture, mask and boxes are one drawing, and it takes longer than to augment it: so as many as fit are kept.
@@ -149,7 +149,7 @@ def _draw_scene(rng: np.random.Generator, label: int, size: int) -> _Scene:
     boxes = []
     for number, (shape, radius, centre) in enumerate(objects, start=1):
         cover = _draw_object(rng, SHAPES[shape], radius, centre, size)
-        paint = _blotches(rng, size, _colour(rng, not ground_is_dark), spread=25)
+        paint = _blotches(rng, size, _color(rng, not ground_is_dark), spread=25)
         canvas.paste(paint, mask=cover)
         seen = np.asarray(cover) >= 128
         classes[seen], instances[seen] = shape + 1, number
@@ -216,23 +216,23 @@ def _circle(points: int, turns: float = 1) -> np.ndarray:
 
 def _draw_ground(rng: np.random.Generator, size: int, dark: bool) -> Image.Image:
     """Blotches of one colour with strokes and specks of others that are as dark or as light as it."""
-    ground = _blotches(rng, size, _colour(rng, dark), spread=40)
+    ground = _blotches(rng, size, _color(rng, dark), spread=40)
     fine = ground.resize((size * _FINE, size * _FINE), Image.Resampling.BILINEAR)
     draw = ImageDraw.Draw(fine)
     for _ in range(rng.integers(3, 8)):
         ends = [(x, y) for x, y in rng.uniform(0, size * _FINE, (2, 2))]
-        draw.line(ends, fill=_colour(rng, dark), width=int(rng.integers(1, 2 + size * _FINE // 50)))
+        draw.line(ends, fill=_color(rng, dark), width=int(rng.integers(1, 2 + size * _FINE // 50)))
     for x, y, speck in rng.uniform([0, 0, 0.005], [1, 1, 0.025], (int(rng.integers(4, 14)), 3)) * size * _FINE:
-        draw.ellipse((x - speck, y - speck, x + speck, y + speck), fill=_colour(rng, dark))
+        draw.ellipse((x - speck, y - speck, x + speck, y + speck), fill=_color(rng, dark))
     return fine.resize((size, size), Image.Resampling.BOX)
 
 
-def _blotches(rng: np.random.Generator, size: int, colour: tuple[int, ...], spread: float) -> Image.Image:
-    coarse = np.clip(np.array(colour) + rng.normal(0, spread, (4, 4, 3)), 0, 255).astype(np.uint8)
+def _blotches(rng: np.random.Generator, size: int, color: tuple[int, ...], spread: float) -> Image.Image:
+    coarse = np.clip(np.array(color) + rng.normal(0, spread, (4, 4, 3)), 0, 255).astype(np.uint8)
     return Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC)
 
 
-def _colour(rng: np.random.Generator, dark: bool) -> tuple[int, ...]:
+def _color(rng: np.random.Generator, dark: bool) -> tuple[int, ...]:
     lightness = rng.uniform(0.15, 0.4) if dark else rng.uniform(0.7, 0.95)
     rgb = colorsys.hls_to_rgb(rng.random(), lightness * (0.9 if dark else 0.8), rng.uniform(0.4, 0.95))
     return tuple(round(255 * channel) for channel in rgb)

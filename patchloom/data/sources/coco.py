@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.data.pictures.decode import upright_size
-from patchloom.data.pictures.object_masks import ObjectMask, Size, masks_from_coco, painted, refuse_many_objects
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import Fault, Listing, Mask, Objects, Source, Stamp, file_state
-from patchloom.data.sources.beside import changed_with
+from patchloom.data.datasets import Fault, Listing, Mask, Objects, Source, Stamp, file_state
+from patchloom.data.sources.paired_files import changed_with
 from patchloom.data.splits import group_by_split
-from patchloom.data.trees.files import FilePictures, below
-from patchloom.errors import DataError
-from patchloom.foreign import check_shape, parse_json, read_plain
-from patchloom.printable import printable
+from patchloom.data.trees.files import ImageFiles, below
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.decode import upright_size
+from patchloom_runtime.images.object_masks import ObjectMask, Size, masks_from_coco, painted, refuse_many_objects
+from patchloom_runtime.images.samples import UNLABELED
+from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import check_shape, parse_json, read_plain
 
 MOST_JSON_BYTES = 1 << 30  # instances_train2017.json has 0.45 GB
 _COCO: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ class _OfPicture:
     names: list[str] = field(default_factory=list)  # of annotations, for messages
 
 
-class CocoPictures(FilePictures):
+class CocoImages(ImageFiles):
     """Image files with the boxes and masks of one annotations file."""
 
     def __init__(
@@ -144,7 +144,7 @@ def open_contents(
     unused = ", ".join(words[word].stem for word in said.unused)
     notes: tuple[str, ...] = (f"annotations not used: {unused}",) if unused else ()
     pictures = train.pictures
-    if isinstance(pictures, CocoPictures):
+    if isinstance(pictures, CocoImages):
         if pictures.without_outline and pictures.without_outline < len(pictures._boxes):
             lost = f"{pictures.without_outline:,} of {len(pictures._boxes):,} annotations"
             notes += (f"{lost} of train have no segmentation: masks are not learned",)
@@ -161,7 +161,7 @@ def _labels_listing(root: Path, file: Path, content: Content, images: str | None
     labels: dict[str, int] = {}
     for entry in content["annotations"]:
         known = _is_one_of(entry.get("image_id"), paths) and _is_one_of(entry.get("category_id"), number)
-        label = number[entry["category_id"]] if known else UNLABELLED
+        label = number[entry["category_id"]] if known else UNLABELED
         if not known or labels.setdefault(paths[entry["image_id"]], label) != label:
             where = f"{printable(file)}, annotation {_shown(entry.get('id', '?'))}"
             why = "a second class of its image" if known else "an image or a category that is not listed"
@@ -173,8 +173,8 @@ def _labels_listing(root: Path, file: Path, content: Content, images: str | None
         Fault(printable(root / path), "picture missing", f"{file.name} names it")
         for path in sorted({*paths.values()} - {*there})
     ]
-    told = np.array([labels.get(path, UNLABELLED) for path in there], dtype=np.int64)
-    return Listing(FilePictures(root, there), np.arange(len(there)), told, tuple(categories.values()))
+    told = np.array([labels.get(path, UNLABELED) for path in there], dtype=np.int64)
+    return Listing(ImageFiles(root, there), np.arange(len(there)), told, tuple(categories.values()))
 
 
 def coco_listing(
@@ -183,7 +183,7 @@ def coco_listing(
     content: Content,
     images: str | None,
     faults: list[Fault],
-    make: "type[CocoPictures] | None" = None,
+    make: "type[CocoImages] | None" = None,
 ) -> Listing:
     """The images of one file that are there, with their boxes."""
     categories = {category["id"]: str(category["name"]) for category in content["categories"]}
@@ -217,8 +217,8 @@ def coco_listing(
     if not of_path:
         raise DataError(f"{printable(file)}: none of its {len(entries)} pictures is in {printable(root / folder)}")
     objects = tuple(categories.values())
-    pictures = (make or CocoPictures)(root, list(of_path), file, objects, list(of_path.values()))
-    return Listing(pictures, np.arange(len(pictures)), np.full(len(pictures), UNLABELLED), objects)
+    pictures = (make or CocoImages)(root, list(of_path), file, objects, list(of_path.values()))
+    return Listing(pictures, np.arange(len(pictures)), np.full(len(pictures), UNLABELED), objects)
 
 
 def _read_coco(file: Path) -> Mapping[str, Any]:

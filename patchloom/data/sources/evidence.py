@@ -20,16 +20,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data.pictures.decode import EXTENSIONS, decode, read_file, stored_mode, upright_size
-from patchloom.data.sources.beside import Pair, image_stem, mask_stem
 from patchloom.data.sources.box_formats import box_columns
-from patchloom.data.sources.instances import MASKS as INSTANCE_FOLDERS
+from patchloom.data.sources.instance_masks import MASKS as INSTANCE_FOLDERS
+from patchloom.data.sources.paired_files import Pair, image_stem, mask_stem
 from patchloom.data.sources.yolo import reads_as_yolo
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
 from patchloom.data.trees.tree import Tree
-from patchloom.errors import DataError
-from patchloom.foreign import open_plain
-from patchloom.printable import printable
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.decode import EXTENSIONS, decode, read_file, stored_mode, upright_size
+from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import open_plain
 
 MOST_FOLDERS, MOST_CHILDREN, MOST_DEPTH, MOST_ENTRIES = 400, 40, 6, 2_000  # that are looked at
 SAMPLED = 8  # names or files of a folder by which it is understood
@@ -56,7 +56,7 @@ KINDS = {
 }  # fmt: skip
 
 
-class Folder(NamedTuple):
+class FolderListing(NamedTuple):
     """Some of what is in a folder."""
 
     images: list[str]  # names
@@ -84,7 +84,7 @@ class Evidence:
     """What is known of a folder by a look at its first names."""
 
     root: Path
-    folders: dict[str, Folder]  # path below the root → what is in it
+    folders: dict[str, FolderListing]  # path below the root → what is in it
     _stems: dict[str, set[str]] = field(default_factory=dict)
     _masks: dict[str, list[str]] = field(default_factory=dict)
     _together: set[str] = field(default_factory=set)  # folders with both images and their masks
@@ -92,7 +92,7 @@ class Evidence:
     @classmethod
     def of(cls, root: Path, inside: Sequence[str] = ("",)) -> "Evidence":
         """Look at a folder, the folders in it and so on, up to a limit; `inside` are those to begin with."""
-        folders: dict[str, Folder] = {}
+        folders: dict[str, FolderListing] = {}
         level = list(inside)
         for _ in range(MOST_DEPTH + 1):
             below: list[str] = []
@@ -149,8 +149,8 @@ class Evidence:
         return colors <= min(MOST_VALUES, max(4, len(pixels) // 8))
 
 
-def _look(path: Path) -> Folder:
-    found = Folder([], [], [])
+def _look(path: Path) -> FolderListing:
+    found = FolderListing([], [], [])
     with suppress(OSError), os.scandir(path) as entries:  # which is said where the folder is read
         for entry in islice(entries, MOST_ENTRIES):
             if not entry.name.startswith((".", "__MACOSX")):
@@ -180,7 +180,7 @@ def find_annotations(evidence: Evidence) -> list[Annotations]:
     return [*_files(evidence), *found]
 
 
-def _candidates(evidence: Evidence, folder: str, entries: Folder) -> Iterator[tuple[str, list[str]]]:
+def _candidates(evidence: Evidence, folder: str, entries: FolderListing) -> Iterator[tuple[str, list[str]]]:
     """Kinds of annotations that a folder may hold, with some stems of the images they would belong to."""
     name = os.path.basename(folder)
     if name in INSTANCE_FOLDERS:

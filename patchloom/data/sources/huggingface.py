@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from patchloom.data.datasets import ImageStore, Listing, Source, Stamp, common_folder, file_state
 from patchloom.data.labels.taxonomy import level_columns, levels_of_columns
-from patchloom.data.pictures.decode import decode, read_file
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import Listing, Pictures, Source, Stamp, common_folder, file_state
 from patchloom.data.splits import group_by_split
 from patchloom.data.trees.files import below
-from patchloom.errors import DataError, UsageError
-from patchloom.printable import printable
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images.decode import decode, read_file
+from patchloom_runtime.images.samples import UNLABELED
+from patchloom_runtime.printable import printable
 
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
 
 
-class HubPictures(Pictures):
+class HubImages(ImageStore):
     """The image column of one split; `rows` is a `datasets.Dataset` that pickles and forks by itself."""
 
     def __init__(self, rows: Any, column: str, name: str, roots: Sequence[Path]) -> None:
@@ -112,11 +112,11 @@ def _listing(rows: Any, name: str, roots: Sequence[Path]) -> tuple[Listing, tupl
     if image is None:
         raise DataError(f"{name}: columns {', '.join(kinds)}; expected one of images")
     undecoded = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
-    pictures = HubPictures(undecoded, image, name, roots)
+    pictures = HubImages(undecoded, image, name, roots)
     column = next((column for column in _LABEL_COLUMNS if column in kinds), None)
     order = np.arange(len(rows))
     if column is None:
-        return Listing(pictures, order, np.full(len(rows), UNLABELLED), ()), ()
+        return Listing(pictures, order, np.full(len(rows), UNLABELED), ()), ()
     labels, names = _numbered(rows, column)
     columns = {level: _numbered(rows, of) for level, of in level_columns(kinds).items()}
     levels, notes = levels_of_columns(labels, names, columns, pictures.where)
@@ -127,7 +127,7 @@ def _numbered(rows: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
     values = list(rows[column])
     names = tuple(getattr(rows.features[column], "names", ()) or ())
     if names:
-        return np.array([UNLABELLED if value is None else value for value in values], dtype=np.int64), names
+        return np.array([UNLABELED if value is None else value for value in values], dtype=np.int64), names
     names = tuple(sorted({str(value) for value in values}))
     number = {name: i for i, name in enumerate(names)}
     return np.array([number[str(value)] for value in values], dtype=np.int64), names

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import Listing, Pictures, Stamp
-from patchloom.errors import DataError
+from patchloom.data.datasets import ImageStore, Listing, Stamp
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.samples import UNLABELED
 
 
-class JoinedPictures(Pictures):
+class JoinedImages(ImageStore):
     """One store after the other; `names` tell apart pictures that have the same key in two of them."""
 
-    def __init__(self, stores: Sequence[Pictures], names: Sequence[str]) -> None:
+    def __init__(self, stores: Sequence[ImageStore], names: Sequence[str]) -> None:
         self._stores = tuple(stores)
         self._names = tuple(names)
         self._starts = np.cumsum([0, *map(len, stores)])
@@ -73,7 +73,7 @@ def join_listings(listings: Sequence[Listing], names: Sequence[str]) -> Listing:
     starts = np.cumsum([0, *(len(listing.pictures) for listing in listings)])
     rows = [listing.rows + start for listing, start in zip(listings, starts, strict=False)]
     labels = [
-        np.array([*(number[name] for name in listing.names), UNLABELLED], dtype=np.int64)[listing.labels]
+        np.array([*(number[name] for name in listing.names), UNLABELED], dtype=np.int64)[listing.labels]
         for listing in listings
     ]
     shared = set.intersection(*(set(listing.levels) for listing in listings))
@@ -82,5 +82,5 @@ def join_listings(listings: Sequence[Listing], names: Sequence[str]) -> Listing:
         for level in listings[0].levels
         if level in shared
     }
-    pictures = JoinedPictures([listing.pictures for listing in listings], names)
+    pictures = JoinedImages([listing.pictures for listing in listings], names)
     return Listing(pictures, np.concatenate(rows), np.concatenate(labels), classes, levels)

@@ -16,18 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
+from patchloom.data.datasets import Listing, Source, name_some
 from patchloom.data.labels.class_names import ClassNames, find_class_names, names_in
-from patchloom.data.labels.label_columns import Understood, understand
+from patchloom.data.labels.label_columns import ColumnMeanings, understand
 from patchloom.data.labels.label_table import Table, parse_table
 from patchloom.data.labels.listed_paths import ListedPaths
 from patchloom.data.labels.taxonomy import Taxonomy
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import Listing, Source, name_some
 from patchloom.data.splits import listings_by_split
 from patchloom.data.trees.files import FolderTree
 from patchloom.data.trees.tree import Tree
-from patchloom.errors import DataError, PatchloomError, UsageError
-from patchloom.printable import printable
+from patchloom_runtime.errors import DataError, PatchloomError, UsageError
+from patchloom_runtime.images.samples import UNLABELED
+from patchloom_runtime.printable import printable
 
 SUFFIXES = (".csv", ".tsv", ".txt")
 _SPLIT_WORDS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
@@ -111,7 +111,7 @@ def open_list(
         more.append(f"{unlisted:,} {pictures} in {tree.name} but in no list; left out")
     classes = tuple(sorted({*rows.labels} - {""}, key=_natural))
     number = {name: i for i, name in enumerate(classes)}
-    labels = np.array([number.get(label, UNLABELLED) for label in rows.labels], dtype=np.int64)
+    labels = np.array([number.get(label, UNLABELED) for label in rows.labels], dtype=np.int64)
     listing = Listing(
         tree.pictures(rows.paths), np.arange(len(labels)), labels, classes, {**levels, **(taxonomy or {})}
     )
@@ -176,7 +176,7 @@ def _read(listed: ListFile, tree: Tree, label_column: str | None, strict: bool, 
 
 
 def _add(
-    table: Table, meant: Understood, paths: ListedPaths, own_split: str, tree: Tree, strict: bool, rows: _Rows
+    table: Table, meant: ColumnMeanings, paths: ListedPaths, own_split: str, tree: Tree, strict: bool, rows: _Rows
 ) -> None:
     found = [paths.find(cell) for cell in table.column(table.paths)]
     missing = [cell for cell, path in zip(table.column(table.paths), found, strict=True) if path is None]
@@ -212,12 +212,12 @@ def _add(
         rows.notes.append(f"{table.title}: {twice:,} row{'s' * (twice != 1)} repeated with the same label; merged")
 
 
-def _classes_said(meant: Understood) -> str:
+def _classes_said(meant: ColumnMeanings) -> str:
     classes = len({*meant.labels} - {""})
     return f"classes from {meant.said} ({classes})"
 
 
-def _with_names(meant: Understood, files: Iterable[ClassNames]) -> Understood:
+def _with_names(meant: ColumnMeanings, files: Iterable[ClassNames]) -> ColumnMeanings:
     """Class numbers by the names that a file, given or beside the list, gives them."""
     if not meant.numbers:
         return meant

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from patchloom.data.datasets import NOT_LABELED
 from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.sets import NOT_LABELLED
-from patchloom.errors import DataError, UsageError
-from patchloom.printable import printable
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.printable import printable
 
 FILES = (
     *("classes.txt", "labels.txt", "class_names.txt", "labelmap.txt", "class_dict.csv"),
@@ -35,7 +35,7 @@ VOC_NAMES = (
 # SegNet's 11 classes of CamVid and what it leaves out, by their numbers; the names of all its images begin alike.
 CAMVID_NAMES = (
     *("Sky", "Building", "Pole", "Road", "Pavement", "Tree", "SignSymbol", "Fence", "Car", "Pedestrian", "Bicyclist"),
-    "Unlabelled",
+    "Unlabeled",
 )
 _CAMVID_FILE = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_")
 # Cityscapes' label id of each of its 19 classes that are trained on (cityscapesScripts, helpers/labels.py).
@@ -53,14 +53,14 @@ class MaskNames:
     """Names of the classes by their numbers; and their colours, 0xRRGGBB, where masks are in colours."""
 
     names: tuple[str, ...] = ()
-    colours: tuple[int, ...] = ()
-    ignore: int | None = NOT_LABELLED  # the number that stands for 'not labelled'
+    colors: tuple[int, ...] = ()
+    ignore: int | None = NOT_LABELED  # the number that stands for 'not labelled'
     meaning: tuple[int, ...] = ()  # the class of each of the 256 values in a file, where they are others
 
     def numbers(self, pixels: np.ndarray, where: str) -> np.ndarray:
         """(H, W, 3) in the colours → (H, W) class numbers; a DataError where a colour is none of them."""
         codes = (pixels.astype(np.int32) << (16, 8, 0)).sum(axis=2)
-        known = np.array(self.colours)
+        known = np.array(self.colors)
         order = np.argsort(known)
         places = np.searchsorted(known, codes, sorter=order).clip(max=len(known) - 1)
         numbers = order[places]
@@ -85,9 +85,9 @@ def names_of_masks(
     found = _in_file(file) if file is not None else _beside(places)
     if not found.names:
         found = _known_by(masks)
-    if not found.colours and not found.meaning and ignore is None and values() == {0, NOT_LABELLED}:
+    if not found.colors and not found.meaning and ignore is None and values() == {0, NOT_LABELED}:
         names = found.names if len(found.names) == 2 else ("background", "foreground")
-        whole = tuple(int(value == NOT_LABELLED) for value in range(NOT_LABELLED + 1))
+        whole = tuple(int(value == NOT_LABELED) for value in range(NOT_LABELED + 1))
         said = f"masks hold 0 and 255 alone: {names[0]} and {names[1]} (--ignore 255 reads 255 as not labelled)"
         return MaskNames(names, ignore=None, meaning=whole), (said,)
     if ignore is not None:
@@ -111,7 +111,7 @@ def _known_by(masks: Sequence[str]) -> MaskNames:
         return MaskNames(tuple(CITYSCAPES))
     if all(stem.endswith("_labelIds") for stem in stems):
         numbers = {value: number for number, value in enumerate(CITYSCAPES.values())}
-        return MaskNames(tuple(CITYSCAPES), meaning=tuple(numbers.get(value, NOT_LABELLED) for value in range(256)))
+        return MaskNames(tuple(CITYSCAPES), meaning=tuple(numbers.get(value, NOT_LABELED) for value in range(256)))
     if all(map(_CAMVID_FILE.match, stems)):
         return MaskNames(CAMVID_NAMES)
     return MaskNames()
@@ -140,16 +140,16 @@ def _in_file(file: Path) -> MaskNames:
 def _parsed(lines: Sequence[str]) -> MaskNames:
     """Names alone, or names with colours where every line but a heading has one."""
     told = [line for line in lines if line and not line.startswith("#")]
-    coloured = [_colour(line) for line in told]
-    if told and coloured[0] is None and all(coloured[1:]) and len(told) > 1:  # a heading: name,r,g,b
-        told, coloured = told[1:], coloured[1:]
-    if told and all(each is not None for each in coloured):
-        known = [each for each in coloured if each is not None]
+    colored = [_color(line) for line in told]
+    if told and colored[0] is None and all(colored[1:]) and len(told) > 1:  # a heading: name,r,g,b
+        told, colored = told[1:], colored[1:]
+    if told and all(each is not None for each in colored):
+        known = [each for each in colored if each is not None]
         return MaskNames(tuple(name for name, _ in known), tuple(code for _, code in known))
     return MaskNames(tuple(lines))
 
 
-def _colour(line: str) -> tuple[str, int] | None:
+def _color(line: str) -> tuple[str, int] | None:
     """Name and colour of a line with three numbers up to 255; None of any other."""
     parts = [part for part in re.split(r"[,;:\t ]+", line) if part]
     numbers = [part for part in parts if part.isascii() and part.isdecimal()]
@@ -166,6 +166,6 @@ def _checked(found: MaskNames, file: Path) -> MaskNames:
         raise DataError(
             f"{printable(file)}: {len(found.names):,} names, expected at most {MOST_NAMES}, the numbers of a mask"
         )
-    if len(set(found.colours)) < len(found.colours):
+    if len(set(found.colors)) < len(found.colors):
         raise DataError(f"{printable(file)}: two classes of one colour; expected a colour for each")
     return found

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from patchloom.data.datasets import ImageStore, Listing, Mask, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.labels.taxonomy import level_columns, levels_of_columns
-from patchloom.data.pictures.decode import decode, decode_ids, refuse_special
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import Listing, Mask, Pictures, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.splits import group_by_split, listings_by_split, name_files
-from patchloom.errors import DataError, UsageError
-from patchloom.foreign import check_shape, parse_json
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images.decode import decode, decode_ids, refuse_special
+from patchloom_runtime.images.samples import UNLABELED
+from patchloom_runtime.untrusted import check_shape, parse_json
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "fine_label")
@@ -37,7 +37,7 @@ HARMLESS_BYTES, MAX_EXPANSION = 1 << 30, 64
 BYTES_PER_NUMBER, PAGE_HEADERS_BYTES = 4, 1024  # of a row of such a column; of a few pages
 
 
-class ParquetPictures(Pictures):
+class ParquetImages(ImageStore):
     """The images, masks and boxes of parquet files, read by row."""
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -155,7 +155,7 @@ def open_parquet(files: Sequence[Path], name: str) -> Source:
     """The data set in `files`, its splits told by a column `split` or by the file names."""
     by_name = name_files(files)
     said = group_by_split(list(by_name))
-    train = ParquetPictures([by_name[file] for file in said.train])
+    train = ParquetImages([by_name[file] for file in said.train])
     listing, notes = _listing(train)
     if "split" in train.columns:
         own, val, test, others = listings_by_split(listing, _splits(train))
@@ -164,19 +164,19 @@ def open_parquet(files: Sequence[Path], name: str) -> Source:
         notes += (f"not used: {', '.join(said.unused)}",)
     held_out: list[Listing | None] = []
     for files_of_split in (said.val, said.test):
-        found = _listing(ParquetPictures([by_name[file] for file in files_of_split])) if files_of_split else (None, ())
+        found = _listing(ParquetImages([by_name[file] for file in files_of_split])) if files_of_split else (None, ())
         held_out.append(found[0])
         notes += found[1]
     return Source(name, listing, held_out[0], notes, test=held_out[1])
 
 
-def _listing(pictures: ParquetPictures) -> tuple[Listing, tuple[str, ...]]:
+def _listing(pictures: ParquetImages) -> tuple[Listing, tuple[str, ...]]:
     """The rows with their labels and levels, and notes."""
     rows = np.arange(len(pictures))
     column = next((name for name in _LABEL_COLUMNS if name in pictures.columns), None)
     if column is None:
         names = pictures.object_names or pictures.mask_names
-        return Listing(pictures, rows, np.full(len(rows), UNLABELLED), names), ()
+        return Listing(pictures, rows, np.full(len(rows), UNLABELED), names), ()
     labels, names = _numbered(pictures, column, "label_names")
     beside = level_columns(pictures.columns)
     columns = {level: _numbered(pictures, of, f"{of}_names") for level, of in beside.items()}
@@ -184,7 +184,7 @@ def _listing(pictures: ParquetPictures) -> tuple[Listing, tuple[str, ...]]:
     return Listing(pictures, rows, labels, names, levels), notes
 
 
-def _splits(pictures: ParquetPictures) -> list[str]:
+def _splits(pictures: ParquetImages) -> list[str]:
     """What the column `split` says of each row."""
     values = pictures.column("split")
     if long := [value for value in values if isinstance(value, str | bytes) and len(value) > _MOST_OF_SPLIT]:
@@ -197,7 +197,7 @@ def _start_of(value: Any) -> str:
     return repr(value[:60] if isinstance(value, str | bytes) else value)[:60]
 
 
-def _numbered(pictures: ParquetPictures, column: str, names_key: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def _numbered(pictures: ParquetImages, column: str, names_key: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """A label column as numbers and names; strings are numbered in their sorted order."""
     values = pictures.column(column)
     if names_key != "label_names" and names_key not in pictures.info:  # numbers of a level may be any
@@ -206,15 +206,15 @@ def _numbered(pictures: ParquetPictures, column: str, names_key: str) -> tuple[n
     if given and isinstance(given[0], str):
         names = tuple(sorted(set(given)))
         number = {name: i for i, name in enumerate(names)}
-        return np.array([UNLABELLED if v is None else number[v] for v in values], dtype=np.int64), names
+        return np.array([UNLABELED if v is None else number[v] for v in values], dtype=np.int64), names
     if strange := [value for value in given if type(value) is not int or value >= MAX_CLASSES]:
         raise DataError(
             f"{pictures.files[0]}: column {column!r} has {_start_of(strange[0])}, expected names, or numbers from 0 to "
             f"{MAX_CLASSES - 1:,}"
         )
     names = tuple(pictures.info.get(names_key, ())) or tuple(str(i) for i in range(max(given, default=-1) + 1))
-    labels = np.array([UNLABELLED if value is None else value for value in values], dtype=np.int64)
-    outside = np.flatnonzero((labels < UNLABELLED) | (labels >= len(names)))
+    labels = np.array([UNLABELED if value is None else value for value in values], dtype=np.int64)
+    outside = np.flatnonzero((labels < UNLABELED) | (labels >= len(names)))
     if len(outside):
         row = int(outside[0])
         raise DataError(f"{pictures.where(row)}: {column} {labels[row]} is outside 0…{len(names) - 1}")

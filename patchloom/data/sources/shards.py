@@ -15,13 +15,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image
 
+from patchloom.data.datasets import ImageStore, Listing, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.pictures.decode import EXTENSIONS, MAX_FILE_BYTES, decode, refuse_special
-from patchloom.data.pictures.samples import UNLABELLED
-from patchloom.data.sets import Listing, Pictures, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.splits import group_by_split, name_files
-from patchloom.errors import DataError, UsageError
-from patchloom.foreign import check_shape, parse_json
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images.decode import EXTENSIONS, MAX_FILE_BYTES, decode, refuse_special
+from patchloom_runtime.images.samples import UNLABELED
+from patchloom_runtime.untrusted import check_shape, parse_json
 
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_LABEL_LETTERS = 1_000
@@ -30,7 +30,7 @@ _MAX_READ_BYTES = 2 * _MAX_LABEL_BYTES  # at once: a label, or a long name and o
 TAR_FAULTS = (tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError, RecursionError)
 
 
-class ShardPictures(Pictures):
+class ShardImages(ImageStore):
     """Images inside tar files, each known by shard, offset and size."""
 
     def __init__(self, shards: Sequence[Path], places: np.ndarray, keys: Sequence[str]) -> None:
@@ -92,8 +92,8 @@ def _listing(shards: Sequence[Path]) -> Listing:
         raise DataError(f"{shards[0]}: no images inside; expected members like 0001.jpg with 0001.cls")
     names = _class_names(shards[0].parent, {label for label in classes if label is not None})
     number_of = {label: i for i, label in enumerate(names)}
-    numbers = [UNLABELLED if label is None else number_of[label] for label in classes]
-    pictures = ShardPictures(shards, np.array(places, dtype=np.int64), keys)
+    numbers = [UNLABELED if label is None else number_of[label] for label in classes]
+    pictures = ShardImages(shards, np.array(places, dtype=np.int64), keys)
     return Listing(pictures, np.arange(len(places)), np.array(numbers, dtype=np.int64), tuple(names.values()))
 
 

@@ -27,25 +27,24 @@ from typing import Any
 import numpy as np
 
 from patchloom.data.checking.survey import name_unreadable, survey
-from patchloom.data.labels.alike import tidy
+from patchloom.data.datasets import ClassTable, LabeledImages, Listing, Source, Splits
+from patchloom.data.labels.similar_names import tidy
 from patchloom.data.labels.taxonomy import Taxonomy, find_taxonomy, level_named, read_taxonomy
-from patchloom.data.pictures.samples import UNLABELLED
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sets import ClassTable, Listing, PictureSet, Source, Splits
 from patchloom.data.sources.builtin import open_digits, open_shapes
-from patchloom.data.sources.classes import open_classes
-from patchloom.data.sources.folder import list_images, split_folders
+from patchloom.data.sources.class_folders import list_images, split_folders
+from patchloom.data.sources.exclusions import leave_out
 from patchloom.data.sources.huggingface import is_saved_dataset, open_huggingface
+from patchloom.data.sources.labeled_folder import open_classes
 from patchloom.data.sources.labels_file import SUFFIXES as LABELS_FILES
 from patchloom.data.sources.labels_file import open_labels_file
+from patchloom.data.sources.labels_in_names import open_by_pattern
 from patchloom.data.sources.layout import open_layout
-from patchloom.data.sources.named_files import open_by_pattern
 from patchloom.data.sources.parquet import open_parquet
-from patchloom.data.sources.several import join_sources
+from patchloom.data.sources.several_sources import join_sources
 from patchloom.data.sources.shards import open_shards
 from patchloom.data.sources.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.sources.torchvision_sets import open_torchvision
-from patchloom.data.sources.without import leave_out
 from patchloom.data.sources.yolo import open_yolo_yaml
 from patchloom.data.splits import (
     TEST_NAMES,
@@ -58,10 +57,11 @@ from patchloom.data.splits import (
     with_val,
 )
 from patchloom.data.trees.archive import archive_stem, holds_folders
-from patchloom.data.trees.archives import ARCHIVES, is_archive, open_archive
-from patchloom.data.trees.files import FilePictures, FolderTree
-from patchloom.errors import DataError, UsageError, nearest, with_near_options
-from patchloom.printable import printable
+from patchloom.data.trees.files import FolderTree, ImageFiles
+from patchloom.data.trees.open_archive import ARCHIVES, is_archive, open_archive
+from patchloom_runtime.errors import DataError, UsageError, nearest, with_near_options
+from patchloom_runtime.images.samples import UNLABELED
+from patchloom_runtime.printable import printable
 
 Spec = str | os.PathLike[str]
 YAML = (".yaml", ".yml")  # of YOLO
@@ -78,7 +78,7 @@ def open_data(
     root: Spec | None = None,
     level: str | None = None,
     reading: Reading = AS_IT_IS,
-    labelled: bool = True,
+    labeled: bool = True,
     download: bool = False,
 ) -> Splits:
     """Train and val of a data set, over one class table.
@@ -92,13 +92,13 @@ def open_data(
     are left out, and copies of one picture stay on one side.
     """
     source = find_source(spec, reading=reading, root=root, strict=strict, download=download)
-    return split_source(source, val_fraction=val_fraction, strict=strict, seed=seed, level=level, labelled=labelled)
+    return split_source(source, val_fraction=val_fraction, strict=strict, seed=seed, level=level, labeled=labeled)
 
 
 def split_source(source: Source, *, strict: bool = False, level: str | None = None, **splitting: Any) -> Splits:
     """What `open_data` makes of a source; the other options are those of `make_splits`."""
-    labelled = splitting.get("labelled", True)
-    usable_classes(source, strict=strict, level=level, labelled=labelled)  # before any picture is looked at
+    labeled = splitting.get("labeled", True)
+    usable_classes(source, strict=strict, level=level, labeled=labeled)  # before any picture is looked at
     source, copies = _fit_to_split(source)
     return make_splits(source, strict=strict, level=level, copies=copies, **splitting)
 
@@ -115,7 +115,7 @@ def open_for(
     level: str | None = None,
     reading: Reading = AS_IT_IS,
     download: bool = False,
-) -> PictureSet:
+) -> LabeledImages:
     """A data set to evaluate a model on: its labels are matched to the model's `classes` by name.
 
     `split` is 'train', 'val' (held out as `open_data` would, where there is none), 'test' or 'all'. By default the
@@ -132,9 +132,9 @@ def open_for(
     level = level or level_of(classes.names, names) or None
     if source.val is None and split in ("train", "val"):
         source, copies = _fit_to_split(source)
-        made = make_splits(source, val_fraction=val_fraction, seed=seed, level=level, labelled=False, copies=copies)
+        made = make_splits(source, val_fraction=val_fraction, seed=seed, level=level, labeled=False, copies=copies)
         chosen = made.train if split == "train" else made.val
-        assert isinstance(chosen, PictureSet)
+        assert isinstance(chosen, LabeledImages)
         listing = Listing(chosen.pictures, chosen.rows, chosen.labels, chosen.classes.names)
     elif split == "all" and len(source.listings) > 1:
         raise UsageError(f"{source.name} has {' and '.join(source.listings)}; choose one of them")
@@ -294,7 +294,7 @@ def _split_of_a_set(path: Path, reading: Reading, strict: bool) -> Source | None
 
 
 @dataclass(frozen=True)
-class LabelledFiles:
+class LabeledFiles:
     """Image files with their classes, and the levels above these."""
 
     files: tuple[tuple[str, str], ...]  # path, class; '' for none
@@ -307,9 +307,9 @@ class LabelledFiles:
         return [(file, coarse.get(label, label)) for file, label in self.files]
 
 
-def list_labelled(
+def list_labeled(
     root: Path, classes: Sequence[str], *, reading: Reading = AS_IT_IS, level: str | None = None
-) -> LabelledFiles:
+) -> LabeledFiles:
     """Every image file below `root` with its class, as training would read it.
 
     Its level is `level`, or else the one that has most of a model's `classes`.
@@ -322,20 +322,20 @@ def list_labelled(
     except DataError:
         if reading != AS_IT_IS or level:
             raise
-        return LabelledFiles(tuple((file, "") for file in files), {})  # a collection need not be a data set
+        return LabeledFiles(tuple((file, "") for file in files), {})  # a collection need not be a data set
     known: dict[str, str] = {}
     levels: dict[str, dict[str, str]] = {}
     for listing in source.listings.values():
-        if isinstance(listing.pictures, FilePictures):
+        if isinstance(listing.pictures, ImageFiles):
             rows = zip(listing.rows.tolist(), listing.labels.tolist(), strict=True)
             home, key = listing.pictures.root, listing.pictures.key
-            known |= {os.path.join(home, key(row)): listing.names[n] for row, n in rows if n != UNLABELLED}
+            known |= {os.path.join(home, key(row)): listing.names[n] for row, n in rows if n != UNLABELED}
             for name, of in listing.levels.items():
                 levels.setdefault(name, {}).update({own: of[own] for own in listing.names if own in of})
     names = {"": source.train.names} | {name: of.values() for name, of in source.train.levels.items()}
     own = level_named(level, levels) if level else level_of(classes, names) or ""
     of_files = tuple((file, known.get(file, "")) for file in files)
-    return LabelledFiles(of_files, levels, own if own in levels else "")
+    return LabeledFiles(of_files, levels, own if own in levels else "")
 
 
 def _open_directory(path: Path, levels: Taxonomy, reading: Reading, strict: bool) -> Source:

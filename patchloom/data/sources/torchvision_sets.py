@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from patchloom.data.sets import ArrayPictures, Listing, Source
-from patchloom.data.sources.folder import list_classes
-from patchloom.data.trees.files import FilePictures
-from patchloom.errors import DataError, UsageError, nearest
+from patchloom.data.datasets import ArrayImages, Listing, Source
+from patchloom.data.sources.class_folders import list_classes
+from patchloom.data.trees.files import ImageFiles
+from patchloom_runtime.errors import DataError, UsageError, nearest
 
 # name → (class in torchvision.datasets, its train splits, its test split)
 _BY_PATH: dict[str, tuple[str, tuple[str, ...], str]] = {
@@ -103,7 +103,7 @@ def _cifar(name: str, root: Path, train: bool, download: bool) -> Listing:
         coarse = _unpickle(folder / split)["coarse_labels"]
         coarse_names = _unpickle(folder / found.meta["filename"])["coarse_label_names"]
         levels["coarse"] = {names[f]: coarse_names[c] for f, c in {*zip(found.targets, coarse, strict=True)}}
-    return Listing(ArrayPictures(found.data, f"{name} {split}"), np.arange(len(labels)), labels, names, levels)
+    return Listing(ArrayImages(found.data, f"{name} {split}"), np.arange(len(labels)), labels, names, levels)
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -147,7 +147,7 @@ def _by_path(name: str, root: Path, splits: Sequence[str], download: bool) -> Li
         levels["species"] = {names[breed]: parts[0].bin_classes[kind] for breed, kind in species}
     else:
         pairs = [part[i] for part in parts for i in range(len(part))]
-    pictures = FilePictures(root, [str(Path(path).relative_to(root)) for path, _ in pairs])
+    pictures = ImageFiles(root, [str(Path(path).relative_to(root)) for path, _ in pairs])
     labels = np.array([label for _, label in pairs], dtype=np.int64)
     return Listing(pictures, np.arange(len(labels)), labels, names, levels)
 

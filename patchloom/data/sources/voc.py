@@ -17,14 +17,21 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from patchloom.data.pictures.decode import upright_size
-from patchloom.data.sets import Source, Stamp
-from patchloom.data.sources.beside import Pair, changed_with, files_of_pair, lonely, source_of_splits, split_of_path
+from patchloom.data.datasets import Source, Stamp
+from patchloom.data.sources.paired_files import (
+    Pair,
+    changed_with,
+    files_of_pair,
+    lonely,
+    source_of_splits,
+    split_of_path,
+)
 from patchloom.data.splits import group_by_split
-from patchloom.data.trees.files import FilePictures
-from patchloom.errors import DataError
-from patchloom.foreign import parse_number, read_plain
-from patchloom.printable import printable
+from patchloom.data.trees.files import ImageFiles
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.decode import upright_size
+from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import parse_number, read_plain
 
 LISTS = os.path.join("ImageSets", "Main")
 MOST_BYTES = 1 << 20  # of one file
@@ -49,13 +56,13 @@ class VocFile(NamedTuple):
     size: tuple[int, int] | None
 
 
-class VocPictures(FilePictures):
+class VocImages(ImageFiles):
     """Image files, each with an XML file of boxes."""
 
     def __init__(self, root: Path, paths: Sequence[str], files: Sequence[str], names: tuple[str, ...]) -> None:
         super().__init__(root, paths)
         self.object_names = names
-        self._files = FilePictures(root, files)
+        self._files = ImageFiles(root, files)
 
     def boxes(self, index: int) -> np.ndarray:
         """Its boxes; an unknown name is a class of −1, which `check` tells."""
@@ -125,16 +132,16 @@ def open_voc(root: Path, pairs: Sequence[Pair], title: str) -> Source:
             continue  # which `check` tells of the picture
     known = tuple(sorted(names))
 
-    def chosen(splits: Sequence[str]) -> VocPictures:
+    def chosen(splits: Sequence[str]) -> VocImages:
         own = [row for row in rows if row[0] in splits]
-        return VocPictures(root, [image for _, image, _ in own], [file for _, _, file in own], known)
+        return VocImages(root, [image for _, image, _ in own], [file for _, _, file in own], known)
 
     said = group_by_split(sorted({split for split, _, _ in rows}))
     every = chosen([split for split, _, _ in rows])
     return source_of_splits(f"{title} (VOC boxes)", said, chosen, faults, _resized(every))
 
 
-def _resized(pictures: VocPictures) -> tuple[str, ...]:
+def _resized(pictures: VocImages) -> tuple[str, ...]:
     """A note where images have another size than their files say, by some of them."""
     looked_at = range(0, len(pictures), max(1, len(pictures) // _LOOKED_AT))[:_LOOKED_AT]
     scales = []

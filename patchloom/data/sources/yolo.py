@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from patchloom.data.datasets import Mask, Objects, Source, Stamp, file_state
 from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.pictures.decode import upright_size
-from patchloom.data.pictures.object_masks import MOST_POINTS, ObjectMask, masks_from_coco, painted, refuse_many_objects
-from patchloom.data.sets import Mask, Objects, Source, Stamp, file_state
-from patchloom.data.sources.beside import (
+from patchloom.data.sources.paired_files import (
     Pair,
     changed_with,
     files_of_pair,
@@ -29,11 +27,13 @@ from patchloom.data.sources.beside import (
     split_of_path,
 )
 from patchloom.data.splits import group_by_split
-from patchloom.data.trees.files import FilePictures
-from patchloom.errors import DataError, UsageError
-from patchloom.foreign import check_shape, parse_number, read_plain
-from patchloom.printable import printable
+from patchloom.data.trees.files import ImageFiles
 from patchloom.recipes.plain_yaml import load_yaml
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.images.decode import upright_size
+from patchloom_runtime.images.object_masks import MOST_POINTS, ObjectMask, masks_from_coco, painted, refuse_many_objects
+from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import check_shape, parse_number, read_plain
 
 NAMED = ("data.yaml", "dataset.yaml", "data.yml", "dataset.yml")
 LISTED = ("classes.txt", "obj.names")
@@ -62,7 +62,7 @@ class YoloObject(NamedTuple):
         return (x - w / 2) * width, (y - h / 2) * height, (x + w / 2) * width, (y + h / 2) * height
 
 
-class YoloPictures(FilePictures):
+class YoloImages(ImageFiles):
     """Image files, each with a text file of objects or none."""
 
     def __init__(self, root: Path, paths: Sequence[str], texts: Sequence[str], names: tuple[str, ...]) -> None:
@@ -207,9 +207,9 @@ def _open_rows(
 ) -> Source:
     """Rows are of split, image and text, below the root."""
 
-    def chosen(splits: Sequence[str]) -> YoloPictures:
+    def chosen(splits: Sequence[str]) -> YoloImages:
         own = [row for row in rows if row[0] in splits]
-        return YoloPictures(root, [image for _, image, _ in own], [text for _, _, text in own], names or ())
+        return YoloImages(root, [image for _, image, _ in own], [text for _, _, text in own], names or ())
 
     every = chosen(sorted({split for split, *_ in rows}))
     if names is None:
@@ -217,7 +217,7 @@ def _open_rows(
         notes += ("no names of classes beside the labels (a .yaml, classes.txt, or --names FILE): they are numbers",)
     polygons = every.has_polygons_alone()
 
-    def opened(splits: Sequence[str]) -> YoloPictures:
+    def opened(splits: Sequence[str]) -> YoloImages:
         found = chosen(splits)
         found.object_names = names or ()
         if polygons:

@@ -9,8 +9,8 @@ from itertools import islice
 import numpy as np
 
 from patchloom.data.text.pairs import LeftOut, Pairs
-from patchloom.data.text.vocabulary import Vocabulary
-from patchloom.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.text.vocabulary import Vocabulary
 
 # Moses' limit for cleaning a corpus: beyond it the sides hardly say the same. For WMT'14 the usual limit is 1.5.
 MAX_RATIO = 9.0

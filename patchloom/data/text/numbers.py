@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from patchloom.data.text.sentences import SentenceSplit, Sides
-from patchloom.errors import UsageError, nearest
+from patchloom_runtime.errors import UsageError, nearest
 
 _LARGEST = 999_999
 _COUNTS = {"train": 4000, "val": 200, "test": 200}

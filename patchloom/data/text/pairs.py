@@ -22,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.sets import file_state
-from patchloom.data.text.cleaning import clean
+from patchloom.data.datasets import file_state
 from patchloom.data.text.numbers import find_numbers
 from patchloom.data.text.sentences import SentenceSplit, find_sentences, is_train, not_utf8
-from patchloom.errors import DataError, UsageError, nearest
-from patchloom.printable import printable
+from patchloom_runtime.errors import DataError, UsageError, nearest
+from patchloom_runtime.printable import printable
+from patchloom_runtime.text.cleaning import clean
 
 VAL_NAMES = ("val", "valid", "validation", "dev", "development")
 # Held out where there is no val split: a tenth, but not much more than this many pairs.

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from patchloom.data.datasets import Fault
 from patchloom.data.labels.label_table import PATH_NAMES, names_image, plain
-from patchloom.data.pictures.decode import refuse_special
-from patchloom.data.sets import Fault
 from patchloom.data.splits import TRAIN_NAMES
-from patchloom.errors import DataError
-from patchloom.printable import printable
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.decode import refuse_special
+from patchloom_runtime.printable import printable
 
 # Sides whose characters, with SHORT more on either, differ by this factor hardly say the same: found 2 of 29,000 in
 # Multi30k (both '@@' for a sentence) and none of 169,813 in Tatoeba, whose most uneven true pair has 3.6.

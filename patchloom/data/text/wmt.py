@@ -18,13 +18,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from patchloom.data.text.cleaning import clean
 from patchloom.data.text.pairs import LeftOut, Pairs, read_pairs
 from patchloom.data.text.sentences import SentenceSplit, not_utf8, parallel_split
-from patchloom.data.text.words import normalise_punctuation, words
-from patchloom.disk import make_folder, sync_folder, sync_tree, temporary_beside
-from patchloom.errors import DataError, ResourceError, UsageError, nearest
-from patchloom.printable import table_cell
+from patchloom.data.text.words import normalize_punctuation, words
+from patchloom.disk import make_folder, sync_folder, sync_tree, temporary_path
+from patchloom_runtime.errors import DataError, ResourceError, UsageError, nearest
+from patchloom_runtime.printable import table_cell
+from patchloom_runtime.text.cleaning import clean
 
 MAX_WORDS, MAX_RATIO = 250, 1.5
 _WMT13, _WMT14 = "https://www.statmt.org/wmt13/", "https://www.statmt.org/wmt14/"
@@ -91,7 +91,7 @@ def prepare_wmt14(folder: Path, pair: str, out: Path, *, val_every: int | None =
         raise UsageError(f"{out} is already there; give another folder, or delete it first")
     chosen = _PAIRS[pair]
     files = _find(folder, chosen, needs_val=val_every is None and bool(chosen.val))
-    writing = temporary_beside(out)
+    writing = temporary_path(out)
     try:
         make_folder(writing)
         prepared = _write(writing, pair, chosen, files, chosen.val_every if val_every is None else val_every)
@@ -169,14 +169,14 @@ def _write(folder: Path, pair: str, chosen: _Pair, files: dict[str, Path], val_e
     with ExitStack() as stack:
         splits = {name: stack.enter_context(_Writer(folder, name, other)) for name in ("train", "val", "test")}
         for number, (raw_source, raw_target) in enumerate(train):
-            source, target = normalise_punctuation(raw_source), normalise_punctuation(raw_target)
+            source, target = normalize_punctuation(raw_source), normalize_punctuation(raw_target)
             if reason := _unfit(len(words(source, "en")), len(words(target, other))):
                 left_out.append(LeftOut(train.where(number), reason))
             else:
                 splits["val" if val_every and (number + 1) % val_every == 0 else "train"].add(source, target)
         for name, pairs in (("val", val), ("test", test)):
             for source, target in pairs:
-                splits[name].add(normalise_punctuation(source), target)
+                splits[name].add(normalize_punctuation(source), target)
     with (folder / "left_out.tsv").open("w", encoding="utf-8") as table:
         table.writelines(f"{table_cell(entry.where)}\t{table_cell(entry.reason)}\n" for entry in left_out)
     kinds = Counter(re.sub(r"\d+ and \d+ words, ", "", entry.reason) for entry in left_out)

@@ -35,7 +35,7 @@ _LONE_APOSTROPHE = re.compile(r"(?<!\w)'|'(?!\w)")
 _ANY_APOSTROPHE = re.compile(r"'")
 
 
-def normalise_punctuation(text: str) -> str:
+def normalize_punctuation(text: str) -> str:
     """Quotation marks, apostrophes, dashes and ellipses of print as those of a keyboard; single spaces."""
     return " ".join(text.translate(_TABLE).split())
 

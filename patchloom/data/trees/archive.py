@@ -20,12 +20,13 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from patchloom.data.pictures.decode import EXTENSIONS, MAX_FILE_BYTES, decode
-from patchloom.data.sets import Pictures, Stamp, stamps_inside
+from patchloom.data.datasets import ImageStore, Stamp, stamps_inside
 from patchloom.data.sources.shards import TAR_FAULTS, open_tar, refuse_early_end
-from patchloom.data.trees.tree import Entry, Tree
-from patchloom.errors import DataError
-from patchloom.printable import printable
+from patchloom.data.trees.tree import Tree
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.folders import TreeEntry
+from patchloom_runtime.images.decode import EXTENSIONS, MAX_FILE_BYTES, decode
+from patchloom_runtime.printable import printable
 
 _STORED, _DEFLATED, _BZIP2 = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2
 _NO_CRC = -1
@@ -93,7 +94,7 @@ def _unpacked(packed: bytes, member: Member, where: str) -> bytes:
     raise DataError(f"{where}: compressed by zip's method {member.method}; expected stored, deflated or bzip2")
 
 
-class ArchivePictures(Pictures):
+class ArchiveImages(ImageStore):
     """Image files inside one archive."""
 
     def __init__(self, archive: ArchiveFile, paths: Sequence[str], members: Sequence[Member], names: Sequence[str]):
@@ -140,7 +141,7 @@ class ArchiveTree(Tree):
         common = _common_folder([*members, *others])
         self._names = {name.removeprefix(common): name for name in members}
         self._members = {path: members[name] for path, name in self._names.items()}
-        self._folders: dict[str, dict[str, Entry]] = {"": {}}
+        self._folders: dict[str, dict[str, TreeEntry]] = {"": {}}
         for path in self._members:
             self._add(path, "file")
         for name in others:
@@ -150,12 +151,12 @@ class ArchiveTree(Tree):
         folder = ""
         *above, last = path.split("/")
         for part in above:
-            self._folders[folder][part] = Entry(part, "folder")
+            self._folders[folder][part] = TreeEntry(part, "folder")
             folder = f"{folder}/{part}" if folder else part
             self._folders.setdefault(folder, {})
-        self._folders[folder][last] = Entry(last, "file" if kind == "file" else "other")
+        self._folders[folder][last] = TreeEntry(last, "file" if kind == "file" else "other")
 
-    def entries(self, folder: str) -> list[Entry]:
+    def entries(self, folder: str) -> list[TreeEntry]:
         """What is in a folder of the archive and not hidden, ordered by name."""
         return sorted(self._folders.get(folder.rstrip("/"), {}).values(), key=lambda entry: os.fsencode(entry.name))
 
@@ -167,10 +168,10 @@ class ArchiveTree(Tree):
         """The member's bytes."""
         return self._archive.read(self._members[path], f"{self.where}, {printable(path)}")
 
-    def pictures(self, paths: Sequence[str]) -> Pictures:
+    def pictures(self, paths: Sequence[str]) -> ImageStore:
         """The members of these paths."""
         members = [self._members[path] for path in paths]
-        return ArchivePictures(self._archive, paths, members, [self._names[path] for path in paths])
+        return ArchiveImages(self._archive, paths, members, [self._names[path] for path in paths])
 
     def identity(self, folder: str) -> str:
         """The path itself: there are no links."""

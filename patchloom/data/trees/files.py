@@ -3,16 +3,15 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from PIL import Image
 
-from patchloom.data.pictures.decode import decode, read_file
-from patchloom.data.sets import Pictures, Stamp, file_state
-from patchloom.data.trees.tree import Entry, Tree
-from patchloom.errors import DataError
-from patchloom.printable import printable
+from patchloom.data.datasets import ImageStore, Stamp, file_state
+from patchloom.data.trees.tree import Tree
+from patchloom_runtime.folders import TreeEntry, folder_entries
+from patchloom_runtime.images.decode import decode, read_file
+from patchloom_runtime.printable import printable
 
 
 def below(root: str | os.PathLike[str], path: str) -> str | None:
@@ -22,7 +21,7 @@ def below(root: str | os.PathLike[str], path: str) -> str | None:
     return inside.removeprefix(top) if inside.startswith(top) else None
 
 
-class FilePictures(Pictures):
+class ImageFiles(ImageStore):
     """Image files under one root.
 
     Paths are kept as one block of bytes: a list of millions of strings would be copied into every worker
@@ -80,17 +79,9 @@ class FolderTree(Tree):
         self.name = printable(self.root.name or self.root.resolve().name or self.root)
         self.where = printable(self.root)
 
-    def entries(self, folder: str) -> list[Entry]:
+    def entries(self, folder: str) -> list[TreeEntry]:
         """What is in a folder and not hidden, ordered by name."""
-        place = os.path.join(self.root, folder)
-        try:
-            with os.scandir(place) as entries:
-                visible = [entry for entry in entries if not entry.name.startswith(".")]
-        except OSError as error:
-            raise DataError(f"{printable(place)}: cannot be listed ({error.strerror})") from error
-        return [
-            Entry(e.name, _kind(e), e.is_symlink()) for e in sorted(visible, key=lambda entry: os.fsencode(entry.name))
-        ]
+        return folder_entries(os.path.join(self.root, folder))
 
     def is_file(self, path: str) -> bool:
         """Whether there is a file of this path."""
@@ -101,18 +92,10 @@ class FolderTree(Tree):
         place = self.root / path
         return read_file(place, printable(place))
 
-    def pictures(self, paths: Sequence[str]) -> Pictures:
+    def pictures(self, paths: Sequence[str]) -> ImageStore:
         """The files of these paths."""
-        return FilePictures(self.root, paths)
+        return ImageFiles(self.root, paths)
 
     def identity(self, folder: str) -> str:
         """The folder's path without links."""
         return os.path.realpath(os.path.join(self.root, folder))
-
-
-def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", "other"]:
-    """A link that leads to itself is neither folder nor file."""
-    try:
-        return "folder" if entry.is_dir() else "file" if entry.is_file() else "other"
-    except OSError:
-        return "other"

@@ -12,11 +12,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from patchloom.errors import UsageError, nearest
 from patchloom.recipes.schema import Recipe, field_names
 from patchloom.recipes.values import Count, read_value
-from patchloom.tasks.beginnings import place_of
 from patchloom.tasks.plan import TrainingSettings, folder_name
+from patchloom.tasks.provenance import place_of
+from patchloom_runtime.errors import UsageError, nearest
 
 SEED, SHARE = "seed", "train_share"
 # Options of `train` that can be swept beside recipe fields, and how their values are read.
@@ -89,7 +89,7 @@ def _is_given(base: TrainingSettings, name: str) -> bool:
     return bool(getattr(base, name) != default)
 
 
-def without_seed(setting: Setting) -> Setting:
+def drop_seed(setting: Setting) -> Setting:
     """What runs that differ by chance alone have in common."""
     return {key: value for key, value in setting.items() if key != SEED}
 
@@ -103,10 +103,10 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 def in_words(setting: Setting) -> str:
     """lr=0.001, seed=0"""
     names = short_names(list(setting))
-    return ", ".join(f"{names[key]}={shown(value)}" for key, value in setting.items()) or "as it is"
+    return ", ".join(f"{names[key]}={value_text(value)}" for key, value in setting.items()) or "as it is"
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value of a field as it is printed."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 

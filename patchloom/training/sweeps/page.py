@@ -8,9 +8,9 @@ from typing import Any
 from markupsafe import Markup
 
 from patchloom.engine.display import duration
-from patchloom.pages.charts import LINE_COLORS, Series, line_chart
-from patchloom.pages.page import write_page
-from patchloom.training.sweeps.grid import SHARE, in_words, short_names, shown
+from patchloom.report.charts import LINE_COLORS, Series, line_chart
+from patchloom.report.page import write_page
+from patchloom.training.sweeps.grid import SHARE, in_words, short_names, value_text
 from patchloom.training.sweeps.record import RunResult
 from patchloom.training.sweeps.table import SettingRow, Sweep
 
@@ -105,7 +105,7 @@ def _lines(found: Sweep, key: str, keys: Sequence[str]) -> tuple[list[Series], s
         names = short_names(others)
         return [
             Series(
-                ", ".join(f"{names[o]}={shown(v)}" for o, v in zip(others, at, strict=True)),
+                ", ".join(f"{names[o]}={value_text(v)}" for o, v in zip(others, at, strict=True)),
                 _points(key, [(row, row.mean) for row in rows]),
                 number,
             )

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.data.batches.sampler import epoch_length
-from patchloom.errors import UsageError
 from patchloom.recipes.schema import Recipe, flatten
-from patchloom.tasks.image_plan import ImagePlan
+from patchloom.tasks.images.plan import ImagePlan
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan, run_training, silent
 from patchloom.training.sweeps.grid import SHARE, Setting, run_folder, with_setting
 from patchloom.training.sweeps.record import RunResult
+from patchloom_runtime.errors import UsageError
 
 # Recipe fields that do not change how long an update takes.
 _NO_SLOWER = ("name", "source", "seed", SHARE, "schedule.", "optim.lr", "optim.weight_decay", "optim.betas")
@@ -24,7 +24,7 @@ _CLASSIFIES = "classification"
 
 
 @dataclass(frozen=True)
-class Asked:
+class SweepRun:
     """One run of a sweep: where it goes, and what it is told."""
 
     data: str  # as it was given
@@ -43,7 +43,7 @@ class Asked:
 
 def plan_runs(
     bases: Sequence[TrainingSettings], settings: Sequence[Setting], out: Path, device: str, *, test: bool
-) -> list[Asked]:
+) -> list[SweepRun]:
     """Every run, data set by data set; whatever can be wrong with one is found here, before any work."""
     asked = []
     for base in bases:
@@ -55,7 +55,7 @@ def plan_runs(
                 _refuse_untested(plan)
             updates = plan.recipe.schedule.epochs * _updates_per_epoch(plan)
             name = folder.relative_to(out).as_posix()
-            asked.append(Asked(base.data, setting, name, told, plan.recipe, updates))
+            asked.append(SweepRun(base.data, setting, name, told, plan.recipe, updates))
     return asked
 
 
@@ -114,7 +114,9 @@ def _refuse_untested(plan: Any) -> None:
         )
 
 
-def estimated_s(asked: Sequence[Asked], done: Mapping[str, RunResult], say: Callable[[str], None]) -> dict[str, float]:
+def estimated_s(
+    asked: Sequence[SweepRun], done: Mapping[str, RunResult], say: Callable[[str], None]
+) -> dict[str, float]:
     """Run → about how many seconds it takes, by steps that are measured once where they take the same time."""
     measured: dict[tuple[Any, ...], float] = {}  # seconds per update, evaluations included
     left = [run for run in asked if run.name not in done or done[run.name].failed]

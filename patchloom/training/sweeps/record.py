@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.disk import atomic_write
-from patchloom.errors import CheckpointError
 from patchloom.runs.files import json_bytes, parsed, read_whole, refuse_shape
-from patchloom.runs.record import FILE as RUN_RECORD
+from patchloom.runs.run_record import FILE as RUN_RECORD
+from patchloom_runtime.errors import CheckpointError
 
 FILE = "sweep.json"
 _RUN = {

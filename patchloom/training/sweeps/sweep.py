@@ -15,18 +15,18 @@ from patchloom.engine.devices import kind_of
 from patchloom.engine.display import duration
 from patchloom.engine.rendezvous import place_from
 from patchloom.engine.signals import Stopped
-from patchloom.errors import PatchloomError, UsageError, is_device_failure, with_near_options
-from patchloom.judging.several_runs import evaluate
-from patchloom.printable import printable
 from patchloom.recipes.schema import Recipe
-from patchloom.runs.record import read_run_record
+from patchloom.runs.run_record import read_run_record
+from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings, folder_name
-from patchloom.training.run import heard_or_not, run_training, silent
-from patchloom.training.sweeps.grid import in_words, settings_of, shown, without_seed
+from patchloom.training.run import printer, run_training, silent
+from patchloom.training.sweeps.grid import drop_seed, in_words, settings_of, value_text
 from patchloom.training.sweeps.page import write_sweep_page
-from patchloom.training.sweeps.planning import Asked, estimated_s, plan_runs
+from patchloom.training.sweeps.planning import SweepRun, estimated_s, plan_runs
 from patchloom.training.sweeps.record import RunResult, read_results, write_results
 from patchloom.training.sweeps.table import Sweep, metric_of, rows_of
+from patchloom_runtime.errors import PatchloomError, UsageError, is_device_failure, with_near_options
+from patchloom_runtime.printable import printable
 
 
 @with_near_options
@@ -89,7 +89,7 @@ def sweep(
     bases = [TrainingSettings(data=in_one(parts_of(one)), device=device, **given) for one in sets]
     settings = settings_of(grid)
     folder = Path(out) if out else Path("runs") / f"sweep-{'-'.join(map(folder_name, sets))[:80]}"
-    say = heard_or_not(say)
+    say = printer(say)
     say(f"planning   {len(settings)} setting{'s' * (len(settings) > 1)} on {len(sets)} data set{'s' * (len(sets) > 1)}")
     asked = plan_runs(bases, settings, folder, device, test=test)
     done, note = read_results(folder)
@@ -112,7 +112,7 @@ class _Found:
     """What is known of a sweep while it goes on, kept in its folder."""
 
     def __init__(
-        self, folder: Path, settings: list[dict[str, Any]], asked: list[Asked], done: dict[str, RunResult],
+        self, folder: Path, settings: list[dict[str, Any]], asked: list[SweepRun], done: dict[str, RunResult],
         notes: list[str],
     ) -> None:  # fmt: skip
         self.folder, self.settings, self.asked, self.done, self.notes = folder, settings, asked, done, notes
@@ -193,19 +193,19 @@ def _test_best(found: _Found, say: Callable[[str], None]) -> None:
         return
     if ties := found.sweep().ties:
         found.notes.append(f"{ties} settings tie on val; the first of them is tested")
-    earlier = [run for run in found.done.values() if run.test and without_seed(run.setting) != best.setting]
+    earlier = [run for run in found.done.values() if run.test and drop_seed(run.setting) != best.setting]
     if earlier:
         found.notes.append(
-            f"test images were looked at before for another setting ({in_words(without_seed(earlier[0].setting))}): "
+            f"test images were looked at before for another setting ({in_words(drop_seed(earlier[0].setting))}): "
             "choosing between the two by them would be choosing by test"
         )
     for run in found.asked:
         result = found.done[run.name]
-        if without_seed(run.setting) == best.setting and not result.test:
+        if drop_seed(run.setting) == best.setting and not result.test:
             judged = evaluate(
                 found.folder / run.name, run.data, split="test", device=run.settings.device,
                 reading=run.settings.reading, level=run.settings.level,
             )  # fmt: skip
             values = next(iter(judged.evaluations.values())).values()
             found.keep(run.name, replace(result, test={k: v for k, v in values.items() if math.isfinite(v)}))
-            say(f"test       {run.data}, {in_words(run.setting)}: top-1 {shown(round(values['top1'], 2))} %")
+            say(f"test       {run.data}, {in_words(run.setting)}: top-1 {value_text(round(values['top1'], 2))} %")

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchloom.judging.seeds import Spread, spread
-from patchloom.pages.notebook import piece
-from patchloom.printable import printable
-from patchloom.training.sweeps.grid import SEED, Setting, in_words, short_names, shown, without_seed
+from patchloom.report.notebook import piece
+from patchloom.tasks.classification.seeds import SeedSpread, spread
+from patchloom.training.sweeps.grid import SEED, Setting, drop_seed, in_words, short_names, value_text
 from patchloom.training.sweeps.record import RunResult
+from patchloom_runtime.printable import printable
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SettingRow:
         return _mean([self.of_set(data) for data in self.runs])
 
     @property
-    def spread(self) -> Spread | None:
+    def spread(self) -> SeedSpread | None:
         """Over seeds, of the mean over data sets; None with one seed."""
         by_seed = [_mean([run.score for run in runs]) for runs in zip(*self.runs.values(), strict=False)]
         values = [value for value in by_seed if value is not None]
@@ -127,7 +127,7 @@ class Sweep:
             numbers = [row.of_set(data) for data in sets] + [row.mean] * several
             numbers += [row.spread.std if row.spread else None] * (seeds > 1)
             numbers += [row.test_of_set(data) for data in sets] * tested + [row.test_mean] * (tested and several)
-            cells = [*map(shown, row.setting.values()), *(_number(number, form) for number in numbers)]
+            cells = [*map(value_text, row.setting.values()), *(_number(number, form) for number in numbers)]
             rank = ["tied best" if self.ties else "best"] * row.is_best
             rows.append([*cells, ", ".join(rank + [f"{len(row.failed)} failed"] * bool(row.failed))])
         return [*columns, ""], rows
@@ -162,10 +162,10 @@ class Sweep:
 
 def rows_of(settings: Sequence[Setting], runs: Sequence[RunResult]) -> list[SettingRow]:
     """A row per setting, seeds joined, the best marked."""
-    joined = list({str(without_seed(setting)): without_seed(setting) for setting in settings}.values())
+    joined = list({str(drop_seed(setting)): drop_seed(setting) for setting in settings}.values())
     sets = list(dict.fromkeys(run.data for run in runs))
     rows = [
-        SettingRow(one, {data: [r for r in runs if r.data == data and without_seed(r.setting) == one] for data in sets})
+        SettingRow(one, {data: [r for r in runs if r.data == data and drop_seed(r.setting) == one] for data in sets})
         for one in joined
     ]
     scored = [row for row in rows if row.mean is not None]

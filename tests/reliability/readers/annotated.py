@@ -8,10 +8,10 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.checking.check import check
-from patchloom.data.pictures.object_masks import ObjectMask
-from patchloom.data.sources.masked import of_masks
+from patchloom.data.sources.mask_classes import of_masks
 from patchloom.data.sources.source import find_source, open_data
-from patchloom.errors import DataError
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.object_masks import ObjectMask
 from tests.reliability.readers.reader import Reader, checked, pixels
 
 
@@ -105,14 +105,14 @@ PALETTES = {
 
 def make_palettes(seeds: Path, folder: Path) -> None:
     """Masks in colours, named by each kind of file."""
-    colours = np.array([(0, 0, 0), (128, 0, 0), (0, 128, 0)], np.uint8)
+    colors = np.array([(0, 0, 0), (128, 0, 0), (0, 128, 0)], np.uint8)
     for file, text in PALETTES.items():
         root = folder / file.partition(".")[0]
         for place in ("images", "masks"):
             (root / place).mkdir(parents=True)
         for number in range(2):
             Image.fromarray(pixels(number)).save(root / "images" / f"{number}.png")
-            Image.fromarray(colours[pixels(number)[..., 0] % 3]).save(root / "masks" / f"{number}.png")
+            Image.fromarray(colors[pixels(number)[..., 0] % 3]).save(root / "masks" / f"{number}.png")
         (root / file).write_text(text)
 
 
@@ -127,7 +127,7 @@ def look_through_annotated(seeds: Path, folder: Path) -> Any:
 def read_objects(seeds: Path, folder: Path) -> Any:
     """What `check` and training make of pictures with objects; what `check` calls a problem is as good as refused."""
     told = look_through_annotated(seeds, folder)
-    splits = open_data(str(folder / "data"), labelled=False)
+    splits = open_data(str(folder / "data"), labeled=False)
     parts = [part for part in ("instances", "boxes") if part == "boxes" or splits.train.pictures.tells_objects_apart]
     found = []
     for images in (splits.train, splits.val):

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from patchloom.deployment.artefact import load
-from patchloom.foreign import own_sha256
+from patchloom_runtime.artifacts.artifact import load
+from patchloom_runtime.untrusted import own_sha256
 from tests.reliability.readers.reader import CLASSES, Reader, queries
 from tests.reliability.readers.runs import verified
 
@@ -15,7 +15,7 @@ SIDE = 16
 FILES = {"artefact/artefact.json": "json", "artefact/labels.json": "json", "artefact/model.onnx": "bytes"}
 
 
-def make_artefact(seeds: Path, folder: Path) -> None:
+def make_artifact(seeds: Path, folder: Path) -> None:
     """As an export leaves one; the graph is the means of two colours."""
     from onnx import TensorProto, helper
 
@@ -37,50 +37,50 @@ def make_artefact(seeds: Path, folder: Path) -> None:
         ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    artefact = folder / "artefact"
-    artefact.mkdir()
-    (artefact / "model.onnx").write_bytes(model.SerializeToString())
-    (artefact / "labels.json").write_text(json.dumps(CLASSES))
+    artifact = folder / "artefact"
+    artifact.mkdir()
+    (artifact / "model.onnx").write_bytes(model.SerializeToString())
+    (artifact / "labels.json").write_text(json.dumps(CLASSES))
     shown = {"image_size": [SIDE, SIDE], "crop_ratio": 1.0, "interpolation": "bicubic", "resize": "short_side"}
     about = {"format": 1, "to": "onnx", "precision": "float32", "task": "classification", "network": "colours"}
     about |= {"outputs": ["logits", "embedding"], "preprocessing": shown, "parts": ["model"], "files": {}}
-    (artefact / "artefact.json").write_text(json.dumps(about))
+    (artifact / "artefact.json").write_text(json.dumps(about))
     for name in ("model.onnx", "labels.json"):
-        _repair(artefact, artefact / name)
+        _repair(artifact, artifact / name)
 
 
-def read_artefact(seeds: Path, folder: Path) -> Any:
+def read_artifact(seeds: Path, folder: Path) -> Any:
     """Classes of two pictures."""
     return load(folder / "artefact", threads=1).predict(queries(seeds), top=2)
 
 
-def repair_artefact(folder: Path, file: Path) -> None:
+def repair_artifact(folder: Path, file: Path) -> None:
     """Checksums made right; not of the graph, where another number is another answer (test_hostile_artifacts.py)."""
     if file.suffix != ".onnx":
         _repair(folder / "artefact", file)
 
 
-def _repair(artefact: Path, file: Path) -> None:
-    path = artefact / "artefact.json"
+def _repair(artifact: Path, file: Path) -> None:
+    path = artifact / "artefact.json"
     about = json.loads(path.read_bytes())
     if file != path:
         about["files"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
     path.write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
 
 
-ARTEFACTS: dict[str, Reader] = {
+ARTIFACTS: dict[str, Reader] = {
     "artefact": Reader(
-        make_artefact,
-        read_artefact,
+        make_artifact,
+        read_artifact,
         FILES,
-        repair_artefact,
+        repair_artifact,
         ours=True,
     ),
     "artefact verified": Reader(
-        make_artefact,
+        make_artifact,
         verified,
         FILES,
-        repair_artefact,
+        repair_artifact,
         ours=True,
         notices=True,
         share=0.5,

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from patchloom.deployment.classifier import load
-from patchloom.errors import CheckpointError, DataError
+from patchloom.inference.classifier import load
 from patchloom.models.registry import create_model
 from patchloom.runs.weights import refuse_bad, weights_digest
-from patchloom.tasks.image_networks import initialise
+from patchloom.tasks.images.networks import initialize
 from patchloom.tasks.plan import TrainingSettings
+from patchloom_runtime.errors import CheckpointError, DataError
 from tests.reliability.readers.reader import Reader, pixels
 
 NETWORK: dict[str, Any] = {"image_size": 16, "patch_size": 8, "dim": 16, "depth": 1, "num_classes": 2}
@@ -57,7 +57,7 @@ def start_from(seeds: Path, folder: Path) -> Any:
     found = []
     for name in ("a.safetensors", "a.pth", "a.npz"):
         network = create_model("resmlp_s12", **NETWORK)
-        initialise(network, str(folder / name))
+        initialize(network, str(folder / name))
         refuse_bad(dict(network.state_dict()), name, CheckpointError)
         found.append(weights_digest(dict(network.state_dict())))
     return found

@@ -14,12 +14,12 @@ from typing import Any
 from PIL import Image
 
 from patchloom.data.checking.check import check
+from patchloom.data.datasets import Listing
 from patchloom.data.labels.taxonomy import read_taxonomy
 from patchloom.data.reading import Reading
-from patchloom.data.sets import Listing
 from patchloom.data.sources.source import open_data
-from patchloom.errors import DataError
-from patchloom.evaluation.labels import read_real_labels
+from patchloom.evaluation.imagenet_labels import read_real_labels
+from patchloom_runtime.errors import DataError
 from tests.reliability.readers.reader import CLASSES, Reader, checked, copy, made, pixels, png
 
 
@@ -127,7 +127,7 @@ def make_real(seeds: Path, folder: Path) -> None:
     (folder / "real.json").write_text(json.dumps([[1], [2, 3], [], [4]]))
 
 
-LABELLED: dict[str, Reader] = {
+LABELED: dict[str, Reader] = {
     "labels": Reader(
         make_labels,
         partial(look_through, name="labels.csv"),

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from patchloom.foreign import own_sha256
 from patchloom.runs import checksums, metrics
 from patchloom.runs.weights import weights_digest
+from patchloom_runtime.untrusted import own_sha256
 
 
 def repair_run(folder: Path, file: Path) -> None:

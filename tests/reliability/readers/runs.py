@@ -6,19 +6,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from patchloom.deployment.classifier import load
-from patchloom.deployment.translator import load_translator
-from patchloom.errors import CheckpointError
-from patchloom.judging.several_runs import evaluate
-from patchloom.models.weights_table import weights_named
-from patchloom.runs import checksums, named
+from patchloom.inference.classifier import load
+from patchloom.models.pretrained.table import weights_named
+from patchloom.runs import checksums
+from patchloom.runs import locate as named
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom.runs.config import read_run_files
 from patchloom.runs.weights import weights_digest
-from patchloom.tasks.pages import report_run
+from patchloom.tasks.classification.several_runs import evaluate
+from patchloom.tasks.report import report_run
 from patchloom.tasks.table import task_of_run
+from patchloom.tasks.translation.translator import load_translator
 from patchloom.tasks.verify import verify
 from patchloom.training.run import run_training
+from patchloom_runtime.errors import CheckpointError
 from tests.reliability.readers.reader import Reader, copy, made, queries
 from tests.reliability.readers.repairs import repair_run
 from tests.reliability.readers.seeds import dense_run, settings, sweep_settings, swept

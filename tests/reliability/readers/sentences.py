@@ -5,7 +5,7 @@ from typing import Any
 
 from patchloom.data.checking.check import check
 from patchloom.data.text.pairs import open_parallel
-from patchloom.errors import DataError
+from patchloom_runtime.errors import DataError
 from tests.reliability.readers.reader import Reader, checked
 
 

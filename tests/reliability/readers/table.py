@@ -1,12 +1,12 @@
 """All readers by name."""
 
 from tests.reliability.readers.annotated import ANNOTATED
-from tests.reliability.readers.artefacts import ARTEFACTS
+from tests.reliability.readers.artifacts import ARTIFACTS
 from tests.reliability.readers.given import GIVEN
 from tests.reliability.readers.indexes import INDEXES
-from tests.reliability.readers.labelled import LABELLED
+from tests.reliability.readers.labeled import LABELED
 from tests.reliability.readers.reader import Reader
 from tests.reliability.readers.runs import RUNS
 from tests.reliability.readers.sentences import SENTENCES
 
-READERS: dict[str, Reader] = {**RUNS, **INDEXES, **LABELLED, **ANNOTATED, **SENTENCES, **GIVEN, **ARTEFACTS}
+READERS: dict[str, Reader] = {**RUNS, **INDEXES, **LABELED, **ANNOTATED, **SENTENCES, **GIVEN, **ARTIFACTS}

@@ -6,7 +6,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 from patchloom import cli
-from patchloom.errors import PatchloomError, ResourceError
+from patchloom_runtime.errors import PatchloomError, ResourceError
 
 
 def run_command(arguments: tuple[Any, ...]) -> None:

@@ -1,0 +1,132 @@
+"""Class folders in folders of coarser classes: fruit/apple/golden-delicious/*.jpg beside fruit/banana/*.jpg.
+
+The innermost folders with images are the classes, the folders above them levels, where depths differ too. A folder that
+holds images itself is a class, and what lies in it belongs to it. Folders inside class folders may also be days,
+cameras or sessions: the outermost are the classes where no folder holds two inner ones, where half or more of the inner
+names are in several folders, and where val has none of train's. A note says what was chosen and what the other choice
+(`--classes`) would give.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from patchloom_runtime.printable import plural
+
+Chain = tuple[str, ...]  # folders from the split down to one that holds images
+
+
+@dataclass(frozen=True)
+class Nesting:
+    """Which folders are classes, by name; `depth` is that of the deepest one that train has."""
+
+    classes: dict[Chain, str]
+    depth: int
+    moved: dict[Chain, Chain] = field(default_factory=dict)  # class folders of val and test → the same ones of train
+
+    def class_of(self, folder: Chain) -> str:
+        """The class that a folder is, or lies in; '' where it is none."""
+        above = (folder[: n + 1] for n in range(len(folder)))
+        ways = (self.moved.get(part, part) for part in above)
+        return next((self.classes[part] for part in ways if part in self.classes), "")
+
+    def levels(self) -> dict[str, dict[str, str]]:
+        """coarse for one level above the classes; coarse1, coarse2 … upwards for more.
+
+        A level holds the folder so many steps from the outermost, or the class itself where its path is shorter.
+        """
+        found = {}
+        for up in range(1, self.depth):
+            names = unique_names({chain[: self.depth - up] for chain in self.classes})
+            # A class keeps its name, unless a folder of the level has the same.
+            own = {part: max(self.classes.get(part, ""), name, key=len) for part, name in names.items()}
+            level = "coarse" if self.depth == 2 else f"coarse{up}"
+            found[level] = {name: own[chain[: self.depth - up]] for chain, name in self.classes.items()}
+        return found
+
+
+def find_nesting(
+    train: Iterable[Chain],
+    val: Iterable[Chain] = (),
+    test: Iterable[Chain] = (),
+    choice: Literal["innermost", "outermost"] | None = None,
+) -> tuple[Nesting | None, str]:
+    """From the folders of each split that hold images: the nesting, None for the outermost, and a note or ''."""
+    in_train = _class_folders(train)
+    in_val = _class_folders(val, in_train)
+    depth = max(map(len, in_train), default=0)
+    if depth < 2:
+        return None, ""
+    held_out = {*in_val, *_class_folders(test, in_train)} - {*in_train}
+    moved = _moved(held_out, in_train)
+    nesting = Nesting(unique_names({*in_train, *held_out} - {*moved}), depth, moved)
+    inner, outer = len(in_train), len({chain[0] for chain in in_train})
+    why = _why_outermost(in_train, in_val) if choice is None else ""
+    if choice == "outermost" or why:
+        said = f"nested folders: {plural(outer, 'class')} (outermost folders){', since ' + why if why else ''}"
+        return None, f"{said}; --classes innermost reads them as {inner} classes" if inner != outer else ""
+    known = {nesting.classes[chain] for chain in in_train}
+    counts = {
+        level: len({coarse for name, coarse in of.items() if name in known}) for level, of in nesting.levels().items()
+    }
+    above = f"level{'s' * (depth > 2)} " + ", ".join(f"{level} ({count})" for level, count in counts.items())
+    said = f"nested folders: {inner} classes (innermost folders), {above}"
+    if moved:
+        one, other = min(moved.items())
+        more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+        said += f"; a level apart in train, and the same class: {'/'.join(one)} = {'/'.join(other)}{more}"
+    return nesting, f"{said}; --classes outermost reads them as {outer} classes"
+
+
+def _class_folders(folders: Iterable[Chain], known: Iterable[Chain] = ()) -> list[Chain]:
+    """Those that hold images and lie in no other that does, or in a class of train."""
+    given, found = set(known), dict[Chain, None]()
+    for folder in sorted(folders, key=lambda chain: (len(chain), chain)):
+        inside = (folder[:n] for n in range(1, len(folder) + 1) if folder[:n] in given or folder[:n] in found)
+        found[next(inside, folder)] = None
+    return list(found)
+
+
+def _moved(held_out: Iterable[Chain], train: Sequence[Chain]) -> dict[Chain, Chain]:
+    """Class folders of val and test → the one of train that differs by one folder above the class alone."""
+    known = set(train)
+    longer: dict[Chain, list[Chain]] = {}
+    for chain in train:
+        for shorter in _without_one(chain):
+            longer.setdefault(shorter, []).append(chain)
+    found = {chain: {*longer.get(chain, ()), *(known & {*_without_one(chain)})} for chain in held_out}
+    return {chain: next(iter(of)) for chain, of in found.items() if len(of) == 1}
+
+
+def _without_one(chain: Chain) -> list[Chain]:
+    """The chain without one of the folders above its last."""
+    return [chain[:i] + chain[i + 1 :] for i in range(len(chain) - 1)]
+
+
+def _why_outermost(train: Sequence[Chain], val: Sequence[Chain]) -> str:
+    """Why inner folders are rather days, cameras or sessions; '' where they are classes."""
+    inner = [chain for chain in {*train, *val} if len(chain) > 1]
+    parents: dict[str, set[Chain]] = {}
+    for chain in inner:
+        parents.setdefault(chain[-1], set()).add(chain[:-1])
+    several = sum(len(folders) > 1 for folders in parents.values())
+    if several and 2 * several >= len(parents):
+        return f"{several} of {len(parents)} inner names are in several folders"
+    if len(parents) <= len({chain[0] for chain in inner}):
+        return "there are no more inner names than outer ones"
+    in_train, in_val = ({chain[-1] for chain in split if len(chain) > 1} for split in (train, val))
+    return "val has none of train's inner folders" if val and not in_train & in_val else ""
+
+
+def unique_names(chains: Iterable[Chain]) -> dict[Chain, str]:
+    """The last folder of each, with as many before it as tell those of one name apart: juice/orange, fruit/orange."""
+    by_name: dict[str, list[Chain]] = {}
+    for chain in sorted(chains):
+        by_name.setdefault(chain[-1], []).append(chain)
+    names = {}
+    for same in by_name.values():
+        parts = 1
+        while len({chain[-parts:] for chain in same}) < len(same):
+            parts += 1
+        names.update({chain: "/".join(chain[-parts:]) for chain in same})
+    return names

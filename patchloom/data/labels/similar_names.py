@@ -1,0 +1,88 @@
+"""Class names that a person takes for one: 'cat' and 'cat ', 'Cat' and 'cat', é in one character and in two.
+
+Outer spaces and the form of Unicode are nobody's intention: such names become one class. Names that differ in letters'
+case, in invisible characters or in inner spaces stay apart and are named, and so are the words that spreadsheets put
+where a value is missing.
+"""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from patchloom.data.datasets import Fault, Listing, Source, name_some
+from patchloom_runtime.images.samples import UNLABELED
+
+ALIKE, MISSING, BARE = "look-alike classes", "missing value as a class", "no label"
+KINDS = (ALIKE, MISSING)  # what training says; a missing label it refuses
+_MISSING_VALUES = ("nan", "na", "n/a", "#n/a", "null", "none", "<na>")
+
+
+def tidy(source: Source) -> Source:
+    """The source with names that differ in outer spaces or Unicode form merged; what else is odd is a fault of it."""
+    train, notes = _merged(source.train)
+    val, test = (listing and _merged(listing)[0] for listing in (source.val, source.test))
+    if source.test is source.val:
+        test = val
+    faults = [*_look_alikes(train, source.name), *_without_label(train, source.name)]
+    known = {fault.detail for fault in source.faults}  # of sources that were joined
+    fresh = tuple(fault for fault in faults if fault.detail not in known)
+    return replace(
+        source, train=train, val=val, test=test, notes=(*source.notes, *notes), faults=(*source.faults, *fresh)
+    )
+
+
+def _canonical(name: str) -> str:
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def _merged(listing: Listing) -> tuple[Listing, list[str]]:
+    """The listing over canonical names, where '' is no class, and a note on those that became one."""
+    canonical = [_canonical(name) for name in listing.names]
+    if canonical == list(listing.names):
+        return listing, []
+    names = tuple(dict.fromkeys(name for name in canonical if name))
+    number = {"": UNLABELED} | {name: i for i, name in enumerate(names)}
+    renumbered = np.array([*(number[name] for name in canonical), UNLABELED], dtype=np.int64)
+    ways: dict[str, list[str]] = {}
+    for given, name in zip(listing.names, canonical, strict=True):
+        ways.setdefault(name, []).append(given)
+    levels = {
+        level: {_canonical(fine): _canonical(coarse) for fine, coarse in of.items()}
+        for level, of in listing.levels.items()
+    }
+    merged = [f"{name_some(of)} are one class" for name, of in ways.items() if len(of) > 1 and name]
+    tidied = replace(listing, names=names, labels=renumbered[listing.labels], levels=levels)
+    return tidied, [f"names that differ in outer spaces or Unicode form: {'; '.join(merged)}"] if merged else []
+
+
+def _look_alikes(listing: Listing, where: str) -> Iterator[Fault]:
+    counts = np.bincount(listing.labels[listing.labels != UNLABELED], minlength=len(listing.names)).tolist()
+    groups: dict[str, list[int]] = {}
+    for number, name in enumerate(listing.names):
+        groups.setdefault(_to_the_eye(name), []).append(number)
+    for same in groups.values():
+        if len(same) > 1:
+            yield Fault(where, ALIKE, _counted(listing.names, counts, same))
+    missing = [number for number, name in enumerate(listing.names) if name.lower() in _MISSING_VALUES]
+    if missing:
+        yield Fault(where, MISSING, _counted(listing.names, counts, missing))
+
+
+def _to_the_eye(name: str) -> str:
+    """Equal for names that look the same but for the case of letters."""
+    visible = (letter for letter in unicodedata.normalize("NFKC", name) if unicodedata.category(letter) != "Cf")
+    return " ".join("".join(visible).casefold().split())
+
+
+def _counted(names: Sequence[str], counts: Sequence[int], chosen: Sequence[int]) -> str:
+    return name_some([names[i] for i in chosen], [counts[i] for i in chosen])
+
+
+def _without_label(listing: Listing, where: str) -> Iterator[Fault]:
+    """Pictures of train without a label, where others have one."""
+    bare = np.flatnonzero(listing.labels == UNLABELED)
+    if len(bare) and len(bare) < len(listing):
+        first = listing.pictures.where(int(listing.rows[bare[0]]))
+        yield Fault(where, BARE, f"{len(bare):,} of {len(listing):,} pictures, the first is {first}")

@@ -1,0 +1,62 @@
+"""What to say of pictures without a class where classes are to be learned: what the data are for, and the ways on."""
+
+import posixpath
+from collections.abc import Sequence
+
+import numpy as np
+
+from patchloom.data.datasets import ImageStore, Listing, Source, name_some
+from patchloom.data.labels.label_pattern import read_pattern, suggest_pattern
+from patchloom_runtime.images.samples import UNLABELED
+from patchloom_runtime.printable import plural
+
+# What pictures with such annotations are for, as --task calls it.
+OTHER_TASKS = {"masks": "segment", "boxes": "detect"}
+_LOOKED_AT = 2_000  # names by which a pattern is suggested
+
+
+def missing_labels(listing: Listing) -> str:
+    """Why these pictures cannot be classified and what helps, to stand after the name of the data."""
+    pictures = listing.pictures
+    bare = np.flatnonzero(listing.labels == UNLABELED)
+    for what, task in OTHER_TASKS.items():
+        if what in _annotations(pictures):
+            return (
+                f"these are pictures with {what}, which --task {task} learns; classification needs a class for each "
+                "picture: a folder for each class, or --labels FILE"
+            )
+    where = f", the first is {pictures.where(int(listing.rows[bare[0]]))}" if len(bare) < len(listing) else ""
+    names = [posixpath.basename(pictures.key(int(row))) for row in listing.rows]
+    return (
+        f"{len(bare):,} of {len(listing):,} pictures have no label{where}; expected a folder for each class, or "
+        f"--labels FILE (lines of path,label), or --label-pattern {_pattern(names)}, or --recipe dino, which learns "
+        "without labels"
+    )
+
+
+def task_of_data(source: Source) -> tuple[str, str]:
+    """The word of the task that data suggest, and why; no reason where there is no other."""
+    pictures = source.train.pictures
+    has = [what for what in OTHER_TASKS if what in _annotations(pictures)]
+    if not has:
+        return "classify", ""
+    if np.any(source.train.labels != UNLABELED):
+        others = " or ".join(OTHER_TASKS[what] for what in has)
+        return "classify", f"pictures have labels (they have {' and '.join(has)} too: --task {others})"
+    if "boxes" in has:
+        return "detect", "pictures have boxes" + (" (they have masks too: --task segment)" if "masks" in has else "")
+    return "segment", "pictures have masks"
+
+
+def _annotations(pictures: ImageStore) -> set[str]:
+    masks = bool(pictures.mask_names) or pictures.mask_ignore is not None
+    return ({"masks"} if masks else set()) | ({"boxes"} if pictures.object_names else set())
+
+
+def _pattern(names: Sequence[str]) -> str:
+    found = suggest_pattern(names[:: -(-len(names) // _LOOKED_AT)])  # from all over the listing, which is sorted
+    if found is None:
+        return "'{label}_*' (the class in the file's name)"
+    given, _ = found
+    classes = sorted({label for name in names if (label := read_pattern(given).label(name))})
+    return f"'{given}' (which gives {plural(len(classes), 'class')}, such as {name_some(classes, limit=3)})"

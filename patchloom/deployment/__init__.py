@@ -1,1 +1,0 @@
-"""What leaves the lab: export, prediction, serving."""

@@ -1,0 +1,1 @@
+"""Export of trained models; one format per file, each compared with its run."""

@@ -1,0 +1,1 @@
+"""One HTML page that runs a classifier without a server."""

@@ -1,0 +1,1 @@
+"""Trained image models in use: predictions, embeddings, index and search."""

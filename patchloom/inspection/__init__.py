@@ -1,1 +1,0 @@
-"""Looking at networks: what they cost, what they do."""

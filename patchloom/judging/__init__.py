@@ -1,1 +1,0 @@
-"""Trained models measured and shown: several runs, levels, seeds, text, comparisons."""

@@ -1,0 +1,307 @@
+"""What a network costs (CO-1): parameters and operations by counting, throughput and memory by measuring.
+
+"Multiply-adds" are those of matrix products and convolutions, what the papers call FLOPs. They are counted on one image
+of zeros, for which products are not computed: only their shapes are. (The meta device would do it too, but its first
+operation imports torch's compiler, two to three seconds of a run's start.)
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from patchloom.models.catalog import human as human
+from patchloom.models.network import Network, Size
+from patchloom.models.peak_memory import peak_mem_mib
+from patchloom_runtime.errors import ResourceError, UsageError
+
+aten = torch.ops.aten
+
+# Scalar operations an output element takes, where it is not one: (with weight and bias, without).
+_NORMS = {
+    aten.native_layer_norm: (5, 4),
+    aten.native_batch_norm: (2, 1),
+    aten._native_batch_norm_legit_no_training: (2, 1),
+}
+_TWO = {aten.addcmul}
+# Products of matrices: which arguments are multiplied.
+_PRODUCTS = {
+    aten.mm.default: (0, 1),
+    aten.bmm.default: (0, 1),
+    aten.addmm.default: (1, 2),
+    aten.baddbmm.default: (1, 2),
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one image costs."""
+
+    parameters: int
+    multiply_adds: int  # of matrix products and convolutions
+    elementwise: int  # scalar operations of everything else: norms, activations, sums, scales
+
+    @property
+    def operations(self) -> int:
+        """Both together."""
+        return self.multiply_adds + self.elementwise
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured on one device: the best of a sweep over batch sizes (MX-6)."""
+
+    images_per_second: float
+    batch_size: int
+    peak_mem_mib: float | None  # at that batch (`inspection.memory`); None for a compiled network on a CPU
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """How good a network is and what it costs: a point of thesis figures 3.3 and 5.7."""
+
+    name: str
+    top1: float  # percent
+    parameters: int
+    multiply_adds: int  # of one image
+    images_per_second: float
+    batch_size: int
+    peak_mem_mib: float | None
+    device: str
+
+
+def cost(model: nn.Module, image_size: Size | None = None) -> Cost:
+    """Parameters and operations of a network for one image, of its own size or another."""
+    size = _size_of(model, image_size)
+    channels = model.config.channels if isinstance(model, Network) else 3
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    zeros = {name: _zeros_like(tensor) for name, tensor in state.items()}
+    images = torch.zeros(1, channels, *size, device="cpu", dtype=next(model.parameters()).dtype)
+    was_training = model.training
+    nn.Module.train(model, False)
+    try:
+        # Fused attention would be one operation, whose parts are not counted.
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Counter() as counter:
+            functional_call(model, zeros, (images,))
+    finally:
+        nn.Module.train(model, was_training)
+    return Cost(parameters, counter.multiply_adds, counter.elementwise)
+
+
+def _zeros_like(tensor: Tensor) -> Tensor:
+    """Zeros on the CPU that take no memory before they are written to: NumPy asks the system for such, torch not."""
+    pages = np.zeros(tensor.numel() * tensor.element_size(), dtype=np.uint8)
+    return torch.from_numpy(pages).view(tensor.dtype).view(tensor.shape)
+
+
+class _Counter(TorchDispatchMode):
+    """Counts what a forward pass does; of equal operations only the first is carried out: networks repeat blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.multiply_adds = 0
+        self.elementwise = 0
+        self._known: dict[Any, tuple[int, int, Any]] = {}  # operation, inputs → both counts, output
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled inside, and saying so to the compiler would import it: two seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if func.is_view:
+            return func(*args, **(kwargs or {}))
+        if func._schema.is_mutable:
+            return self._carried_out(func, args, kwargs or {})[2]
+        asked = (func, _outline(args), _outline(tuple((kwargs or {}).items())))
+        if asked not in self._known:
+            self._known[asked] = found = self._carried_out(func, args, kwargs or {})
+            return found[2]
+        multiply_adds, elementwise, out = self._known[asked]
+        self.multiply_adds += multiply_adds
+        self.elementwise += elementwise
+        return _another(out)
+
+    def _carried_out(self, func: Any, args: Any, kwargs: Any) -> tuple[int, int, Any]:
+        out = _product(func, args)
+        if out is None:
+            out = func(*args, **kwargs)
+        packet = func.overloadpacket
+        if packet in flop_registry:
+            counts = flop_registry[packet](*args, **kwargs, out_val=out) // 2, 0
+        else:
+            counts = 0, _elementwise(packet, args, out)
+        self.multiply_adds += counts[0]
+        self.elementwise += counts[1]
+        return *counts, out
+
+
+def _outline(value: Any) -> Any:
+    """What the shape of an operation's output depends on, as a key."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    if isinstance(value, tuple | list):
+        return tuple(_outline(each) for each in value)
+    return type(value), value
+
+
+def _another(out: Any) -> Any:
+    """Zeros like these, in nobody else's hands."""
+    if isinstance(out, Tensor):
+        return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device).zero_()
+    return type(out)(_another(each) for each in out) if isinstance(out, tuple | list) else out
+
+
+def _product(func: Any, args: Any) -> Tensor | None:
+    """Zeros in the shape of a matrix product or a convolution; None for other operations, which are cheap to do."""
+    if func in _PRODUCTS:
+        left, right = (args[position] for position in _PRODUCTS[func])
+        return left.new_zeros(*left.shape[:-1], right.shape[-1])
+    if func is aten.convolution.default:
+        images, weight, _, stride, padding, dilation, is_transposed, *_ = args
+        if is_transposed or images.ndim != 4:
+            return None
+        taps = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        sides = zip(images.shape[2:], taps, stride, padding, strict=True)
+        shape = (len(images), len(weight), *((side + 2 * pad - tap) // step + 1 for side, tap, step, pad in sides))
+        is_last = images.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if is_last else torch.contiguous_format
+        return torch.zeros(shape, dtype=images.dtype, device=images.device).contiguous(memory_format=layout)
+    return None
+
+
+def _elementwise(packet: Any, args: Any, out: Any) -> int:
+    first = out[0] if isinstance(out, tuple | list) else out
+    if not isinstance(first, Tensor):
+        return 0
+    if packet in _NORMS:
+        has_affine = any(isinstance(arg, Tensor) for arg in args[1:4])
+        return first.numel() * _NORMS[packet][0 if has_affine else 1]
+    # A reduction reads more than it writes.
+    read = max((arg.numel() for arg in args if isinstance(arg, Tensor)), default=0)
+    return max(first.numel(), read) * (2 if packet in _TWO else 1)
+
+
+def measure(
+    models: Mapping[str, nn.Module],
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    image_size: Size | None = None,
+    batch_sizes: Sequence[int] = (1, 4, 16, 64),
+    seconds: float = 2.0,
+) -> dict[str, Speed]:
+    """Images per second of each network's forward pass: the best median over the batch sizes.
+
+    The networks take turns, so what else the machine does hits all of them alike; `seconds` is the time for each
+    network and batch size. A batch that does not fit is left out.
+    """
+    device = torch.device(device)
+    models = {name: model.to(device, dtype).eval() for name, model in models.items()}
+    best: dict[str, Speed] = {}
+    for batch in batch_sizes:
+        images = {
+            name: torch.randn(batch, 3, *_size_of(model, image_size), device=device, dtype=dtype)
+            for name, model in models.items()
+        }
+        for name, speed in _take_turns(models, images, seconds).items():
+            if name not in best or speed.images_per_second > best[name].images_per_second:
+                best[name] = speed
+    if lost := [name for name in models if name not in best]:
+        raise ResourceError(
+            f"{', '.join(lost)}: not even a batch of {min(batch_sizes)} fits into the memory of {device}"
+        )
+    return best
+
+
+def _take_turns(models: Mapping[str, nn.Module], images: Mapping[str, Tensor], seconds: float) -> dict[str, Speed]:
+    times: dict[str, list[float]] = {}
+    peaks: dict[str, float | None] = {}
+    with torch.inference_mode():
+        for name, model in models.items():  # warm-up: kernels chosen, memory taken
+            try:
+                peaks[name] = _peak_mem_mib(model, images[name])
+                times[name] = []
+            except torch.OutOfMemoryError:
+                continue
+        deadline = time.perf_counter() + seconds * len(times)
+        while times and (time.perf_counter() < deadline or min(map(len, times.values())) < 3):
+            for name in times:
+                times[name].append(_seconds_of(models[name], images[name]))
+    return {name: _speed(images[name], sorted(of)[len(of) // 2], peaks[name]) for name, of in times.items()}
+
+
+def tradeoffs(models: Mapping[str, nn.Module], top1: Mapping[str, float], **measuring: Any) -> list[Tradeoff]:
+    """Accuracy beside cost for a set of networks; `measuring` goes to `measure`, which takes turns between them."""
+    costs = {name: cost(model, measuring.get("image_size")) for name, model in models.items()}
+    speeds = measure(models, **measuring)
+    return [
+        Tradeoff(
+            name,
+            top1[name],
+            costs[name].parameters,
+            costs[name].multiply_adds,
+            speeds[name].images_per_second,
+            speeds[name].batch_size,
+            speeds[name].peak_mem_mib,
+            speeds[name].device,
+        )
+        for name in models
+    ]
+
+
+def _peak_mem_mib(model: nn.Module, images: Tensor) -> float | None:
+    if images.device.type == "cpu" and hasattr(model, "_orig_mod"):  # watching operations would undo the compiling
+        model(images)
+        return None
+    return peak_mem_mib(model, images)
+
+
+def _seconds_of(model: nn.Module, images: Tensor) -> float:
+    _synchronise(images.device)
+    before = time.perf_counter()
+    model(images)
+    _synchronise(images.device)
+    return time.perf_counter() - before
+
+
+def _speed(images: Tensor, seconds: float, peak_mem_mib: float | None) -> Speed:
+    device = images.device
+    threads = torch.get_num_threads()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {threads} threads"
+    dtype = str(images.dtype).removeprefix("torch.")
+    return Speed(len(images) / seconds, len(images), peak_mem_mib, name, dtype)
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _size_of(model: nn.Module, image_size: Size | None) -> tuple[int, int]:
+    if image_size is None:
+        if not isinstance(model, Network):
+            raise UsageError(f"{type(model).__name__} does not know its image size: give image_size")
+        return model.config.image_size
+    return (image_size, image_size) if isinstance(image_size, int) else image_size
+
+
+def cost_rows(cost: Cost) -> list[tuple[str, str, str]]:
+    """Name, value and what it is, as a report shows them."""
+    return [
+        ("parameters", human(cost.parameters), f"{cost.parameters:,}"),
+        ("weights as float32", f"{cost.parameters * 4 / 2**20:.1f} MiB", ""),
+        ("multiply-adds per image", human(cost.multiply_adds), "matrix products and convolutions"),
+        ("other operations per image", human(cost.elementwise), "norms, activations, sums, scales"),
+    ]

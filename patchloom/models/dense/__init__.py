@@ -1,0 +1,1 @@
+"""Networks with an output per position: feature pyramids, segmentation and detection heads."""

@@ -1,0 +1,1 @@
+"""Published weights: names, downloads, conversion between layouts."""

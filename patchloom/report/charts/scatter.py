@@ -1,0 +1,133 @@
+"""Points by two numbers, coloured by group."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from patchloom.report.charts.axes import BOTTOM, LEFT, RIGHT, Axis, nice_ticks
+from patchloom.report.charts.svg import LEGEND_LINE, LETTER, PALETTE, shorten, svg_line, svg_text
+
+SCATTER = 460  # side of its field
+GROUPS_TOLD = 24  # in a legend
+
+
+class Point(NamedTuple):
+    """A point of a scatter; points of one group have one colour."""
+
+    x: float
+    y: float
+    name: str = ""  # told under the pointer, or written beside it
+    group: str = ""
+
+
+def scatter_chart(
+    points: Sequence[Point],
+    *,
+    x_label: str = "",
+    y_label: str = "",
+    named: bool = False,
+    groups: Sequence[str] = (),
+    line: tuple[float, float] | None = None,
+    side: int = SCATTER,
+) -> Markup:
+    """Points coloured by group, with a legend; axes without labels have no numbers, as those of a t-SNE mean nothing.
+
+    `named` writes each point's name beside it; `groups` gives the order of the legend, otherwise that of the points.
+    `line` is a straight one through them: its slope and its height at x = 0. `side` is that of the field, in pixels.
+    """
+    names = list(dict.fromkeys([*groups, *(point.group for point in points)]))
+    told = [name for name in names if name][:GROUPS_TOLD]
+    left, below = (LEFT + 12, BOTTOM + 4) if x_label else (8, 8)
+    legend = 30 + LETTER * max(len(shorten(name, 24)) for name in told) if told else RIGHT if x_label else 8
+    width, height = left + side + legend, max(side + 10 + below, LEGEND_LINE * (len(told) + 2))
+    across, up = _scatter_axes(points, left, side, ticked=bool(x_label))
+    parts = [
+        Markup('<svg viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" class="scatter" role="img">').format(width, height),
+        *_frame(across, up, x_label, y_label),
+        *([_straight(*line, across, up)] if line else []),
+    ]
+    dot = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="{}" style="fill:{};fill-opacity:.8"><title>{}</title></circle>')
+    for point in points:
+        values = f" ({point.x:.4g}, {point.y:.4g})" if x_label else ""
+        text = " · ".join(filter(None, [point.name, point.group])) + values
+        color = _group_color(names.index(point.group))
+        parts.append(dot.format(across(point.x), up(point.y), 4 if named else 3, color, text))
+    if named:
+        parts += _beside(points, across, up)
+    for i, name in enumerate(told):
+        y = 10 + LEGEND_LINE * (i + 0.5)
+        parts.append(dot.format(left + side + 14, y, 4, _group_color(names.index(name)), name))
+        parts.append(svg_text(left + side + 24, y + 4, shorten(name, 24)))
+    if (more := len([name for name in names if name]) - len(told)) > 0:
+        parts.append(svg_text(left + side + 24, 14 + LEGEND_LINE * (len(told) + 0.5), f"{more} more"))
+    return Markup("").join([*parts, Markup("</svg>")])
+
+
+def _scatter_axes(points: Sequence[Point], left: float, side: int, *, ticked: bool) -> tuple[Axis, Axis]:
+    """Axes that hold all points; those with numbers end at ticks."""
+    ends = []
+    for values in ([point.x for point in points], [point.y for point in points]):
+        low, high = min(values), max(values)
+        ticks = nice_ticks(low, high)
+        room = 0.04 * (high - low) or 1.0
+        ends.append((ticks[0], ticks[-1]) if ticked else (low - room, high + room))
+    return Axis(*ends[0], left, left + side), Axis(*ends[1], 10 + side, 10)
+
+
+def _frame(across: Axis, up: Axis, x_label: str, y_label: str) -> list[Markup]:
+    corners = (across.start, up.end, across.end, up.start)
+    parts = [Markup('<path d="M{0:.1f} {1:.1f}H{2:.1f}V{3:.1f}H{0:.1f}Z" class="grid"/>').format(*corners)]
+    if not x_label:
+        return parts
+    for tick in nice_ticks(across.low, across.high):
+        parts.append(svg_line(across(tick), up.start, across(tick), up.end))
+        parts.append(svg_text(across(tick), up.start + 16, f"{tick:g}", "middle"))
+    for tick in nice_ticks(up.low, up.high):
+        parts.append(svg_line(across.start, up(tick), across.end, up(tick)))
+        parts.append(svg_text(across.start - 6, up(tick) + 4, f"{tick:g}", "end"))
+    parts.append(svg_text((across.start + across.end) / 2, up.start + 33, x_label, "middle"))
+    middle = f"translate(12 {(up.start + up.end) / 2:.1f}) rotate(-90)"
+    return [*parts, svg_text(0, 0, y_label, "middle", middle)]
+
+
+def _straight(slope: float, height: float, across: Axis, up: Axis) -> Markup:
+    """A straight line, dashed, as far as it is within the frame."""
+    low, high = sorted(((up.low - height) / slope, (up.high - height) / slope)) if slope else (across.low, across.high)
+    ends = [max(across.low, low), min(across.high, high)]
+    (x1, y1), (x2, y2) = ((across(x), up(height + slope * x)) for x in ends)
+    shape = Markup('<path d="M{:.2f} {:.2f}L{:.2f} {:.2f}" style="stroke:gray;stroke-dasharray:5 4"/>')
+    return shape.format(x1, y1, x2, y2)
+
+
+def _beside(points: Sequence[Point], across: Axis, up: Axis) -> list[Markup]:
+    """Each name right or left of its point, or up to two lines lower or higher, where it covers least of the others."""
+    taken = [(across(p.x) - 5, up(p.y) - 5, across(p.x) + 5, up(p.y) + 5) for p in points]
+    parts = []
+    for point in points:
+        wide = LETTER * len(point.name)
+        places = [
+            (across(point.x) + side * 7, up(point.y) + 4 + shift, "start" if side > 0 else "end")
+            for shift in (0, 11, -11, 22, -22)
+            for side in (1, -1)
+        ]
+        boxes = [(x if anchor == "start" else x - wide, y - 9) for x, y, anchor in places]
+        covered = [
+            sum(_overlap((*box, box[0] + wide, box[1] + 12), other) for other in taken)
+            + (box[0] < across.start or box[0] + wide > across.end + 8)
+            for box in boxes
+        ]
+        best = covered.index(min(covered))
+        taken.append((*boxes[best], boxes[best][0] + wide, boxes[best][1] + 12))
+        parts.append(svg_text(*places[best][:2], point.name, places[best][2]))
+    return parts
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _group_color(number: int) -> str:
+    turn, place = divmod(number, len(PALETTE))
+    # Every further dozen is mixed with more white, so that neighbours in a long list still differ.
+    return f"color-mix(in srgb, {PALETTE[place]} {max(30, 100 - 25 * turn)}%, white)" if turn else PALETTE[place]

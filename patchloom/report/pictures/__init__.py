@@ -1,0 +1,1 @@
+"""Pictures of networks and of what they do with images."""

@@ -1,0 +1,1 @@
+"""Image classification: one class per image."""

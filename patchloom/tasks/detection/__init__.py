@@ -1,0 +1,1 @@
+"""Object detection: boxes, classes and, where the data has them, masks."""

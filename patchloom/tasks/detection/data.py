@@ -1,0 +1,50 @@
+"""Pictures with objects, as a detector is measured on them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from patchloom.data.datasets import ImageSet, LabeledImages
+from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.sources.source import open_data
+from patchloom.runs.run_record import data_files, read_run_record
+from patchloom_runtime.errors import DataError, UsageError
+
+
+def open_objects(
+    folder: Path | None, data: str, split: str | None, classes: Sequence[str], reading: Reading = AS_IT_IS
+) -> tuple[LabeledImages, list[str]]:
+    """A split of data, objects numbered by a run's classes; and notes."""
+    if split not in (None, "train", "val", "test"):
+        raise UsageError(f"--split is {split!r}, expected train, val or test")
+    if folder is not None:
+        reading = reading.filled_from(data_files(folder, data))
+    splits = open_data(data, labeled=False, reading=reading)
+    images = getattr(splits, split or "val")
+    if images is None:
+        raise UsageError(f"{splits.name} has no test split; it has train and val")
+    assert isinstance(images, LabeledImages)
+    if not images.pictures.object_names:
+        raise DataError(f"{splits.name}: no boxes to compare with")
+    if folder is None:  # an artifact, which keeps no level: that of its classes
+        level = next((name for name, (names, _) in images.classes.levels.items() if set(classes) <= {*names}), None)
+    else:
+        level = found.level if (found := read_run_record(folder)) else None
+    told = telling(images, tuple(classes), level)
+    unknown = [
+        name for name, number in zip(images.pictures.object_names, told.categories or (), strict=False) if number < 0
+    ]
+    if len(unknown) == len(images.pictures.object_names):
+        raise DataError(f"{splits.name}: none of its classes is one of {', '.join(classes[:5])}")
+    notes = [f"the run does not know {', '.join(unknown[:5])}: their objects do not count"] if unknown else []
+    return told, notes
+
+
+def telling(images: ImageSet, classes: tuple[str, ...], level: str | None) -> LabeledImages:
+    """The same pictures with objects numbered by `classes`."""
+    assert isinstance(images, LabeledImages)
+    pictures = images
+    coarse: dict[str, str] = {}
+    if level is not None and level in pictures.classes.levels:
+        names, numbers = pictures.classes.levels[level]
+        coarse = {fine: names[number] for fine, number in zip(pictures.classes.names, numbers, strict=True)}
+    return pictures.telling(classes, coarse)

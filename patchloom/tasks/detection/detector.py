@@ -1,0 +1,195 @@
+"""A trained detector as it is used: pictures in; names, scores, boxes and masks out, in pixels of the picture."""
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from patchloom.data.augmentation.canvas import CanvasView, on_canvas
+from patchloom.data.images.image_batch import ImageBatch
+from patchloom.data.images.video import frames_or_error
+from patchloom.disk import atomic_write, make_folder
+from patchloom.evaluation.detect import find_objects
+from patchloom.evaluation.detection import Detections
+from patchloom.models.dense.detector import Detector
+from patchloom.report.pictures.object_overlays import DrawnObject, drawn_objects, named
+from patchloom.runs.config import RunFiles
+from patchloom.tasks.detection.run_files import coco_box, load_detector
+from patchloom_runtime.artifacts.detected_object import SURE, DetectedObject, surest_first
+from patchloom_runtime.errors import UsageError, with_near_options
+from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images, list_image_files
+from patchloom_runtime.images.samples import EXTENT
+from patchloom_runtime.printable import printable
+
+AT_ONCE = 8  # pictures
+JPEG_QUALITY = 90
+ANNOTATIONS = "annotations.json"
+
+
+@dataclass(frozen=True)
+class ImageDetections:
+    """What is in one picture."""
+
+    path: str
+    objects: Sequence[DetectedObject] = ()
+    size: tuple[int, int] = (0, 0)  # height, width
+    error: str | None = None
+    written: tuple[str, ...] = ()  # files
+    picture: Image.Image | None = field(default=None, repr=False)
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        """For machines."""
+        return [
+            {"name": one.name, "score": round(one.score, 4), "box": [round(value, 1) for value in one.box]}
+            for one in self.objects
+        ]
+
+    def in_words(self) -> str:
+        """How many of which, and how sure the surest is."""
+        counted: dict[str, list[float]] = {}
+        for one in self.objects:
+            counted.setdefault(one.name, []).append(one.score)
+        said = [f"{len(scores)} {name} ({max(scores):.0%})" for name, scores in counted.items()]
+        return ", ".join(said) or "nothing found"
+
+
+class ObjectDetector:
+    """A network in eval mode, the names of its classes, and the canvas that pictures are shown on."""
+
+    def __init__(self, network: Detector, files: RunFiles, folder: Path | None = None) -> None:
+        self.network, self.labels, self.folder = network, files.labels, folder
+        self.view = view_of(files)
+
+    def __repr__(self) -> str:
+        height, width = self.view.image_size
+        what = "boxes and masks" if self.network.config.masks else "boxes"
+        return (
+            f"ObjectDetector({self.network.config.name}, {height}×{width} pixels, {what} of {len(self.labels)} classes)"
+        )
+
+    @with_near_options
+    def predict(self, pictures: ImagesLike, *, min_score: float = SURE) -> Any:
+        """The objects of one picture, surest first, or a list for many; pictures as `Classifier.predict` takes them."""
+        if not 0 <= min_score <= 1:
+            raise UsageError(f"min_score is {min_score}, expected a number from 0 to 1")
+        one = is_single_image(pictures)
+        read = ((each.name, each.read()) for each in iterate_images(pictures))
+        found = [list(answer.objects) for answer in self._answers(read, min_score)]
+        return found[0] if one else found
+
+    def predict_files(
+        self,
+        paths: Iterable[str],
+        *,
+        top: int = 3,
+        every: int | None = None,
+        out: str | Path | None = None,
+        min_score: float = SURE,
+    ) -> Iterator[ImageDetections]:
+        """One answer per file or frame, in order; one that cannot be read is an answer with `error`.
+
+        Into the folder `out` go each picture with its objects drawn over it, and at the end `annotations.json`, as
+        COCO has them.
+        """
+        del top
+        frames = (frame for path in list_image_files(paths) for frame in frames_or_error(path, every))
+        written = DetectionFiles(Path(out), self.labels) if out is not None else None
+        for answer in self._answers(frames, min_score):
+            yield written.with_overlay(answer) if written else answer
+        if written:
+            written.close()
+
+    def _answers(self, frames: Iterable[tuple[str, Image.Image | str]], min_score: float) -> Iterator[ImageDetections]:
+        rest = iter(frames)
+        while window := list(islice(rest, AT_ONCE)):
+            found = iter(self._found([one for _, one in window if not isinstance(one, str)]))
+            for name, one in window:
+                if isinstance(one, str):
+                    yield ImageDetections(name, error=one)
+                    continue
+                size, objects = next(found)
+                yield ImageDetections(name, detected_objects(objects, self.labels, min_score), size, picture=one)
+
+    def _found(self, pictures: Sequence[Image.Image]) -> list[tuple[tuple[int, int], Detections]]:
+        if not pictures:
+            return []
+        seen = [on_canvas(picture, self.view) for picture in pictures]
+        batch = ImageBatch.of_pixels([one["image"] for one in seen])
+        batch.parts[EXTENT] = torch.from_numpy(np.stack([one[EXTENT] for one in seen]))
+        return [(size, found) for _, size, found in find_objects(self.network, [batch])]
+
+
+def detected_objects(found: Detections, labels: Sequence[str], min_score: float = SURE) -> list[DetectedObject]:
+    """What was found in a picture with a score of at least so much, surest first."""
+    return surest_first(found.boxes, found.categories, found.scores, found.masks, labels, min_score)
+
+
+def draw_detections(one: DetectedObject, labels: Sequence[str]) -> DrawnObject:
+    """An object as it is drawn."""
+    return DrawnObject(named(one.name, one.score), one.box, labels.index(one.name), one.outline)
+
+
+class DetectionFiles:
+    """`annotations.json` as COCO has it, and each picture with what was found drawn over it."""
+
+    def __init__(self, folder: Path, labels: Sequence[str]) -> None:
+        self._folder, self._labels = folder, tuple(labels)
+        self._images: list[dict[str, Any]] = []
+        self._annotations: list[dict[str, Any]] = []
+        make_folder(folder)
+
+    def with_overlay(self, answer: ImageDetections) -> ImageDetections:
+        """The answer, whose overlay is written and whose objects are noted."""
+        if answer.picture is None:
+            return answer
+        number = len(self._images) + 1
+        height, width = answer.size
+        self._images.append({"id": number, "file_name": answer.path, "width": width, "height": height})
+        for one in answer.objects:
+            told: dict[str, Any] = {
+                "id": len(self._annotations) + 1,
+                "image_id": number,
+                "category_id": self._labels.index(one.name) + 1,
+                "bbox": coco_box(one.box),
+                "area": (one.box[2] - one.box[0]) * (one.box[3] - one.box[1]),
+                "iscrowd": 0,
+                "score": one.score,
+            }
+            if one.outline is not None:
+                told |= {"segmentation": one.outline.to_coco(answer.size), "area": one.outline.area}
+            self._annotations.append(told)
+        drawn = drawn_objects(answer.picture, [draw_detections(one, self._labels) for one in answer.objects])
+        overlay = self._folder / f"{number:05d}-{printable(Path(answer.path).stem)}.jpg"
+        encoded = io.BytesIO()
+        drawn.save(encoded, "JPEG", quality=JPEG_QUALITY)
+        atomic_write(overlay, encoded.getvalue())
+        return replace(answer, written=(str(overlay), str(self._folder / ANNOTATIONS)))
+
+    def close(self) -> None:
+        """Write the annotations of all."""
+        categories = [{"id": number, "name": name} for number, name in enumerate(self._labels, 1)]
+        told = {"images": self._images, "annotations": self._annotations, "categories": categories}
+        atomic_write(self._folder / ANNOTATIONS, (json.dumps(told) + "\n").encode())
+
+
+def view_of(files: RunFiles) -> CanvasView:
+    """How a run's pictures are judged."""
+    part = files.recipe.detect if files.recipe else None
+    limits = {"short": part.short_max, "long": part.long_max} if part and part.resize == "short_side" else {}
+    return CanvasView(files.preprocessing.image_size, **limits)
+
+
+def load_object_detector(folder: Path, *, device: str = "auto") -> ObjectDetector:
+    """The detector of a run's folder."""
+    network, files = load_detector(folder)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return ObjectDetector(network.to(device), files, folder)

@@ -1,0 +1,107 @@
+"""Detections beside the truth: what was found, missed, false or taken for another class, drawn and counted."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from markupsafe import Markup
+from PIL import Image
+
+from patchloom.evaluation.detection import DetectionReport
+from patchloom.evaluation.detection_mistakes import ImageMistakes, outcome, taken_for
+from patchloom.report.pictures.object_overlays import DrawnObject, drawn_objects, named
+from patchloom.report.sections import gallery_section, table_section
+from patchloom_runtime.errors import DataError
+
+CONFUSED = 12  # rows
+TOLD = (
+    "First what is there, then what was found with a score of 50 % or more. Dashed red: objects that were missed, and "
+    "detections that are false or of another class. The number is the share that is right of objects and detections."
+)
+
+
+def confused_section(report: DetectionReport) -> list[Markup]:
+    """Which classes are taken for which, not found, or found where nothing is, by the share of objects."""
+    counts, names = taken_for(report), (*report.classes, "")
+    shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    shares[-1] = 100 * counts[-1] / np.maximum(counts.sum(axis=0), 1)  # of its detections
+    np.fill_diagonal(shares, 0)
+    rows = []
+    for place in np.argsort(-shares, axis=None, kind="stable")[:CONFUSED].tolist():
+        i, j = divmod(place, len(names))
+        if counts[i, j] == 0 or shares[i, j] == 0:
+            break
+        if i == len(report.classes):
+            objects_text = f"{counts[i, j]:,} of {counts[:, j].sum():,} detections"
+        else:
+            objects_text = f"{counts[i, j]:,} of {counts[i].sum():,} objects"
+        what, found = names[i] or "nothing there", names[j] or "not found"
+        rows.append((what, found, f"{shares[i, j]:.1f} %", objects_text))
+    title = "What is taken for what, by sure detections"
+    return [table_section(title, ["there is", "found as", "share", ""], rows)] if rows else []
+
+
+def worst_first(report: DetectionReport) -> tuple[np.ndarray, list[int]]:
+    """How right each picture is, 0 to 1, and the pictures in this order."""
+    scores = report.image_scores("mask" if report.has_masks else "box")
+    return scores, np.argsort(scores, kind="stable").tolist()
+
+
+def gallery(
+    title: str, chosen: Sequence[int], report: DetectionReport, names: Sequence[str], read: Callable[[int], Image.Image]
+) -> list[Markup]:
+    """Some pictures of a report beside the truth; those that can no longer be read are left out."""
+    scores, _ = worst_first(report)
+    shown = []
+    for i in chosen:
+        try:
+            picture = read(i)
+        except (DataError, KeyError):
+            continue
+        shown.append((draw_with_truth(picture, report, i), f"{names[i]}: {scores[i]:.0%}; {objects_text(report, i)}"))
+    return [gallery_section(title.partition(" ")[0].lower(), title, TOLD, shown)] if shown else []
+
+
+def objects_text(report: DetectionReport, number: int) -> str:
+    """How many objects of a picture were found, missed …"""
+    truth, found = report.truths[number], report.found[number]
+    one = _outcome(report, number)
+    shown = one.object_of >= 0
+    right = found.categories[one.sure[shown]] == truth.categories[one.object_of[shown]]
+    counted = {
+        "found": int(right.sum()),
+        "of another class": int((~right).sum()),
+        "missed": len(one.missed),
+        "false": int(one.false.sum()),
+    }
+    objects = int((~truth.crowd).sum())
+    said = ", ".join(f"{count} {what}" for what, count in counted.items() if count or what == "found")
+    return f"{objects} object{'s' * (objects != 1)}: {said}"
+
+
+def draw_with_truth(picture: Image.Image, report: DetectionReport, number: int) -> list[Image.Image]:
+    """What is there, and what was surely found; mistakes are marked in both."""
+    truth, found, names = report.truths[number], report.found[number], report.classes
+    one = _outcome(report, number)
+    there = [
+        DrawnObject(
+            ("missed: " if missed else "crowd: " if truth.crowd[i] else "") + named(names[truth.categories[i]]),
+            truth.boxes[i],
+            int(truth.categories[i]),
+            truth.masks[i] if truth.masks else None,
+            mistake=bool(missed),
+        )
+        for i, missed in enumerate(np.isin(np.arange(len(truth.boxes)), one.missed))
+    ]
+    seen = []
+    for i, thing, false in zip(one.sure.tolist(), one.object_of.tolist(), one.false.tolist(), strict=True):
+        other = thing >= 0 and truth.categories[thing] != found.categories[i]
+        text = ("false: " if false else "") + named(names[found.categories[i]], float(found.scores[i]))
+        text += f", is {named(names[truth.categories[thing]])}" if other else ""
+        mask = found.masks[i] if found.masks else None
+        seen.append(DrawnObject(text, found.boxes[i], int(found.categories[i]), mask, mistake=bool(false or other)))
+    return [drawn_objects(picture, there), drawn_objects(picture, seen)]
+
+
+def _outcome(report: DetectionReport, number: int) -> ImageMistakes:
+    kind = "mask" if report.has_masks else "box"
+    return outcome(report.truths[number], report.found[number], kind)  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""What judges a detector while it is trained: average precision on val, each process a part of its pictures."""
+
+import time as clock
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from patchloom.data.augmentation.canvas import CanvasView
+from patchloom.data.batches.loader import Loader
+from patchloom.data.datasets import LabeledImages
+from patchloom.engine.distribution import Processes, unwrap
+from patchloom.engine.run import Run
+from patchloom.evaluation.detect import find_objects, truth_of
+from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects
+from patchloom.tasks.detection.run_files import ValDetections
+from patchloom.tasks.images.plan import ImagePlan
+from patchloom.tasks.task import Judge
+from patchloom_runtime.errors import DataError
+
+TIMED = 8  # images of the pass that is timed
+
+
+class DetectionJudge(Judge):
+    """Average precision of boxes and, where they are learned, of masks; that of boxes says what is best."""
+
+    metric = "ap"
+
+    def __init__(
+        self, plan: ImagePlan, classes: tuple[str, ...], val: LabeledImages, view: CanvasView, processes: Processes
+    ) -> None:
+        self._plan, self._classes, self._val, self._view, self._processes = plan, classes, val, view, processes
+        self.batch_size = plan.recipe.optim.batch_size
+        self._loaders: dict[bool, Loader] = {}
+        self._truths: dict[int, TrueObjects] = {}
+
+    @property
+    def broken(self) -> dict[int, str]:
+        """Pictures that could not be read and do not count, and why."""
+        return {row: why for loader in self._loaders.values() for row, why in loader.broken.items()}
+
+    def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
+        """Of what all processes find, each in a part of the pictures."""
+        world = self._processes.world
+        return self._judged(model, together=world > 1 and len(self._val) >= world)
+
+    def report(self, model: nn.Module) -> ValDetections:
+        """By this process alone."""
+        return self._judged(model, together=False)
+
+    def seconds(self, run: Run) -> tuple[float, float]:
+        """Of one evaluation, from a few images; and nothing before it."""
+        network: Any = unwrap(run.model)
+        few = LabeledImages(self._val.pictures, self._val.rows[:TIMED], self._val.labels[:TIMED], self._val.classes)
+        loader = Loader(few, self._view, batch_size=len(few), shuffle=False, skip_broken=True)
+        with run.processes.autocast(), run.processes.randomness_kept():
+            batches = list(loader.epoch(0))
+            list(find_objects(network, batches))
+            begun = clock.perf_counter()
+            list(find_objects(network, batches))
+            run.processes.synchronise()
+        networks = 2 if run.average or run.averaged is not None else 1
+        return networks * len(self._val) * (clock.perf_counter() - begun) / len(few), 0.0
+
+    def _judged(self, model: nn.Module, *, together: bool) -> ValDetections:
+        network: Any = unwrap(model)
+        own: dict[int, tuple[TrueObjects, Detections, tuple[int, int]]] = {}
+        for index, size, found in find_objects(network, self._batches(together)):
+            if index not in own:  # a picture in place of one that cannot be read is there already
+                own[index] = self._truth(index, size), found, size
+        joined = own
+        if together:
+            joined = {index: each for part in self._processes.gather(own) for index, each in part.items()}
+        order = sorted(joined)
+        truths, all_found, sizes = zip(*(joined[index] for index in order), strict=True)
+        report = DetectionReport(self._classes, truths, all_found)
+        return ValDetections(report, tuple(self._val.key(index) for index in order), sizes)
+
+    def _truth(self, index: int, size: tuple[int, int]) -> TrueObjects:
+        if index not in self._truths:
+            try:
+                truth = truth_of(self._val.objects(index), size)
+            except DataError:
+                truth = TrueObjects(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0))
+            self._truths[index] = truth
+        return self._truths[index]
+
+    def _batches(self, together: bool) -> Any:
+        if together not in self._loaders:
+            world = self._processes.world if together else 1
+            size = max(world, self.batch_size - self.batch_size % world)
+            self._loaders[together] = Loader(
+                self._val.showing(),
+                self._view,
+                batch_size=min(size, len(self._val) // world * world),
+                shuffle=False,
+                drop_last=False,
+                workers=self._plan.workers,
+                rank=self._processes.rank if together else 0,
+                world=world,
+                pin=self._processes.device.type == "cuda",
+                skip_broken=True,
+                timeout_s=self._plan.settings.worker_timeout,
+            )
+        return self._loaders[together].epoch(0)

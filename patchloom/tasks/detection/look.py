@@ -1,0 +1,114 @@
+"""`patchloom look` at a run that finds objects: what it finds in pictures, or where it was most wrong in val."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from patchloom.report.page import write_page
+from patchloom.report.pictures.object_overlays import drawn_objects
+from patchloom.report.sections import gallery_section
+from patchloom.tasks.artifact_models import open_exported
+from patchloom.tasks.detection.detector import (
+    ImageDetections,
+    ObjectDetector,
+    detected_objects,
+    draw_detections,
+    load_object_detector,
+)
+from patchloom.tasks.detection.drawings import TOLD, confused_section, draw_with_truth, objects_text, worst_first
+from patchloom.tasks.detection.report import images_of
+from patchloom.tasks.detection.run_files import VAL, read_val
+from patchloom.tasks.images.look_page import LookPage, across
+from patchloom.tasks.report import ReportSettings
+from patchloom_runtime.artifacts.artifact import is_artifact
+from patchloom_runtime.artifacts.detected_object import SURE
+from patchloom_runtime.errors import DataError, UsageError, at_least
+from patchloom_runtime.images.inputs import iterate_images
+from patchloom_runtime.printable import plural
+
+COUNT = 12  # images shown at most
+FEW = 0.1  # the score from which the surest are drawn where none is sure
+UNSURE = f"Nothing has a score of {SURE:.0%} or more; drawn is what is likeliest."
+
+
+def look_at_detected(
+    folder: Path, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5, count: int = COUNT
+) -> LookPage:
+    """Draw objects in the images at `paths`, at most `count` from all over them; without any, the worst of val."""
+    at_least("count", count, 1)
+    notes: list[str] = []
+    looks, sections = _given(folder, paths, top, count, notes) if paths else _worst(folder, data, count)
+    title = f"Val images that {folder.name} got most wrong"
+    if paths:
+        title = f"Objects that {folder.name} detects in {plural(len(looks), 'image')}"
+    write_page(out, "gallery.html.j2", title=title, notes=notes, sections=sections)
+    return LookPage(out, looks, notes)
+
+
+def _given(
+    folder: Path, paths: Sequence[str], top: int, count: int, notes: list[str]
+) -> tuple[list[tuple[str, str, Any]], list[Any]]:
+    """Pictures beside what is found in them."""
+    detector = open_exported(folder) if is_artifact(folder) else load_object_detector(folder)
+    files = [*iterate_images(paths)]
+    chosen = across(files, [os.path.dirname(one.name) for one in files], count)
+    if len(chosen) < len(files):
+        notes.append(f"{len(chosen)} of {len(files):,} images are shown; --count shows more")
+    looks: list[tuple[str, str, Any]] = []
+    sections = []
+    for number, one in enumerate(chosen):
+        try:
+            picture = one.read()
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        answer, detail = _answer(detector, one.name, picture, top)
+        looks.append((one.name, detail, answer))
+        drawn = drawn_objects(picture, [draw_detections(thing, detector.labels) for thing in answer.objects])
+        row = [drawn_objects(picture, []), drawn]  # of one size
+        sections.append(gallery_section(f"picture-{number}", one.name, detail, [(row, answer.in_words())]))
+    if not looks:
+        first = notes[0] if notes else "there is none"
+        raise DataError(f"none of the {plural(len(files), 'image')} can be read; the first: {first}")
+    return looks, sections
+
+
+def _answer(detector: ObjectDetector, name: str, picture: Image.Image, top: int) -> tuple[ImageDetections, str]:
+    """The sure objects of a picture; where there are none, the likeliest `top` of the others, and that it is so."""
+    size = picture.height, picture.width
+    found = detector.predict(picture, min_score=FEW)
+    sure = [one for one in found if one.score >= SURE]
+    if sure or not found:
+        return ImageDetections(name, sure, size), ""
+    return ImageDetections(name, found[:top], size), UNSURE
+
+
+def _worst(folder: Path, data: str | None, count: int) -> tuple[list[tuple[str, str, Any]], list[Any]]:
+    """Pictures of val of which the least is right, and a table of the classes that are confused most."""
+    if is_artifact(folder):
+        raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
+    kept = read_val(folder)
+    if kept is None:
+        raise UsageError(f"{folder} has no {VAL}, which says what was found in val; give pictures to look at")
+    report = kept.report
+    images = images_of(folder, ReportSettings(data=data), report)
+    if images is None:
+        raise UsageError(f"{folder} did not record where its data lie; say it with --data")
+    places = {images.key(i): i for i in range(len(images))}
+    if missing := [name for name in kept.names if name not in places]:
+        raise DataError(
+            f"{len(missing):,} of the {len(kept.names):,} pictures that the run was validated on, first {missing[0]}, "
+            "are not in these data; say where they lie with --data"
+        )
+    scores, order = worst_first(report)
+    looks: list[tuple[str, str, Any]] = []
+    sections = [*confused_section(report)]
+    for number, i in enumerate(order[:count]):
+        name, detail = kept.names[i], f"{scores[i]:.0%} right; {objects_text(report, i)}"
+        row = draw_with_truth(images.read(places[name]), report, i)
+        looks.append((name, detail, ImageDetections(name, detected_objects(report.found[i], report.classes))))
+        sections.append(gallery_section(f"picture-{number}", name, TOLD if not number else "", [(row, detail)]))
+    return looks, sections

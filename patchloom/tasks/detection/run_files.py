@@ -1,0 +1,143 @@
+"""What a run that finds objects has in its folder beside what all have: the network of its config, and `val.json`.
+
+`val.json` holds what there was to find in the pictures of val and what was found, boxes as COCO writes them and masks
+as its run lengths: all numbers and curves follow from it, without the pictures.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects
+from patchloom.models.dense.detector import Detector, create_detector
+from patchloom.models.from_config import load_weights, make_for
+from patchloom.runs.checksums import read_checked, write_checked
+from patchloom.runs.config import RunFiles, read_run_files
+from patchloom.runs.weights import WEIGHTS, read_weights
+from patchloom_runtime.errors import CheckpointError, DataError
+from patchloom_runtime.images.object_masks import ObjectMask, masks_from_coco
+from patchloom_runtime.untrusted import check_shape, parse_json
+
+VAL = "val.json"
+MOST_BYTES = 1 << 30
+_BOX = {"bbox": list[float], "category": int, "segmentation?": dict}
+
+
+@dataclass(frozen=True)
+class ValDetections:
+    """What was found in val, and the name and size (height, width) of each picture; its numbers by iterating."""
+
+    report: DetectionReport
+    names: tuple[str, ...]
+    sizes: tuple[tuple[int, int], ...]
+
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        return iter(self.report)
+
+
+def load_detector(folder: Path) -> tuple[Detector, RunFiles]:
+    """The trained network of a run's folder, in eval mode, and what belongs to it."""
+    files = read_run_files(folder)
+    weights, options = read_weights(folder / WEIGHTS), files.options
+    network = make_for(
+        weights, lambda: create_detector(files.network, **options), options, config=str(folder / "config.json")
+    )
+    load_weights(network, weights, str(folder / WEIGHTS))
+    network.backbone.pixel_mean, network.backbone.pixel_std = files.preprocessing.mean, files.preprocessing.std
+    return network.eval(), files
+
+
+def keep_val(folder: Path, kept: ValDetections) -> None:
+    """Write `val.json`."""
+    images = [
+        {"key": key, "size": list(size), "objects": _objects(truth, size), "found": _found(found, size)}
+        for key, size, truth, found in zip(kept.names, kept.sizes, kept.report.truths, kept.report.found, strict=True)
+    ]
+    told = {"classes": list(kept.report.classes), "images": images}
+    write_checked(folder, {VAL: (json.dumps(told) + "\n").encode()})
+
+
+def read_val(folder: Path) -> ValDetections | None:
+    """What `keep_val` wrote; None where there is none."""
+    path = folder / VAL
+    if not os.path.lexists(path):
+        return None
+    try:
+        told = parse_json(read_checked(folder, VAL), MOST_BYTES)
+        _check(told)
+        images = told["images"]
+        sizes = tuple((height, width) for height, width in (image["size"] for image in images))
+        truths = [_read_truth(image["objects"], size) for image, size in zip(images, sizes, strict=True)]
+        found = [_read_found(image["found"], size) for image, size in zip(images, sizes, strict=True)]
+        return ValDetections(
+            DetectionReport(tuple(told["classes"]), truths, found), tuple(image["key"] for image in images), sizes
+        )
+    except (ValueError, DataError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}. Remove it, or write it again by training.") from error
+
+
+def coco_box(box: Sequence[float]) -> list[float]:
+    """x, y, width, height."""
+    x0, y0, x1, y1 = (round(float(value), 3) for value in box)
+    return [x0, y0, round(x1 - x0, 3), round(y1 - y0, 3)]
+
+
+def _shown(box: Any, category: Any, masks: Sequence[ObjectMask] | None, number: int, size: tuple[int, int]) -> Any:
+    told: dict[str, Any] = {"bbox": coco_box(box), "category": int(category)}
+    return told if masks is None else told | {"segmentation": masks[number].to_coco(size)}
+
+
+def _objects(truth: TrueObjects, size: tuple[int, int]) -> list[dict[str, Any]]:
+    return [
+        _shown(box, truth.categories[i], truth.masks, i, size)
+        | {"iscrowd": int(truth.crowd[i]), "area": float(truth.areas[i])}
+        for i, box in enumerate(truth.boxes)
+    ]
+
+
+def _found(found: Detections, size: tuple[int, int]) -> list[dict[str, Any]]:
+    return [
+        _shown(box, found.categories[i], found.masks, i, size) | {"score": float(found.scores[i])}
+        for i, box in enumerate(found.boxes)
+    ]
+
+
+def _check(told: Any) -> None:
+    check_shape(told, {"classes": list[str], "images": list[dict]})
+    for image in told["images"]:
+        check_shape(image, {"key": str, "size": list[int], "objects": list[dict], "found": list[dict]})
+        if len(image["size"]) != 2 or min(image["size"]) < 1:
+            raise ValueError(f"a picture of {image['size']}, expected height and width")
+        for name, more in (("objects", {"iscrowd": int, "area": float}), ("found", {"score": float})):
+            for one in image[name]:
+                check_shape(one, {**_BOX, **more})
+                if len(one["bbox"]) != 4 or not 0 <= one["category"] < len(told["classes"]):
+                    raise ValueError(f"{name} has a box of {len(one['bbox'])} numbers or of an unknown class")
+
+
+def _boxes(told: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    boxes = np.array([one["bbox"] for one in told], np.float64).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    return boxes, np.array([one["category"] for one in told], np.int64)
+
+
+def _masks(told: Sequence[Any], size: tuple[int, int]) -> list[ObjectMask] | None:
+    if not all("segmentation" in one for one in told):
+        return None
+    return masks_from_coco([one["segmentation"] for one in told], size)
+
+
+def _read_truth(told: Sequence[Any], size: tuple[int, int]) -> TrueObjects:
+    boxes, categories = _boxes(told)
+    crowd, areas = (np.array([one[name] for one in told], np.float64) for name in ("iscrowd", "area"))
+    return TrueObjects(boxes, categories, crowd.astype(bool), areas, _masks(told, size))
+
+
+def _read_found(told: Sequence[Any], size: tuple[int, int]) -> Detections:
+    boxes, categories = _boxes(told)
+    return Detections(boxes, categories, np.array([one["score"] for one in told], np.float64), _masks(told, size))

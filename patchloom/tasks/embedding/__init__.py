@@ -1,0 +1,1 @@
+"""Embeddings that place similar images close together: DINO, Grafit and their baselines."""

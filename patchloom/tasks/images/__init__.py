@@ -1,0 +1,1 @@
+"""What the image tasks share: plan, network, initial weights, batches, report."""

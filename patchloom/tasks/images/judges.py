@@ -1,0 +1,165 @@
+"""What judges a network on images while it is trained: its decisions about val, or its neighbours in train."""
+
+import time as clock
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from patchloom.data.batches.decoded_dataset import fits_in_memory
+from patchloom.data.batches.evaluation_loader import make_evaluation_loader
+from patchloom.data.batches.loader import cores
+from patchloom.data.datasets import ImageSet
+from patchloom.engine.distribution import Processes, unwrap
+from patchloom.engine.run import Run
+from patchloom.evaluation.classification import ClassificationReport, evaluate
+from patchloom.evaluation.embeddings import Embeddings, embed
+from patchloom.evaluation.knn import NEIGHBOURS, NeighbourReport, knn
+from patchloom.models.network import Network
+from patchloom.tasks.images.plan import ImagePlan
+from patchloom.tasks.task import Judge
+from patchloom_runtime.errors import DataError
+
+READ_IMAGES = 8  # whose reading and pass are timed
+
+
+class ImageJudge(Judge):
+    """A judge of images; a split is decoded once."""
+
+    def __init__(self, plan: ImagePlan, processes: Processes) -> None:
+        self._plan, self._processes = plan, processes
+        self.image_size = plan.recipe.test.image_size or plan.recipe.model.image_size
+        self.batch_size = plan.recipe.optim.batch_size
+        self._loaders: dict[str, Any] = {}
+        self._together = False
+
+    @property
+    def broken(self) -> dict[tuple[str, int], str]:
+        """Split and row of the pictures that could not be read and do not count, and why."""
+        return {(split, row): why for split, loader in self._loaders.items() for row, why in loader.broken.items()}
+
+    def images(self) -> list[ImageSet]:
+        """What the network sees in one evaluation."""
+        return [self._plan.splits.val]
+
+    def network(self, model: nn.Module) -> Network:
+        """The network as it is evaluated."""
+        network: Any = unwrap(model)
+        return network.for_images_of(self.image_size) if isinstance(network, Network) else network
+
+    @torch.no_grad()
+    def seconds(self, run: Run) -> tuple[float, float]:
+        """Of one evaluation of all the networks that are evaluated, and of reading its images where that is once."""
+        network: nn.Module = self.network(unwrap(run.model)).eval()
+        device, size = run.processes.device, self.image_size
+        images = torch.zeros(READ_IMAGES, 3, size, size, device=device)
+        with run.processes.autocast(), run.processes.randomness_kept():
+            network(images)
+            run.processes.synchronise()
+            begun = clock.perf_counter()
+            network(images)
+            run.processes.synchronise()
+        per_image = (clock.perf_counter() - begun) / READ_IMAGES
+        networks = 2 if run.average or run.averaged is not None else 1
+        looked_at = self.images()
+        reading_s = sum(_reading_s(images) * len(images) for images in looked_at) / cores()
+        kept = all(fits_in_memory(len(images), (size, size)) for images in looked_at)
+        forward_s = sum(map(len, looked_at)) * per_image * networks
+        return (forward_s, reading_s) if kept else (forward_s + reading_s * networks, 0.0)
+
+    def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
+        """As `report`, which every process makes of what all of them saw a part of."""
+        self._together = self._processes.world > 1 and all(map(self._is_shared, self.images()))
+        try:
+            return self.report(model)
+        finally:
+            self._together = False
+
+    def _is_shared(self, images: ImageSet) -> bool:
+        """Whether every process gets one of them."""
+        return min(len(images), self.batch_size) >= self._processes.world
+
+    def _batches(self, split: Literal["train", "val"]) -> Any:
+        """The images of a split, or this process's part of them."""
+        plan, key = self._plan, f"{split}, shared" if self._together else split
+        if key not in self._loaders:
+            self._loaders[key] = make_evaluation_loader(
+                getattr(plan.splits, split),
+                self.image_size,
+                plan.recipe.test.crop_ratio,
+                resize=plan.recipe.test.resize,
+                batch_size=self.batch_size,
+                device=self._processes.device,
+                workers=plan.workers,
+                rank=self._processes.rank if self._together else 0,
+                world=self._processes.world if self._together else 1,
+                timeout_s=plan.settings.worker_timeout,
+            )
+        return self._loaders[key].epoch(0)
+
+    def _joined(self, rows: Tensor) -> Tensor:
+        """(n, …) of this process → those of all, below one another; rows of −1 fill them up to one length."""
+        if not self._together:
+            return rows
+        most = max(self._processes.gather(len(rows)))
+        filled = rows.new_full((most - len(rows), *rows.shape[1:]), -1)
+        return self._processes.gather_rows(torch.cat([rows, filled]))
+
+
+def _reading_s(images: ImageSet) -> float:
+    count = min(READ_IMAGES, len(images))
+    begun = clock.perf_counter()
+    for number in range(count):
+        with suppress(DataError):
+            images.read(number * len(images) // count)
+    return (clock.perf_counter() - begun) / max(1, count)
+
+
+class ClassJudge(ImageJudge):
+    """Top-1 and the rest on the val split."""
+
+    metric = "top1"
+    tie_breaker = "loss"
+
+    def report(self, model: nn.Module) -> ClassificationReport:
+        """Its decisions."""
+        network = self.network(model)
+        return evaluate(
+            network,
+            self._batches("val"),
+            classes=self._plan.splits.classes.names,
+            pixel_mean=network.pixel_mean,
+            pixel_std=network.pixel_std,
+            gather=self._joined,
+        )
+
+
+class NeighbourJudge(ImageJudge):
+    """How often the nearest images of train tell the class of one of val: labels judge, they do not teach."""
+
+    def __init__(self, plan: ImagePlan, processes: Processes) -> None:
+        super().__init__(plan, processes)
+        self._k = min(*NEIGHBOURS, int((plan.splits.train.labels >= 0).sum()))
+        self.metric = f"knn{self._k}_top1"
+
+    def images(self) -> list[ImageSet]:
+        """Both splits."""
+        return [self._plan.splits.train, self._plan.splits.val]
+
+    def report(self, model: nn.Module) -> NeighbourReport:
+        """Its neighbours."""
+        network = self.network(model)
+        train, val = self._embedded(network, "train"), self._embedded(network, "val")
+        return knn(train, val, classes=len(self._plan.splits.classes), k=[self._k])
+
+    @torch.no_grad()
+    def _embedded(self, network: Network, split: Literal["train", "val"]) -> Embeddings:
+        own = embed(network, self._batches(split)).projected(network)
+        index = self._joined(own.index)
+        # In the order of the set, each once, without what only fills up.
+        places = np.unique(index.cpu().numpy(), return_index=True)[1]
+        whole = Embeddings(self._joined(own.vectors), self._joined(own.labels), index).rows(places)
+        return whole.rows(torch.nonzero(whole.index >= 0)[:, 0])

@@ -1,0 +1,30 @@
+"""`patchloom.load`: the trained model of a run, whatever its task, or of an artefact."""
+
+import os
+from typing import Any
+
+from patchloom.runs.locate import run_folder
+from patchloom.tasks.table import task_of_run
+from patchloom_runtime.artifacts.artifact import is_artifact
+from patchloom_runtime.errors import UsageError, with_near_options
+
+
+@with_near_options
+def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = False) -> Any:
+    """The model of a run folder, of an exported artefact, of published weights
+    ('resmlp_s12:in1k'), or of the hub ('hub:user/name').
+
+    `trunk` leaves a projector out, so that images are compared by the vectors it was given.
+    """
+    if is_artifact(source):
+        from patchloom_runtime.artifacts.artifact import load as load_artifact
+
+        if trunk or device not in ("auto", "cpu"):
+            raise UsageError(f"{os.fspath(source)} is an artefact: it is for the CPU, and trunk is no choice of it")
+        return load_artifact(source)
+    if trunk:
+        from patchloom.inference.classifier import load as load_classifier
+
+        return load_classifier(source, device=device, trunk=True)
+    folder = run_folder(source)
+    return task_of_run(folder).load(folder, device=device)

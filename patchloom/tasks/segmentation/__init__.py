@@ -1,0 +1,1 @@
+"""Semantic segmentation: one class per pixel."""

@@ -1,0 +1,181 @@
+"""What judges a segmentation network: its answers about every labelled pixel of a set, at the pictures' own sizes."""
+
+import time as clock
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from patchloom.data.batches.loader import cores
+from patchloom.data.datasets import ImageSet, Progress
+from patchloom.engine.distribution import Processes, unwrap
+from patchloom.engine.run import Run
+from patchloom.evaluation.segmentation import Counting, SegmentationReport, joined
+from patchloom.objectives.segmentation import labeled
+from patchloom.tasks.images.plan import ImagePlan
+from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSettings
+from patchloom.tasks.task import Judge
+from patchloom_runtime.errors import DataError
+
+KEPT_BYTES = 2 << 30  # of pictures and masks that stay decoded between evaluations
+READ_AHEAD = 32
+TIMED_IMAGES = 8  # whose reading and pass are timed, to plan a run into a time
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """One picture and its mask, as they are in their files."""
+
+    row: int
+    picture: np.ndarray  # (H, W, 3) uint8
+    mask: np.ndarray  # (H, W)
+
+
+class PixelSet:
+    """A set that is read in its order, once where it fits in memory; what cannot be read is named and left out."""
+
+    def __init__(self, images: ImageSet, rows: Sequence[int] | None = None) -> None:
+        self.images = images
+        self.rows = list(range(len(images)) if rows is None else rows)
+        self.broken: dict[int, str] = {}
+        self._kept: list[Pixels] = []
+        self._done = False
+
+    def __iter__(self) -> Iterator[Pixels]:
+        if self._done:
+            yield from self._kept
+            return
+        kept: list[Pixels] = []
+        taken, keeps = 0, True
+        for pixels in self._read():
+            taken += pixels.picture.nbytes + pixels.mask.nbytes
+            keeps = keeps and taken <= KEPT_BYTES
+            if keeps:
+                kept.append(pixels)
+            yield pixels
+        self._kept, self._done = (kept, True) if keeps else ([], False)
+
+    def _read(self) -> Iterator[Pixels]:
+        """By a few threads: decoding lets others run."""
+        with ThreadPoolExecutor(min(8, cores())) as pool:
+            rows = iter(self.rows)
+            while some := list(islice(rows, READ_AHEAD)):
+                yield from (found for found in pool.map(self._one, some) if found is not None)
+
+    def _one(self, row: int) -> Pixels | None:
+        try:
+            sample = self.images.sample(row)
+        except DataError as error:
+            self.broken[row] = str(error)
+            return None
+        return Pixels(row, np.asarray(sample.picture), sample.layers["mask"].numbers)
+
+
+def judged(
+    maps: PixelClassifier,
+    pixels: PixelSet,
+    classes: Sequence[str],
+    *,
+    ignored: int,
+    numbers: np.ndarray | None = None,
+    with_borders: bool = True,
+    progress: Progress | None = None,
+) -> SegmentationReport:
+    """The network's answers about a set; `numbers` are the model's class of each class of the set, −1 for none."""
+    counting = Counting(tuple(classes), with_borders)
+    device = maps.device
+    translated = None if numbers is None else torch.from_numpy(numbers).to(device)
+    done = 0
+    for some in _of_one_size(pixels, maps):
+        images = torch.from_numpy(np.stack([each.picture for each in some])).to(device).permute(0, 3, 1, 2)
+        truth = torch.from_numpy(np.stack([each.mask for each in some]).astype(np.int32)).to(device)
+        known = labeled(truth, len(classes) if translated is None else len(translated), ignored)
+        counting.add([each.row for each in some], _translated(known, translated), maps(images))
+        done += len(some)
+        if progress:
+            progress(done, len(pixels.rows))
+    return counting.report()
+
+
+def _translated(known: Tensor, numbers: Tensor | None) -> Tensor:
+    return known if numbers is None else numbers[known.clamp(min=0)].where(known >= 0, -1)
+
+
+def _of_one_size(pixels: Iterable[Pixels], maps: PixelClassifier) -> Iterator[list[Pixels]]:
+    """Neighbours of one size together, as many as the network sees at once."""
+    waiting: list[Pixels] = []
+    for each in pixels:
+        shape = each.picture.shape
+        full = waiting and len(waiting) >= maps.pictures_at_once((shape[0], shape[1]))
+        if waiting and (full or waiting[0].picture.shape != shape):
+            yield waiting
+            waiting = []
+        waiting.append(each)
+    if waiting:
+        yield waiting
+
+
+class SegmentationJudge(Judge):
+    """mIoU of val; every process sees a part of it."""
+
+    metric = "miou"
+
+    def __init__(self, plan: ImagePlan, processes: Processes) -> None:
+        self._plan, self._processes = plan, processes
+        self.batch_size = plan.recipe.optim.batch_size
+        self._sets: dict[str, PixelSet] = {}
+
+    @property
+    def broken(self) -> dict[Any, str]:
+        """Rows of val that could not be read, and why."""
+        return {("val", row): why for pixels in self._sets.values() for row, why in pixels.broken.items()}
+
+    def __call__(self, model: nn.Module) -> Iterable[tuple[str, float]]:
+        """Without borders, which take their time; of several processes each sees a part."""
+        world, rank = self._processes.world, self._processes.rank
+        rows = range(rank, len(self._plan.splits.val), world)
+        if world == 1 or len(self._plan.splits.val) < world:
+            return self._judged(model, "whole", None, with_borders=False)
+        part = self._judged(model, "part", rows, with_borders=False)
+        return joined(self._processes.gather(part))
+
+    @torch.no_grad()
+    def seconds(self, run: Run) -> tuple[float, float]:
+        """Of one evaluation of all the networks that are evaluated, and of reading val once where it is kept."""
+        val, networks = self._plan.splits.val, 2 if run.average or run.averaged is not None else 1
+        few = PixelSet(val, range(min(TIMED_IMAGES, len(val))))
+        took = []
+        with run.processes.autocast(), run.processes.randomness_kept():
+            for _ in range(3):  # with reading; with what a device prepares; as all further ones
+                begun = clock.perf_counter()
+                self._answered(run.model, few, with_borders=False)
+                run.processes.synchronise()
+                took.append((clock.perf_counter() - begun) / len(few.rows))
+        size = sum(each.picture.nbytes + each.mask.nbytes for each in few) / max(1, len(few.rows))
+        forward_s, reading_s = took[2] * len(val), max(0.0, took[0] - took[1]) * len(val)
+        if size * len(val) <= KEPT_BYTES:
+            return forward_s * networks, reading_s
+        return (forward_s + reading_s) * networks, 0.0
+
+    def report(self, model: nn.Module) -> SegmentationReport:
+        """All of val, by this process."""
+        return self._judged(model, "whole", None, with_borders=True)
+
+    def _judged(
+        self, model: nn.Module, name: str, rows: Sequence[int] | None, *, with_borders: bool
+    ) -> SegmentationReport:
+        if name not in self._sets:
+            self._sets[name] = PixelSet(self._plan.splits.val, rows)
+        return self._answered(model, self._sets[name], with_borders=with_borders)
+
+    def _answered(self, model: nn.Module, pixels: PixelSet, *, with_borders: bool) -> SegmentationReport:
+        plan: Any = self._plan
+        maps = PixelClassifier(unwrap(model).eval(), ViewSettings.of(plan.recipe))  # type: ignore[arg-type]
+        names = plan.splits.classes.names
+        ignored = plan.splits.train.layers["mask"].outside
+        return judged(maps, pixels, names, ignored=ignored, with_borders=with_borders)

@@ -1,0 +1,189 @@
+"""`patchloom look` at a segmentation run: predicted masks beside the true ones, a map per class, what it confuses."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from patchloom.data.datasets import ImageSet
+from patchloom.report.page import write_page
+from patchloom.report.pictures.mask_overlays import colored, overlaid
+from patchloom.report.sections import gallery_section
+from patchloom.runs.run_record import read_run_record
+from patchloom.tasks.artifact_models import ExportedSegmenter, open_exported
+from patchloom.tasks.images.look_page import LookPage, across
+from patchloom.tasks.report import ReportSettings
+from patchloom.tasks.segmentation.data import open_masks
+from patchloom.tasks.segmentation.report import confused_section, images_of, legend, of_one_height, true_numbers
+from patchloom.tasks.segmentation.run_files import read_segmented
+from patchloom.tasks.segmentation.segmenter import Segmented, Segmenter, load_segmenter
+from patchloom_runtime.artifacts.artifact import is_artifact
+from patchloom_runtime.errors import DataError, PatchloomError, UsageError, at_least
+from patchloom_runtime.images.inputs import iterate_images
+from patchloom_runtime.printable import plural
+
+COUNT = 12  # images shown at most
+LARGEST_SIDE = 1024  # of an image whose maps of all classes are drawn
+
+
+class SegmentationLookRequest(NamedTuple):
+    """An image to look at, not yet read."""
+
+    name: str
+    detail: str
+    read: Callable[[], tuple[Image.Image, np.ndarray | None]]  # with its true class numbers, where they are known
+
+
+def look_at_segmented(
+    folder: Path, paths: Sequence[str] = (), *, data: str | None = None, out: Path, top: int = 5, count: int = COUNT
+) -> LookPage:
+    """Draw masks of the images at `paths`, at most `count` from all over them; without any, the worst of val."""
+    at_least("count", count, 1)
+    exported = is_artifact(folder)
+    if exported and not paths:
+        raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
+    segmenter: Segmenter = open_exported(folder) if exported else load_segmenter(folder)
+    notes: list[str] = []
+    if exported:
+        notes.append("an artifact gives no probabilities per pixel; the run that it was exported from does")
+    sections: list[Any] = []
+    if paths:
+        wanted = _given(segmenter, folder, paths, data, count, notes)
+        title = f"Predictions of {folder.name} on {plural(len(wanted), 'image')}"
+    else:
+        wanted, sections = _worst(segmenter, folder, data, count)
+        title = f"Val images that {folder.name} got most wrong"
+    looks: list[tuple[str, str, Any]] = []
+    for number, one in enumerate(wanted):
+        try:
+            picture, truth = one.read()
+            answer, strips, seen = _drawn(segmenter, one.name, picture, truth, top)
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        looks.append((one.name, one.detail, answer))
+        colors = legend(segmenter.labels, seen)
+        detail = one.detail or answer.in_words()
+        sections.append(gallery_section(f"picture-{number}", one.name, detail, strips, colors))
+    if not looks:
+        first = notes[0] if notes else "there is none"
+        raise DataError(f"none of the {plural(len(wanted), 'image')} can be read; the first: {first}")
+    write_page(out, "gallery.html.j2", title=title, notes=notes, sections=sections)
+    return LookPage(out, looks, notes)
+
+
+def _given(
+    segmenter: Segmenter, folder: Path, paths: Sequence[str], data: str | None, count: int, notes: list[str]
+) -> list[SegmentationLookRequest]:
+    """Images of files, or of folders with images and masks; true masks of those that lie in the run's data too."""
+    wanted: list[SegmentationLookRequest] = []
+    groups: list[str] = []
+    masked = {
+        os.path.realpath(images.where(row)): (images, row) for images in _sets(folder, data) for row in _rows(images)
+    }
+    for path in paths:
+        images = _opened(path, folder) if os.path.isdir(path) else None
+        if images is not None:
+            own = [
+                SegmentationLookRequest(images.where(row), "", partial(_sampled, images, row, segmenter))
+                for row in _rows(images)
+            ]
+        else:
+            own = []
+            for one in iterate_images([path]):
+                known = masked.get(os.path.realpath(one.name))
+                read = partial(_sampled, *known, segmenter) if known else partial(_without_mask, one.read)
+                own.append(SegmentationLookRequest(one.name, "", read))
+        wanted += own
+        groups += [os.path.dirname(one.name) for one in own]
+    chosen = across(wanted, groups, count)
+    if len(chosen) < len(wanted):
+        notes.append(f"{len(chosen)} of {len(wanted):,} images are shown; --count shows more")
+    return chosen
+
+
+def _sets(folder: Path, data: str | None) -> Iterator[ImageSet]:
+    """The splits of the run's data, as far as they can be opened: they only tell true masks."""
+    try:
+        record = read_run_record(folder)
+    except PatchloomError:
+        record = None
+    place = data or (record.data if record else None)
+    for split in ("train", "val", "test") if place else ():
+        if (images := _opened(str(place), folder, split)) is not None:
+            yield images
+
+
+def _opened(place: str, folder: Path, split: str | None = None) -> ImageSet | None:
+    try:
+        return open_masks(place, split, None if is_artifact(folder) else folder)[0]
+    except PatchloomError:
+        return None
+
+
+def _rows(images: ImageSet) -> range:
+    return range(len(images))
+
+
+def _sampled(images: ImageSet, row: int, segmenter: Segmenter) -> tuple[Image.Image, np.ndarray]:
+    sample = images.sample(row)
+    return sample.picture, true_numbers(sample, images, segmenter.labels)
+
+
+def _without_mask(read: Callable[[], Image.Image]) -> tuple[Image.Image, None]:
+    return read(), None
+
+
+def _worst(
+    segmenter: Segmenter, folder: Path, data: str | None, count: int
+) -> tuple[list[SegmentationLookRequest], list[Any]]:
+    """Val images with the least mean IoU, and a table of the classes that are confused most."""
+    kept, record = read_segmented(folder), read_run_record(folder)
+    place = data or (record.data if record else None)
+    if place is None:
+        raise UsageError(f"{folder} does not record its data path; pass --data")
+    images, report = images_of(folder, ReportSettings(data=data), place, kept), kept.report
+    wanted = []
+    for at in np.argsort(report.image_miou, kind="stable")[:count].tolist():
+        row = int(report.index[at])
+        detail = f"mean IoU {report.image_miou[at]:.1f} %"
+        wanted.append(SegmentationLookRequest(images.where(row), detail, partial(_sampled, images, row, segmenter)))
+    return wanted, confused_section(report)
+
+
+def _drawn(
+    segmenter: Segmenter, name: str, picture: Image.Image, truth: np.ndarray | None, top: int
+) -> tuple[Segmented, list[tuple[list[Image.Image], str | list[str]]], set[int]]:
+    """Image, true and predicted mask; how likely each of the commonest classes is at every pixel; all classes drawn."""
+    shown = picture.copy()
+    shown.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    likely, labels = None, segmenter.labels
+    if isinstance(segmenter, ExportedSegmenter):
+        numbers = segmenter.numbers(shown)
+    else:
+        pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1).to(segmenter.device)
+        likely = segmenter.maps.probabilities(pixels).cpu().numpy()  # (K, H, W)
+        numbers = likely.argmax(axis=0)
+    shares = np.bincount(numbers.ravel(), minlength=len(labels)) / numbers.size
+    common = [int(k) for k in np.argsort(-shares, kind="stable")[:top] if shares[k]]
+    answers = [(labels[k], float(shares[k])) for k in common]
+    seen = set(np.flatnonzero(shares).tolist())
+    row = {"image": shown}
+    if truth is not None:
+        row["true mask"] = colored(truth, len(labels)).resize(shown.size, Image.Resampling.NEAREST)
+        seen |= set(np.unique(truth).tolist())
+    row["predicted mask"] = colored(numbers, len(labels))
+    row["prediction over the image"] = overlaid(shown, numbers, len(labels))
+    strips: list[tuple[list[Image.Image], str | list[str]]] = [(of_one_height(list(row.values())), list(row))]
+    if likely is not None:
+        maps = [Image.fromarray(np.round(255 * likely[k]).astype(np.uint8)) for k in common]
+        captions = [
+            f"probability of {labels[k]}" + ("" if place else " (white: 100 %)") for place, k in enumerate(common)
+        ]
+        strips.append((of_one_height(maps), captions))
+    return Segmented(name, answers), strips, seen

@@ -1,0 +1,151 @@
+"""A trained segmentation model as it is used: pictures in, the class of every pixel out; files, folders, videos."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from patchloom.disk import atomic_write, make_folder
+from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
+from patchloom.models.from_config import load_weights, make_for
+from patchloom.report.pictures.mask_overlays import class_shares, colored, index_image, overlaid
+from patchloom.runs.config import RunFiles, read_run_files
+from patchloom.runs.locate import run_folder
+from patchloom.runs.weights import WEIGHTS, read_weights
+from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSettings
+from patchloom_runtime.errors import at_least
+from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images, list_image_files
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """What is said of one file: which share of its pixels each class has, and the files that were written."""
+
+    path: str
+    answers: list[tuple[str, float]]  # class name, share of the pixels; largest first
+    error: str | None = None
+    written: list[str] = field(default_factory=list)
+
+    def in_words(self) -> str:
+        """The classes with their shares."""
+        return "  ".join(f"{name} {share:.1%}" for name, share in self.answers)
+
+
+class Segmenter:
+    """A network in eval mode, the names of its classes, and the way pictures are shown to it."""
+
+    def __init__(self, model: SegmentationNetwork, files: RunFiles, *, multi_scale: bool = False) -> None:
+        self.model = model
+        self.labels = files.labels
+        self._name = files.model
+        self.maps = PixelClassifier(model, ViewSettings.of(files.recipe, multi_scale=multi_scale))
+
+    def __repr__(self) -> str:
+        return f"Segmenter({self._name}, {len(self.labels)} classes, {self.device})"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next(self.model.parameters()).device
+
+    def predict(self, pictures: ImagesLike) -> Any:
+        """Class numbers of all pixels, (H, W) int16: of one picture, or a list for many, as a classifier takes them."""
+        found = [self.numbers(each.read()) for each in iterate_images(pictures)]
+        return found[0] if is_single_image(pictures) else found
+
+    def numbers(self, picture: Image.Image) -> np.ndarray:
+        """Class numbers (H, W) of an RGB picture."""
+        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
+        return self.maps(pixels.to(self.device))[0].cpu().numpy()
+
+    def predict_files(
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        *,
+        top: int = 3,
+        every: int | None = None,
+        out: str | os.PathLike[str] | None = None,
+    ) -> Iterator[Segmented]:
+        """One answer per file or frame, in order; a file that cannot be read is an answer with `error`.
+
+        With `out` each has three files there: NAME.png holds the class numbers, NAME.colour.png their colours, and
+        NAME.overlay.jpg the picture under them.
+        """
+        from patchloom.data.images.video import frames_or_error
+
+        at_least("top", top, 1)
+        names = _Names()
+        for path in list_image_files(paths):
+            for name, picture in frames_or_error(path, every):
+                if isinstance(picture, str):
+                    yield Segmented(name, [], picture)
+                    continue
+                numbers = self.numbers(picture)
+                written = [] if out is None else self._write(Path(out), names.of(name), picture, numbers)
+                shares = [(self.labels[number], share) for number, share in class_shares(numbers)]
+                yield Segmented(name, shares[:top], written=written)
+
+    def _write(self, folder: Path, name: str, picture: Image.Image, numbers: np.ndarray) -> list[str]:
+        classes = len(self.labels)
+        made = {
+            f"{name}.png": index_image(numbers, classes),
+            f"{name}.colour.png": colored(numbers, classes),
+            f"{name}.overlay.jpg": overlaid(picture, numbers, classes),
+        }
+        make_folder(folder)
+        for file, image in made.items():
+            atomic_write(folder / file, _encoded(image, file))
+        return [str(folder / file) for file in made]
+
+
+class _Names:
+    """Names of files for pictures: their own, numbered where two are called the same."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] = {}
+
+    def of(self, path: str) -> str:
+        """photos/a.jpg → a; clip.mp4#frame=120 (t=4.00 s) → clip-frame-120."""
+        file, _, frame = path.partition("#frame=")
+        name = Path(file).stem + (f"-frame-{frame.split()[0]}" if frame else "")
+        name = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "picture"
+        self._seen[name] = self._seen.get(name, 0) + 1
+        return name if self._seen[name] == 1 else f"{name}-{self._seen[name]}"
+
+
+def _encoded(image: Image.Image, file: str) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG" if file.endswith(".jpg") else "PNG", **({"quality": 92} if file.endswith(".jpg") else {}))
+    return buffer.getvalue()
+
+
+def load_segmentation(folder: Path) -> tuple[SegmentationNetwork, RunFiles]:
+    """The trained network of a run folder, in eval mode, and what belongs to it."""
+    files = read_run_files(folder)
+    weights, options = read_weights(folder / WEIGHTS), dict(files.options)
+
+    def make() -> SegmentationNetwork:
+        return SegmentationNetwork(SegmentationConfig(name=files.network, **options))
+
+    flat = {**{key: value for key, value in options.items() if key != "backbone"}, **options["backbone"]}
+    network = make_for(weights, make, flat, config=str(folder / "config.json"))
+    load_weights(network, weights, str(folder / WEIGHTS))
+    shown = files.preprocessing
+    network.backbone.pixel_mean, network.backbone.pixel_std = shown.mean, shown.std
+    return network.eval(), files
+
+
+def load_segmenter(source: str | os.PathLike[str], *, device: str = "auto", multi_scale: bool = False) -> Segmenter:
+    """The segmentation model of a run's folder."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    network, files = load_segmentation(run_folder(source))
+    return Segmenter(network.to(device), files, multi_scale=multi_scale)

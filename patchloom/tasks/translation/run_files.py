@@ -1,0 +1,144 @@
+"""What is known of a translation run in its folder: `config.json`, `recipe.yaml` and `vocabulary.model`."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchloom.models.from_config import load_weights, make_for
+from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
+from patchloom.recipes.schema import Recipe
+from patchloom.runs.checksums import read_checked, write_checked
+from patchloom.runs.config import read_config, read_recipe, write_config
+from patchloom.runs.weights import WEIGHTS, read_weights
+from patchloom_runtime.errors import CheckpointError, UsageError
+from patchloom_runtime.text.vocabulary import Vocabulary
+from patchloom_runtime.untrusted import check_shape, parse_json, read_plain
+
+VOCABULARY = "vocabulary.model"
+VAL = "val.json"
+SAMPLES = 20
+_VAL_SHAPE = {
+    "values": dict[str, float],
+    "signature": str,
+    "chrf_signature": str,
+    "notes": list[str],
+    "samples": list[list[str]],
+}
+_SHAPE = {"source": str, "target": str, "longest": list[int], "vocabulary": str}
+
+
+@dataclass(frozen=True)
+class TranslationFiles:
+    """A translation run before its weights are read."""
+
+    network: str
+    options: dict[str, Any]
+    source: str  # languages
+    target: str
+    longest: tuple[int, int]  # subwords of the longest source and target that were trained on
+    vocabulary: Vocabulary
+    recipe: Recipe | None
+
+
+def write_translation_files(
+    folder: Path,
+    network: Seq2Seq,
+    recipe: Recipe,
+    vocabulary: Vocabulary,
+    *,
+    task: str,
+    languages: tuple[str, str],
+    longest: tuple[int, int],
+) -> None:
+    """Write what a translator needs beside the weights; the vocabulary first, since the config has its checksum."""
+    data = vocabulary.to_bytes()
+    told: dict[str, Any] = {"source": languages[0], "target": languages[1], "longest": list(longest)}
+    told |= {"vocabulary": hashlib.sha256(data).hexdigest()}
+    write_config(folder, task, network.config, recipe, {VOCABULARY: data}, **told)
+
+
+def read_translation_files(folder: Path) -> TranslationFiles:
+    """What `write_translation_files` wrote."""
+    if not os.path.isfile(folder / "config.json"):
+        raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
+    config = read_config(folder)
+    if "vocabulary" not in config:
+        raise UsageError(
+            f"{folder} was not trained to translate; train with --recipe translation_small, or another such"
+        )
+    try:
+        check_shape(config, _SHAPE)
+        if len(config["longest"]) != 2 or min(config["longest"]) < 1:
+            raise ValueError(f"longest is {config['longest']}, expected the subwords of a source and a target")
+    except ValueError as error:
+        raise CheckpointError(f"{folder / 'config.json'} lacks a field or has a wrong one: {error}.") from error
+    vocabulary = read_vocabulary(folder, config["vocabulary"])
+    if config["options"].get("vocabulary") != len(vocabulary):
+        raise CheckpointError(
+            f"{folder / 'config.json'} is of a vocabulary of {config['options'].get('vocabulary')!r} subwords, "
+            f"{VOCABULARY} has {len(vocabulary):,}. Restore both."
+        )
+    return TranslationFiles(
+        network=config["network"],
+        options=config["options"],
+        source=config["source"],
+        target=config["target"],
+        longest=(config["longest"][0], config["longest"][1]),
+        vocabulary=vocabulary,
+        recipe=read_recipe(folder),
+    )
+
+
+def read_vocabulary(folder: Path, sha256: str | None) -> Vocabulary:
+    """The run's vocabulary, compared with its checksum: with another one, every word would mean something else."""
+    path = folder / VOCABULARY
+    try:
+        data = read_plain(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+        raise CheckpointError(f"{path} is not the vocabulary the run was trained with. Restore the file.")
+    return Vocabulary.from_bytes(data)
+
+
+def load_seq2seq(folder: Path) -> tuple[Seq2Seq, TranslationFiles]:
+    """The trained network of a translation run, in eval mode, and what belongs to it."""
+    files = read_translation_files(folder)
+    weights, options = read_weights(folder / WEIGHTS), files.options
+    network = make_for(
+        weights, lambda: create_seq2seq(files.network, **options), options, config=str(folder / "config.json")
+    )
+    load_weights(network, weights, str(folder / WEIGHTS))
+    return network.eval(), files
+
+
+def keep_val(folder: Path, judged: Any) -> None:
+    """Keep the numbers of val and some translations from all over it in `val.json`."""
+    every = max(1, len(judged.sources) // SAMPLES)
+    rows = list(zip(judged.sources, judged.references, judged.translations, strict=True))[::every][:SAMPLES]
+    values = {
+        "values": dict(judged),
+        "signature": judged.scores.signature,
+        "chrf_signature": judged.scores.chrf_signature,
+        "notes": list(judged.notes),
+        "samples": rows,
+    }
+    write_checked(folder, {VAL: (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()})
+
+
+def read_val(folder: Path) -> dict[str, Any]:
+    """What `keep_val` wrote; nothing where there is none."""
+    path = folder / VAL
+    if not os.path.lexists(path):
+        return {}
+    try:
+        values = parse_json(read_checked(folder, VAL))
+        check_shape(values, _VAL_SHAPE)
+        if any(len(row) != 3 for row in values["samples"]):
+            raise ValueError("a sample is not a source, a reference and a translation")
+        return values
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}. Remove it, or write it again by training.") from error

@@ -1,0 +1,72 @@
+"""A trained translation network as it is used: lines in, lines out, in their order."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from patchloom.engine.devices import kind_of
+from patchloom.models.beam_search import beam_search
+from patchloom.models.seq2seq import Seq2Seq
+from patchloom.recipes.parts import TextPart
+from patchloom.runs.locate import is_on_hub, run_folder
+from patchloom.tasks.translation.run_files import TranslationFiles, load_seq2seq
+from patchloom_runtime.artifacts.line_translator import MAX_LENGTH_A, MAX_LENGTH_B, LineTranslator
+from patchloom_runtime.errors import with_near_options
+from patchloom_runtime.text.hypothesis import Hypothesis
+from patchloom_runtime.text.special_tokens import EOS, PAD
+from patchloom_runtime.text.vocabulary import Vocabulary
+
+
+class Translator(LineTranslator):
+    """A network in eval mode, its vocabulary and its languages."""
+
+    def __init__(
+        self,
+        network: Seq2Seq,
+        vocabulary: Vocabulary,
+        *,
+        languages: tuple[str, str],
+        longest: int,
+        search: TextPart | None = None,
+    ) -> None:
+        self.network, self.vocabulary = network, vocabulary
+        self.source, self.target = languages
+        self.longest = longest  # subwords of the longest source that was trained on
+        self.search = search or TextPart()
+        self.most_tokens = network.config.max_length
+        self.beams, self.length_penalty = self.search.beams, self.search.length_penalty
+
+    @classmethod
+    def of(cls, network: Seq2Seq, files: TranslationFiles) -> "Translator":
+        """The translator of a run."""
+        return cls(
+            network,
+            files.vocabulary,
+            languages=(files.source, files.target),
+            longest=files.longest[0],
+            search=files.recipe.text if files.recipe else None,
+        )
+
+    def _search(self, pieces: Sequence[list[int]], beams: int, penalty: float, n_best: int) -> list[list[Hypothesis]]:
+        width = max(map(len, pieces)) + 1
+        rows = [[*ids, EOS] + [PAD] * (width - 1 - len(ids)) for ids in pieces]
+        source = torch.tensor(rows, device=self.network.embedding.weight.device)
+        return beam_search(
+            self.network,
+            source,
+            beams=beams,
+            length_penalty=penalty,
+            max_length_a=MAX_LENGTH_A,
+            max_length_b=MAX_LENGTH_B,
+            n_best=n_best,
+            stop_early=False,
+        )
+
+
+@with_near_options
+def load_translator(folder: str | Path, *, device: str = "auto") -> Translator:
+    """The translator of a run's folder, or of a repository of the Hugging Face hub, 'hub:user/name'."""
+    network, files = load_seq2seq(run_folder(folder) if is_on_hub(folder) else Path(folder))
+    kind = kind_of(None if device == "auto" else device)
+    return Translator.of(network.to(kind if device == "auto" else device), files)

@@ -1,0 +1,212 @@
+"""Files that anybody may have written: only plain ones are read, of a bounded size, and values of a known shape."""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from io import FileIO
+from types import GenericAlias, UnionType
+from typing import Any, get_args, get_origin
+
+from patchloom_runtime.errors import ResourceError
+
+MOST_BYTES = 64 << 20  # of a file of settings, names or records
+_MOST_DEPTH = 64
+# What the system has too little of at the moment, and what a user can do.
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+ADVICE = "Allow more open files with ulimit -n, or give fewer --workers, and run the command again."
+
+
+# Without O_NONBLOCK a pipe that nobody writes to is waited for.
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_plain(path: str | os.PathLike[str], *, links: bool = True) -> FileIO:
+    """A file to read from; an OSError too where it is a pipe, a device or a folder, which is never waited for.
+
+    Where too many files are open, a ResourceError. With `links=False`, an OSError also where the file or a folder on
+    the way to it is a symbolic link; the path is then absolute, as `os.path.realpath` returns it.
+    """
+    given = os.fspath(path)
+    if "\0" in given:
+        raise OSError(errno.EINVAL, "a NUL character is in its name", given)
+    try:
+        descriptor = os.open(given, _READING) if links else _open_without_links(given)
+    except OSError as error:
+        if error.errno in SCARCE:  # which is no fact about the file
+            raise ResourceError(f"{given} cannot be read now: {error.strerror}. {ADVICE}") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a file", given)
+    return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def _open_without_links(path: str) -> int:
+    """Open a folder at a time, so that none of them can be replaced by a link meanwhile."""
+    *folders, name = path.removeprefix(os.sep).split(os.sep)
+    folder = os.open(os.sep, _FOLDER)
+    try:
+        for each in folders:
+            inner = os.open(each, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        return os.open(name, _READING | os.O_NOFOLLOW, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def path_within(path: str, roots: Sequence[str]) -> str | None:
+    """Return the real path of a file that a stranger names, if it is one of `roots` or inside one, else None.
+
+    A relative path is read from each of them. Open the result with `links=False`.
+    """
+    try:
+        folders = [os.path.realpath(root) for root in roots]
+        for folder in folders:
+            real = os.path.realpath(os.path.join(folder, path))
+            if any(real == root or real.startswith(os.path.join(root, "")) for root in folders):
+                return real
+    except ValueError:  # a NUL character, or half of a surrogate pair
+        pass
+    return None
+
+
+def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES, *, links: bool = True) -> bytes:
+    """The bytes of a file; an OSError too where `open_plain` has one, or where it has more than `most` bytes."""
+    memory = memory_bytes()
+    with open_plain(path, links=links) as file:
+        size = os.fstat(file.fileno()).st_size
+        if memory < size <= most:  # a file of holes has any size
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, this machine's memory {memory:,}", os.fspath(path))
+        data = file.read() if 0 < size <= most else b""
+        while size == 0 and len(data) <= most and (more := file.read(1 << 16)):  # as of /proc
+            data += more
+    size = max(size, len(data))
+    if size > most:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, expected at most {most:,}", os.fspath(path))
+    return data
+
+
+def memory_bytes(control_groups: str = "/sys/fs/cgroup") -> int:
+    """The memory of this machine, or less where its control group (a container) allows less."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of versions 2 and 1
+        try:
+            with open(os.path.join(control_groups, name)) as file:
+                limits.append(int(file.read()))
+        except (OSError, ValueError):  # absent, or "max"
+            continue
+    return min(limits)
+
+
+def parse_json(data: bytes | str, most: int = MOST_BYTES, **options: Any) -> Any:
+    """The value; a ValueError says in one line what is wrong with it. `options` are those of json.loads."""
+    if len(data) > most:
+        raise ValueError(f"it has {len(data):,} characters, expected at most {most:,}")
+    try:
+        value = json.loads(data, **options)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not text") from error
+    if _depth_exceeds(value, _MOST_DEPTH):
+        raise ValueError(f"it is nested more than {_MOST_DEPTH} deep")
+    return value
+
+
+def parse_number(text: str) -> float:
+    """The finite number that plain digits write; a ValueError for what else `float` reads: 1_0, ٣, nan."""
+    if not text.isascii() or "_" in text or not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:60]!r} is no plain number")
+    return number
+
+
+def own_sha256(values: Mapping[str, Any]) -> str:
+    """The checksum of a JSON object that keeps its own, as `own_sha256`: of everything else in it."""
+    others = {name: value for name, value in values.items() if name != "own_sha256"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+
+
+def check_shape(value: Any, shape: Any, where: str = "") -> None:
+    """A ValueError where a value read from JSON is not of the shape: what stands where, and what was expected there.
+
+    A shape is a type (`int`, `str`, `list[str]`, `dict[str, int]`, `int | None`), `Any`, or a dict of field → shape, of
+    which a field that ends with a question mark may be absent; other fields are not looked at. An int is a float too,
+    a bool is neither; a float is finite, and whole numbers have 64 bits.
+    """
+    if isinstance(shape, Mapping):
+        _expect(isinstance(value, dict), value, "an object with fields", where)
+        for name, inner in shape.items():
+            field = name.removesuffix("?")
+            if field in value:
+                check_shape(value[field], inner, f"{where}.{field}" if where else field)
+            elif field == name:
+                raise ValueError(f"{where + ' has' if where else 'it has'} no field {field!r}")
+        return
+    if not _fits(value, shape):
+        _expect(False, value, _named(shape), where)
+
+
+def _expect(holds: bool, value: Any, expected: str, where: str) -> None:
+    if not holds:
+        shown = json.dumps(value, default=str)
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        raise ValueError(f"{where or 'it'} is {shown}, expected {expected}")
+
+
+def _fits(value: Any, shape: Any) -> bool:
+    if shape is Any:
+        return True
+    if isinstance(shape, UnionType):
+        return any(_fits(value, one) for one in get_args(shape))
+    if isinstance(shape, GenericAlias):
+        inner = get_args(shape)[-1]
+        if get_origin(shape) is dict:
+            return isinstance(value, dict) and all(_fits(one, inner) for one in value.values())
+        return isinstance(value, list) and all(_fits(one, inner) for one in value)
+    if shape is None or shape is type(None):
+        return value is None
+    if shape in (int, float):
+        # A float may be a whole number of JSON, which has any number of digits.
+        is_one = type(value) is int or (shape is float and type(value) is float)
+        return is_one and abs(value) < (math.inf if type(value) is float else 1 << 63)
+    return type(value) is shape
+
+
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _named(shape: Any) -> str:
+    if isinstance(shape, UnionType):
+        return " or ".join(_named(one) for one in get_args(shape))
+    if isinstance(shape, GenericAlias):
+        inner = _named(get_args(shape)[-1])
+        return f"a list, each {inner}" if get_origin(shape) is list else f"an object whose values are each {inner}"
+    return "null" if shape is None or shape is type(None) else _NAMES.get(shape, str(shape))
+
+
+def _depth_exceeds(value: Any, most: int) -> bool:
+    level: Sequence[Any] = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
