@@ -216,7 +216,7 @@ def test_lines_that_cannot_be_trained_on_are_named(tmp_path) -> None:
         ({"train_en": WORDS, "train_de": WORDS}, {"text.target": "fr"}, ("fr", "de-en")),
         ({"train_en": WORDS, "train_de": WORDS, "train_fr": WORDS}, {}, ("--set text.source=", "--set text.target=")),
         ({"train_en": WORDS}, {}, ("text",)),
-        ({"train_en": WORDS, "train_de": WORDS}, {"text.vocabulary": 262}, ("text.vocabulary", 262)),
+        ({"train_en": WORDS, "train_de": WORDS}, {"text.vocabulary": 262}, (262,)),
     ],
 )
 def test_mistakes_in_the_text_are_one_line(sides, changes, facts, tmp_path) -> None:
