@@ -1,0 +1,1 @@
+"""Exported models: metadata, and predictors for each task."""

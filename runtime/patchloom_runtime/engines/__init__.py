@@ -1,0 +1,1 @@
+"""Graph formats and the engines that run them."""

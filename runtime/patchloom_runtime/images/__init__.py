@@ -1,0 +1,1 @@
+"""Decoding and preprocessing of images without torch."""

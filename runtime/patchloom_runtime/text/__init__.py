@@ -1,0 +1,1 @@
+"""Vocabularies and text cleaning without torch."""
