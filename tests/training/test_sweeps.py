@@ -308,6 +308,11 @@ def test_val_is_held_out_or_as_the_data_have_it() -> None:
         Reading(val="fold")  # type: ignore[arg-type]
 
 
+def test_settings_that_tie_on_a_data_set_are_counted() -> None:
+    found = made(("x", 0.1, 0, 50.0), ("y", 0.1, 0, 90.0), ("x", 0.01, 0, 50.0), ("y", 0.01, 0, 80.0))
+    assert found.best_of_sets_in_words == [("x", "2 settings tie"), ("y", "lr=0.1")]
+
+
 def test_settings_with_the_same_score_tie() -> None:
     runs = [
         RunResult(data="a", setting={"optim.lr": lr}, metric="top1", metrics={"top1": score})
