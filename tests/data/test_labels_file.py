@@ -25,7 +25,7 @@ def photos(tmp_path):
 
 def labels_of(listing):
     return {
-        listing.pictures.key(int(row)): listing.names[label] if label >= 0 else ""
+        listing.images.key(int(row)): listing.names[label] if label >= 0 else ""
         for row, label in zip(listing.rows, listing.labels, strict=True)
     }
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 else:
     Tensor = Any  # whose module is not imported for the sake of a name
 
+
 @runtime_checkable
 class ImageCollection(Protocol):
     """Images read by position, such as a dataset of patchloom."""
@@ -60,7 +61,9 @@ class ImageCollection(Protocol):
         ...
 
 
-ImageLike: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
+ImageLike: TypeAlias = (
+    str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
+)
 ImagesLike: TypeAlias = ImageLike | ImageCollection | Iterable[ImageLike]
 
 ACCEPTED = "a path, bytes, a file opened with 'rb', a PIL image, a numpy array or a torch tensor"
