@@ -174,7 +174,7 @@ def test_boxes_without_fault(tmp_path):
     assert report.name == "data (COCO boxes)"
     assert report.splits == {"train": 2, "val": 1}
     assert (report.faults, report.problems(strict=True)) == ((), [])
-    pictures = report.listings["train"].pictures
+    pictures = report.listings["train"].images
     assert pictures.object_names == ("dog", "bottle")
     assert pictures.boxes(1).tolist() == [pytest.approx([3.2, 4, 13.7, 16, 1])]
 

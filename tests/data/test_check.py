@@ -240,8 +240,8 @@ def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
 
 def test_a_wait_for_a_stopped_process_is_said(tmp_path, monkeypatch, capsys):
     seen = ScanCache(str(tmp_path))
-    held = "import sys, time; from patchloom.data.checking.scan_cache import Seen, taking_turns\n"
-    held += "with taking_turns([Seen(sys.argv[1])], print): print('held', flush=True); time.sleep(60)"
+    held = "import sys, time; from patchloom.data.checking.scan_cache import ScanCache, taking_turns\n"
+    held += "with taking_turns([ScanCache(sys.argv[1])], print): print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     holder.send_signal(signal.SIGSTOP)
