@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchloom_runtime.images.geometry import Geometry, Size, fitting_size
-from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images
-from patchloom_runtime.images.pasted_masks import pasted
 from patchloom_runtime.artifacts.artifact import Artifact
-from patchloom_runtime.artifacts.detected_object import SURE, DetectedObject, surest_first
-from patchloom_runtime.engines.formats import MODEL, Graph
 from patchloom_runtime.artifacts.box_selection import (
     LEVELS,
     BoxLimits,
@@ -29,7 +24,12 @@ from patchloom_runtime.artifacts.box_selection import (
     objects_of,
     proposals_of,
 )
+from patchloom_runtime.artifacts.detected_object import SURE, DetectedObject, surest_first
+from patchloom_runtime.engines.formats import MODEL, Graph
 from patchloom_runtime.errors import UsageError, with_near_options
+from patchloom_runtime.images.geometry import Geometry, Size, fitting_size
+from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images
+from patchloom_runtime.images.pasted_masks import pasted
 
 REGIONS, MASKS = "regions", "masks"
 AT_ONCE = 8  # pictures

@@ -23,6 +23,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, Type
 import numpy as np
 from PIL import Image
 
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.folders import files_below
 from patchloom_runtime.images.decode import (
     EXTENSIONS,
     MAX_FILE_BYTES,
@@ -35,10 +37,8 @@ from patchloom_runtime.images.decode import (
     upright_rgb,
     upright_size,
 )
-from patchloom_runtime.errors import DataError, UsageError
-from patchloom_runtime.folders import files_below
-from patchloom_runtime.untrusted import path_within
 from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import path_within
 
 if TYPE_CHECKING:
     from torch import Tensor
