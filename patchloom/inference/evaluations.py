@@ -28,7 +28,7 @@ from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.imagenet_labels import open_v2, read_real_labels, real_accuracy, real_labels_of
-from patchloom.evaluation.knn import NeighbourReport, check_neighbours, knn
+from patchloom.evaluation.knn import NeighborReport, check_neighbors, knn
 from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
 from patchloom.evaluation.sgd_probe import BATCH, SgdProbe, check_epochs, sgd_probe
 from patchloom.inference.embedding import check_view_settings, embed_batches
@@ -178,7 +178,7 @@ def _counted(batches: Iterable[ImageBatch], total: int, progress: Progress | Non
 class Probes:
     """What neighbours and linear classifiers find in a model's features."""
 
-    neighbours: NeighbourReport | None
+    neighbours: NeighborReport | None
     linear: LinearProbe | None
     linear_sgd: SgdProbe | None
     few_shot: FewShotProbe | None
@@ -214,7 +214,7 @@ def probe_on(
     names = splits.classes.names
     # Before the features are computed, which may take long.
     if neighbours:
-        check_neighbours(neighbours, int(np.sum(splits.train.labels >= 0)))
+        check_neighbors(neighbours, int(np.sum(splits.train.labels >= 0)))
     if linear_sgd is not None:
         check_epochs(linear_sgd)
     if few_shot is not None:

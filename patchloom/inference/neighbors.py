@@ -33,7 +33,7 @@ from patchloom_runtime.printable import printable
 if TYPE_CHECKING:
     from patchloom.inference.classifier import Classifier
 
-NEIGHBOURS = 20  # as `evaluate --knn`; the thesis chooses among 10 … 30
+NEIGHBORS = 20  # as `evaluate --knn`; the thesis chooses among 10 … 30
 
 
 class NeighborFile(NamedTuple):
@@ -71,8 +71,8 @@ class IndexNeighbors:
 
     def __init__(self, stored: StoredVectors, level: str | None = None, neighbours: int | None = None) -> None:
         self.about, self._stored = stored.about, stored
-        at_least("neighbours", NEIGHBOURS if neighbours is None else neighbours, 1)
-        self._k = neighbours or NEIGHBOURS
+        at_least("neighbours", NEIGHBORS if neighbours is None else neighbours, 1)
+        self._k = neighbours or NEIGHBORS
         if not self.about.labels:
             raise UsageError(
                 f"{stored.folder} has no labels to name classes by. Add labelled images, in class folders or with "

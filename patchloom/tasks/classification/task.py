@@ -44,7 +44,7 @@ class Classification(ImageTask):
 
     def more_words(self, plan: "ImagePlan", judged: "ClassificationReport") -> Iterator[str]:
         """Whether the training images were learned by heart."""
-        from patchloom.evaluation.overfitting import overfitting_note
+        from patchloom.evaluation.classification import overfitting_note
         from patchloom.runs.metrics import read_metrics
 
         records = read_metrics(plan.folder / "metrics.jsonl")

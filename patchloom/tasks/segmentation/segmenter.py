@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from patchloom.disk import atomic_write, make_folder
+from patchloom.engine.devices import resolve_device
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.models.from_config import load_weights, make_for
 from patchloom.report.pictures.mask_overlays import class_shares, colored, index_image, overlaid
@@ -145,7 +146,5 @@ def load_segmentation(folder: Path) -> tuple[SegmentationNetwork, RunFiles]:
 
 def load_segmenter(source: str | os.PathLike[str], *, device: str = "auto", multi_scale: bool = False) -> Segmenter:
     """The segmentation model of a run's folder."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     network, files = load_segmentation(run_folder(source))
-    return Segmenter(network.to(device), files, multi_scale=multi_scale)
+    return Segmenter(network.to(resolve_device(device)), files, multi_scale=multi_scale)
