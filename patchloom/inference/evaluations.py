@@ -79,7 +79,7 @@ class EvaluationSettings:
         return classifier.model if self.size is None else classifier.model.for_images_of(self.size)
 
     def loader(self, classifier: "Classifier", images: ImageSet) -> Loader | DeviceLoader:
-        """Return a loader over every image, preprocessed as for the model, at the size and crop ratio of these settings."""
+        """Return a loader over all images at the size and crop ratio of these settings, else at the model's."""
         own = classifier.preprocessing
         return make_evaluation_loader(
             images,
@@ -113,7 +113,7 @@ class EvaluationData:
         if settings.v2:
             return open_v2(self._data, table)
         if (own := self._held_out) is not None:
-            listing = Listing(own.pictures, own.rows, own.labels, own.classes.names)
+            listing = Listing(own.images, own.rows, own.labels, own.classes.names)
             matched = match(listing, table, strict=settings.strict, what=self._data, known_by="the model")
             return replace(matched, notes=(*own.notes, *matched.notes))
         check_split(settings.split)  # before the data are listed
@@ -181,7 +181,7 @@ class Evaluation:
 def evaluate_on(
     classifier: "Classifier", images: LabeledImages, settings: EvaluationSettings, *, heads: bool = False
 ) -> Evaluation:
-    """Evaluate a classifier on opened images; with `heads`, record the predictions of each head of a distilled network."""
+    """Evaluate a classifier on opened images; with `heads`, record what each head of a distilled network predicts."""
     model, own, loader = settings.network(classifier), classifier.preprocessing, settings.loader(classifier, images)
     report = evaluate(
         model,

@@ -132,9 +132,7 @@ def collect(
             absolute = os.path.abspath(path)
             files[absolute] = files.get(absolute, "")
             continue
-        listing = list_labeled(
-            Path(path), classifier.labels, reading=classifier.reading_of(path, reading), level=level
-        )
+        listing = list_labeled(Path(path), classifier.labels, reading=classifier.reading_of(path, reading), level=level)
         for file, label in listing.files:
             absolute = os.path.abspath(file)
             files[absolute] = files.get(absolute) or label

@@ -191,7 +191,9 @@ def write_part(folder: Path, number: int, vectors: np.ndarray, rows: Sequence[In
     listed = json.dumps(rows).encode()  # ASCII, so that names that are not UTF-8 survive
     atomic_write(folder / f"{name}.npy", packed.getvalue())
     atomic_write(folder / f"{name}.json", listed)
-    return IndexPart(name, len(rows), hashlib.sha256(packed.getbuffer()).hexdigest(), hashlib.sha256(listed).hexdigest())
+    return IndexPart(
+        name, len(rows), hashlib.sha256(packed.getbuffer()).hexdigest(), hashlib.sha256(listed).hexdigest()
+    )
 
 
 class StoredVectors:
@@ -298,7 +300,7 @@ class StoredVectors:
         return CheckpointError(f"{path} cannot be read: {error.strerror}. Build the index again.")
 
     def _compare(self, path: Path, sha256: str, most: int) -> None:
-        """Raise CheckpointError if a file has another checksum, or more than `most` bytes, in which case it is not read."""
+        """Raise CheckpointError if a file has another checksum, or more than `most` bytes (then it is not read)."""
         if path.name in self._verified:
             return
         try:

@@ -107,9 +107,7 @@ class SearchSettings:
                 if not (self.skip_self and itself):
                     hits.append(SearchHit(file.path, score, label, itself, None if condition is None else total))
             level = self.level or FINEST
-            results.append(
-                SearchResult(path, hits[: self.top], condition=condition, level=level, images=self.images)
-            )
+            results.append(SearchResult(path, hits[: self.top], condition=condition, level=level, images=self.images))
         return results
 
 

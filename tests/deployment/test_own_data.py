@@ -11,7 +11,7 @@ import pytest
 
 import patchloom
 from patchloom.data.reading import Reading
-from patchloom.inference.index import index
+from patchloom.inference.index_build import index
 from patchloom.runs.predictions import load_predictions
 from patchloom.runs.run_record import data_files, read_run_record
 from patchloom.tasks.classification.several_runs import evaluate_runs

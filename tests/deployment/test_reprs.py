@@ -73,7 +73,7 @@ def test_a_classifier_and_its_answers(classifier: Classifier, trained: Path) -> 
     path = str(trained / "data" / "red" / "0.png")
     (answer,) = classifier.predict_files([path])
     assert re.fullmatch(rf"Answer\({re.escape(path)}: \w+ \d+\.\d %, \w+ \d+\.\d %\)", repr(answer))
-    assert repr(Prediction("a.png", [], "b.png: empty")) == "Answer(a.png: b.png: empty)"
+    assert repr(Prediction("a.png", [], "b.png: empty")) == "Prediction(a.png: b.png: empty)"
 
 
 def test_a_look_is_picture_bars_and_maps(trained: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_index_and_what_it_found(trained: Path, tmp_path: Path) -> None:
     assert checked(found._repr_html_()).count("<img") == 6
     assert checked(index.search(Image.open(query).copy(), top=5)._repr_html_()).count("<img") == 5
     gone = SearchResult("gone.png", [], error="gone.png: missing")
-    assert repr(gone) == "Found(gone.png: missing)"
+    assert repr(gone) == "SearchResult(gone.png: missing)"
     assert "missing" in checked(gone._repr_html_())
     assert "deleted.png" in checked(SearchResult("", [SearchHit("/x/deleted.png", 0.5, "")])._repr_html_())
 

@@ -14,7 +14,7 @@ How other modes become 8-bit RGB:
                                                   refused unless finite
     several frames                                the first
 
-What Python hands over (`patchloom_runtime/images/inputs.py`) goes through the same rules: `upright_rgb` is where all ways meet.
+Images that Python code passes (`images/inputs.py`) follow the same rules: `upright_rgb` is the common path.
 """
 
 import ctypes
@@ -46,8 +46,8 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
-from patchloom_runtime.images.decode_limits import slow_header, slow_pixels
 from patchloom_runtime.errors import DataError, ResourceError, UsageError
+from patchloom_runtime.images.decode_limits import slow_header, slow_pixels
 from patchloom_runtime.untrusted import read_plain
 
 MAX_PIXELS = 25_000_000
