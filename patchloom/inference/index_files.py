@@ -217,7 +217,7 @@ class StoredVectors:
         return vectors
 
     def row(self, part: IndexPart, number: int) -> Tensor:
-        """Return the vector (C,) of one row of a part, dropped or not; a copy, since a view would keep the file open."""
+        """Return a copy of the vector (C,) of one row of a part, dropped or not; a view would keep the file open."""
         return self.all_rows(part)[number].clone()
 
     def files(self, positions: Tensor) -> list[IndexRow]:

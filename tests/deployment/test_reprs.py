@@ -72,7 +72,7 @@ def test_a_classifier_and_its_answers(classifier: Classifier, trained: Path) -> 
     assert "blue, red" in html
     path = str(trained / "data" / "red" / "0.png")
     (answer,) = classifier.predict_files([path])
-    assert re.fullmatch(rf"Answer\({re.escape(path)}: \w+ \d+\.\d %, \w+ \d+\.\d %\)", repr(answer))
+    assert re.fullmatch(rf"Prediction\({re.escape(path)}: \w+ \d+\.\d %, \w+ \d+\.\d %\)", repr(answer))
     assert repr(Prediction("a.png", [], "b.png: empty")) == "Prediction(a.png: b.png: empty)"
 
 
@@ -123,7 +123,7 @@ def test_an_index_and_what_it_found(trained: Path, tmp_path: Path) -> None:
     assert "exact" in checked(index._repr_html_())
     query = trained / "data" / "red" / "0.png"
     found = index.search(query, top=5)
-    assert re.fullmatch(r"Found\(0\.png: \S+ 1\.0000, \S+ [\d.]+, \S+ [\d.]+\b.*\b2\b.*\)", repr(found))
+    assert re.fullmatch(r"SearchResult\(0\.png: \S+ 1\.0000, \S+ [\d.]+, \S+ [\d.]+\b.*\b2\b.*\)", repr(found))
     assert checked(found._repr_html_()).count("<img") == 6
     assert checked(index.search(Image.open(query).copy(), top=5)._repr_html_()).count("<img") == 5
     gone = SearchResult("gone.png", [], error="gone.png: missing")
