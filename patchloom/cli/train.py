@@ -131,13 +131,13 @@ def train(
     changed = pairs(changes or [])
     _announce(data)
     from patchloom.cli.output import is_quiet, print_json, print_result
-    from patchloom.data.sources.source import in_one
+    from patchloom.data.sources.source import join_specs
     from patchloom.tasks.plan import TrainingSettings
     from patchloom.training.run import run_training
 
     settings = TrainingSettings(
-        data=in_one(data), model=model, recipe=recipe, task=task, out=out, teacher=teacher, init=init, epochs=epochs,
-        size=size, batch=batch, micro_batches=micro_batches, fit=fit, time=time, stop_after=stop_after,
+        data=join_specs(data), model=model, recipe=recipe, task=task, out=out, teacher=teacher, init=init,
+        epochs=epochs, size=size, batch=batch, micro_batches=micro_batches, fit=fit, time=time, stop_after=stop_after,
         patience=patience, pictures=pictures, changes=changed, device=device,
         workers=workers, worker_timeout=worker_timeout, compiled=compiled, shard=shard, level=level, labels=labels,
         strict=strict, trackers=tuple(log or ()),

@@ -47,7 +47,7 @@ class Provenance:
     init_weights: str = ""  # digest of them
     options: tuple[str, ...] = ()  # recipe fields that the command set
 
-    def is_of(self, other: "DataRecord") -> bool:
+    def is_of(self, other: "Provenance") -> bool:
         """Whether both are of one set of data: at one place, or the same pictures where they have moved to."""
         same = (self.rows, self.contents) == (other.rows, other.contents)
         return same or (self.place is not None and self.place == other.place)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
-from patchloom.data.sources.source import Spec, in_one, parts_of
+from patchloom.data.sources.source import Spec, join_specs, split_specs
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import TrainingResult, run_training
@@ -101,4 +101,4 @@ def train(
         shard           split weights and optimiser over the processes (FSDP)
     """
     given = locals()
-    return run_training(TrainingSettings(**given | {"data": in_one(parts_of(data)), "changes": changes or {}}))
+    return run_training(TrainingSettings(**given | {"data": join_specs(split_specs(data)), "changes": changes or {}}))

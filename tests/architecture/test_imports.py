@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parent.parent.parent / "patchloom"
 ORDER = [
     "errors",
     "disk",
+    "machine",
     "recipes",
     "data",
     "layers",
