@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from patchloom.data.datasets import Source
 from patchloom.data.sources.labels_file import split_of
-from patchloom.data.sources.source import parts_of
+from patchloom.data.sources.source import split_specs
 from patchloom.data.trees.archive import archive_stem
 from patchloom.data.trees.open_archive import is_archive
 from patchloom.recipes.choices import Choice, base_recipe
@@ -175,7 +175,7 @@ def same_run(folder: Path, recipe: Recipe) -> None:
 
 def folder_name(data: str) -> str:
     """Where a run on `data` goes, below runs/; splits given one by one are named by the folder they lie in."""
-    parts = [Path(part).expanduser() for part in parts_of(data)]
+    parts = [Path(part).expanduser() for part in split_specs(data)]
     stems = [Path(part.name).stem if not is_archive(part) else archive_stem(part) for part in parts]
     if len(parts) > 1 and all(map(split_of, stems)):
         stems = [parts[0].resolve().parent.name]

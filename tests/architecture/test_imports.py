@@ -16,6 +16,7 @@ ORDER = [
     "errors",
     "options",
     "disk",
+    "machine",
     "recipes",
     "data",
     "layers",

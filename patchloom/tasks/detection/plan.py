@@ -39,7 +39,7 @@ def resolve_detection(
 def object_classes(splits: Splits, level: str | None) -> tuple[str, ...]:
     """The names of what is to be found, at a level of the data's where one is asked for."""
     train = _pictures(splits.train)
-    names = train.pictures.object_names
+    names = train.images.object_names
     if not names:
         raise DataError(f"{splits.name}: no boxes; objects are learned from boxes (COCO, VOC, YOLO, parquet, shapes)")
     if level is None:
@@ -50,7 +50,7 @@ def object_classes(splits: Splits, level: str | None) -> tuple[str, ...]:
 
 def learns_masks(splits: Splits, recipe: Recipe) -> bool:
     """Where the data have them and the recipe wants them."""
-    return recipe.detect.masks and _pictures(splits.train).pictures.tells_objects_apart
+    return recipe.detect.masks and _pictures(splits.train).images.tells_objects_apart
 
 
 def parts_of(plan: ImagePlan) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class Detection(ImageTask):
         del stores
         recipe, side = plan.recipe, plan.recipe.model.image_size
         loader = Loader(
-            self.objects_of(plan, "train").showing(*parts_of(plan)),
+            self.objects_of(plan, "train").with_parts(*parts_of(plan)),
             JitteredCanvas(recipe.augment, (side, side), recipe.detect),
             batch_size=recipe.optim.batch_size,
             seed=recipe.seed,

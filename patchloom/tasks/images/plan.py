@@ -85,7 +85,7 @@ class ImagePlan(Plan):
     @property
     def workers(self) -> int:
         """Processes that prepare pictures: as many as asked for, else the cores, up to 8."""
-        from patchloom.data.batches.loader import cores
+        from patchloom.machine import cores
 
         return self.settings.workers if self.settings.workers is not None else min(8, cores())
 

@@ -66,9 +66,9 @@ class Segmentation(ImageTask):
         test: Any = splits.test
         return replace(
             splits,
-            train=splits.train.showing(PART),  # type: ignore[attr-defined]
-            val=splits.val.showing(PART),  # type: ignore[attr-defined]
-            test=test and test.showing(PART),
+            train=splits.train.with_parts(PART),  # type: ignore[attr-defined]
+            val=splits.val.with_parts(PART),  # type: ignore[attr-defined]
+            test=test and test.with_parts(PART),
         )
 
     def fault_notes(self, seen: "Survey", settings: "TrainingSettings") -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from patchloom.data.sources.source import Spec, in_one, parts_of
+from patchloom.data.sources.source import Spec, join_specs, split_specs
 from patchloom.disk import locked
 from patchloom.engine.devices import kind_of
 from patchloom.engine.display import duration
@@ -75,7 +75,7 @@ def sweep(
     dry_run   plan and measure; train nothing
     say       what is told goes there
     """
-    sets = [in_one([one]) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
+    sets = [join_specs([one]) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
     if not sets or len(dict.fromkeys(sets)) < len(sets):
         raise UsageError(f"Give one or more data sets, each once; given {', '.join(sets) or 'none'}")
     if place_from(os.environ).world > 1:
@@ -88,7 +88,7 @@ def sweep(
     given |= {"batch": batch, "changes": dict(set or {}), "without": without, "workers": workers, "val": "held-out"}
     device = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     kind_of(device)
-    bases = [TrainingSettings(data=in_one(parts_of(one)), device=device, **given) for one in sets]
+    bases = [TrainingSettings(data=join_specs(split_specs(one)), device=device, **given) for one in sets]
     settings = settings_of(grid)
     folder = Path(out) if out else Path("runs") / f"sweep-{'-'.join(map(folder_name, sets))[:80]}"
     say = printer(say)
