@@ -313,7 +313,7 @@ def test_a_backbone_comes_from_a_classifier_and_its_size_is_resampled(data: Path
     changes = {"model.options.patch_size": 4, "model.options.depth": 1, "model.options.dim": 16}
     patchloom.train(
         class_folders(tmp_path / "data"), model="resmlp_s12", size=16, epochs=1, batch=4, device="cpu",
-        out="classifier", changes=changes,
+        out="classifier", set=changes,
     )  # fmt: skip
     said: list[str] = []
     heads = {"segment.channels": 8, "segment.auxiliary_channels": 8, "model.freeze": "backbone"}

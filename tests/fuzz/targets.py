@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from patchloom.cli.train import pairs
+from patchloom.cli.options import parse_pairs
 from patchloom.data.checking.scan_cache import ScanCache
 from patchloom.data.labels.class_names import find_class_names, names_by_line
 from patchloom.data.labels.label_pattern import read_pattern
@@ -252,7 +252,7 @@ def _typed(folder: Path) -> None:
     for line in (folder / "typed").read_bytes().decode("utf-8", "surrogateescape").splitlines()[:8]:
         for read in (
             lambda text: read_pattern(text).label("cat_1.jpg"),
-            lambda text: override(_recipe(), pairs([text])),
+            lambda text: override(_recipe(), parse_pairs([text])),
             lambda text: len(settings_of(read_grid(text.split(" ")[:3]))),
             split_specs,
             open_shapes,
