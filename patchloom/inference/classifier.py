@@ -139,9 +139,9 @@ class Classifier:
 
     def reading_of(self, data: str, reading: Reading = AS_IT_IS) -> Reading:
         """Return `reading`, completed with the reading options of the training if the model was trained on `data`."""
-        from patchloom.runs.run_record import data_files
+        from patchloom.runs.run_metadata import recorded_reading
 
-        return reading.filled_from(data_files(self.folder, data)) if self.folder else reading
+        return reading.filled_from(recorded_reading(self.folder, data)) if self.folder else reading
 
     def check_decides(self) -> None:
         """Raise UsageError if the network has no classifier for named classes, as after DINO."""

@@ -32,9 +32,9 @@ from patchloom.inference.embedding import check_view_settings, embed_batches
 from patchloom.models.network import Network
 from patchloom.report.notebook import number_texts, numbers_line, piece
 from patchloom.runs.config import read_run_files
-from patchloom.runs.data_record import read_record, record_of
 from patchloom.runs.predictions import fingerprint
-from patchloom.runs.run_record import data_files
+from patchloom.runs.provenance import provenance_of, read_provenance
+from patchloom.runs.run_metadata import recorded_reading
 from patchloom_runtime.errors import CheckpointError, UsageError, at_least, not_finite
 from patchloom_runtime.printable import printable
 
@@ -126,19 +126,19 @@ class EvaluationData:
         Returns None if the data have a val split of their own, or if they are not exactly those of the run.
         """
         try:
-            record, files = read_record(folder), read_run_files(folder)
+            record, files = read_provenance(folder), read_run_files(folder)
         except CheckpointError:
             return None
         if record is None or not files.decides:
             return None
-        source = self._source(self._settings.reading.filled_from(data_files(folder, self._data)))
+        source = self._source(self._settings.reading.filled_from(recorded_reading(folder, self._data)))
         known = source.train.levels.get(files.level or "", {})
         names = {known.get(name, name) for name in source.train.names}
         # Most other datasets are told apart here, before any image is read.
         if source.val is not None or record.train + record.val > len(source.train) or not names >= {*record.classes}:
             return None
         splits = split_source(source, level=files.level)
-        if record_of(splits).rows != record.rows:
+        if provenance_of(splits).rows != record.rows:
             return None
         assert isinstance(splits.val, LabeledImages)
         note = (

@@ -19,7 +19,7 @@ from patchloom.inference.index_build import index
 from patchloom.runs import checksums
 from patchloom.runs import files as run_files
 from patchloom.runs.predictions import load_predictions
-from patchloom.runs.run_record import data_files, read_run_record
+from patchloom.runs.run_metadata import read_run_metadata, recorded_reading
 from patchloom.tasks.classification.several_runs import evaluate_runs
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.report import report_run
@@ -83,7 +83,7 @@ def test_evaluate_lists_its_data_once(trained: Path, tmp_path: Path, monkeypatch
     for data in (trained / "data", tmp_path / "other"):
         evaluate_runs([str(trained / "a"), str(trained / "b")], str(data), device="cpu")
         patchloom.load(trained / "a", device="cpu").evaluate(str(data))
-        readings = {Reading().filled_from(data_files(trained / run, str(data))) for run in ("a", "b")}
+        readings = {Reading().filled_from(recorded_reading(trained / run, str(data))) for run in ("a", "b")}
         assert listed == [str(data)] * (len(readings) + 1)
         listed.clear()
 
@@ -142,14 +142,14 @@ def test_the_plan_counts_the_pictures_to_test_later(nested: Path, tmp_path: Path
 
 
 def test_a_run_remembers_how_its_data_were_read(nested: Path, monkeypatch) -> None:
-    record = read_run_record(nested / "run")
+    record = read_run_metadata(nested / "run")
     assert record is not None
     assert record.reading == Reading(classes="outermost")
     assert " --classes outermost " in record.command(nested / "run")
     monkeypatch.chdir(nested)
     for place in (nested / "data", f"{nested / 'data'}{os.sep}", "data", nested / "data" / "test"):
-        assert data_files(nested / "run", str(place)) == record.reading
-    assert data_files(nested / "run", str(nested)) == Reading()
+        assert recorded_reading(nested / "run", str(place)) == record.reading
+    assert recorded_reading(nested / "run", str(nested)) == Reading()
 
 
 def test_a_test_split_and_a_test_folder_are_the_same(nested: Path) -> None:
@@ -208,4 +208,4 @@ def test_check_suggests_the_command_with_the_options_it_was_given(nested: Path, 
 
 def test_an_old_record_is_read(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"data": "d", "data_name": "d", "labels": "l.csv"}))
-    assert data_files(tmp_path, "d") == Reading(labels="l.csv")
+    assert recorded_reading(tmp_path, "d") == Reading(labels="l.csv")
