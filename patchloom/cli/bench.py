@@ -34,7 +34,7 @@ def bench(
 
     from patchloom.cli.output import print_json
     from patchloom.cli.table import mebibytes, print_table, whole_numbers
-    from patchloom.engine.devices import resolve_device
+    from patchloom.machine import resolve_device
     from patchloom.models.absorb import absorb as absorbed
     from patchloom.models.cost import cost, human, measure
     from patchloom.models.network import Network

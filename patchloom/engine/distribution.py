@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from patchloom.engine.devices import device_kind
 from patchloom.engine.optimization import clip_each_
 from patchloom.engine.rendezvous import ANSWER_WITHIN_S, lost_ranks, meet, place_from
+from patchloom.machine import device_kind
 from patchloom.models.sharding import is_sharded
 from patchloom_runtime.errors import ResourceError, UsageError
 

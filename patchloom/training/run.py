@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from torch import nn
 
 from patchloom.disk import Lock, disk_errors, locked
-from patchloom.engine.devices import device_kind, resolve_device
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import TrainResult
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
+from patchloom.machine import device_kind, resolve_device
 from patchloom.report.notebook import number_texts, numbers_line, piece
 from patchloom.runs.checkpoints import (
     CheckpointFolder,
@@ -25,9 +25,9 @@ from patchloom.runs.checkpoints import (
     find_checkpoint,
     read_checkpoint,
 )
-from patchloom.runs.data_record import LEFT_OUT, write_left_out
 from patchloom.runs.metrics import open_records
-from patchloom.runs.run_record import FILE as RUN_RECORD
+from patchloom.runs.provenance import LEFT_OUT, write_left_out
+from patchloom.runs.run_metadata import FILE as RUN_RECORD
 from patchloom.runs.weights import read_weights, save_weights
 from patchloom.tasks.plan import Plan, TrainingSettings, seconds_of
 from patchloom.tasks.provenance import OtherRunError

@@ -32,7 +32,7 @@ GRID = {"optim.lr": ["1e-3", "1e9"], "seed": [0, 1]}
 
 def swept(data: Any, out: Path, grid: Any = None, **given: Any) -> tuple[Sweep, list[str]]:
     said: list[str] = []
-    options = {**GIVEN, "changes": CHANGES, **given}
+    options = {**GIVEN, "set": CHANGES, **given}
     return patchloom.sweep(data, grid or GRID, out=str(out), say=said.append, **options), said
 
 

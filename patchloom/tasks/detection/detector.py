@@ -16,8 +16,8 @@ from patchloom.data.augmentation.canvas import CanvasView, on_canvas
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.data.images.video import frames_or_error
 from patchloom.disk import atomic_write, make_folder
-from patchloom.engine.devices import resolve_device
 from patchloom.evaluation.detection import Detections, find_objects
+from patchloom.machine import resolve_device
 from patchloom.models.dense.detector import Detector
 from patchloom.report.pictures.object_overlays import DrawnObject, drawn_objects, named
 from patchloom.runs.config import RunFiles

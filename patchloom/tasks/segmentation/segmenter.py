@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from patchloom.disk import atomic_write, make_folder
-from patchloom.engine.devices import resolve_device
+from patchloom.machine import resolve_device
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.models.from_config import load_weights, make_for
 from patchloom.report.pictures.mask_overlays import class_shares, colored, index_image, overlaid

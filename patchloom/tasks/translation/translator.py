@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from patchloom.engine.devices import device_kind, resolve_device
+from patchloom.machine import device_kind, resolve_device
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom.recipes.parts import TextPart
