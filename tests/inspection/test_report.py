@@ -19,7 +19,7 @@ from patchloom.recipes.schema import flatten, override
 from patchloom.report import run_report as module
 from patchloom.report import sections as sections_module
 from patchloom.report.charts import Series, bars, line_chart
-from patchloom.report.charts.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, nice_ticks
+from patchloom.report.charts.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, nice_ticks
 from patchloom.report.run_report import Report, Summary, recipe_rows, validation, write_report
 from patchloom.report.sections import class_section, confusion_section, mistake_section, picture_section
 from patchloom_runtime.errors import ResourceError
