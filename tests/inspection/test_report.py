@@ -254,11 +254,11 @@ def test_a_chart_of_nothing_finite_says_so():
 
 def test_long_curves_are_averaged_not_cut():
     points = [(float(i), float(i % 2)) for i in range(1000)]
-    thin = module._thinned(points)
+    thin = module._averaged(points)
     assert len(thin) == 250
     assert {y for _, y in thin} == {0.5}
     assert thin[-1][0] == 999.0
-    assert module._thinned(points[:300]) == points[:300]
+    assert module._averaged(points[:300]) == points[:300]
 
 
 def test_an_axis_maps_its_ends_and_its_middle():
