@@ -65,7 +65,7 @@ def export(
     """
     from patchloom.cli.output import print_json
     from patchloom.export.export import Exported
-    from patchloom.export.export import export as write
+    from patchloom.tasks.export import export as write
 
     done = write(
         run,

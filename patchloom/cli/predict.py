@@ -58,20 +58,15 @@ def predict(
         exported = is_artifact(run)
         folder = Path(run) if exported else run_folder(run)
         task = task_named(read_about(folder).task) if exported else task_of_run(folder)
-    if out is not None and not task.writes_predictions:
-        raise UsageError(f"--out {task.not_read}")
+    if out is not None and not task.model.writes_files:
+        raise UsageError(f"--out {task.refusal}")
     given = {"index": index, "level": level, "neighbours": neighbours}
     by_index = {name: value for name, value in given.items() if value is not None}
-    if by_index and not task.judges_decisions:
-        raise UsageError(f"--{next(iter(by_index))} {task.not_read}")
+    if by_index and not task.whole_images:
+        raise UsageError(f"--{next(iter(by_index))} {task.refusal}")
     if exported and by_index:
         raise UsageError(f"--{next(iter(by_index))} compares images by a run; {run} is an artifact: give the run")
-    if exported:
-        from patchloom.tasks.artifact_models import open_exported
-
-        model = open_exported(folder)
-    else:
-        model = task.predictor(folder, device=device)
+    model = task.model.open_artifact(folder) if exported else task.model.predictor(folder, device=device)
     written = {} if out is None else {"out": out}
     unreadable = 0
     listed = JsonList() if as_json else None

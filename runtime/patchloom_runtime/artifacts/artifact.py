@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images
 from patchloom_runtime.artifacts.metadata import (
     FILE,
     LABELS,
@@ -37,10 +36,11 @@ from patchloom_runtime.artifacts.metadata import (
 )
 from patchloom_runtime.engines.formats import MODEL, Graph, graph_format
 from patchloom_runtime.errors import CheckpointError, UsageError, at_least, with_near_options
-from patchloom_runtime.untrusted import check_shape, parse_json
+from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images
 from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import check_shape, parse_json
 
-__all__ = ["ArtifactMetadata", "Artifact", "ArtifactClassifier", "WindowSettings", "is_artifact", "load"]
+__all__ = ["Artifact", "ArtifactClassifier", "ArtifactMetadata", "WindowSettings", "is_artifact", "load"]
 AT_ONCE = 32  # pictures
 
 

@@ -15,14 +15,21 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from patchloom_runtime.artifacts.artifact import Artifact
+from patchloom_runtime.artifacts.box_selection import (
+    LEVELS,
+    BoxLimits,
+    RegionBoxes,
+    levels_of,
+    objects_of,
+    proposals_of,
+)
+from patchloom_runtime.artifacts.detected_object import SURE, DetectedObject, surest_first
+from patchloom_runtime.engines.formats import MODEL, Graph
+from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.images.geometry import Geometry, Size, fitting_size
 from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images
 from patchloom_runtime.images.pasted_masks import pasted
-from patchloom_runtime.artifacts.artifact import Artifact
-from patchloom_runtime.artifacts.detected_object import SURE, DetectedObject, surest_first
-from patchloom_runtime.engines.formats import MODEL, Graph
-from patchloom_runtime.artifacts.box_selection import LEVELS, BoxLimits, RegionBoxes, levels_of, objects_of, proposals_of
-from patchloom_runtime.errors import UsageError, with_near_options
 
 REGIONS, MASKS = "regions", "masks"
 AT_ONCE = 8  # pictures
@@ -118,7 +125,9 @@ class Finder:
         return [np.split(said[name][at], ends) for name in outputs]
 
 
-def in_picture(found: RegionBoxes, extent: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Any] | None]:
+def in_picture(
+    found: RegionBoxes, extent: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Any] | None]:
     """Boxes, numbers of classes, scores and masks in pixels of the picture.
 
     `extent` is height and width of the picture on its canvas, and of itself.

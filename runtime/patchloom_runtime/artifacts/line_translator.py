@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from patchloom_runtime.errors import at_least
 from patchloom_runtime.text.cleaning import clean
 from patchloom_runtime.text.hypothesis import Hypothesis
 from patchloom_runtime.text.vocabulary import Vocabulary
-from patchloom_runtime.errors import at_least
 
 # Lines that are looked at together, so that those of equal length can be translated together.
 WINDOW = 1024

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchloom_runtime.images.evaluation_transform import EvaluationTransform
-from patchloom_runtime.engines.formats import GRAPHS, MODEL, graph_format
 from patchloom_runtime.artifacts.box_selection import LEVELS, BoxLimits
+from patchloom_runtime.engines.formats import GRAPHS, MODEL, graph_format
 from patchloom_runtime.errors import CheckpointError, UsageError
-from patchloom_runtime.untrusted import check_shape, own_sha256, parse_json, read_plain
+from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import check_shape, own_sha256, parse_json, read_plain
 
 FILE, LABELS, PARITY, CARD = "artefact.json", "labels.json", "parity.json", "README.md"
 PACKED = ".z"

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchloom_runtime.images.bilinear import resized_rows
-from patchloom_runtime.images.geometry import Size, short_side_factor
-from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images
 from patchloom_runtime.artifacts.artifact import Artifact
 from patchloom_runtime.artifacts.window_positions import starts, stretches
 from patchloom_runtime.errors import with_near_options
+from patchloom_runtime.images.bilinear import resized_rows
+from patchloom_runtime.images.geometry import Size, short_side_factor
+from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images
 
 MAPS = "maps"
 MOST_IN_TILE = 16 << 20  # numbers of a tile of logits: 64 MiB

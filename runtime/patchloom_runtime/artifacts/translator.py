@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from patchloom_runtime.artifacts.artifact import Artifact
+from patchloom_runtime.artifacts.line_translator import MAX_LENGTH_A, MAX_LENGTH_B, LineTranslator
+from patchloom_runtime.artifacts.metadata import STEP, VOCABULARY, read_whole
+from patchloom_runtime.engines.formats import MODEL, Graph
+from patchloom_runtime.errors import NumericalError, UsageError, at_least
+from patchloom_runtime.printable import printable
 from patchloom_runtime.text.hypothesis import Hypothesis
 from patchloom_runtime.text.special_tokens import BOS, EOS, PAD
 from patchloom_runtime.text.vocabulary import Vocabulary
-from patchloom_runtime.artifacts.artifact import Artifact
-from patchloom_runtime.artifacts.metadata import STEP, VOCABULARY, read_whole
-from patchloom_runtime.engines.formats import MODEL, Graph
-from patchloom_runtime.artifacts.line_translator import MAX_LENGTH_A, MAX_LENGTH_B, LineTranslator
-from patchloom_runtime.errors import NumericalError, UsageError, at_least
-from patchloom_runtime.printable import printable
 
 FEWEST = 2  # positions that a step is given: some runtimes know no list of none or one
 MOST_PENALTY = 10  # scores of long sentences would be no numbers

@@ -46,8 +46,8 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
-from patchloom_runtime.images.decode_limits import slow_header, slow_pixels
 from patchloom_runtime.errors import DataError, ResourceError, UsageError
+from patchloom_runtime.images.decode_limits import slow_header, slow_pixels
 from patchloom_runtime.untrusted import read_plain
 
 MAX_PIXELS = 25_000_000

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.geometry import Geometry, Size, resize
 from patchloom_runtime.images.samples import LAYERS, Sample
-from patchloom_runtime.errors import UsageError
 
 NO_CHANCE = random.Random(0)  # for transforms that draw nothing
 

@@ -23,6 +23,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, Type
 import numpy as np
 from PIL import Image
 
+from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.folders import files_below
 from patchloom_runtime.images.decode import (
     EXTENSIONS,
     MAX_FILE_BYTES,
@@ -35,15 +37,14 @@ from patchloom_runtime.images.decode import (
     upright_rgb,
     upright_size,
 )
-from patchloom_runtime.errors import DataError, UsageError
-from patchloom_runtime.folders import files_below
-from patchloom_runtime.untrusted import path_within
 from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import path_within
 
 if TYPE_CHECKING:
     from torch import Tensor
 else:
     Tensor = Any  # whose module is not imported for the sake of a name
+
 
 @runtime_checkable
 class ImageCollection(Protocol):
@@ -60,7 +61,9 @@ class ImageCollection(Protocol):
         ...
 
 
-ImageLike: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
+ImageLike: TypeAlias = (
+    str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Image.Image | np.ndarray | Tensor
+)
 ImagesLike: TypeAlias = ImageLike | ImageCollection | Iterable[ImageLike]
 
 ACCEPTED = "a path, bytes, a file opened with 'rb', a PIL image, a numpy array or a torch tensor"

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from patchloom_runtime.text.cleaning import clean
 from patchloom_runtime.text.special_tokens import BOS, EOS, PAD, UNKNOWN
-from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
