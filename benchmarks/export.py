@@ -76,7 +76,7 @@ def prepare(folder: Path, data: str) -> None:
     load_published(network, theirs.state_dict())
     shown = Preprocessing(MEAN, STD, (SIZE, SIZE), 0.875)
     listing = find_source(data).train
-    pictures, names = listing.pictures, (*listing.names, *(f"class {n}" for n in range(len(listing.names), 1000)))
+    pictures, names = listing.images, (*listing.names, *(f"class {n}" for n in range(len(listing.names), 1000)))
     files = RunFiles(NETWORK, {**network.config.__dict__}, shown, None, names)
     Classifier(network, files).save_pretrained(folder / "run")
     Image.fromarray(np.asarray(pictures.read(0))).save(folder / "picture.jpg", quality=95)

@@ -65,7 +65,7 @@ def same(run: str, data: str, count: int, folder: Path) -> None:
     """Compare the page's probabilities with the run's."""
     classifier, listing = load(run, device="cpu"), find_source(data).val
     assert listing is not None, f"{data} has no val"
-    pictures = [listing.pictures.read(int(row)) for row in listing.rows[:count]]
+    pictures = [listing.images.read(int(row)) for row in listing.rows[:count]]
     expected = [dict(answers) for answers in classifier.predict(pictures, top=len(classifier.labels))]
     for form in FORMS:
         written = export_page(run, folder / f"{form}.html", weights=form)

@@ -263,9 +263,9 @@ def test_classes_are_matched_by_name(run):
     from patchloom.tasks.detection.data import telling
 
     val = open_data(DATA).val
-    told = telling(val, ("star-5", "circle"), None).showing("boxes")
+    told = telling(val, ("star-5", "circle"), None).with_parts("boxes")
     for i in range(8):
-        own = [val.pictures.object_names[int(n)] for n in val.boxes(i)[:, 4]]
+        own = [val.images.object_names[int(n)] for n in val.boxes(i)[:, 4]]
         expected = [("star-5", "circle").index(name) for name in own if name in ("star-5", "circle")]
         assert told.sample(i).boxes[:, 4].tolist() == expected
         assert told.objects(i).boxes[:, 4].tolist() == expected

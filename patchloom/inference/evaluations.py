@@ -85,7 +85,7 @@ class EvaluationSettings:
         if self.v2:
             return open_v2(data, table)
         if own := held_out or self.held_out(classifier.folder, data):
-            listing = Listing(own.pictures, own.rows, own.labels, own.classes.names)
+            listing = Listing(own.images, own.rows, own.labels, own.classes.names)
             matched = match(listing, table, strict=self.strict, what=data, known_by="the model")
             return replace(matched, notes=(*own.notes, *matched.notes))
         reading = classifier.reading_of(data, self.reading)

@@ -2,16 +2,14 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from patchloom.data.batches.loader import WORKER_TIMEOUT_S
 from patchloom.data.datasets import Source
-from patchloom.data.reading import Reading
 from patchloom.data.sources.labels_file import split_of
-from patchloom.data.sources.source import parts_of
+from patchloom.data.sources.source import split_specs
 from patchloom.data.trees.archive import archive_stem
 from patchloom.data.trees.open_archive import is_archive
 from patchloom.recipes.choices import Choice, base_recipe
@@ -22,68 +20,12 @@ from patchloom.runs.checkpoints import epochs_begun
 from patchloom.runs.config import read_recipe
 from patchloom.runs.data_record import DataRecord
 from patchloom.tasks.provenance import OtherRunError, default_folder
+from patchloom.tasks.settings import TrainingSettings
 from patchloom.tasks.task import Task
 from patchloom_runtime.errors import UsageError, at_least
 from patchloom_runtime.printable import plural
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """What a user can say about a run beside the recipe; only `data` has no default."""
-
-    data: str
-    model: str | None = None
-    recipe: str | Recipe = "auto"
-    task: str | None = None  # a word of `tasks.asked`; None: as the recipe, or the data, say
-    out: str | None = None
-    teacher: str | None = None
-    init: str | None = None
-    epochs: int | None = None
-    size: int | None = None
-    batch: int | None = None
-    micro_batches: int | None = None  # None: as many as the memory asks for
-    fit: bool = False  # a named recipe is fitted to the data and the machine
-    time: str | None = None  # into which the whole schedule is planned
-    stop_after: str | None = None  # when to stop and save
-    patience: int | None = None
-    pictures: int | None = None  # epochs between pictures of the network; None draws none
-    changes: dict[str, Any] = field(default_factory=dict)
-    device: str = "auto"
-    workers: int | None = None
-    worker_timeout: float = WORKER_TIMEOUT_S
-    compiled: bool | None = None
-    shard: bool = False
-    level: str | None = None
-    labels: str | None = None  # from here to `val`: how the data are read, see `Reading`
-    label_column: str | None = None
-    label_pattern: str | None = None
-    taxonomy: str | None = None
-    classes: Literal["innermost", "outermost"] | None = None
-    images: str | None = None
-    masks: str | None = None
-    boxes: str | None = None
-    ignore: int | None = None
-    names: str | None = None
-    without: str | None = None
-    val: Literal["held-out", "test"] | None = None
-    strict: bool = False
-    trackers: tuple[str, ...] = ()
-
-    @property
-    def reading(self) -> Reading:
-        """How the data are read."""
-        return Reading.of(self)
-
-    def recipe_changes(self) -> dict[str, Any]:
-        """The options that are recipe fields, under their dotted keys."""
-        short = {"schedule.epochs": self.epochs, "model.image_size": self.size, "optim.batch_size": self.batch}
-        changes: dict[str, Any] = {key: value for key, value in short.items() if value is not None}
-        if self.teacher:
-            changes["objective.teacher"] = self.teacher
-            changes.setdefault("objective.distillation", "hard")
-        return changes | self.changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +207,7 @@ def same_run(folder: Path, recipe: Recipe) -> None:
 
 def folder_name(data: str) -> str:
     """Where a run on `data` goes, below runs/; splits given one by one are named by the folder they lie in."""
-    parts = [Path(part).expanduser() for part in parts_of(data)]
+    parts = [Path(part).expanduser() for part in split_specs(data)]
     stems = [Path(part.name).stem if not is_archive(part) else archive_stem(part) for part in parts]
     if len(parts) > 1 and all(map(split_of, stems)):
         stems = [parts[0].resolve().parent.name]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from patchloom.data.sources.source import in_one, parts_of
+from patchloom.data.sources.source import join_specs, split_specs
 from patchloom.runs.data_record import RECORD, DataRecord, read_record
 from patchloom.runs.locate import find_run
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
@@ -32,11 +32,11 @@ def starting_record(record: DataRecord, data: str, init: str | None) -> DataReco
 def place_of(data: str) -> str:
     """The absolute path of data that are files, else what they are called."""
     places = []
-    for part in parts_of(data):
+    for part in split_specs(data):
         path = os.path.expanduser(part)
         is_path = os.path.exists(path) or any(sign in part for sign in "*?[{")
         places.append(os.path.abspath(path) if is_path else part)
-    return in_one(places)
+    return join_specs(places)
 
 
 def start_of(init: str | None) -> tuple[str, str]:

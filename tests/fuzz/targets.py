@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from patchloom.cli.train import pairs
+from patchloom.cli.options import parse_pairs
 from patchloom.data.checking.scan_cache import ScanCache
 from patchloom.data.labels.class_names import find_class_names, names_by_line
 from patchloom.data.labels.label_pattern import read_pattern
@@ -33,7 +33,7 @@ from patchloom.data.sources.exclusions import read_list
 from patchloom.data.sources.mask_classes import has_masks, of_masks
 from patchloom.data.sources.mask_names import FILES as MASK_NAMES
 from patchloom.data.sources.mask_names import names_of_masks
-from patchloom.data.sources.source import find_source, parts_of
+from patchloom.data.sources.source import find_source, split_specs
 from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.sentences import check_sentences, find_sentences
 from patchloom.data.trees.files import FolderTree
@@ -171,11 +171,11 @@ def _annotations(folder: Path) -> None:
     for listing in source.listings.values():
         for row in listing.rows[:2].tolist():  # the first is the one whose file is changed
             with refusals():
-                listing.pictures.mask(row)
+                listing.images.mask(row)
             with refusals():
-                if listing.pictures.boxes(row) is not None:
-                    listing.pictures.objects(row)
-    if has_masks(source.train.pictures):
+                if listing.images.boxes(row) is not None:
+                    listing.images.objects(row)
+    if has_masks(source.train.images):
         of_masks(source, reduce_zero_label=True)
 
 
@@ -218,8 +218,8 @@ def _source(name: str, **how: object) -> Callable[[Path], None]:
         source = find_source(str(folder / name), reading=Reading(**how))  # type: ignore[arg-type]
         for listing in source.listings.values():
             for row in listing.rows[:4].tolist():
-                listing.pictures.where(row)
-                for ask in (listing.pictures.read, listing.pictures.boxes, listing.pictures.mask):
+                listing.images.where(row)
+                for ask in (listing.images.read, listing.images.boxes, listing.images.mask):
                     with refusals():
                         ask(row)
 
@@ -252,9 +252,9 @@ def _typed(folder: Path) -> None:
     for line in (folder / "typed").read_bytes().decode("utf-8", "surrogateescape").splitlines()[:8]:
         for read in (
             lambda text: read_pattern(text).label("cat_1.jpg"),
-            lambda text: override(_recipe(), pairs([text])),
+            lambda text: override(_recipe(), parse_pairs([text])),
             lambda text: len(settings_of(read_grid(text.split(" ")[:3]))),
-            parts_of,
+            split_specs,
             open_shapes,
         ):
             with refusals():

@@ -33,7 +33,7 @@ def drawing_of(folder: Path, image_size: tuple[int, int]) -> Drawing | None:
             return None
         listing = find_source(record.data, reading=record.reading).train
         chosen = np.linspace(0, len(listing) - 1, min(_LOOKED_AT, len(listing))).astype(int)
-        return how_drawn([listing.pictures.read(int(listing.rows[i])) for i in chosen])
+        return how_drawn([listing.images.read(int(listing.rows[i])) for i in chosen])
     except PatchloomError:  # without data the page shows pictures all the same
         return None
 

@@ -23,7 +23,7 @@ def open_objects(
     if images is None:
         raise UsageError(f"{splits.name} has no test split; it has train and val")
     assert isinstance(images, LabeledImages)
-    if not images.pictures.object_names:
+    if not images.images.object_names:
         raise DataError(f"{splits.name}: no boxes to compare with")
     if folder is None:  # an artifact, which keeps no level: that of its classes
         level = next((name for name, (names, _) in images.classes.levels.items() if set(classes) <= {*names}), None)
@@ -31,9 +31,9 @@ def open_objects(
         level = found.level if (found := read_run_record(folder)) else None
     told = telling(images, tuple(classes), level)
     unknown = [
-        name for name, number in zip(images.pictures.object_names, told.categories or (), strict=False) if number < 0
+        name for name, number in zip(images.images.object_names, told.categories or (), strict=False) if number < 0
     ]
-    if len(unknown) == len(images.pictures.object_names):
+    if len(unknown) == len(images.images.object_names):
         raise DataError(f"{splits.name}: none of its classes is one of {', '.join(classes[:5])}")
     notes = [f"the run does not know {', '.join(unknown[:5])}: their objects do not count"] if unknown else []
     return told, notes
@@ -47,4 +47,4 @@ def telling(images: ImageSet, classes: tuple[str, ...], level: str | None) -> La
     if level is not None and level in pictures.classes.levels:
         names, numbers = pictures.classes.levels[level]
         coarse = {fine: names[number] for fine, number in zip(pictures.classes.names, numbers, strict=True)}
-    return pictures.telling(classes, coarse)
+    return pictures.with_object_names(classes, coarse)

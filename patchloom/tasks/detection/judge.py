@@ -50,7 +50,7 @@ class DetectionJudge(Judge):
     def seconds(self, run: Run) -> tuple[float, float]:
         """Of one evaluation, from a few images; and nothing before it."""
         network: Any = unwrap(run.model)
-        few = LabeledImages(self._val.pictures, self._val.rows[:TIMED], self._val.labels[:TIMED], self._val.classes)
+        few = LabeledImages(self._val.images, self._val.rows[:TIMED], self._val.labels[:TIMED], self._val.classes)
         loader = Loader(few, self._view, batch_size=len(few), shuffle=False, skip_broken=True)
         with run.processes.autocast(), run.processes.randomness_kept():
             batches = list(loader.epoch(0))
@@ -89,7 +89,7 @@ class DetectionJudge(Judge):
             world = self._processes.world if together else 1
             size = max(world, self.batch_size - self.batch_size % world)
             self._loaders[together] = Loader(
-                self._val.showing(),
+                self._val.with_parts(),
                 self._view,
                 batch_size=min(size, len(self._val) // world * world),
                 shuffle=False,

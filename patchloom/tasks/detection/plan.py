@@ -91,7 +91,7 @@ class DetectionPlanner(ImagePlanner):
 def object_classes(splits: Splits, level: str | None) -> tuple[str, ...]:
     """Return the names of the classes to detect, at a level of the labels if one is given."""
     train = _labeled(splits.train)
-    names = train.pictures.object_names
+    names = train.images.object_names
     if not names:
         raise DataError(f"{splits.name}: no boxes; objects are learned from boxes (COCO, VOC, YOLO, parquet, shapes)")
     if level is None:
@@ -102,7 +102,7 @@ def object_classes(splits: Splits, level: str | None) -> tuple[str, ...]:
 
 def learns_masks(splits: Splits, recipe: Recipe) -> bool:
     """Return whether the data has masks of single objects and the recipe learns them."""
-    return recipe.detect.masks and _labeled(splits.train).pictures.tells_objects_apart
+    return recipe.detect.masks and _labeled(splits.train).images.tells_objects_apart
 
 
 def detector_of(recipe: Recipe, splits: Splits, level: str | None) -> Detector:

@@ -30,7 +30,7 @@ class DetectionTraining(ImageTraining):
         del stores
         recipe, side = plan.recipe, plan.recipe.model.image_size
         loader = Loader(
-            plan.objects("train").showing(*(("instances", "boxes") if plan.learns_masks else ("boxes",))),
+            plan.objects("train").with_parts(*(("instances", "boxes") if plan.learns_masks else ("boxes",))),
             JitteredCanvas(recipe.augment, (side, side), recipe.detect),
             batch_size=recipe.optim.batch_size,
             seed=recipe.seed,

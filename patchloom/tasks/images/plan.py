@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from patchloom.data.batches.loader import cores
 from patchloom.data.checking.progress_bar import scan_bar
 from patchloom.data.checking.survey import Survey, Unreadable, is_made_in_memory, name_unreadable, survey
 from patchloom.data.datasets import ImageSet, Source, Splits
@@ -18,6 +17,7 @@ from patchloom.data.sources.source import find_source
 from patchloom.data.splits import make_splits, share_of_train
 from patchloom.data.text.pairs import holds_pairs
 from patchloom.engine.rendezvous import place_from
+from patchloom.machine import cores
 from patchloom.models.catalog import CATALOG
 from patchloom.models.cost import Cost, cost, human
 from patchloom.models.network import Network

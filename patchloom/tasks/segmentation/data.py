@@ -32,4 +32,4 @@ def open_masks(
         source = replace(source, val=source.train)
     splits = split_source(source, labeled=False)
     chosen: Any = {"train": splits.train, "test": splits.test}.get(str(split)) or splits.val
-    return chosen.showing("mask"), list(splits.notes)
+    return chosen.with_parts("mask"), list(splits.notes)

@@ -50,9 +50,9 @@ class SegmentationPlanner(ImagePlanner):
         test: Any = splits.test
         return replace(
             splits,
-            train=splits.train.showing(MASK),  # type: ignore[attr-defined]
-            val=splits.val.showing(MASK),  # type: ignore[attr-defined]
-            test=test and test.showing(MASK),
+            train=splits.train.with_parts(MASK),  # type: ignore[attr-defined]
+            val=splits.val.with_parts(MASK),  # type: ignore[attr-defined]
+            test=test and test.with_parts(MASK),
         )
 
     def fault_notes(self, scanned: Survey, settings: TrainingSettings) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ How other modes become 8-bit RGB:
                                                   refused unless finite
     several frames                                the first
 
-What Python hands over (`patchloom_runtime/images/inputs.py`) goes through the same rules: `upright_rgb` is where all ways meet.
+Images that Python code passes (`images/inputs.py`) follow the same rules: `upright_rgb` is the common path.
 """
 
 import ctypes
