@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import patchloom
 from patchloom.inference.classifier import load as load_classifier
 from patchloom.runs.config import read_recipe
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.segmentation.run_files import read_segmented
 from patchloom.tasks.table import task_of_run
@@ -134,7 +134,7 @@ def test_data_laid_out_otherwise_are_named_by_options_and_remembered(
     folder = tmp_path / "run"
     trained = command(("train", other, *TINY, "--epochs", "1", "--out", folder, *mapping), monkeypatch, capsys)
     assert trained.code == 0, trained.errors
-    record = read_run_record(folder)
+    record = read_run_metadata(folder)
     assert record is not None
     assert (record.masks, record.ignore, record.names) == ("first", 255, str(data / "classes.txt"))
     again = command(("evaluate", folder, other, "--json", "--device", "cpu"), monkeypatch, capsys)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from patchloom.engine.distribution import Processes
     from patchloom.engine.run import Average, Batches, Run
-    from patchloom.export.subject import ExportSubject
+    from patchloom.exporters.subject import ExportSubject
     from patchloom.objectives.objective import Objective
     from patchloom.recipes.choices import Choice
     from patchloom.tasks.plan import Plan, TrainingSettings

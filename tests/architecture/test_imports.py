@@ -27,7 +27,7 @@ ORDER = [
     "runs",
     "report",
     "inference",
-    "export",
+    "exporters",
     "tasks",
     "training",
     "timm",

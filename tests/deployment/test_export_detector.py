@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.ops import batched_nms
 
 import patchloom
-from patchloom.export.export import Exported
+from patchloom.exporters.export import Exported
 from patchloom.models.dense.detector import Detector
 from patchloom.runs.config import Preprocessing
 from patchloom.tasks.detection.export import DetectorSubject, as_array, choice_of, pairs

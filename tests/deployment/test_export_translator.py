@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.export.export import Exported
+from patchloom.exporters.export import Exported
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import create_seq2seq
 from patchloom.tasks.export import export

@@ -18,7 +18,7 @@ from patchloom.objectives.objective import Ingredients, Objective, make_objectiv
 from patchloom.recipes.choices import Choice
 from patchloom.report.pictures.epoch_pictures import EpochPictures
 from patchloom.runs.config import Preprocessing, write_run_files
-from patchloom.runs.data_record import write_left_out, write_record
+from patchloom.runs.provenance import write_left_out, write_provenance
 from patchloom.runs.weights import refuse_bad
 from patchloom.tasks.images.fitted_head import MOST_IMAGES, fit_head, fits_head
 from patchloom.tasks.images.networks import fix_scales, initialize, make_network, make_teacher
@@ -167,7 +167,7 @@ def write_image_files(plan: ImagePlan, network: Any, preprocessing: Preprocessin
     level, task = plan.settings.level, plan.task.name
     write_run_files(plan.folder, network, preprocessing, plan.recipe, tuple(labels), level, task=task)
     assert plan.record is not None
-    write_record(plan.folder, plan.record)
+    write_provenance(plan.folder, plan.record)
     write_left_out(plan.folder, plan.left_out)
 
 

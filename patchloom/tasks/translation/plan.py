@@ -10,7 +10,7 @@ from patchloom.data.text.pairs import LeftOut, Pairs, ParallelText
 from patchloom.models.cost import human
 from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
 from patchloom.recipes.schema import Recipe
-from patchloom.runs.data_record import LEFT_OUT
+from patchloom.runs.provenance import LEFT_OUT
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.provenance import changes_since
 from patchloom_runtime.errors import UsageError

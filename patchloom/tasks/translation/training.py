@@ -18,7 +18,7 @@ from patchloom.objectives.objective import Ingredients, Objective, make_objectiv
 from patchloom.recipes.choices import base_recipe, changed_recipe
 from patchloom.recipes.schema import override
 from patchloom.runs.config import is_run
-from patchloom.runs.data_record import DataRecord, write_left_out, write_record
+from patchloom.runs.provenance import Provenance, write_left_out, write_provenance
 from patchloom.tasks.plan import TrainingSettings, check_numbers, placed, refuse_unread, same_run
 from patchloom.tasks.provenance import place_of, refuse_other_data, refuse_other_start, starting_record
 from patchloom.tasks.task import Training
@@ -99,7 +99,7 @@ class TranslationTraining(Training[TextPlan]):
         lost = (*text.left_out, *train.left_out)
         if settings.strict and lost:
             raise DataError(f"{lost[0].where}: {lost[0].reason}, and {len(lost) - 1:,} more pairs do not fit")
-        record = DataRecord((text.source, text.target), len(train), len(val), _digest(train, val), "")
+        record = Provenance((text.source, text.target), len(train), len(val), _digest(train, val), "")
         record = starting_record(record, settings.data, settings.init)
         refuse_other_data(plan.folder, record)
         refuse_other_start(plan.folder, record)
@@ -156,7 +156,7 @@ class TranslationTraining(Training[TextPlan]):
             longest=plan.encoded.train.longest,
         )
         assert plan.record is not None
-        write_record(plan.folder, plan.record)
+        write_provenance(plan.folder, plan.record)
         write_left_out(plan.folder, plan.left_out)
 
     def evaluate_best(self, plan: TextPlan, run: Any, network: Seq2Seq) -> TextEvaluation:

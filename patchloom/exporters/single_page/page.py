@@ -13,15 +13,15 @@ from typing import Any, get_args
 
 from markupsafe import Markup
 
-from patchloom.export.single_page.drawing import Drawing, drawing_of
-from patchloom.export.single_page.kernels import kernels
-from patchloom.export.single_page.networks import PageOutput, write_network
-from patchloom.export.single_page.program import PageProgram, Value, Weights
+from patchloom.exporters.single_page.drawing import Drawing, drawing_of
+from patchloom.exporters.single_page.kernels import kernels
+from patchloom.exporters.single_page.networks import PageOutput, write_network
+from patchloom.exporters.single_page.program import PageProgram, Value, Weights
 from patchloom.inference.classifier import Classifier, load
 from patchloom.models.absorb import absorb
 from patchloom.report.map_words import ABOUT_MAPS
 from patchloom.report.page import page_script, write_page
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom_runtime.errors import UsageError, nearest, with_near_options
 from patchloom_runtime.printable import printable
 
@@ -119,7 +119,7 @@ def _form(weights: str) -> Weights:
 
 
 def _title(classifier: Classifier) -> str:
-    record = read_run_record(classifier.folder) if classifier.folder else None
+    record = read_run_metadata(classifier.folder) if classifier.folder else None
     name = classifier.name
     return f"{name} · {record.data_name}" if record else name
 

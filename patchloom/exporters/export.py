@@ -14,9 +14,9 @@ import torch
 
 from patchloom import __version__
 from patchloom.disk import atomic_write
-from patchloom.export.card import artifact_card
-from patchloom.export.parity import BATCH, TOLERANCE, Outputs, ParityRow, answers_of, speeds
-from patchloom.export.subject import ExportSubject
+from patchloom.exporters.card import artifact_card
+from patchloom.exporters.parity import BATCH, TOLERANCE, Outputs, ParityRow, answers_of, speeds
+from patchloom.exporters.subject import ExportSubject
 from patchloom.runs.files import json_bytes
 from patchloom_runtime.artifacts.metadata import CARD, FILE, FORMAT, LABELS, PACKED, PARITY
 from patchloom_runtime.engines.formats import GraphFormat
