@@ -14,7 +14,7 @@ from patchloom.data.datasets import ImageSet
 from patchloom.report.page import write_page
 from patchloom.report.pictures.mask_overlays import colored, overlaid
 from patchloom.report.sections import gallery_section
-from patchloom.runs.run_metadata import read_run_metadata
+from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.images.look_page import LookPage, across
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.segmentation.data import open_masks
@@ -144,9 +144,7 @@ def _worst(
 ) -> tuple[list[SegmentationLookRequest], list[Any]]:
     """Val images with the least mean IoU, and a table of the classes that are confused most."""
     kept, record = read_segmented(folder), read_run_metadata(folder)
-    place = data or (record.data if record else None)
-    if place is None:
-        raise UsageError(f"{folder} does not record its data path; pass --data")
+    place = data_path(folder, record, data)
     images, report = images_of(folder, ReportSettings(data=data), place, kept), kept.report
     wanted = []
     for at in np.argsort(report.image_miou, kind="stable")[:count].tolist():
