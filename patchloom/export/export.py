@@ -20,8 +20,8 @@ from patchloom.export.parity import BATCH, TOLERANCE, Outputs, ParityRow, answer
 from patchloom.export.subject import ExportSettings, ExportSubject
 from patchloom.runs.config import read_config
 from patchloom.runs.files import json_bytes
+from patchloom.runs.folders import new_folder, refuse_taken
 from patchloom.runs.locate import run_folder
-from patchloom.runs.published import new_folder, refuse_taken
 from patchloom_runtime.artifacts.metadata import CARD, FILE, FORMAT, LABELS, PACKED, PARITY
 from patchloom_runtime.engines.formats import GraphFormat, PageFormat, format_for, format_named
 from patchloom_runtime.errors import NumericalError, UsageError, at_least, with_near_options

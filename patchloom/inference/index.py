@@ -42,7 +42,7 @@ from patchloom.inference.neighbors import IndexNeighbors, check_model, neighbors
 from patchloom.inference.search import SearchResult, SearchSettings
 from patchloom.report.notebook import first_names, piece
 from patchloom.runs.config import is_run
-from patchloom.runs.locate import is_here, is_on_hub
+from patchloom.runs.locate import is_downloaded, is_on_hub
 from patchloom.runs.weights import weights_digest
 from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
 from patchloom_runtime.images.inputs import ImageLike, ImagesLike, is_single_image, items_of
@@ -232,7 +232,7 @@ def open_index(
             f"{folder} was made by {source}, a repository of the Hugging Face hub, which is asked only where you say "
             f"so: --model {source}"
         )
-    if model is None and not is_here(source):
+    if model is None and not is_downloaded(source):
         raise UsageError(f"{folder} was made by {source}, which is no longer there. Say where it is: --model RUN")
     classifier = load(source, device=device, trunk=about.trunk)
     check_model(about, classifier, Path(folder), source)
