@@ -9,7 +9,10 @@ purpose, such as the class names in `labels.json`.
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,39 +28,44 @@ _MOST_ANY = 1 << 32  # bytes of a file that is about to be replaced
 Checksums = dict[str, list[str]]
 
 
-class CheckedFolder:
-    """A folder whose files are compared with its `checksums.json`, which is read once."""
+@dataclass(frozen=True)
+class _ReadBefore:
+    files: dict[Path, bytes] = field(default_factory=dict)
+    checksums: dict[Path, Checksums] = field(default_factory=dict)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._checksums: Checksums | None = None
 
-    def read(self, name: str, most: int = MOST_BYTES) -> bytes:
-        """Return the contents of a file of at most `most` bytes. Raise CheckpointError if it is damaged or missing."""
-        path = self.path / name
-        try:
-            data = read_plain(path, most)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-        digest = hashlib.sha256(data).hexdigest()
-        if not self._matches(name, digest):
-            self._checksums = None  # a writer may have replaced the file since they were read
-            if not self._matches(name, digest):
-                raise CheckpointError(
-                    f"{path} is damaged: its checksum is not the one in {FILE}. Restore it. If it was changed on "
-                    f"purpose, accept the change: patchloom verify {shlex.quote(str(self.path))} --accept"
-                )
-        return data
+_read_before: ContextVar[_ReadBefore | None] = ContextVar("read_before", default=None)
 
-    def _matches(self, name: str, digest: str) -> bool:
-        if self._checksums is None:
-            self._checksums = read_checksums(self.path)
-        return name not in self._checksums or digest in self._checksums[name]
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Read every checked file once while open: `read_checked` returns the same bytes again."""
+    token = _read_before.set(_read_before.get() or _ReadBefore())
+    try:
+        yield
+    finally:
+        _read_before.reset(token)
 
 
 def read_checked(folder: Path, name: str, most: int = MOST_BYTES) -> bytes:
-    """Return the contents of one file of a folder, see `CheckedFolder.read`."""
-    return CheckedFolder(folder).read(name, most)
+    """Return the contents of a file of at most `most` bytes. Raise CheckpointError if it is damaged or missing."""
+    path, before = folder / name, _read_before.get() or _ReadBefore()
+    if path in before.files:
+        return before.files[path]
+    try:
+        data = read_plain(path, most)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    digest = hashlib.sha256(data).hexdigest()
+    if folder not in before.checksums or digest not in before.checksums[folder].get(name, [digest]):
+        before.checksums[folder] = read_checksums(folder)  # again, in case the file was replaced since
+    if digest not in before.checksums[folder].get(name, [digest]):
+        raise CheckpointError(
+            f"{path} is damaged: its checksum is not the one in {FILE}. Restore it. If it was changed on purpose, "
+            f"accept the change: patchloom verify {shlex.quote(str(folder))} --accept"
+        )
+    before.files[path] = data
+    return data
 
 
 def write_checked(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from patchloom.data.datasets import ClassTable, plain_form
-from patchloom.runs.checksums import CheckedFolder, write_checked
+from patchloom.runs.checksums import reading_once, write_checked
 from patchloom.runs.files import FORMAT, json_bytes, parsed, read_run_file, refuse_format, refuse_shape
 from patchloom_runtime.errors import CheckpointError, UsageError
 
@@ -99,7 +99,7 @@ class RunFiles:
     def other_names(self) -> bytes | None:
         """Contents of `names.json`, or None if there is no such file."""
         is_there = self.folder is not None and os.path.lexists(self.folder / OTHER_NAMES)
-        return read_run_file(CheckedFolder(self.folder), OTHER_NAMES) if self.folder and is_there else None
+        return read_run_file(self.folder, OTHER_NAMES) if self.folder and is_there else None
 
     @property
     def table(self) -> ClassTable:
@@ -161,20 +161,28 @@ def write_config(
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the contents of `config.json` of any run. Lists in `options` become tuples."""
-    return _with_tuples(_read_raw_config(CheckedFolder(folder)))
+    return _with_tuples(_parse_config(folder))
 
 
+def _parse_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    config: dict[str, Any] = parsed(read_run_file(folder, CONFIG), path, {"format": int})
+    refuse_format(config, path)
+    refuse_shape(config, _CONFIG, path)
+    return config
+
+
+@reading_once()
 def read_run_files(folder: Path) -> RunFiles:
     """Return what `write_run_files` wrote. Every file is read once."""
-    files = CheckedFolder(folder)
-    raw = _read_raw_config(files)
+    raw = _parse_config(folder)
     if "vocabulary" in raw:
         raise UsageError(
             f"{folder} is a translation run and takes no images; use it with `patchloom translate` or `evaluate --text`"
         )
     refuse_shape(raw, _IMAGE_CONFIG, folder / CONFIG)
     config = _with_tuples(raw)
-    options, labels = config["options"], _read_labels(files)
+    options, labels = config["options"], _read_labels(folder)
     try:
         preprocessing = Preprocessing(**{name: _tuples(value) for name, value in config["preprocessing"].items()})
         check_preprocessing(preprocessing, options["image_size"])
@@ -186,7 +194,7 @@ def read_run_files(folder: Path) -> RunFiles:
             f"{options['num_classes']:,} outputs. Restore it."
         )
     # The recipe is parsed on first use, but a changed byte is reported now.
-    recipe = read_run_file(files, RECIPE) if os.path.lexists(folder / RECIPE) else None
+    recipe = read_run_file(folder, RECIPE) if os.path.lexists(folder / RECIPE) else None
     return RunFiles(
         config["network"], options, preprocessing, folder, labels, config.get("level"), config.get("task", ""), recipe
     )
@@ -197,7 +205,7 @@ def read_recipe(folder: Path) -> "Recipe | None":
     path = folder / RECIPE
     if not os.path.lexists(path):
         return None
-    return _parse_recipe(read_run_file(CheckedFolder(folder), RECIPE), path)
+    return _parse_recipe(read_run_file(folder, RECIPE), path)
 
 
 def _parse_recipe(data: bytes, path: Path) -> "Recipe":
@@ -209,14 +217,6 @@ def _parse_recipe(data: bytes, path: Path) -> "Recipe":
         raise CheckpointError(
             f"{path} is damaged: {error} Restore it, or remove it to continue with the settings of the command."
         ) from error
-
-
-def _read_raw_config(folder: CheckedFolder) -> dict[str, Any]:
-    path = folder.path / CONFIG
-    config: dict[str, Any] = parsed(read_run_file(folder, CONFIG), path, {"format": int})
-    refuse_format(config, path)
-    refuse_shape(config, _CONFIG, path)
-    return config
 
 
 def check_preprocessing(preprocessing: Preprocessing, trained_at: Sequence[int]) -> None:
@@ -260,8 +260,8 @@ def _list(values: Any) -> Any:
     return list(values) if isinstance(values, tuple) else values
 
 
-def _read_labels(folder: CheckedFolder) -> tuple[str, ...]:
-    return tuple(parsed(read_run_file(folder, LABELS), folder.path / LABELS, list[str]))
+def _read_labels(folder: Path) -> tuple[str, ...]:
+    return tuple(parsed(read_run_file(folder, LABELS), folder / LABELS, list[str]))
 
 
 def _with_tuples(config: dict[str, Any]) -> dict[str, Any]:

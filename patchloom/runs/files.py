@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from patchloom.runs.checksums import CheckedFolder, read_checked, write_checked
+from patchloom.runs.checksums import read_checked, write_checked
 from patchloom_runtime.errors import CheckpointError
 from patchloom_runtime.untrusted import MOST_BYTES, check_shape, parse_json, read_plain
 
@@ -31,11 +31,11 @@ def read_whole(path: Path, most: int = MOST_BYTES) -> bytes:
     return data
 
 
-def read_run_file(folder: CheckedFolder, name: str) -> bytes:
+def read_run_file(folder: Path, name: str) -> bytes:
     """Return the contents of a non-empty file that matches its checksum."""
-    data = folder.read(name)
+    data = read_checked(folder, name)
     if not data:
-        raise CheckpointError(f"{folder.path / name} is empty.")
+        raise CheckpointError(f"{folder / name} is empty.")
     return data
 
 

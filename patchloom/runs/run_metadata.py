@@ -10,7 +10,7 @@ from typing import Any, Literal
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.splits import TEST_NAMES, VAL_NAMES
 from patchloom.runs.checksums import read_checked, write_checked
-from patchloom_runtime.errors import CheckpointError
+from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import check_shape, parse_json
 
 FILE = "run.json"
@@ -113,6 +113,13 @@ def recorded_reading(folder: Path, data: str) -> Reading:
     """Return how a run read `data` if it was trained on them, else a `Reading` without settings."""
     metadata = read_run_metadata(folder)
     return metadata.reading if metadata and is_same_data(data, metadata.data) else AS_IT_IS
+
+
+def data_path(folder: Path | None, metadata: RunMetadata | None, data: str | None = None) -> str:
+    """Return `data`, or else the data path that the run recorded. Raise UsageError if both are missing."""
+    if data is None and metadata is None:
+        raise UsageError(f"{folder or 'the model'} does not record its data path; pass --data")
+    return data if data is not None else metadata.data  # type: ignore[union-attr]
 
 
 def is_same_data(data: str, trained_on: str) -> bool:
