@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 import patchloom
-from patchloom.data.sources.source import Spec
+from patchloom.data.sources.specs import Spec
 from patchloom.inference.classifier import Classifier
 from patchloom.inference.evaluations import EvaluationSettings
 from patchloom.tasks.plan import TrainingSettings

@@ -121,7 +121,7 @@ OWN = {
         "tasks/segmentation/task.py",
         "recipes/segmentation.py",
         "tasks/detection/run_files.py",
-        "data/sources/coco.py",
+        "data/annotations/coco.py",
     ),
     "dino": ("objectives/dino.py", "recipes/dino.py"),
 }

@@ -131,7 +131,7 @@ def train(
     changed = pairs(changes or [])
     _announce(data)
     from patchloom.cli.output import is_quiet, print_json, print_result
-    from patchloom.data.sources.source import join_specs
+    from patchloom.data.sources.specs import join_specs
     from patchloom.tasks.plan import TrainingSettings
     from patchloom.training.run import run_training
 

@@ -45,7 +45,7 @@ class Segmentation(ImageTask):
 
     def source(self, source: "Source", settings: "TrainingSettings") -> "Source":
         """Its pictures with their masks, whose classes are learned."""
-        from patchloom.data.sources.mask_classes import of_masks
+        from patchloom.data.annotations.mask_classes import of_masks
         from patchloom.recipes.choices import base_recipe
         from patchloom.recipes.schema import override
         from patchloom.tasks.plan import refuse_fit, refuse_unread
@@ -75,17 +75,12 @@ class Segmentation(ImageTask):
         """Masks that cannot be used, or not all of them; with --strict they end it."""
         from patchloom_runtime.errors import DataError
 
-        faults = [
-            (place.where, *line.split("\t", 1))
-            for place, sight in zip(seen.places, seen.sights, strict=True)
-            for line in sight.faults.splitlines()
-            if line.startswith(PART)
-        ]
-        faults += [(fault.where, fault.kind, fault.detail) for fault in seen.source.faults if PART in fault.kind]
+        faults = [fault for fault in seen.annotation_faults() if fault.kind.startswith(PART)]
+        faults += [fault for fault in seen.source.faults if PART in fault.kind]
         if not faults:
             return ()
-        where, kind, detail = faults[0]
-        told = f"{len(faults):,} masks have faults, first {where}: {kind} ({detail}); all: patchloom check"
+        first = f"{faults[0].where}: {faults[0].kind} ({faults[0].detail})"
+        told = f"{len(faults):,} masks have faults, first {first}; all: patchloom check"
         told += f" {shlex.quote(settings.data)}"
         if settings.strict:
             raise DataError(told)
