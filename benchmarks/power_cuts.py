@@ -212,7 +212,7 @@ def sweep(scratch: Path, chances: int, resumes: int) -> Trial:
         random.seed(0)
         sweeping.sweep(
             DATA, {"seed": [0, 1]}, recipe="small_images", epochs=1, batch=8, size=16, workers=0, device="cpu",
-            changes=TINY, out=str(root / "sweeps" / "a"),
+            set=TINY, out=str(root / "sweeps" / "a"),
         )  # fmt: skip
 
     def check(folder: Path, marks: list[str]) -> str:

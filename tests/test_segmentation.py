@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import patchloom
 from patchloom.inference.classifier import load as load_classifier
 from patchloom.runs.config import read_recipe
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.segmentation.run_files import read_segmented
 from patchloom.tasks.table import task_of_run
@@ -87,7 +87,7 @@ def test_masks_are_learned_and_the_plan_says_why(run: Path) -> None:
     assert report.classes == ("ground", "red", "blue")
     assert report.counts[:, :, 0].sum() < 5 * 40 * 44 - 5 * 15  # the corners do not count
     assert report.miou > 45  # who always says ground has 27
-    assert f"{report.miou:.2f}" in lines[-1] or any(f"{report.miou:.2f}" in line for line in lines if "mIoU" in line)
+    assert any(missing(line, "mIoU", f"{report.miou:.2f}") == [] for line in lines)
     assert json.loads((run / "config.json").read_text())["task"] == "segmentation"
 
 
@@ -134,7 +134,7 @@ def test_data_laid_out_otherwise_are_named_by_options_and_remembered(
     folder = tmp_path / "run"
     trained = command(("train", other, *TINY, "--epochs", "1", "--out", folder, *mapping), monkeypatch, capsys)
     assert trained.code == 0, trained.errors
-    record = read_run_record(folder)
+    record = read_run_metadata(folder)
     assert record is not None
     assert (record.masks, record.ignore, record.names) == ("first", 255, str(data / "classes.txt"))
     again = command(("evaluate", folder, other, "--json", "--device", "cpu"), monkeypatch, capsys)
@@ -313,7 +313,7 @@ def test_a_backbone_comes_from_a_classifier_and_its_size_is_resampled(data: Path
     changes = {"model.options.patch_size": 4, "model.options.depth": 1, "model.options.dim": 16}
     patchloom.train(
         class_folders(tmp_path / "data"), model="resmlp_s12", size=16, epochs=1, batch=4, device="cpu",
-        out="classifier", changes=changes,
+        out="classifier", set=changes,
     )  # fmt: skip
     said: list[str] = []
     heads = {"segment.channels": 8, "segment.auxiliary_channels": 8, "model.freeze": "backbone"}

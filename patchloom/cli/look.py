@@ -89,7 +89,7 @@ def look(
 def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool, as_json: bool) -> None:
     from patchloom.cli.output import print_json, print_result
     from patchloom.runs.locate import find_run
-    from patchloom.runs.run_record import read_run_record
+    from patchloom.runs.run_metadata import read_run_metadata
     from patchloom.tasks.classification.ranked_page import write_ranked
     from patchloom_runtime.errors import UsageError
 
@@ -97,7 +97,7 @@ def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool
     for run, folder in zip(runs, folders, strict=True):
         if folder is None:
             raise UsageError(f"{run} is not the folder of a run: it has no config.json; with --ranked give --data DATA")
-    record = read_run_record(folders[0]) if folders[0] else None
+    record = read_run_metadata(folders[0]) if folders[0] else None
     if not (place := data or (record.data if record else None)):
         raise UsageError(f"{runs[0]} did not record where its data lie; say it with --data")
     found = write_ranked(runs, place, out=page, top=top, trunk=trunk)

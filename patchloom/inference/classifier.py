@@ -116,9 +116,9 @@ class Classifier:
 
     def reading_of(self, data: str, given: Reading = AS_IT_IS) -> Reading:
         """How `data` are read: as is `given`, and for the rest as in training, where the model was trained on them."""
-        from patchloom.runs.run_record import data_files
+        from patchloom.runs.run_metadata import recorded_reading
 
-        return given.filled_from(data_files(self.folder, data)) if self.folder else given
+        return given.filled_from(recorded_reading(self.folder, data)) if self.folder else given
 
     def check_decides(self) -> None:
         """A UsageError where the network has features but no classifier for named classes, as one trained by DINO."""

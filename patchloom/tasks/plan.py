@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from patchloom.data.batches.loader import WORKER_TIMEOUT_S
 from patchloom.data.datasets import Source
-from patchloom.data.reading import Reading
 from patchloom.data.sources.archives import is_archive
 from patchloom.data.sources.labels_file import split_of
 from patchloom.data.sources.specs import split_specs
@@ -20,8 +18,9 @@ from patchloom.recipes.schema import Recipe, difference
 from patchloom.recipes.values import read_value
 from patchloom.runs.checkpoints import epochs_begun
 from patchloom.runs.config import read_recipe
-from patchloom.runs.data_record import DataRecord
+from patchloom.runs.provenance import Provenance
 from patchloom.tasks.provenance import OtherRunError, default_folder
+from patchloom.tasks.settings import TrainingSettings
 from patchloom_runtime.errors import UsageError, at_least
 from patchloom_runtime.printable import plural
 
@@ -29,63 +28,6 @@ if TYPE_CHECKING:
     from patchloom.tasks.task import Task
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """What a user can say about a run beside the recipe; only `data` has no default."""
-
-    data: str
-    model: str | None = None
-    recipe: str | Recipe = "auto"
-    task: str | None = None  # a word of `tasks.asked`; None: as the recipe, or the data, say
-    out: str | None = None
-    teacher: str | None = None
-    init: str | None = None
-    epochs: int | None = None
-    size: int | None = None
-    batch: int | None = None
-    micro_batches: int | None = None  # None: as many as the memory asks for
-    fit: bool = False  # a named recipe is fitted to the data and the machine
-    time: str | None = None  # into which the whole schedule is planned
-    stop_after: str | None = None  # when to stop and save
-    patience: int | None = None
-    pictures: int | None = None  # epochs between pictures of the network; None draws none
-    changes: dict[str, Any] = field(default_factory=dict)
-    device: str = "auto"
-    workers: int | None = None
-    worker_timeout: float = WORKER_TIMEOUT_S
-    compiled: bool | None = None
-    shard: bool = False
-    level: str | None = None
-    labels: str | None = None  # from here to `val`: how the data are read, see `Reading`
-    label_column: str | None = None
-    label_pattern: str | None = None
-    taxonomy: str | None = None
-    classes: Literal["innermost", "outermost"] | None = None
-    images: str | None = None
-    masks: str | None = None
-    boxes: str | None = None
-    ignore: int | None = None
-    names: str | None = None
-    without: str | None = None
-    val: Literal["held-out", "test"] | None = None
-    strict: bool = False
-    trackers: tuple[str, ...] = ()
-
-    @property
-    def reading(self) -> Reading:
-        """How the data are read."""
-        return Reading.of(self)
-
-    def recipe_changes(self) -> dict[str, Any]:
-        """The options that are recipe fields, under their dotted keys."""
-        short = {"schedule.epochs": self.epochs, "model.image_size": self.size, "optim.batch_size": self.batch}
-        changes: dict[str, Any] = {key: value for key, value in short.items() if value is not None}
-        if self.teacher:
-            changes["objective.teacher"] = self.teacher
-            changes.setdefault("objective.distillation", "hard")
-        return changes | self.changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +48,7 @@ class Plan:
     choices: list[Choice]
     folder: Path
     why_folder: str = ""  # where it is not runs/NAME
-    record: DataRecord | None = None  # what it begins with; of text, known once it is numbers
+    record: Provenance | None = None  # what it begins with; of text, known once it is numbers
     left_out: Sequence[tuple[str, str]] = ()  # file and reason of each that cannot be used
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()  # what of a named recipe does not suit the data
@@ -147,7 +89,7 @@ def val_share_of_settings(settings: TrainingSettings) -> float:
 
 def chosen_folder(
     settings: TrainingSettings,
-    is_ours: Callable[[DataRecord], bool],
+    is_ours: Callable[[Provenance], bool],
     taken: Mapping[Path, str] = MappingProxyType({}),
 ) -> tuple[Path, str]:
     """Where the run goes: as the user says, else by the name of the data; and why it is not runs/NAME.
@@ -196,7 +138,7 @@ def check_numbers(settings: TrainingSettings) -> None:
         raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
 
 
-def placed(settings: TrainingSettings, is_ours: Callable[[DataRecord], bool], make: Callable[[Path, str], T]) -> T:
+def placed(settings: TrainingSettings, is_ours: Callable[[Provenance], bool], make: Callable[[Path, str], T]) -> T:
     """What `make` makes of a folder and why it is that one: --out, or the first default folder without another run."""
     taken: dict[Path, str] = {}
     while True:

@@ -26,9 +26,9 @@ from patchloom.runs.checkpoints import (
     find_checkpoint,
     read_checkpoint,
 )
-from patchloom.runs.data_record import LEFT_OUT, write_left_out
 from patchloom.runs.metrics import open_records
-from patchloom.runs.run_record import FILE as RUN_RECORD
+from patchloom.runs.provenance import LEFT_OUT, write_left_out
+from patchloom.runs.run_metadata import FILE as RUN_RECORD
 from patchloom.runs.weights import read_weights, save_weights
 from patchloom.tasks.plan import Plan, TrainingSettings, seconds_of
 from patchloom.tasks.provenance import OtherRunError

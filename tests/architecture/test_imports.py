@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent.parent / "patchloom"
 # Left to right; a stage imports itself and what stands before it.
 ORDER = [
     "errors",
+    "options",
     "disk",
     "machine",
     "recipes",

@@ -13,7 +13,7 @@ import patchloom
 from patchloom.data.reading import Reading
 from patchloom.inference.index import index
 from patchloom.runs.predictions import load_predictions
-from patchloom.runs.run_record import data_files, read_run_record
+from patchloom.runs.run_metadata import read_run_metadata, recorded_reading
 from patchloom.tasks.classification.several_runs import evaluate_runs
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.report import report_run
@@ -101,14 +101,14 @@ def test_the_plan_counts_the_pictures_to_test_later(nested: Path, tmp_path: Path
 
 
 def test_a_run_remembers_how_its_data_were_read(nested: Path, monkeypatch) -> None:
-    record = read_run_record(nested / "run")
+    record = read_run_metadata(nested / "run")
     assert record is not None
     assert record.reading == Reading(classes="outermost")
     assert " --classes outermost " in record.command(nested / "run")
     monkeypatch.chdir(nested)
     for place in (nested / "data", f"{nested / 'data'}{os.sep}", "data", nested / "data" / "test"):
-        assert data_files(nested / "run", str(place)) == record.reading
-    assert data_files(nested / "run", str(nested)) == Reading()
+        assert recorded_reading(nested / "run", str(place)) == record.reading
+    assert recorded_reading(nested / "run", str(nested)) == Reading()
 
 
 def test_a_test_split_and_a_test_folder_are_the_same(nested: Path) -> None:
@@ -167,4 +167,4 @@ def test_check_suggests_the_command_with_the_options_it_was_given(nested: Path, 
 
 def test_an_old_record_is_read(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"data": "d", "data_name": "d", "labels": "l.csv"}))
-    assert data_files(tmp_path, "d") == Reading(labels="l.csv")
+    assert recorded_reading(tmp_path, "d") == Reading(labels="l.csv")

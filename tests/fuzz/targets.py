@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from patchloom.cli.train import pairs
+from patchloom.cli.options import parse_pairs
 from patchloom.data.annotations.mask_classes import has_masks, of_masks
 from patchloom.data.annotations.mask_names import FILES as MASK_NAMES
 from patchloom.data.annotations.mask_names import names_of_masks
@@ -50,11 +50,11 @@ from patchloom.runs import checksums
 from patchloom.runs.checkpoints import read_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
-from patchloom.runs.data_record import read_record
 from patchloom.runs.locate import _is_made
 from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
 from patchloom.runs.predictions import check_predictions
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.provenance import read_provenance
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
@@ -253,7 +253,7 @@ def _typed(folder: Path) -> None:
     for line in (folder / "typed").read_bytes().decode("utf-8", "surrogateescape").splitlines()[:8]:
         for read in (
             lambda text: read_pattern(text).label("cat_1.jpg"),
-            lambda text: override(_recipe(), pairs([text])),
+            lambda text: override(_recipe(), parse_pairs([text])),
             lambda text: len(settings_of(read_grid(text.split(" ")[:3]))),
             split_specs,
             open_shapes,
@@ -533,8 +533,8 @@ TARGETS: dict[str, Target] = {
     "records": Target(
         ("json",),
         (
-            Reader("run.json", read_run_record),
-            Reader("data.json", read_record),
+            Reader("run.json", read_run_metadata),
+            Reader("data.json", read_provenance),
             Reader("val.json", detection.read_val),
             Reader("val.json", translation.read_val),
             Reader("sweep.json", _sweep, _make_swept),

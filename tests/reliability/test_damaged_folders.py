@@ -35,7 +35,7 @@ from patchloom.runs import checkpoints, weights
 from patchloom.runs.checkpoints import _manifest, find_checkpoint, read_checkpoint
 from patchloom.runs.metrics import MOST_OF_LINE, damaged_lines, read_metrics
 from patchloom.runs.predictions import load_predictions
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network
 from patchloom.tasks.classification.seeds import epoch_values, final_values
 from patchloom.tasks.classification.several_runs import evaluate_runs
@@ -201,7 +201,7 @@ def test_any_run_json_becomes_a_note_of_the_report(run: Path, tmp_path: Path) ->
     for number, data in enumerate(mutations(value, each=1)):
         (run / "run.json").write_bytes(data)
         with one_line_or_fine():
-            read_run_record(run)
+            read_run_metadata(run)
         if number % 5 == 0:
             with one_line_or_fine():
                 report_run(run, out=tmp_path / "page.html")

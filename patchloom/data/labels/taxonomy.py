@@ -146,7 +146,7 @@ def levels_of_columns(
 ) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
     """Return the levels in further columns named x_label, and notes.
 
-    A class with two values in coarse_label is an error. Another column with such a class is not a level; a note says so.
+    A class with two values in coarse_label is an error. Any other such column is not a level, which a note reports.
     """
     levels: dict[str, dict[str, str]] = {}
     notes = []
@@ -203,7 +203,7 @@ def imagenet_coarse() -> dict[str, str]:
 
 
 def _imagenet_names() -> list[Sequence[str]]:
-    """Return 'tench, Tinca tinca', as some datasets name a class, and each of its parts, in the order of WordNet ids."""
+    """Return 'tench, Tinca tinca', as some datasets name a class, and each part, in the order of WordNet ids."""
     from timm.data import ImageNetInfo
 
     texts = ImageNetInfo("imagenet-1k").label_descriptions()

@@ -14,7 +14,7 @@ from patchloom.data.datasets import ImageSet
 from patchloom.report.page import write_page
 from patchloom.report.pictures.mask_overlays import colored, overlaid
 from patchloom.report.sections import gallery_section
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.artifact_models import ExportedSegmenter, open_exported
 from patchloom.tasks.images.look_page import LookPage, across
 from patchloom.tasks.report import ReportSettings
@@ -110,7 +110,7 @@ def _given(
 def _sets(folder: Path, data: str | None) -> Iterator[ImageSet]:
     """The splits of the run's data, as far as they can be opened: they only tell true masks."""
     try:
-        record = read_run_record(folder)
+        record = read_run_metadata(folder)
     except PatchloomError:
         record = None
     place = data or (record.data if record else None)
@@ -143,7 +143,7 @@ def _worst(
     segmenter: Segmenter, folder: Path, data: str | None, count: int
 ) -> tuple[list[SegmentationLookRequest], list[Any]]:
     """Val images with the least mean IoU, and a table of the classes that are confused most."""
-    kept, record = read_segmented(folder), read_run_record(folder)
+    kept, record = read_segmented(folder), read_run_metadata(folder)
     place = data or (record.data if record else None)
     if place is None:
         raise UsageError(f"{folder} does not record its data path; pass --data")

@@ -17,7 +17,7 @@ from patchloom.report.run_report import training, validation
 from patchloom.report.sections import gallery_section, table_section
 from patchloom.runs.config import read_run_files
 from patchloom.runs.predictions import fingerprint
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.segmentation.data import open_masks
 from patchloom.tasks.segmentation.evaluation import evaluate_on
@@ -39,7 +39,7 @@ def segmentation_page(folder: Path, asked: ReportSettings) -> TaskPage:
     files = read_run_files(folder)
     network = asked.network or attempted(lambda: load_segmentation(folder)[0], notes)
     segmenter = Segmenter(network, files) if network is not None else None
-    record = attempted(lambda: read_run_record(folder), notes)
+    record = attempted(lambda: read_run_metadata(folder), notes)
     place = asked.data or (record.data if record else None)
     if asked.split is not None:
         if place is None or segmenter is None:
