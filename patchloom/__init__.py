@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from patchloom.data.sources.source import open_data as open_data
     from patchloom.export.export import export as export
     from patchloom.inference.classifier import Classifier as Classifier
-    from patchloom.inference.index import index as index
     from patchloom.inference.index import open_index as open_index
+    from patchloom.inference.index_build import index as index
     from patchloom.layers.attention import record_attention as record_attention
     from patchloom.models.absorb import absorb as absorb
     from patchloom.models.cost import cost as cost
@@ -54,7 +54,7 @@ _WHERE = {
     "evaluate_levels": "patchloom.tasks.classification.levels",
     "evaluate_runs": "patchloom.tasks.classification.several_runs",
     "export": "patchloom.export.export",
-    "index": "patchloom.inference.index",
+    "index": "patchloom.inference.index_build",
     "list_models": "patchloom.models.registry",
     "list_recipes": "patchloom.recipes",
     "get_recipe": "patchloom.recipes",

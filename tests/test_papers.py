@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from patchloom import cli
-from patchloom.inference.index import index
+from patchloom.inference.index_build import index
 from patchloom.models import cost
 from patchloom.models.catalog import CATALOG
 from patchloom.models.cost import Cost

@@ -89,7 +89,7 @@ def look(
 def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool, as_json: bool) -> None:
     from patchloom.cli.output import print_json, print_result
     from patchloom.runs.locate import find_run
-    from patchloom.runs.run_metadata import read_run_metadata
+    from patchloom.runs.run_metadata import data_path, read_run_metadata
     from patchloom.tasks.classification.ranked_page import write_ranked
     from patchloom_runtime.errors import UsageError
 
@@ -98,9 +98,7 @@ def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool
         if folder is None:
             raise UsageError(f"{run} is not the folder of a run: it has no config.json; with --ranked give --data DATA")
     record = read_run_metadata(folders[0]) if folders[0] else None
-    if not (place := data or (record.data if record else None)):
-        raise UsageError(f"{runs[0]} did not record where its data lie; say it with --data")
-    found = write_ranked(runs, place, out=page, top=top, trunk=trunk)
+    found = write_ranked(runs, data_path(folders[0], record, data or None), out=page, top=top, trunk=trunk)
     if as_json:
         queries = {
             query: {run: [vars(hit) for hit in hits] for run, hits in of.items()} for query, of in found.queries.items()

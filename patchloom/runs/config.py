@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from patchloom.data.datasets import ClassTable, plain_form
-from patchloom.runs.checksums import write_checked
+from patchloom.runs.checksums import reading_once, write_checked
 from patchloom.runs.files import FORMAT, json_bytes, parsed, read_run_file, refuse_format, refuse_shape
 from patchloom_runtime.errors import CheckpointError, UsageError
 
@@ -151,15 +151,21 @@ def write_config(
 
 def read_config(folder: Path, shape: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What `write_config` wrote, of any kind of run; its options as they were. `shape` is what else it must have."""
-    path = folder / "config.json"
-    config = parsed(read_run_file(folder, path.name), path, {"format": int})
-    refuse_format(config, path)
-    refuse_shape(config, _CONFIG, path)
+    path, config = folder / "config.json", _parse_config(folder)
     refuse_shape(config, shape or {}, path)
     config["options"] = {name: _tuples(value) for name, value in config["options"].items()}
     return config
 
 
+def _parse_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    config: dict[str, Any] = parsed(read_run_file(folder, path.name), path, {"format": int})
+    refuse_format(config, path)
+    refuse_shape(config, _CONFIG, path)
+    return config
+
+
+@reading_once()
 def read_run_files(folder: Path) -> RunFiles:
     """What `write_run_files` wrote."""
     if "vocabulary" in read_config(folder):

@@ -12,7 +12,7 @@ from patchloom.data.splits import TEST_NAMES, VAL_NAMES
 from patchloom.runs.checkpoints import lines_written
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.metrics import damaged_lines, read_metrics
-from patchloom_runtime.errors import CheckpointError
+from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import check_shape, parse_json
 
 FILE = "run.json"
@@ -98,6 +98,13 @@ def recorded_reading(folder: Path, data: str) -> Reading:
     """How a run read its data, where it was trained on these; else nothing is said about them."""
     record = read_run_metadata(folder)
     return record.reading if record and is_same_data(data, record.data) else AS_IT_IS
+
+
+def data_path(folder: Path | None, record: RunMetadata | None, data: str | None = None) -> str:
+    """Return `data`, or else the path in the record of the run in `folder`; raise UsageError if both are missing."""
+    if data is None and record is None:
+        raise UsageError(f"{folder or 'the model'} does not record its data path; pass --data")
+    return data if data is not None else record.data  # type: ignore[union-attr]
 
 
 def is_same_data(data: str, trained_on: str) -> bool:

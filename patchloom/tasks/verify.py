@@ -179,7 +179,7 @@ def _count_labels(stored: StoredVectors, about: IndexMetadata) -> None:
     counted: Counter[str] = Counter()
     for part in about.parts:
         rows = stored.rows_of(part)
-        counted.update(rows[at].label for at in part.kept().tolist() if rows[at].label)
+        counted.update(rows[at].label for at in part.valid_rows().tolist() if rows[at].label)
     if counted != Counter(about.labels):
         raise CheckpointError(f"{stored.folder / INDEX} counts other labels than its parts have")
 

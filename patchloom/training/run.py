@@ -18,7 +18,7 @@ from patchloom.engine.loop import TrainResult
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
-from patchloom.report.notebook import number_texts, numbers_line, piece
+from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.checkpoints import (
     CheckpointFolder,
     LatestCheckpoint,
@@ -86,7 +86,7 @@ class TrainingResult:
         lost = [("files left out", f"{self.left_out:,}")] if self.left_out else []
         ended = self.outcome.ended if self.outcome else "nothing was trained"
         facts = [*number_texts(self.metrics).items(), *lost]
-        return piece(str(self.folder), detail=ended, facts=facts, notes=[f"report: {self.folder / 'report.html'}"])
+        return html_card(str(self.folder), detail=ended, facts=facts, notes=[f"report: {self.folder / 'report.html'}"])
 
 
 def run_training(

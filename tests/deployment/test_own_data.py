@@ -4,14 +4,20 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import patchloom
+from patchloom.cli import make_app
 from patchloom.data.reading import Reading
-from patchloom.inference.index import index
+from patchloom.inference import evaluations
+from patchloom.inference.index_build import index
+from patchloom.runs import checksums
+from patchloom.runs import files as run_files
 from patchloom.runs.predictions import load_predictions
 from patchloom.runs.run_metadata import read_run_metadata, recorded_reading
 from patchloom.tasks.classification.several_runs import evaluate_runs
@@ -62,6 +68,41 @@ def test_runs_side_by_side_are_shown_the_same_pictures(trained: Path, tmp_path: 
     for runs in (("a", stranger), (stranger, "a")):
         found = evaluate_runs([str(trained / run) for run in runs], str(trained / "data"))
         assert {len(each.report.index) for each in found.evaluations.values()} == {12}
+
+
+def test_evaluate_lists_its_data_once(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_folders(tmp_path / "other" / "train", pictures=4)
+    class_folders(tmp_path / "other" / "val", pictures=2)
+    find_source, listed = evaluations.find_source, []
+
+    def counting(data: str, **options):
+        listed.append(data)
+        return find_source(data, **options)
+
+    monkeypatch.setattr(evaluations, "find_source", counting)
+    for data in (trained / "data", tmp_path / "other"):
+        evaluate_runs([str(trained / "a"), str(trained / "b")], str(data), device="cpu")
+        patchloom.load(trained / "a", device="cpu").evaluate(str(data))
+        readings = {Reading().filled_from(recorded_reading(trained / run, str(data))) for run in ("a", "b")}
+        assert listed == [str(data)] * (len(readings) + 1)
+        listed.clear()
+
+
+def test_a_prediction_reads_every_file_of_the_run_once(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: Counter[str] = Counter()
+    for module in (checksums, run_files):
+        original = module.read_plain
+
+        def counting(path: Path, *limits: int, original=original) -> bytes:
+            reads[path.name] += 1
+            return original(path, *limits)
+
+        monkeypatch.setattr(module, "read_plain", counting)
+    image = next((trained / "data").rglob("*.png"))
+    result = CliRunner().invoke(make_app(), ["predict", str(trained / "a"), str(image), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert {"config.json", "labels.json", "recipe.yaml", "checksums.json", "weights.safetensors"} <= set(reads)
+    assert set(reads.values()) == {1}, reads
 
 
 def test_a_split_is_reported_on_a_page_of_its_own(trained: Path, tmp_path: Path) -> None:

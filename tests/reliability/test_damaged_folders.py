@@ -28,8 +28,9 @@ from safetensors.numpy import save as save_columns
 from patchloom.data.checking import scan_cache
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
 from patchloom.inference.classifier import load
-from patchloom.inference.held_out import held_out_of
-from patchloom.inference.index import index, open_index
+from patchloom.inference.evaluations import EvaluationData, EvaluationSettings
+from patchloom.inference.index import open_index
+from patchloom.inference.index_build import index
 from patchloom.report.page import render
 from patchloom.runs import checkpoints, weights
 from patchloom.runs.checkpoints import _manifest, find_checkpoint, read_checkpoint
@@ -174,7 +175,7 @@ def test_any_record_of_the_data_is_one_line(made: Path, run: Path) -> None:
     for number, data in enumerate(mutations(value, each=2)):
         (run / "data.json").write_bytes(data)
         with one_line_or_fine():
-            held_out_of(run, str(made / "data"))
+            EvaluationData(str(made / "data"), EvaluationSettings()).held_out_by(run)
         if number % 20 == 0:
             with one_line_or_fine():
                 run_training(training(made, run), say=str)

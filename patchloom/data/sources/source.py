@@ -103,7 +103,7 @@ def split_source(source: Source, *, strict: bool = False, level: str | None = No
 
 
 def open_for(
-    data: Spec | Sequence[Spec] | Source,
+    spec: Spec | Sequence[Spec],
     classes: ClassTable,
     *,
     split: str | None = None,
@@ -120,8 +120,7 @@ def open_for(
     Classes that the model does not know are left out and named in `.notes`, or are an error with `strict`.
 
     Args:
-        data: A path, a name or a pattern, or several of them, or an opened source (then `reading`, `root` and
-            `download` are not used).
+        spec: A path, a name or a pattern, or several of them.
         classes: The model's classes.
         split: 'train', 'val' (held out as by `open_data` if there is none), 'test' or 'all'. By default val, or else
             test, or else everything.
@@ -133,9 +132,29 @@ def open_for(
         reading: How to read the data.
         download: Download torchvision's datasets if they are missing.
     """
+    check_split(split)
+    source = find_source(spec, reading=reading, root=root, download=download)
+    return match_source(source, classes, split=split, val_fraction=val_fraction, strict=strict, seed=seed, level=level)
+
+
+def check_split(split: str | None) -> None:
+    """Raise UsageError if `split` is not the name of a split."""
     if split not in (None, "train", "val", "test", "all"):
         raise UsageError(f"split is {split!r}, expected train, val, test or all")
-    source = data if isinstance(data, Source) else find_source(data, reading=reading, root=root, download=download)
+
+
+def match_source(
+    source: Source,
+    classes: ClassTable,
+    *,
+    split: str | None = None,
+    val_fraction: float = 0.2,
+    strict: bool = False,
+    seed: int = 0,
+    level: str | None = None,
+) -> LabeledImages:
+    """Return the images of an opened source that a model is evaluated on; the options are those of `open_for`."""
+    check_split(split)
     names = {"": source.train.names} | {level: of.values() for level, of in source.train.levels.items()}
     level = level or level_of(classes.names, names) or None
     if source.val is None and split in ("train", "val"):

@@ -21,7 +21,7 @@ from patchloom.objectives.detection import CHARTS
 from patchloom.report.charts import Series, line_chart
 from patchloom.report.run_report import training, validation
 from patchloom.report.sections import picture_section, table_section
-from patchloom.runs.run_metadata import read_run_metadata
+from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.artifact_models import open_exported
 from patchloom.tasks.detection.data import open_objects
 from patchloom.tasks.detection.detector import load_object_detector
@@ -221,9 +221,7 @@ def detection_page(folder: Path, asked: Any) -> TaskPage:
     kept = attempted(lambda: read_val(folder), notes)
     if asked.split is not None:
         record = read_run_metadata(folder)
-        place = asked.data or (record.data if record else None)
-        if place is None:
-            raise UsageError("where the data lie was not recorded; say it with --data")
+        place = data_path(folder, record, asked.data)
         kept, notes = judge_on(folder, place, split=asked.split, device="auto", reading=asked.reading)
     elif kept is None and not notes:
         notes.append(f"{folder} has no {VAL}: what was found in val is not shown")
