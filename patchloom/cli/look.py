@@ -63,14 +63,14 @@ def look(
     if trunk:
         raise UsageError("--trunk says what images are compared by; give it with --ranked")
     if is_artifact(folder):
-        task: Task[Any] | None = task_named(read_about(folder).task)
+        task: Task | None = task_named(read_about(folder).task)
     else:
         task = task_of_run(folder) if is_run(folder) else None
     drawn: dict[str, Any] = {"data": data, "out": page, "top": 5 if top is None else top}
     if count is not None:
         drawn["count"] = count
-    own = task is not None and task.draws_looks
-    found = task.look(folder, images or [], **drawn) if task and own else look_at(run, images or [], **drawn)
+    own = task is not None and task.report.draws_looks
+    found = task.report.look(folder, images or [], **drawn) if task and own else look_at(run, images or [], **drawn)
     if as_json:
         answers = [{"name": name, "answers": one.answers} for name, _, one in found.looks]
         print_json({"page": str(found.path), "pictures": answers, "notes": found.notes})

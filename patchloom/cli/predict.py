@@ -85,14 +85,10 @@ def _open_model(run: str, device: str, by_index: dict[str, Any], *, writes: bool
         exported = is_artifact(run)
         folder = Path(run) if exported else run_folder(run)
         task = task_named(read_about(folder).task) if exported else task_of_run(folder)
-    if writes and not task.writes_predictions:
-        raise UsageError(f"--out {task.not_read}")
-    if by_index and not task.judges_decisions:
-        raise UsageError(f"--{next(iter(by_index))} {task.not_read}")
+    if writes and not task.model.writes_files:
+        raise UsageError(f"--out {task.refusal}")
+    if by_index and not task.whole_images:
+        raise UsageError(f"--{next(iter(by_index))} {task.refusal}")
     if exported and by_index:
         raise UsageError(f"--{next(iter(by_index))} compares images by a run; {run} is an artifact: give the run")
-    if not exported:
-        return task.predictor(folder, device=device)
-    from patchloom.tasks.artifact_models import open_exported
-
-    return open_exported(folder)
+    return task.model.open_artifact(folder) if exported else task.model.predictor(folder, device=device)

@@ -59,9 +59,9 @@ def report_run(
         notes.append(f"{folder} has no run.json: how it went, where and on what is not shown")
     asked = ReportSettings(data=data, split=split, reading=reading, level=level, v2=v2, plan=plan, network=network)
     task = task_of_run(folder)
-    if v2 and not task.judges_decisions:
-        raise UsageError(f"--v2 {task.not_read}")
-    found = task.page(folder, asked)
+    if v2 and not task.whole_images:
+        raise UsageError(f"--v2 {task.refusal}")
+    found = task.report.page(folder, asked)
     metrics = attempted(lambda: read_metrics(folder / "metrics.jsonl"), notes) or []
     if fault := attempted(lambda: metrics_fault(folder), notes):
         notes.append(f"{fault}; the curves show the others")

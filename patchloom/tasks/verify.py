@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from patchloom.disk import locked
 from patchloom.inference.index_files import FAISS, IndexMetadata, IndexPart, StoredVectors, read_about, write_about
@@ -95,7 +94,7 @@ def _verify_run(folder: Path) -> VerifyReport:
     found.look(CHECKSUMS, lambda: read_checksums(folder))
     known = {} if CHECKSUMS in found.wrong else read_checksums(folder)
     task = _task_of(folder)
-    own = task.readers(folder) if task else {}
+    own = task.model.readers(folder) if task else {}
     kept = [name for name in dict.fromkeys((*BY_HAND, *own)) if os.path.lexists(folder / name)]
     if not os.path.lexists(folder / CHECKSUMS):
         found.checked.remove(CHECKSUMS)
@@ -105,14 +104,14 @@ def _verify_run(folder: Path) -> VerifyReport:
     found.without_checksum = [name for name in kept if name not in known]
     found.look("recipe.yaml", lambda: read_recipe(folder))
     found.look("config.json", lambda: task_of_run(folder))
-    found.kind = task.kind if task else "run"
+    found.kind = task.noun if task else "run"
     for name, read in own.items() if not found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml"} else ():
         if os.path.lexists(folder / name):
             found.look(name, read)
     if os.path.lexists(folder / WEIGHTS):
         # Into the network they belong to; where that is not known, what is wrong has been said of another file.
         if task and not found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml", *own}:
-            found.look(WEIGHTS, lambda: task.load_network(folder))
+            found.look(WEIGHTS, lambda: task.model.load_network(folder))
     else:
         found.missing.append(WEIGHTS)
     found.look(RUN_RECORD, lambda: read_run_metadata(folder))
@@ -127,7 +126,7 @@ def _verify_run(folder: Path) -> VerifyReport:
     return found
 
 
-def _task_of(folder: Path) -> Task[Any] | None:
+def _task_of(folder: Path) -> Task | None:
     """The task of the run; None where its config, or its recipe, cannot tell."""
     try:
         return task_of_run(folder)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from patchloom.export.single_page.program import PageProgram, Value
+from patchloom.exporters.single_page.program import PageProgram, Value
 from patchloom.layers.attention import Attention, ClassAttention, TalkingHeadsAttention
 from patchloom.layers.convolution import Conv3x3, PatchConv, SqueezeExcite, TokenConv
 from patchloom.layers.mlp import MLP

@@ -13,10 +13,10 @@ from typing import Any, get_args
 
 from markupsafe import Markup
 
-from patchloom.export.single_page.drawing import Drawing, drawing_of
-from patchloom.export.single_page.kernels import kernels
-from patchloom.export.single_page.networks import PageOutput, write_network
-from patchloom.export.single_page.program import PageProgram, Value, Weights
+from patchloom.exporters.single_page.drawing import Drawing, drawing_of
+from patchloom.exporters.single_page.kernels import kernels
+from patchloom.exporters.single_page.networks import PageOutput, write_network
+from patchloom.exporters.single_page.program import PageProgram, Value, Weights
 from patchloom.inference.classifier import Classifier, load
 from patchloom.models.absorb import absorb
 from patchloom.report.page import ABOUT_MAPS, page_script, write_page

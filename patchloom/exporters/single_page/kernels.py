@@ -7,7 +7,7 @@
 `interpreter.js` has the same functions in plain JavaScript, for browsers without them, and calls both alike.
 """
 
-from patchloom.export.single_page.wasm import (
+from patchloom.exporters.single_page.wasm import (
     ADD,
     F32,
     F32_ADD,

@@ -19,8 +19,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from patchloom.export.single_page.convnets import write_convnet
-from patchloom.export.single_page.layers import (
+from patchloom.exporters.single_page.convnets import write_convnet
+from patchloom.exporters.single_page.layers import (
     Grid,
     add,
     affine,
@@ -37,7 +37,7 @@ from patchloom.export.single_page.layers import (
     softmax,
     write,
 )
-from patchloom.export.single_page.program import PageProgram, Value, Weights
+from patchloom.exporters.single_page.program import PageProgram, Value, Weights
 from patchloom.layers.attention import ClassAttention
 from patchloom.layers.norms import LayerNorm, Length
 from patchloom.layers.residual import Block, ClassBlock, Residual

@@ -14,7 +14,7 @@ class Html(PageFormat):
 
     def write_page(self, run: str, out: str, *, int8: bool) -> Any:
         """A `single_page.Page`."""
-        from patchloom.export.single_page.page import export_page
+        from patchloom.exporters.single_page.page import export_page
 
         if Path(out).suffix.lower() not in (".html", ".htm"):
             raise UsageError(f"--to html writes one file, given --out {out}; name it so, such as {out}.html")

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from patchloom.export.parity import columns
+from patchloom.exporters.parity import columns
 
 if TYPE_CHECKING:
-    from patchloom.export.export import Exported
-    from patchloom.export.subject import ExportSubject
+    from patchloom.exporters.export import Exported
+    from patchloom.exporters.subject import ExportSubject
 
 
 def artifact_card(subject: "ExportSubject", outputs: tuple[str, ...], exported: "Exported") -> str:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from patchloom.export.single_page.layers import Grid, activate, add, affine, linear, mean
-from patchloom.export.single_page.program import PageProgram, Value
+from patchloom.exporters.single_page.layers import Grid, activate, add, affine, linear, mean
+from patchloom.exporters.single_page.program import PageProgram, Value
 from patchloom_runtime.errors import UsageError
 
 ACTIVATIONS: dict[Any, str] = {

@@ -1,4 +1,4 @@
-"""`patchloom export`: one artefact of a run, compared with it on real images before it is kept."""
+"""An artifact of a run: its graphs, compared with the run on real images before they are kept."""
 
 import hashlib
 import shutil
@@ -6,42 +6,26 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from patchloom import __version__
-from patchloom.disk import atomic_write, temporary_folder
-from patchloom.export.card import artifact_card
-from patchloom.export.parity import BATCH, TOLERANCE, Outputs, ParityRow, answers_of, speeds
-from patchloom.export.subject import ExportSettings, ExportSubject
-from patchloom.runs.config import read_config
+from patchloom.disk import atomic_write
+from patchloom.exporters.card import artifact_card
+from patchloom.exporters.parity import BATCH, TOLERANCE, Outputs, ParityRow, answers_of, speeds
+from patchloom.exporters.subject import ExportSubject
 from patchloom.runs.files import json_bytes
-from patchloom.runs.locate import run_folder
-from patchloom.runs.published import new_folder, refuse_taken
 from patchloom_runtime.artifacts.metadata import CARD, FILE, FORMAT, LABELS, PACKED, PARITY
-from patchloom_runtime.engines.formats import GraphFormat, PageFormat, format_for, format_named
-from patchloom_runtime.errors import NumericalError, UsageError, at_least, with_near_options
+from patchloom_runtime.engines.formats import GraphFormat
+from patchloom_runtime.errors import NumericalError, UsageError, at_least
 from patchloom_runtime.printable import printable
 from patchloom_runtime.untrusted import own_sha256
 
-if TYPE_CHECKING:
-    from patchloom.export.single_page.page import Page
-
-CALIBRATION, ALLOWED_LOSS = 128, 1.0
 FILE_SUFFIXES = (".onnx", ".pt2", ".pt", ".xml")  # of files that formats have
 _LEVEL = 6  # of zlib
-# Task → what makes a subject of a run of it.
-SUBJECTS = {
-    "classification": "patchloom.tasks.classification.export:ClassifierSubject",
-    "embedding": "patchloom.tasks.classification.export:ClassifierSubject",
-    "segmentation": "patchloom.tasks.segmentation.export:SegmenterSubject",
-    "detection": "patchloom.tasks.detection.export:DetectorSubject",
-    "translation": "patchloom.tasks.translation.export:TranslatorSubject",
-}
 
 
 @dataclass(frozen=True)
@@ -79,88 +63,7 @@ def artifact_folder(out: str) -> str:
     return str(path.with_name(f"{path.stem}-{path.suffix[1:]}")) if path.suffix in FILE_SUFFIXES else out
 
 
-@with_near_options
-def export(
-    run: str,
-    out: str,
-    *,
-    to: str | None = None,
-    data: str | None = None,
-    split: str | None = None,
-    size: int | None = None,
-    half: bool = False,
-    int8: bool = False,
-    allowed_loss: float | None = None,
-    tolerance: float | None = None,
-    images: int | None = None,
-    calibration: int | None = None,
-    packed: bool = False,
-) -> "Exported | Page":
-    """Write a run as something that answers without patchloom: an artefact, or one HTML page.
-
-    run           folder of a run, or published weights
-    out           the artifact's folder, or the page's file; it is there whole or not at all. photos.onnx becomes the
-                  folder photos-onnx
-    to            onnx, torch, openvino or html; by default onnx, or html where `out` ends in .html
-    data          images it is compared with the run on; by default those of the run
-    split         train, val, test or all; by default val, or what the run held out
-    size          of its images in pixels, where not the run's own
-    half          float16 weights and sums; a page has float16 weights always
-    int8          calibrated on images of train; kept if it is faster here and loses at most `allowed_loss`. Of a page
-                  the weights alone
-    allowed_loss  points of accuracy (without labels: of same answers) that int8 may lose; 1
-    tolerance     the largest difference from the run that is accepted, as a share of its largest output
-    images        most that are compared, spread over the split; 1,000, of a detector 100, of a translator 200 sentences
-    calibration   images that int8 is calibrated on; 128
-    packed        store the graph compressed, without loss: of a run that `patchloom prune` left, zeros take no room
-    """
-    given = {"data": data, "split": split, "size": size, "tolerance": tolerance, "images": images}
-    given |= {"allowed_loss": allowed_loss, "calibration": calibration, "half": half or None, "packed": packed or None}
-    form = format_named(to or format_for(out))
-    form.refuse_missing(form.to_write)
-    if isinstance(form, PageFormat):
-        for name, value in given.items():
-            if value is not None:
-                raise UsageError(f"--{name.replace('_', '-')} is about artefacts; --to {form.name} does not read it")
-        page: Page = form.write_page(run, out, int8=int8)
-        return page
-    assert isinstance(form, GraphFormat)
-    calibration = CALIBRATION if calibration is None else calibration
-    allowed_loss = ALLOWED_LOSS if allowed_loss is None else allowed_loss
-    _check(form, half=half, int8=int8, images=images, calibration=calibration, allowed_loss=allowed_loss, size=size)
-    named, out = out, artifact_folder(out)
-    refuse_taken(Path(out))
-    kind, folder_of_run = subject_type(run_folder(run)), run_folder(run)
-    _check_precision(kind, "float16" if half else "int8" if int8 else "float32")
-    subject = kind(folder_of_run, ExportSettings(data, split, size, images))
-    with temporary_folder() as temporary, new_folder(Path(out)) as folder:
-        made = _Exporter(form, subject, half=half, tolerance=tolerance)
-        made.plain(folder)
-        if int8:
-            made.quantized(folder, temporary, subject.calibration(calibration), allowed_loss)
-        sizes = made.pack(folder) if packed else {}
-        renamed = [f"an artifact is a folder: it is {out}, not a file {named}"] if out != named else []
-        notes = (*renamed, *subject.notes, *made.notes)
-        rows, count = tuple(made.rows), len(subject.rows)
-        exported = Exported(Path(out), form.name, made.precision, rows, count, subject.measure, notes, subject.compared)
-        _write(folder, form, subject, made, sizes, exported)
-    return exported
-
-
-def subject_type(folder: Path) -> Any:
-    """What makes a subject of a run and of what was asked for; a UsageError where its task is not exported."""
-    config = read_config(folder)
-    # Runs of before tasks were kept are told by what they have.
-    task = str(config.get("task") or ("translation" if "vocabulary" in config else "classification"))
-    if task not in SUBJECTS:
-        raise UsageError(
-            f"{printable(str(folder))} is a run of {printable(task)}, which is not exported; {', '.join(SUBJECTS)} are"
-        )
-    module, _, attribute = SUBJECTS[task].partition(":")
-    return getattr(import_module(module), attribute)
-
-
-class _Exporter:
+class ArtifactBuilder:
     """The graphs of one run, each measured beside it on the same pixels."""
 
     def __init__(self, form: GraphFormat, subject: ExportSubject, *, half: bool, tolerance: float | None) -> None:
@@ -259,15 +162,17 @@ def is_integer(kind: str) -> bool:
     return kind.startswith(known)
 
 
-def _check_precision(kind: type[ExportSubject], precision: str) -> None:
+def check_precision(kind: type[ExportSubject], precision: str) -> None:
+    """Raise UsageError if the task cannot be exported in this precision."""
     if precision not in kind.precisions:
         option = "--half" if precision == "float16" else "--int8"
         raise UsageError(f"{option} is for runs of classes, vectors and masks; one of {kind.task} is float32")
 
 
-def _check(
+def check_options(
     form: GraphFormat, *, half: bool, int8: bool, allowed_loss: float, size: int | None, **counts: int | None
 ) -> None:
+    """Raise UsageError for options that are out of range or do not fit together."""
     for name, value in counts.items():
         if value is not None:
             at_least(name, value, 2)
@@ -285,11 +190,11 @@ def _batches(pixels: np.ndarray) -> Iterator[np.ndarray]:
     return (pixels[start : start + BATCH] for start in range(0, len(pixels), BATCH))
 
 
-def _write(
+def write_artifact_files(
     folder: Path,
     form: GraphFormat,
     subject: ExportSubject,
-    made: _Exporter,
+    made: ArtifactBuilder,
     packed: Mapping[str, int],
     exported: Exported,
 ) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from patchloom.data.datasets import ImageSet
-from patchloom.export.graph import FromPixels, Traced
-from patchloom.export.parity import BATCH, Outputs, differences
+from patchloom.exporters.graph import FromPixels, Traced
+from patchloom.exporters.parity import BATCH, Outputs, differences
 from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom_runtime.engines.formats import MODEL, Graph, GraphFormat
 from patchloom_runtime.errors import DataError
