@@ -28,7 +28,7 @@ from patchloom.runs.checkpoints import (
 )
 from patchloom.runs.metrics import open_records
 from patchloom.runs.provenance import LEFT_OUT, write_left_out
-from patchloom.runs.run_metadata import FILE as RUN_RECORD
+from patchloom.runs.run_metadata import FILE as RUN_METADATA
 from patchloom.runs.weights import read_weights, save_weights
 from patchloom.tasks.plan import Plan, TrainingExamples, TrainingSettings, seconds_of
 from patchloom.tasks.provenance import OtherRunError
@@ -203,7 +203,7 @@ def _train_and_report(
         say(f"{how}: {said} {which}")
         for line in task.report.result_lines(plan, judged) if metrics else ():
             say(line)
-        if not done or not (folder / RUN_RECORD).is_file():  # what it says of time and machine stays true
+        if not done or not (folder / RUN_METADATA).is_file():  # what it says of time and machine stays true
             with disk_errors(folder / "report.html"):
                 keep_and_report(plan, best, judged, outcome, seconds=seconds, machine=machine_of(processes))
         say(f"{folder / 'report.html'}")
