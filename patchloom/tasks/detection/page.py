@@ -11,7 +11,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from patchloom.data.batches.loader import Loader
-from patchloom.data.checking.progress_bar import scan_bar
+from patchloom.data.checking.scan import scan_bar
 from patchloom.data.datasets import LabeledImages
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.evaluation.detection import (

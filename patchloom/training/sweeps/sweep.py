@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from patchloom.data.sources.source import Spec, join_specs, split_specs
+from patchloom.data.sources.specs import Spec, join_specs, split_specs
 from patchloom.disk import locked
 from patchloom.engine.display import duration
 from patchloom.engine.rendezvous import place_from
