@@ -36,7 +36,7 @@ def keep_and_report(
         data=settings.data,
         data_name=plan.data_name,
         level=settings.level,
-        **settings.reading.given(),  # type: ignore[arg-type]
+        **settings.reading.chosen(),  # type: ignore[arg-type]
         init=settings.init,
         ended=outcome.ended,
         epochs=outcome.progress.epoch,

@@ -116,7 +116,7 @@ def open_leveled(
 ) -> LevelData:
     """Data with levels of their own, or of the file one of the runs had on them; without any an error, if `needed`."""
     remembered = (recorded_reading(folder, data) for folder in named(runs).values())
-    own = next((each for each in remembered if each.given()), AS_IT_IS)
+    own = next((each for each in remembered if each.chosen()), AS_IT_IS)
     splits = open_data(data, strict=strict, reading=reading.filled_from(own))
     if needed and not splits.classes.levels:
         raise UsageError(
