@@ -158,7 +158,7 @@ class ImageStore(ABC):
         return None
 
     def crowd(self, index: int) -> np.ndarray | None:  # noqa: ARG002
-        """Return (objects,) bool, True for boxes of groups of objects and of difficult objects; None if there are none."""
+        """Return (objects,) bool, True for boxes of groups and of difficult objects; None if there are none."""
         return None
 
     def objects(self, index: int) -> Objects:
@@ -198,6 +198,10 @@ class ArrayImages(ImageStore):
         """Return dataset and position."""
         return f"{self._name}, image {index}"
 
+    def key(self, index: int) -> str:
+        """Return dataset and position, in the words that runs have recorded and held-out splits depend on."""
+        return f"{self._name}, picture {index}"
+
 
 def name_some(names: Sequence[str], counts: Sequence[int] | None = None, limit: int = 8) -> str:
     """Return a list of names for messages: 'a' (3 images), 'b' (1 image) and 4 more."""
@@ -229,7 +233,7 @@ def common_folder(files: Sequence[os.PathLike[str]]) -> str:
 def stamps_inside(
     files: Sequence[os.PathLike[str]], home: str, places: Sequence[tuple[int, str]]
 ) -> list[Stamp | None]:
-    """Return stamps of images that share files. `places` has the file number of each image and its name in that file."""
+    """Return stamps of images that share files. `places` has the file number and the name in it per image."""
     states = [file_state(file) for file in files]
     names = [os.fsencode(os.path.relpath(file, home)) for file in files]
     return [
@@ -300,7 +304,7 @@ class LabeledImages:
         return len(self.rows)
 
     def with_object_names(self, names: Sequence[str], coarse: Mapping[str, str] | None = None) -> "LabeledImages":
-        """Return a copy whose boxes have classes that index `names`; `coarse` maps names to those of a coarser level."""
+        """Return a copy whose box classes index `names`; `coarse` maps names to those of a coarser level."""
         number = {name: i for i, name in enumerate(names)}
         own = self.images.object_names
         return replace(self, categories=tuple(number.get((coarse or {}).get(name, name), -1) for name in own))

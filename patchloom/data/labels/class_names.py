@@ -44,7 +44,7 @@ class ClassNames:
         return None
 
     def of_level(self, names: Sequence[str], codes: Sequence[str]) -> tuple[str, dict[str, str]] | None:
-        """Return the name of the level in which the classes `names` have the numbers `codes`, and its names by number."""
+        """Return the level in which the classes `names` have the numbers `codes`, and its names by number."""
         fine = next((of for of in self._texts.values() if len(set(of)) == len(of)), [])
         for column in self._numbers.values():
             known = dict(zip(fine, column, strict=True)) if fine else {}

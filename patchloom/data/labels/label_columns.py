@@ -206,7 +206,7 @@ def _labels_in(cell: str, commas: bool) -> list[str]:
 
 
 def _lists_by_comma(values: Sequence[str]) -> bool:
-    """Return whether commas separate labels. Parts of names such as 'tench, Tinca tinca' rarely occur in other cells."""
+    """Return whether commas separate labels. Parts of 'tench, Tinca tinca' rarely occur in other cells."""
     listed = [value for value in values if "," in value]
     parts = {value: {part.strip() for part in value.split(",") if part.strip()} for value in values}
     times = Counter(part for of in parts.values() for part in of)

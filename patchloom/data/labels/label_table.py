@@ -65,7 +65,7 @@ class Table:
 
 
 def parse_table(content: bytes, title: str, finds: Finds) -> Table:
-    """Parse the bytes of a file. Raise DataError, with the line number, for a line of another length than the others."""
+    """Parse the bytes of a file. Raise DataError, with the line number, for a row of another length."""
     text, encoding = _decoded(content, title)
     lines = [(n, line) for n, line in _lines(text, title) if line.strip() and not line.startswith("#")]
     if not lines:

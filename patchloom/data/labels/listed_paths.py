@@ -21,7 +21,7 @@ _UNUSUAL = re.compile(r"\\|^[/.]|/\.|//")  # not in a normalized path relative t
 
 
 class ListedPaths:
-    """Finds the images of a list. `base` is the folder of the list relative to the root, `split` the split in its name."""
+    """Finds the images of a list. `base` is its folder relative to the root, `split` the split in its name."""
 
     def __init__(self, tree: Tree, base: str | None = None, split: str = "") -> None:
         self._tree = tree
@@ -76,7 +76,7 @@ class ListedPaths:
                 yield self._below("/".join(parts[i + 1 :]))
 
     def _below(self, path: str) -> str | None:
-        """Return the path relative to the root, or an absolute one if the list may name any file; None if it may not."""
+        """Return the path relative to the root, or absolute if the list may name any file, or else None."""
         inside = below(self._root, path)
         if inside is None and self._anywhere:
             inside = os.path.normpath(os.path.join(self._root, path))

@@ -98,7 +98,7 @@ def open_list(
     *,
     whole: bool = True,
 ) -> Source:
-    """Open the images of `tree` that a labels file and its siblings list. With `whole`, a note counts unlisted images."""
+    """Open the images of `tree` that a labels file and its siblings list. `whole` adds a note on unlisted images."""
     rows = _Rows(class_names=names_in(names) if names is not None else None)
     first = _read(listed, tree, label_column, strict, rows)
     if first.splits is None:
