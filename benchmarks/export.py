@@ -63,7 +63,7 @@ def prepare(folder: Path, data: str) -> None:
     from patchloom.inference.classifier import Classifier
     from patchloom.models.pretrained.published import load_published
     from patchloom.runs.config import Preprocessing, RunFiles
-    from patchloom_runtime.engines.onnx_graph import _quiet
+    from patchloom_runtime.engines.onnx import _quiet
 
     torch.manual_seed(0)
     theirs = timm.create_model(TIMM).eval()

@@ -14,7 +14,7 @@ from patchloom.evaluation.classification import in_eval_mode
 from patchloom.evaluation.detection import Detections, TrueObjects
 from patchloom.models.dense.detector import Detector
 from patchloom.objectives.detection import prepare_inputs
-from patchloom_runtime.images.pasted_masks import pasted
+from patchloom_runtime.images.object_masks import paste_mask
 from patchloom_runtime.images.samples import EXTENT
 
 
@@ -45,7 +45,7 @@ def in_picture(output: Mapping[str, Tensor], extent: Sequence[int]) -> Detection
     masks = None
     if "masks" in on_host:
         shares = on_host["masks"][:, 0].numpy()
-        masks = [pasted(mask, box, (height, width)) for mask, box in zip(shares, boxes, strict=True)]
+        masks = [paste_mask(mask, box, (height, width)) for mask, box in zip(shares, boxes, strict=True)]
     categories = on_host["labels"].long().numpy() - 1
     return Detections(boxes.astype(np.float64), categories, on_host["scores"].double().numpy(), masks)
 

@@ -28,7 +28,7 @@ from patchloom_runtime.artifacts.artifact import check_file, is_artifact
 from patchloom_runtime.artifacts.artifact import load as load_artifact
 from patchloom_runtime.artifacts.metadata import FILE as ARTIFACT
 from patchloom_runtime.artifacts.metadata import read_about as read_artifact
-from patchloom_runtime.engines.formats import graph_format
+from patchloom_runtime.engines.engine import graph_format
 from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError
 from patchloom_runtime.untrusted import parse_json, read_plain
 

@@ -25,7 +25,7 @@ from patchloom.export.graph import ClassifierGraph
 from patchloom.export.parity import TOLERANCE
 from patchloom.tasks.classification.export import ClassifierSubject
 from patchloom_runtime.artifacts.artifact import Artifact, load
-from patchloom_runtime.engines.formats import GRAPHS, GraphFormat, format_named
+from patchloom_runtime.engines.engine import GRAPHS, GraphFormat, format_named
 from patchloom_runtime.errors import CheckpointError, NumericalError, ResourceError, UsageError
 from patchloom_runtime.images.inputs import read_image
 from patchloom_runtime.untrusted import own_sha256

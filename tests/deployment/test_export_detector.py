@@ -24,8 +24,8 @@ from patchloom.tasks.detection.report import evaluate_detectors
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
 from patchloom_runtime.artifacts.artifact import load
-from patchloom_runtime.artifacts.box_selection import RegionBoxes, apart
-from patchloom_runtime.engines.formats import GRAPHS, graph_format
+from patchloom_runtime.artifacts.detector import RegionBoxes, apart
+from patchloom_runtime.engines.engine import GRAPHS, graph_format
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import own_sha256
 from tests.deployment.test_export import needs_onnx

@@ -23,7 +23,7 @@ from patchloom.export.graph import (
 from patchloom.export.parity import TOLERANCE
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.models.network import Network
-from patchloom_runtime.engines.formats import GRAPHS, graph_format
+from patchloom_runtime.engines.engine import GRAPHS, graph_format
 from tests.networks import ONE_OF_EACH, small
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -15,9 +15,9 @@ from patchloom.models.seq2seq import create_seq2seq
 from patchloom.tasks.translation.graph import kept_of, traced_translator
 from patchloom_runtime.artifacts.metadata import STEP
 from patchloom_runtime.artifacts.translator import BeamSearch
-from patchloom_runtime.engines.formats import GRAPHS, MODEL, graph_format
+from patchloom_runtime.engines.engine import GRAPHS, MODEL, graph_format
 from patchloom_runtime.errors import UsageError
-from patchloom_runtime.text.special_tokens import EOS, PAD
+from patchloom_runtime.text.vocabulary import EOS, PAD
 from tests.deployment.test_export import needs_onnx
 
 pytest.importorskip("sentencepiece", reason="subwords need sentencepiece")

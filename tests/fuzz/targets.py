@@ -69,7 +69,7 @@ from patchloom.training.sweeps.page import write_sweep_page
 from patchloom.training.sweeps.record import read_results
 from patchloom.training.sweeps.table import Sweep, metric_of, rows_of
 from patchloom_runtime.artifacts import artifact as artifact
-from patchloom_runtime.engines.onnx_graph import Onnx
+from patchloom_runtime.engines.onnx import Onnx
 from patchloom_runtime.engines.torch_program import TorchProgramGraph
 from patchloom_runtime.errors import PatchloomError, ResourceError
 from patchloom_runtime.images.decode import decode_frames, decode_ids, decode_shrunk, decode_with_facts, upright_size

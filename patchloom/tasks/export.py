@@ -1,0 +1,98 @@
+"""`patchloom export`: write a run of any task as an artifact or a single page."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from patchloom.disk import temporary_folder
+from patchloom.export.artifact import ArtifactBuilder, Exported, artifact_folder, check_options, check_precision
+from patchloom.export.formats import GraphFormat, PageFormat, format_for, format_named
+from patchloom.export.subject import ExportSettings, ExportSubject
+from patchloom.runs.locate import run_folder
+from patchloom.runs.published import new_folder, refuse_taken
+from patchloom.tasks.table import TASKS, task_of_run
+from patchloom_runtime.errors import UsageError, with_near_options
+from patchloom_runtime.printable import printable
+
+if TYPE_CHECKING:
+    from patchloom.export.single_page.page import Page
+
+CALIBRATION, ALLOWED_LOSS = 128, 1.0
+
+
+@with_near_options
+def export(
+    run: str,
+    out: str,
+    *,
+    to: str | None = None,
+    data: str | None = None,
+    split: str | None = None,
+    size: int | None = None,
+    half: bool = False,
+    int8: bool = False,
+    allowed_loss: float | None = None,
+    tolerance: float | None = None,
+    images: int | None = None,
+    calibration: int | None = None,
+    packed: bool = False,
+) -> "Exported | Page":
+    """Write a run in a form that runs without patchloom: an artifact folder, or one HTML page.
+
+    run           run folder, or published weights
+    out           artifact folder, or file of the page. It is written completely or not at all. photos.onnx becomes the
+                  folder photos-onnx
+    to            onnx, torch, openvino or html (default: onnx, or html if `out` ends in .html)
+    data          images to compare run and export on (default: those of the run)
+    split         train, val, test or all (default: val, or the images that the run held out)
+    size          image size in pixels (default: the run's)
+    half          float16 weights and sums; a page always has float16 weights
+    int8          quantize, calibrated on training images; kept if it is faster here and loses at most `allowed_loss`.
+                  For a page: int8 weights
+    allowed_loss  points of accuracy that int8 may lose, or of equal predictions without labels (default: 1)
+    tolerance     largest accepted difference from the run, relative to its largest output
+    images        number of images to compare at most, spread over the split (default: 1,000; detection: 100;
+                  translation: 200 sentences)
+    calibration   number of images to calibrate int8 on (default: 128)
+    packed        compress the graph without loss; useful after `patchloom prune`, whose zeros compress well
+    """
+    form = format_named(to or format_for(out))
+    form.check_installed()
+    if isinstance(form, PageFormat):
+        options = {"data": data, "split": split, "size": size, "tolerance": tolerance, "images": images}
+        options |= {"allowed_loss": allowed_loss, "calibration": calibration}
+        options |= {"half": half or None, "packed": packed or None}
+        for option, value in options.items():
+            if value is not None:
+                raise UsageError(f"--{option.replace('_', '-')} applies to artifacts only, not to --to {form.name}")
+        return form.write_page(run, out, int8=int8)
+    assert isinstance(form, GraphFormat)
+    calibration = CALIBRATION if calibration is None else calibration
+    allowed_loss = ALLOWED_LOSS if allowed_loss is None else allowed_loss
+    check_options(
+        form, half=half, int8=int8, images=images, calibration=calibration, allowed_loss=allowed_loss, size=size
+    )
+    name = artifact_folder(out)
+    notes = [f"an artifact is a folder: it is {name}, not a file {out}"] if name != out else []
+    target = Path(name)
+    refuse_taken(target)
+    source = run_folder(run)
+    kind: Any = subject_type(source)
+    check_precision(kind, "float16" if half else "int8" if int8 else "float32")
+    subject = kind(source, ExportSettings(data, split, size, images))
+    with temporary_folder() as temporary, new_folder(target) as folder:
+        builder = ArtifactBuilder(form, subject, half=half, tolerance=tolerance)
+        builder.write_graph(folder)
+        if int8:
+            builder.quantize(folder, temporary, subject.calibration(calibration), allowed_loss)
+        if packed:
+            builder.pack(folder)
+        return builder.finish(folder, target, notes)
+
+
+def subject_type(folder: Path) -> type[ExportSubject]:
+    """Return the export class of a run's task. Raises UsageError if the task cannot be exported."""
+    task = task_of_run(folder)
+    if task.export is None:
+        names = ", ".join(name for name, each in TASKS.items() if each.export)
+        raise UsageError(f"{printable(str(folder))} is a run of {task.name}, which cannot be exported; {names} can")
+    return task.export
