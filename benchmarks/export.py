@@ -60,10 +60,10 @@ def prepare(folder: Path, data: str) -> None:
 
     import patchloom
     from patchloom.data.sources.source import find_source
+    from patchloom.exporters.onnx import quiet
     from patchloom.inference.classifier import Classifier
     from patchloom.models.pretrained.published import load_published
     from patchloom.runs.config import Preprocessing, RunFiles
-    from patchloom_runtime.engines.onnx import _quiet
 
     torch.manual_seed(0)
     theirs = timm.create_model(TIMM).eval()
@@ -76,7 +76,7 @@ def prepare(folder: Path, data: str) -> None:
     load_published(network, theirs.state_dict())
     shown = Preprocessing(MEAN, STD, (SIZE, SIZE), 0.875)
     listing = find_source(data).train
-    pictures, names = listing.pictures, (*listing.names, *(f"class {n}" for n in range(len(listing.names), 1000)))
+    pictures, names = listing.images, (*listing.names, *(f"class {n}" for n in range(len(listing.names), 1000)))
     files = RunFiles(NETWORK, {**network.config.__dict__}, shown, None, names)
     Classifier(network, files).save_pretrained(folder / "run")
     Image.fromarray(np.asarray(pictures.read(0))).save(folder / "picture.jpg", quality=95)
@@ -90,13 +90,14 @@ def prepare(folder: Path, data: str) -> None:
     transform = patchloom.load(folder / "run", device="cpu")._transform
     count = min(max(BATCHES), len(pictures))
     np.save(folder / "pixels.npy", np.stack([transform(pictures.read(row)) for row in range(count)]))
-    with _quiet():
+    with quiet():
         images = torch.zeros(2, 3, SIZE, SIZE)
         batch = {0: torch.export.Dim.DYNAMIC}
         program = torch.onnx.export(theirs, (images,), dynamic_shapes=(batch,), dynamo=True, verbose=False)
     assert program is not None
     program.save(str(folder / "timm.onnx"), external_data=False)
-    subprocess.run([sys.executable, HERE.parent / "runtime" / "build.py", folder / "runtime"], check=True)
+    package = "patchloom_runtime"
+    shutil.copytree(HERE.parent / "runtime" / package, folder / "runtime" / package)
 
 
 def _without(options: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +195,7 @@ def spread_of(values: list[float], digits: int) -> str:
 def cifar100(data: str, run: Path) -> None:
     """The table of the ways of int8 that were tried, up to the one that is kept."""
     import patchloom
-    from patchloom.export.parity import columns
+    from patchloom.exporters.parity import columns
 
     if not (run / "run.json").exists():
         command = [sys.executable, "-m", "patchloom.cli", "train", data, "--out", str(run), *SMALL]

@@ -36,7 +36,7 @@ def index(
     from patchloom.cli.output import print_json, print_result
     from patchloom.data.checking.progress_bar import scan_bar
     from patchloom.data.labels.taxonomy import FINEST
-    from patchloom.inference.index import index as build
+    from patchloom.inference.index_build import index as build
 
     with scan_bar(what="embedding") as progress:
         built = build(

@@ -98,7 +98,7 @@ def _group(report: CheckReport, group: Sequence[ImageLocation]) -> dict[str, Any
         listing = report.listing_of(place)
         if listing is None:
             return place.where, ""
-        return printable(listing.pictures.key(place.row)), _thumbnail(listing, place.row)
+        return printable(listing.images.key(place.row)), _thumbnail(listing, place.row)
 
     shown = [(place, *shown_as(place)) for place in group[:MEMBERS]]
     return {"size": len(group), "pictures": shown}
@@ -125,7 +125,7 @@ def _contact_sheets(report: CheckReport) -> list[tuple[str, str, list[str]]]:
 def _thumbnail(listing: Listing, row: int) -> str:
     """The picture as a JPEG inside an address; grey where it has gone since the scan."""
     try:
-        picture = listing.pictures.read(row)
+        picture = listing.images.read(row)
     except DataError:
         picture = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "grey")
     picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))

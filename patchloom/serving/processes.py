@@ -18,8 +18,8 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
+from patchloom.machine import cores
 from patchloom.serving.admission import Admission, Request
-from patchloom.serving.cores import cores
 from patchloom.serving.messages import HEARTBEAT_SECONDS, packed, read_message
 from patchloom.serving.refusals import Refused
 from patchloom_runtime import errors

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchloom.disk import temporary_folder
-from patchloom.export.artifact import ArtifactBuilder, Exported, artifact_folder, check_options, check_precision
-from patchloom.export.formats import GraphFormat, PageFormat, format_for, format_named
-from patchloom.export.subject import ExportSettings, ExportSubject
+from patchloom.exporters.artifact import ArtifactBuilder, Exported, artifact_folder, check_options, check_precision
+from patchloom.exporters.formats import GraphFormat, PageFormat, format_for, format_named
+from patchloom.exporters.subject import ExportSettings, ExportSubject
 from patchloom.runs.locate import run_folder
 from patchloom.runs.published import new_folder, refuse_taken
 from patchloom.tasks.table import TASKS, task_of_run
@@ -14,7 +14,7 @@ from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.printable import printable
 
 if TYPE_CHECKING:
-    from patchloom.export.single_page.page import Page
+    from patchloom.exporters.single_page.page import Page
 
 CALIBRATION, ALLOWED_LOSS = 128, 1.0
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from patchloom.disk import locked
 from patchloom.inference.index_files import FAISS, IndexMetadata, IndexPart, StoredVectors, read_about, write_about
@@ -16,19 +15,19 @@ from patchloom.runs.checkpoints import checkpoints_of, read_checkpoint
 from patchloom.runs.checksums import FILE as CHECKSUMS
 from patchloom.runs.checksums import accept, read_checked, read_checksums
 from patchloom.runs.config import read_recipe
-from patchloom.runs.data_record import RECORD as DATA_RECORD
-from patchloom.runs.data_record import read_record
 from patchloom.runs.predictions import MOST_BYTES
-from patchloom.runs.run_record import FILE as RUN_RECORD
-from patchloom.runs.run_record import METRICS, fault_of_metrics, read_run_record
+from patchloom.runs.provenance import RECORD as DATA_RECORD
+from patchloom.runs.provenance import read_provenance
+from patchloom.runs.run_metadata import FILE as RUN_RECORD
+from patchloom.runs.run_metadata import METRICS, metrics_fault, read_run_metadata
 from patchloom.runs.weights import WEIGHTS
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Task
 from patchloom_runtime.artifacts.artifact import check_file, is_artifact
 from patchloom_runtime.artifacts.artifact import load as load_artifact
-from patchloom_runtime.artifacts.metadata import FILE as ARTIFACT
+from patchloom_runtime.artifacts.metadata import metadata_path
 from patchloom_runtime.artifacts.metadata import read_about as read_artifact
-from patchloom_runtime.engines.engine import graph_format
+from patchloom_runtime.engines.engine import ENGINES
 from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError
 from patchloom_runtime.untrusted import parse_json, read_plain
 
@@ -68,8 +67,8 @@ def verify(folder: Path, *, accepted: bool = False) -> VerifyReport:
         return _verify_index(folder, accepted=accepted)
     if not os.path.isfile(folder / "config.json"):
         raise UsageError(
-            f"{folder} is neither the folder of a run nor an index or artefact: it has no config.json, {INDEX} or "
-            f"{ARTIFACT}"
+            f"{folder} is neither the folder of a run nor an index or artifact: it has no config.json, {INDEX} or "
+            "artifact.json"
         )
     taken: list[str] = []
     if accepted:
@@ -95,7 +94,7 @@ def _verify_run(folder: Path) -> VerifyReport:
     found.look(CHECKSUMS, lambda: read_checksums(folder))
     known = {} if CHECKSUMS in found.wrong else read_checksums(folder)
     task = _task_of(folder)
-    own = task.readers(folder) if task else {}
+    own = task.model.readers(folder) if task else {}
     kept = [name for name in dict.fromkeys((*BY_HAND, *own)) if os.path.lexists(folder / name)]
     if not os.path.lexists(folder / CHECKSUMS):
         found.checked.remove(CHECKSUMS)
@@ -105,18 +104,18 @@ def _verify_run(folder: Path) -> VerifyReport:
     found.without_checksum = [name for name in kept if name not in known]
     found.look("recipe.yaml", lambda: read_recipe(folder))
     found.look("config.json", lambda: task_of_run(folder))
-    found.kind = task.kind if task else "run"
+    found.kind = task.noun if task else "run"
     for name, read in own.items() if not found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml"} else ():
         if os.path.lexists(folder / name):
             found.look(name, read)
     if os.path.lexists(folder / WEIGHTS):
         # Into the network they belong to; where that is not known, what is wrong has been said of another file.
         if task and not found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml", *own}:
-            found.look(WEIGHTS, lambda: task.load_network(folder))
+            found.look(WEIGHTS, lambda: task.model.load_network(folder))
     else:
         found.missing.append(WEIGHTS)
-    found.look(RUN_RECORD, lambda: read_run_record(folder))
-    found.look(DATA_RECORD, lambda: read_record(folder))
+    found.look(RUN_RECORD, lambda: read_run_metadata(folder))
+    found.look(DATA_RECORD, lambda: read_provenance(folder))
     if os.path.lexists(folder / METRICS) or not os.path.lexists(folder / RUN_RECORD):
         found.look(METRICS, lambda: _read_metrics(folder))
     else:
@@ -127,7 +126,7 @@ def _verify_run(folder: Path) -> VerifyReport:
     return found
 
 
-def _task_of(folder: Path) -> Task[Any] | None:
+def _task_of(folder: Path) -> Task | None:
     """The task of the run; None where its config, or its recipe, cannot tell."""
     try:
         return task_of_run(folder)
@@ -138,7 +137,7 @@ def _task_of(folder: Path) -> Task[Any] | None:
 
 
 def _read_metrics(folder: Path) -> None:
-    if fault := fault_of_metrics(folder):
+    if fault := metrics_fault(folder):
         raise CheckpointError(fault)
 
 
@@ -179,7 +178,7 @@ def _count_labels(stored: StoredVectors, about: IndexMetadata) -> None:
     counted: Counter[str] = Counter()
     for part in about.parts:
         rows = stored.rows_of(part)
-        counted.update(rows[at].label for at in part.kept().tolist() if rows[at].label)
+        counted.update(rows[at].label for at in part.valid_rows().tolist() if rows[at].label)
     if counted != Counter(about.labels):
         raise CheckpointError(f"{stored.folder / INDEX} counts other labels than its parts have")
 
@@ -189,14 +188,14 @@ def _count_labels(stored: StoredVectors, about: IndexMetadata) -> None:
 
 def _verify_artifact(folder: Path, *, accepted: bool) -> VerifyReport:
     if accepted:
-        raise UsageError(f"--accept is about runs and indexes; {folder} is an artefact: export it again instead")
-    found = VerifyReport(folder, "artefact")
-    found.look(ARTIFACT, lambda: read_artifact(folder))
-    if ARTIFACT in found.wrong:
-        return found
+        raise UsageError(f"--accept applies to runs and indexes; {folder} is an artifact: export it again instead")
+    report, name = VerifyReport(folder, "artifact"), metadata_path(folder).name
+    report.look(name, lambda: read_artifact(folder))
+    if name in report.wrong:
+        return report
     about = read_artifact(folder)
-    for name in about.files:
-        found.look(name, partial(check_file, folder, about, name))
-    if not found.wrong and all(map(find_spec, graph_format(about.to).to_open)):
-        found.look(ARTIFACT, lambda: load_artifact(folder, threads=1))
-    return found
+    for file in about.files:
+        report.look(file, partial(check_file, folder, about, file))
+    if not report.wrong and find_spec(ENGINES[about.to].package):
+        report.look(name, lambda: load_artifact(folder, threads=1))
+    return report

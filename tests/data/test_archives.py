@@ -59,7 +59,7 @@ def own_cache(tmp_path, monkeypatch):
 
 def labels_of(listing):
     return {
-        listing.pictures.key(int(row)): listing.names[label]
+        listing.images.key(int(row)): listing.names[label]
         for row, label in zip(listing.rows, listing.labels, strict=True)
     }
 
@@ -74,7 +74,7 @@ def test_class_folders_of_every_kind(tmp_path, name, prefix):
     found = find_source(packed(tmp_path / name, files))
     assert found.name == "a (class folders)"
     assert labels_of(found.train) == {f"{name}/{i}.png": name for name in ("cat", "dog") for i in range(4)}
-    pictures = pickle.loads(pickle.dumps(found.train.pictures))
+    pictures = pickle.loads(pickle.dumps(found.train.images))
     for row, content in zip(range(8), files.values(), strict=True):
         assert pictures.encoded(row) == content
         assert np.array_equal(pictures.read(row), Image.open(io.BytesIO(content)))
@@ -162,13 +162,13 @@ def test_a_member_never_unpacks_to_more_than_it_says(tmp_path):
     data[at + 24 : at + 28] = (1000).to_bytes(4, "little")
     path.write_bytes(bytes(data))
     source = find_source(path)
-    row = [source.train.pictures.key(i) for i in range(9)].index("cat/bomb.png")
+    row = [source.train.images.key(i) for i in range(9)].index("cat/bomb.png")
     with pytest.raises(DataError, match=r"cat/bomb\.png"):
-        source.train.pictures.read(row)
+        source.train.images.read(row)
     data[at + 24 : at + 28] = (MAX_FILE_BYTES + 1).to_bytes(4, "little")
     path.write_bytes(bytes(data))
     with pytest.raises(DataError, match=facts("cat/bomb.png", "268,435,457")):
-        find_source(path).train.pictures.read(row)
+        find_source(path).train.images.read(row)
     assert len(survey(find_source(path)).unreadable) == 1
 
 

@@ -166,7 +166,7 @@ def test_a_made_split_keeps_copies_together(tmp_path):
 def test_a_second_check_decodes_nothing_and_a_changed_file_again(tmp_path, decoded):
     root = make_dirty(tmp_path / "data")
     first = check(root)
-    assert first.decoded == first.pictures
+    assert first.decoded == first.images
     decoded.clear()
     second = check(root)
     assert (second.decoded, decoded) == (0, [])
@@ -240,8 +240,8 @@ def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
 
 def test_a_wait_for_a_stopped_process_is_said(tmp_path, monkeypatch, capsys):
     seen = ScanCache(str(tmp_path))
-    held = "import sys, time; from patchloom.data.checking.scan_cache import Seen, taking_turns\n"
-    held += "with taking_turns([Seen(sys.argv[1])], print): print('held', flush=True); time.sleep(60)"
+    held = "import sys, time; from patchloom.data.checking.scan_cache import ScanCache, taking_turns\n"
+    held += "with taking_turns([ScanCache(sys.argv[1])], print): print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     holder.send_signal(signal.SIGSTOP)
@@ -448,7 +448,7 @@ def test_pipes_are_named_and_never_opened(tmp_path):
     os.mkfifo(root / "train/ant/pipe.jpg")
     (root / "train/ant/gone.jpg").symlink_to(tmp_path / "nowhere")
     report = check(root)
-    assert report.pictures == 18
+    assert report.images == 18
     assert has_facts(report.notes[0], "ant/gone.jpg", "ant/pipe.jpg")
 
 
@@ -459,7 +459,7 @@ def test_several_processes_see_the_same(tmp_path, monkeypatch):
     calls = []
     two = check(root, workers=2, cache=False, progress=lambda done, total: calls.append((done, total)))
     assert two.to_dict() == check(root, workers=1, cache=False).to_dict()
-    assert calls == [(i, two.pictures) for i in range(two.pictures + 1)]
+    assert calls == [(i, two.images) for i in range(two.images + 1)]
 
 
 def test_sources_without_files(tmp_path):

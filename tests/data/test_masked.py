@@ -33,7 +33,7 @@ def folder(root, masks="masks", images="images", splits=("train", "val"), mask=N
 
 def classes_of(root, **options):
     source = of_masks(find_source(root), **options)
-    return source.train.names, source.train.pictures.mask(int(source.train.rows[0])).classes, source
+    return source.train.names, source.train.images.mask(int(source.train.rows[0])).classes, source
 
 
 @pytest.mark.parametrize("file", ["classes.txt", "labels.txt", "class_names.txt"])
@@ -43,7 +43,7 @@ def test_numbers_are_named_by_lines(file, tmp_path):
     assert names == ("road", "car", "sky")
     assert np.array_equal(mask, NUMBERS)
     assert (len(source.train), len(source.val)) == (2, 2)
-    assert ignored_number(source.train.pictures) == 255
+    assert ignored_number(source.train.images) == 255
 
 
 def test_numbers_without_names_are_called_by_themselves(tmp_path):
@@ -109,7 +109,7 @@ def test_ade20k_begins_at_one(tmp_path):
     assert (mask[NUMBERS == 0] == 255).all()
     assert (mask[NUMBERS == 2] == 1).all()
     Image.fromarray(NUMBERS + (NUMBERS == 1) * np.uint8(40)).save(root / "annotations" / "training" / "0.png")
-    assert 41 in source.train.pictures.mask(0).classes  # left as it is, to be named by check
+    assert 41 in source.train.images.mask(0).classes  # left as it is, to be named by check
     assert (len(source.train), len(source.val)) == (2, 2)
 
 
@@ -177,4 +177,4 @@ def test_a_line_of_many_numbers_is_no_color(tmp_path) -> None:
     photos(tmp_path, "images/a.jpg")
     masks(tmp_path, "masks/a.png")
     (tmp_path / "classes.txt").write_text("7 x " * 60_000 + "\nroad\ncar\n")
-    assert find_source(tmp_path).train.pictures.mask_names
+    assert find_source(tmp_path).train.images.mask_names

@@ -17,9 +17,9 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.export.graph import Traced
+from patchloom.exporters.formats import graph_format
+from patchloom.exporters.graph import GraphPart
 from patchloom_runtime.artifacts.artifact import load
-from patchloom_runtime.engines.engine import graph_format
 from patchloom_runtime.engines.onnx_check import check_onnx
 from patchloom_runtime.engines.openvino import check_openvino
 from patchloom_runtime.errors import CheckpointError
@@ -58,13 +58,13 @@ class Marker:
 
 
 def describe(folder: Path, to: str, files: tuple[str, ...]) -> None:
-    """Write labels.json and an artefact.json whose checksums are right."""
+    """Write labels.json and an artifact.json whose checksums are right."""
     (folder / "labels.json").write_text('["red", "green"]')
-    shown = {"image_size": [SIDE, SIDE], "crop_ratio": 1.0, "interpolation": "bicubic", "resize": "short_side"}
+    preprocessing = {"image_size": [SIDE, SIDE], "crop_ratio": 1.0, "interpolation": "bicubic", "resize": "short_side"}
     about = {"format": 1, "to": to, "precision": "float32", "task": "classification", "network": "means"}
     digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (*files, "labels.json")}
-    about |= {"outputs": ["logits", "embedding"], "preprocessing": shown, "files": digests}
-    (folder / "artefact.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
+    about |= {"outputs": ["logits", "embedding"], "preprocessing": preprocessing, "files": digests}
+    (folder / "artifact.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model.pt2 as an export writes it."""
     folder = tmp_path_factory.mktemp("program")
     pixels = torch.zeros(2, SIDE, SIDE, 3, dtype=torch.uint8)
-    graph_format("torch").write(Traced(Means(), {"pixels": pixels}, ("logits", "embedding")), folder)
+    graph_format("torch").write(GraphPart(Means(), {"pixels": pixels}, ("logits", "embedding")), folder)
     return folder / "model.pt2"
 
 

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from patchloom.cli.train import pairs
+from patchloom.cli.options import parse_pairs
 from patchloom.data.checking.scan_cache import ScanCache
 from patchloom.data.labels.class_names import find_class_names, names_by_line
 from patchloom.data.labels.label_pattern import read_pattern
@@ -33,7 +33,7 @@ from patchloom.data.sources.exclusions import read_list
 from patchloom.data.sources.mask_classes import has_masks, of_masks
 from patchloom.data.sources.mask_names import FILES as MASK_NAMES
 from patchloom.data.sources.mask_names import names_of_masks
-from patchloom.data.sources.source import find_source, parts_of
+from patchloom.data.sources.source import find_source, split_specs
 from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.sentences import check_sentences, find_sentences
 from patchloom.data.trees.files import FolderTree
@@ -49,11 +49,11 @@ from patchloom.runs import checksums
 from patchloom.runs.checkpoints import read_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
-from patchloom.runs.data_record import read_record
 from patchloom.runs.locate import _is_made
 from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
 from patchloom.runs.predictions import check_predictions
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.provenance import read_provenance
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
@@ -69,7 +69,7 @@ from patchloom.training.sweeps.page import write_sweep_page
 from patchloom.training.sweeps.record import read_results
 from patchloom.training.sweeps.table import Sweep, metric_of, rows_of
 from patchloom_runtime.artifacts import artifact as artifact
-from patchloom_runtime.engines.onnx import Onnx
+from patchloom_runtime.engines.engine import ENGINES
 from patchloom_runtime.engines.torch_program import TorchProgramGraph
 from patchloom_runtime.errors import PatchloomError, ResourceError
 from patchloom_runtime.images.decode import decode_frames, decode_ids, decode_shrunk, decode_with_facts, upright_size
@@ -171,11 +171,11 @@ def _annotations(folder: Path) -> None:
     for listing in source.listings.values():
         for row in listing.rows[:2].tolist():  # the first is the one whose file is changed
             with refusals():
-                listing.pictures.mask(row)
+                listing.images.mask(row)
             with refusals():
-                if listing.pictures.boxes(row) is not None:
-                    listing.pictures.objects(row)
-    if has_masks(source.train.pictures):
+                if listing.images.boxes(row) is not None:
+                    listing.images.objects(row)
+    if has_masks(source.train.images):
         of_masks(source, reduce_zero_label=True)
 
 
@@ -218,8 +218,8 @@ def _source(name: str, **how: object) -> Callable[[Path], None]:
         source = find_source(str(folder / name), reading=Reading(**how))  # type: ignore[arg-type]
         for listing in source.listings.values():
             for row in listing.rows[:4].tolist():
-                listing.pictures.where(row)
-                for ask in (listing.pictures.read, listing.pictures.boxes, listing.pictures.mask):
+                listing.images.where(row)
+                for ask in (listing.images.read, listing.images.boxes, listing.images.mask):
                     with refusals():
                         ask(row)
 
@@ -252,9 +252,9 @@ def _typed(folder: Path) -> None:
     for line in (folder / "typed").read_bytes().decode("utf-8", "surrogateescape").splitlines()[:8]:
         for read in (
             lambda text: read_pattern(text).label("cat_1.jpg"),
-            lambda text: override(_recipe(), pairs([text])),
+            lambda text: override(_recipe(), parse_pairs([text])),
             lambda text: len(settings_of(read_grid(text.split(" ")[:3]))),
-            parts_of,
+            split_specs,
             open_shapes,
         ):
             with refusals():
@@ -423,7 +423,7 @@ def _indexed(name: str) -> Reader:
 
 def _graph(folder: Path) -> None:
     """The answers of a graph that somebody changed."""
-    Onnx().open(folder, 1)(np.zeros((1, 16, 16, 3), np.uint8))
+    ENGINES["onnx"].open(folder, 1)(np.zeros((1, 16, 16, 3), np.uint8))
 
 
 def _program(folder: Path) -> None:
@@ -532,8 +532,8 @@ TARGETS: dict[str, Target] = {
     "records": Target(
         ("json",),
         (
-            Reader("run.json", read_run_record),
-            Reader("data.json", read_record),
+            Reader("run.json", read_run_metadata),
+            Reader("data.json", read_provenance),
             Reader("val.json", detection.read_val),
             Reader("val.json", translation.read_val),
             Reader("sweep.json", _sweep, _make_swept),
@@ -562,5 +562,5 @@ TARGETS: dict[str, Target] = {
     "index": Target(("json", "npy"), (_indexed("index.json"), _indexed("part-00000.json"), _indexed("part-00000.npy"))),
     "onnx": Target(("bytes",), (Reader("model.onnx", _graph),)),
     "pt2": Target(("zip", "bytes"), (Reader("model.pt2", _program),)),
-    "artifact": Target(("json",), (_of_artifact("artefact.json"), _of_artifact("labels.json"))),
+    "artifact": Target(("json",), (_of_artifact("artifact.json"), _of_artifact("labels.json"))),
 }  # fmt: skip

@@ -65,7 +65,7 @@ class CheckReport:
     listings: dict[str, Listing] = field(repr=False, compare=False)  # split → what was looked at; not in `to_dict`
 
     @property
-    def pictures(self) -> int:
+    def images(self) -> int:
         """In all splits, readable or not."""
         return sum(self.splits.values())
 
@@ -90,7 +90,7 @@ class CheckReport:
         """val, test or 'val and test' → the classes that only they have → pictures."""
         found: dict[str, dict[str, int]] = {}
         for name, count in self.stray_classes.items():
-            where = " and ".join(split for split, pictures in self.classes[name].items() if pictures)
+            where = " and ".join(split for split, images in self.classes[name].items() if images)
             found.setdefault(where, {})[name] = count
         return found
 
@@ -165,10 +165,10 @@ class CheckReport:
             and {
                 "name": self.against.name,
                 "why": self.against.why,
-                "pictures": self.against.pictures,
+                "pictures": self.against.images,
                 "overlaps": [asdict(overlap) for overlap in self.against.overlaps],
             },
-            "pictures": self.pictures,
+            "pictures": self.images,
             "empty_classes": list(self.empty_classes),
             "stray_classes": self.stray_classes,
             "balance": self.balance,
@@ -206,9 +206,9 @@ def check(
     readable = [i for i, sight in enumerate(seen.sights) if not sight.error]
     places, sights = [seen.places[i] for i in readable], [seen.sights[i] for i in readable]
     copies = find_copies(sights, places, listings)
-    task, pictures = task_of_data(source)[0], source.train.pictures
-    ignored = pictures.mask_ignore if task == "segment" else None
-    named = pictures.object_names if task == "detect" else pictures.mask_names
+    task, images = task_of_data(source)[0], source.train.images
+    ignored = images.mask_ignore if task == "segment" else None
+    named = images.object_names if task == "detect" else images.mask_names
     return CheckReport(
         name=source.name,
         task=task,

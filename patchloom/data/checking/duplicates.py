@@ -29,9 +29,9 @@ def digest(content: Image.Image | bytes) -> bytes:
     return hashlib.sha256(content).digest()[:DIGEST_BYTES]
 
 
-def thumbnail(picture: Image.Image) -> bytes:
+def thumbnail(image: Image.Image) -> bytes:
     """(8, 9, 3) uint8. Bilinear, since boxes of whole pixels shift as a picture is scaled."""
-    return picture.resize((COLUMNS, ROWS), Image.Resampling.BILINEAR, reducing_gap=4.0).tobytes()
+    return image.resize((COLUMNS, ROWS), Image.Resampling.BILINEAR, reducing_gap=4.0).tobytes()
 
 
 def equal_groups(digests: Sequence[bytes]) -> list[list[int]]:

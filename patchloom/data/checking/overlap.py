@@ -35,7 +35,7 @@ class OverlapReport:
 
     name: str  # which split of which set
     why: str  # this split
-    pictures: int  # of it that can be read
+    images: int  # of it that can be read
     overlaps: tuple[Overlap, ...]  # each training picture once, in the order of train
     listing: Listing = field(repr=False, compare=False)
 
@@ -68,7 +68,7 @@ def against(
     digests = pixel_digests(sights, places, {"train": seen.source.train, name: listing})
     found = _crossing(equal_groups(digests), len(own))
     near = _crossing(similar_pairs([sight.thumbnail for sight in sights]).tolist(), len(own))
-    train = seen.source.train.pictures
+    train = seen.source.train.images
     overlaps = tuple(
         Overlap(places[i], train.key(places[i].row), places[j], i not in found)
         for i, j in sorted((near | found).items())

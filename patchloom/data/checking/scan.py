@@ -19,6 +19,7 @@ from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turn
 from patchloom.data.datasets import ImageStore, Progress, Stamp
 from patchloom.data.images.box_faults import box_faults
 from patchloom.data.images.mask_faults import mask_faults
+from patchloom.machine import cores
 from patchloom_runtime.errors import DataError, ResourceError
 from patchloom_runtime.images.decode import decode_with_facts
 
@@ -77,22 +78,22 @@ def scan(
     return [sight for sight in sights if sight], len(missing)
 
 
-def look(pictures: ImageStore, row: int) -> ImageScan:
+def look(images: ImageStore, row: int) -> ImageScan:
     """Decode one picture, and its mask and boxes where it has any."""
-    where = pictures.where(row)
+    where = images.where(row)
     mode, rotated, animated = "", False, False
     try:
-        data = pictures.encoded(row)
+        data = images.encoded(row)
         if data is None:
-            picture = pictures.read(row)
+            image = images.read(row)
         else:
-            picture, header = decode_with_facts(data, where)
+            image, header = decode_with_facts(data, where)
             mode, rotated, animated = header.mode, header.rotated, header.animated
     except DataError as error:
         return ImageScan(error=str(error).removeprefix(f"{where}: "))
-    faults = [*mask_faults(pictures, row, picture.size), *box_faults(pictures, row, picture.size)]
+    faults = [*mask_faults(images, row, image.size), *box_faults(images, row, image.size)]
     lines = "\n".join(f"{kind}\t{detail}" for kind, detail in faults)
-    return ImageScan("", mode, *picture.size, rotated, animated, digest(data or picture), thumbnail(picture), lines)
+    return ImageScan("", mode, *image.size, rotated, animated, digest(data or image), thumbnail(image), lines)
 
 
 def _known(kept: dict[str, ScanCache], homes: Sequence[str], stamps: Sequence[Stamp | None]) -> list[ImageScan | None]:
@@ -113,8 +114,7 @@ def _look_at(
     stores: Sequence[ImageStore], tasks: Sequence[ScanItem], workers: int | None
 ) -> Generator[ImageScan, None, None]:
     """In order. Processes, since two threads were slower than one (benchmarks/LOG.md)."""
-    workers = len(os.sched_getaffinity(0)) if workers is None and hasattr(os, "sched_getaffinity") else workers
-    workers = workers or os.cpu_count() or 1
+    workers = workers or cores()
     if workers == 1 or len(tasks) <= _FEW:
         yield from (look(stores[task.store], task.row) for task in tasks)
         return

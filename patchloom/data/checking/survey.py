@@ -110,14 +110,14 @@ def survey(
     places = [place for split, listing in listings.items() for place in _places(split, listing)]
     number = {split: i for i, split in enumerate(listings)}
     tasks = [ScanItem(number[place.split], place.row) for place in places]
-    stores = [listing.pictures for listing in listings.values()]
+    stores = [listing.images for listing in listings.values()]
     sights, decoded = scan(stores, tasks, workers=workers, cache=cache, progress=progress)
     return Survey(source, listings, places, sights, decoded)
 
 
 def is_made_in_memory(source: Source) -> bool:
     """Whether no file of it can be damaged."""
-    return all(listing.pictures.always_readable for listing in source.listings.values())
+    return all(listing.images.always_readable for listing in source.listings.values())
 
 
 def name_unreadable(found: Sequence[Unreadable]) -> str:
@@ -142,7 +142,7 @@ def find_copies(sights: Sequence[ImageScan], places: Sequence[ImageLocation], li
 
 def _places(split: str, listing: Listing) -> Iterator[ImageLocation]:
     for row, label in zip(listing.rows.tolist(), listing.labels.tolist(), strict=True):
-        yield ImageLocation(listing.pictures.where(row), split, "" if label == UNLABELED else listing.names[label], row)
+        yield ImageLocation(listing.images.where(row), split, "" if label == UNLABELED else listing.names[label], row)
 
 
 def pixel_digests(
@@ -154,5 +154,5 @@ def pixel_digests(
         if len({digests[i] for i in group}) > 1:
             for i in group:
                 with suppress(DataError):  # gone since the scan
-                    digests[i] = digest(listings[places[i].split].pictures.read(places[i].row))
+                    digests[i] = digest(listings[places[i].split].images.read(places[i].row))
     return digests

@@ -10,10 +10,10 @@ from patchloom_runtime.errors import DataError
 NO_OBJECTS = "no objects"  # no fault: such pictures teach what is none
 
 
-def box_faults(pictures: ImageStore, row: int, size: tuple[int, int]) -> Iterator[tuple[str, str]]:
+def box_faults(images: ImageStore, row: int, size: tuple[int, int]) -> Iterator[tuple[str, str]]:
     """Boxes without area, outside the picture of `size` (width, height), of a class without a name; or none at all."""
     try:
-        boxes = pictures.boxes(row)
+        boxes = images.boxes(row)
     except (DataError, ValueError, TypeError, IndexError) as error:  # whatever a foreign column holds
         yield "boxes cannot be read", str(error)
         return
@@ -23,8 +23,8 @@ def box_faults(pictures: ImageStore, row: int, size: tuple[int, int]) -> Iterato
     for x0, y0, x1, y1, number in [] if boxes is None else boxes.round().astype(np.int64).tolist():
         if fault := corners_fault(x0, y0, x1, y1, size):
             yield fault
-        if not 0 <= number < len(pictures.object_names):
-            yield "unknown category", f"{number}, expected 0…{len(pictures.object_names) - 1}"
+        if not 0 <= number < len(images.object_names):
+            yield "unknown category", f"{number}, expected 0…{len(images.object_names) - 1}"
 
 
 def corners_fault(x0: float, y0: float, x1: float, y1: float, size: tuple[int, int]) -> tuple[str, str] | None:

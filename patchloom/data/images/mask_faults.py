@@ -10,10 +10,10 @@ from patchloom_runtime.errors import DataError
 _SHOWN = 5  # values named
 
 
-def mask_faults(pictures: ImageStore, row: int, size: tuple[int, int]) -> Iterator[tuple[str, str]]:
+def mask_faults(images: ImageStore, row: int, size: tuple[int, int]) -> Iterator[tuple[str, str]]:
     """Unreadable or of an odd mode, of another size (width, height) than the picture, values outside the names."""
     try:
-        mask = pictures.mask(row)
+        mask = images.mask(row)
     except DataError as error:
         yield "mask cannot be read", str(error)
         return
@@ -22,14 +22,14 @@ def mask_faults(pictures: ImageStore, row: int, size: tuple[int, int]) -> Iterat
     height, width = mask.classes.shape
     if (width, height) != size:
         yield "mask of another size", f"{width}×{height}, the picture is {size[0]}×{size[1]}"
-    if pictures.mask_names:
+    if images.mask_names:
         values, counts = np.unique(mask.classes, return_counts=True)
-        outside = (values >= len(pictures.mask_names)) & (values != pictures.mask_ignore)
+        outside = (values >= len(images.mask_names)) & (values != images.mask_ignore)
         if np.any(outside):
             named = ", ".join(map(str, values[outside][:_SHOWN].tolist()))
-            yield "mask values unknown", f"{named} ({counts[outside].sum():,} pixels), expected {_expected(pictures)}"
+            yield "mask values unknown", f"{named} ({counts[outside].sum():,} pixels), expected {_expected(images)}"
 
 
-def _expected(pictures: ImageStore) -> str:
-    ignored = "" if pictures.mask_ignore is None else f" or {pictures.mask_ignore}"
-    return f"0…{len(pictures.mask_names) - 1}{ignored}"
+def _expected(images: ImageStore) -> str:
+    ignored = "" if images.mask_ignore is None else f" or {images.mask_ignore}"
+    return f"0…{len(images.mask_names) - 1}{ignored}"

@@ -247,14 +247,14 @@ def _opened(
     contents: Mapping[Path, Mapping[str, Sequence[tuple[Box | Shape, bool]]]],
     title: str,
     kind: str,
-    pictures: type[CocoImages] = CocoImages,
+    store: type[CocoImages] = CocoImages,
     names: Sequence[str] = (),
 ) -> Source:
     """What each file says of each image, by its path below the root; `names` are the classes that are known before."""
     used = {shape[0] for images in contents.values() for own in images.values() for shape, _ in own}
     classes = list(dict.fromkeys([*names, *sorted(used)]))
     as_coco = {file: _content(images, classes) for file, images in contents.items()}
-    return open_contents(root, as_coco, title, kind, "", partial(coco_listing, make=pictures))
+    return open_contents(root, as_coco, title, kind, "", partial(coco_listing, make=store))
 
 
 def _content(images: Mapping[str, Sequence[tuple[Box | Shape, bool]]], classes: Sequence[str]) -> Content:

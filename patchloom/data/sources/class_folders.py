@@ -160,8 +160,8 @@ def _listing(
             shown = ", ".join(printable(path) for path in paths[:SPECIAL_SHOWN])
             shown += ", …" if len(paths) > SPECIAL_SHOWN else ""
             notes.append(f"{label}: {len(paths)} {what} ({shown}); left out")
-    pictures = tree.pictures([os.path.join(split, path) for path in scan.paths])
-    return Listing(pictures, rows, labels, names, taxonomy), tuple(notes)
+    images = tree.images([os.path.join(split, path) for path in scan.paths])
+    return Listing(images, rows, labels, names, taxonomy), tuple(notes)
 
 
 def list_images(root: Path) -> list[str]:

@@ -39,7 +39,7 @@ _LARGEST_BYTE = 254  # 255 stands for 'not labelled'
 
 
 @dataclass
-class _OfPicture:
+class _ImageAnnotations:
     """The annotations of one picture."""
 
     boxes: list[tuple[float, ...]] = field(default_factory=list)  # corners and category
@@ -53,7 +53,7 @@ class CocoImages(ImageFiles):
     """Image files with the boxes and masks of one annotations file."""
 
     def __init__(
-        self, root: Path, paths: Sequence[str], file: Path, names: tuple[str, ...], told: Sequence[_OfPicture]
+        self, root: Path, paths: Sequence[str], file: Path, names: tuple[str, ...], told: Sequence[_ImageAnnotations]
     ) -> None:
         super().__init__(root, paths)
         self.object_names = names
@@ -143,12 +143,12 @@ def open_contents(
     assert train is not None
     unused = ", ".join(words[word].stem for word in said.unused)
     notes: tuple[str, ...] = (f"annotations not used: {unused}",) if unused else ()
-    pictures = train.pictures
-    if isinstance(pictures, CocoImages):
-        if pictures.without_outline and pictures.without_outline < len(pictures._boxes):
-            lost = f"{pictures.without_outline:,} of {len(pictures._boxes):,} annotations"
+    store = train.images
+    if isinstance(store, CocoImages):
+        if store.without_outline and store.without_outline < len(store._boxes):
+            lost = f"{store.without_outline:,} of {len(store._boxes):,} annotations"
             notes += (f"{lost} of train have no segmentation: masks are not learned",)
-        kind += " boxes and masks" if pictures.tells_objects_apart else " boxes"
+        kind += " boxes and masks" if store.tells_objects_apart else " boxes"
     return Source(f"{title} ({kind})", train, val, notes, tuple(faults), test)
 
 
@@ -191,7 +191,7 @@ def coco_listing(
     folder = _image_folder(root, file, [image["file_name"] for image in content["images"]], images)
     paths = {image["id"]: _image_path(root, folder, image["file_name"], file) for image in content["images"]}
     entries = Counter(paths.values())
-    of_path = {path: _OfPicture() for path in entries if os.path.isfile(root / path)}
+    of_path = {path: _ImageAnnotations() for path in entries if os.path.isfile(root / path)}
     for path, count in entries.items():
         if path not in of_path:
             faults.append(Fault(printable(root / path), "picture missing", f"{file.name} names it"))
@@ -217,8 +217,8 @@ def coco_listing(
     if not of_path:
         raise DataError(f"{printable(file)}: none of its {len(entries)} pictures is in {printable(root / folder)}")
     objects = tuple(categories.values())
-    pictures = (make or CocoImages)(root, list(of_path), file, objects, list(of_path.values()))
-    return Listing(pictures, np.arange(len(pictures)), np.full(len(pictures), UNLABELED), objects)
+    store = (make or CocoImages)(root, list(of_path), file, objects, list(of_path.values()))
+    return Listing(store, np.arange(len(store)), np.full(len(store), UNLABELED), objects)
 
 
 def _read_coco(file: Path) -> Mapping[str, Any]:

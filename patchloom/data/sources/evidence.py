@@ -141,10 +141,10 @@ class Evidence:
             data, where = _read(place)
             if not named and stored_mode(data, where) not in ("P", "L", "1"):
                 return False
-            picture = decode(data, where)
+            image = decode(data, where)
         except DataError:
             return False
-        pixels = np.asarray(picture, np.int32).reshape(-1, 3)[:: max(1, picture.width * picture.height // _PIXELS)]
+        pixels = np.asarray(image, np.int32).reshape(-1, 3)[:: max(1, image.width * image.height // _PIXELS)]
         colors = len(np.unique(pixels @ (1 << 16, 1 << 8, 1)))
         return colors <= min(MOST_VALUES, max(4, len(pixels) // 8))
 

@@ -47,16 +47,16 @@ def read_list(file: Path) -> set[str]:
     return names - ({HEAD} if lines and lines[0].partition("\t")[0] == HEAD else set())
 
 
-def write_list(file: Path, pictures: Iterable[tuple[str, str]]) -> None:
+def write_list(file: Path, images: Iterable[tuple[str, str]]) -> None:
     """Write a list of (name within the data set, why)."""
-    lines = [f"{table_cell(name)}\t{table_cell(why)}\n" for name, why in pictures]
+    lines = [f"{table_cell(name)}\t{table_cell(why)}\n" for name, why in images]
     atomic_write(file, "".join([f"{HEAD}\treason\n", *lines]).encode("utf-8", "surrogateescape"))
 
 
 def _is_named(listing: Listing, row: int, names: set[str]) -> bool:
-    pictures = listing.pictures
-    return table_cell(pictures.key(row)) in names or table_cell(pictures.where(row)) in names
+    images = listing.images
+    return table_cell(images.key(row)) in names or table_cell(images.where(row)) in names
 
 
 def _some_name(listing: Listing) -> str:
-    return table_cell(listing.pictures.key(int(listing.rows[0]))) if len(listing) else ""
+    return table_cell(listing.images.key(int(listing.rows[0]))) if len(listing) else ""

@@ -61,11 +61,11 @@ class InstanceImages(ImageFiles):
 def open_instances(root: Path, pair: Pair, title: str) -> Source:
     """A folder of images and one of masks of their objects."""
     images, masks = pair
-    pictures = images_by_stem(root / images)
+    store = images_by_stem(root / images)
     files = {_unmarked(stem): path for stem, path in images_by_stem(root / masks).items()}
-    faults = lonely(root / images, pictures, files, "picture without mask", masks)
-    faults += lonely(root / masks, files, pictures, "mask without picture", images)
-    both = [stem for stem in pictures if stem in files]
+    faults = lonely(root / images, store, files, "picture without mask", masks)
+    faults += lonely(root / masks, files, store, "mask without picture", images)
+    both = [stem for stem in store if stem in files]
     if not both:
         raise DataError(f"{printable(root)}: no picture of {images} has a mask of the same name in {masks}")
     file = root / os.path.dirname(masks) / "classes.txt"
@@ -76,7 +76,7 @@ def open_instances(root: Path, pair: Pair, title: str) -> Source:
 
     def chosen(splits: Sequence[str]) -> InstanceImages:
         own = [stem for stem in both if os.path.dirname(stem) in splits]
-        paths = [os.path.join(images, pictures[stem]) for stem in own]
+        paths = [os.path.join(images, store[stem]) for stem in own]
         return InstanceImages(root, paths, [os.path.join(masks, files[stem]) for stem in own], name)
 
     said = group_by_split(sorted({os.path.dirname(stem) for stem in both}))

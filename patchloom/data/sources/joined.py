@@ -64,13 +64,13 @@ class JoinedImages(ImageStore):
 def join_listings(listings: Sequence[Listing], names: Sequence[str]) -> Listing:
     """One listing of all pictures, their classes matched by name; levels that all of them have are kept."""
     for listing in listings:
-        if listing.pictures.mask_names or listing.pictures.object_names:
+        if listing.images.mask_names or listing.images.object_names:
             raise DataError("data with masks or boxes are opened one at a time; give one folder or file")
     if len(listings) == 1:
         return listings[0]
     classes = tuple(sorted({name for listing in listings for name in listing.names}))
     number = {name: i for i, name in enumerate(classes)}
-    starts = np.cumsum([0, *(len(listing.pictures) for listing in listings)])
+    starts = np.cumsum([0, *(len(listing.images) for listing in listings)])
     rows = [listing.rows + start for listing, start in zip(listings, starts, strict=False)]
     labels = [
         np.array([*(number[name] for name in listing.names), UNLABELED], dtype=np.int64)[listing.labels]
@@ -82,5 +82,5 @@ def join_listings(listings: Sequence[Listing], names: Sequence[str]) -> Listing:
         for level in listings[0].levels
         if level in shared
     }
-    pictures = JoinedImages([listing.pictures for listing in listings], names)
-    return Listing(pictures, np.concatenate(rows), np.concatenate(labels), classes, levels)
+    images = JoinedImages([listing.images for listing in listings], names)
+    return Listing(images, np.concatenate(rows), np.concatenate(labels), classes, levels)

@@ -117,7 +117,7 @@ def _with_listed_splits(source: Source, root: Path) -> Source:
     if not splits:
         return source
     listing = source.train
-    keys = [_last_two(listing.pictures.key(row)) for row in listing.rows.tolist()]
+    keys = [_last_two(listing.images.key(row)) for row in listing.rows.tolist()]
     there = set(keys)
     named = sum(path in there for path in splits)
     if named < _NAMED * len(splits):
@@ -222,8 +222,8 @@ def _listed(root: Path, rows: Sequence[tuple[str, str, str]], said: str) -> Sour
     )
     number = {name: i for i, name in enumerate(names)}
     labels = np.array([number[label] for _, label, _ in rows], dtype=np.int64)
-    pictures = FolderTree(root).pictures([path for path, _, _ in rows])
-    whole = Listing(pictures, np.arange(len(rows)), labels, names)
+    images = FolderTree(root).images([path for path, _, _ in rows])
+    whole = Listing(images, np.arange(len(rows)), labels, names)
     train, val, test, unused = listings_by_split(whole, [split for _, _, split in rows])
     title = f"{printable(root.resolve().name)} (labels file)"
     return Source(title, train, val, (f"classes and splits from {said}", *unused), test=test)

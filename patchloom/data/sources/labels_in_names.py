@@ -41,7 +41,7 @@ def open_by_pattern(tree: Tree, given: str, strict: bool = False) -> Source:
         notes.append(f"{said}; left out")
     number = {name: i for i, name in enumerate(names)}
     numbers = np.array([number[label] for label in labels.values()], dtype=np.int64)
-    whole = Listing(tree.pictures(list(labels)), np.arange(len(numbers)), numbers, names)
+    whole = Listing(tree.images(list(labels)), np.arange(len(numbers)), numbers, names)
     title = f"{tree.name} (classes from file names)"
     splits = [path.split("/")[0] if "/" in path else "" for path in labels]
     if not any(map(says_split, splits)):

@@ -101,14 +101,14 @@ def lonely(folder: Path, files: Mapping[str, str], others: Mapping[str, str], ki
 def source_of_splits(
     title: str,
     said: SplitNames,
-    pictures: Callable[[Sequence[str]], ImageStore],
+    images: Callable[[Sequence[str]], ImageStore],
     faults: Sequence[Fault] = (),
     notes: tuple[str, ...] = (),
 ) -> Source:
     """A source of pictures without labels, whose splits are named; `pictures` are those of some of the names."""
 
     def listing(chosen: Sequence[str]) -> Listing:
-        found = pictures(chosen)
+        found = images(chosen)
         return Listing(
             found, np.arange(len(found)), np.full(len(found), UNLABELED), found.object_names or found.mask_names
         )

@@ -93,8 +93,8 @@ def _listing(shards: Sequence[Path]) -> Listing:
     names = _class_names(shards[0].parent, {label for label in classes if label is not None})
     number_of = {label: i for i, label in enumerate(names)}
     numbers = [UNLABELED if label is None else number_of[label] for label in classes]
-    pictures = ShardImages(shards, np.array(places, dtype=np.int64), keys)
-    return Listing(pictures, np.arange(len(places)), np.array(numbers, dtype=np.int64), tuple(names.values()))
+    store = ShardImages(shards, np.array(places, dtype=np.int64), keys)
+    return Listing(store, np.arange(len(places)), np.array(numbers, dtype=np.int64), tuple(names.values()))
 
 
 def _index(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]]:

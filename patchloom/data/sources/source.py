@@ -123,9 +123,29 @@ def open_for(
     that the model's classes are of. Classes the model does not know are left out and named in `.notes`, or are an error
     where `strict`.
     """
+    check_split(split)
+    source = find_source(spec, reading=reading, root=root, download=download)
+    return match_source(source, classes, split=split, val_fraction=val_fraction, strict=strict, seed=seed, level=level)
+
+
+def check_split(split: str | None) -> None:
+    """Raise UsageError if `split` is not the name of a split."""
     if split not in (None, "train", "val", "test", "all"):
         raise UsageError(f"split is {split!r}, expected train, val, test or all")
-    source = find_source(spec, reading=reading, root=root, download=download)
+
+
+def match_source(
+    source: Source,
+    classes: ClassTable,
+    *,
+    split: str | None = None,
+    val_fraction: float = 0.2,
+    strict: bool = False,
+    seed: int = 0,
+    level: str | None = None,
+) -> LabeledImages:
+    """Return the images of an opened source that a model is evaluated on; the options are those of `open_for`."""
+    check_split(split)
     if split == "test" and source.test is None:
         raise UsageError(f"{source.name} has no test split; it has {' and '.join(source.listings)}")
     names = {"": source.train.names} | {level: of.values() for level, of in source.train.levels.items()}
@@ -135,7 +155,7 @@ def open_for(
         made = make_splits(source, val_fraction=val_fraction, seed=seed, level=level, labeled=False, copies=copies)
         chosen = made.train if split == "train" else made.val
         assert isinstance(chosen, LabeledImages)
-        listing = Listing(chosen.pictures, chosen.rows, chosen.labels, chosen.classes.names)
+        listing = Listing(chosen.images, chosen.rows, chosen.labels, chosen.classes.names)
     elif split == "all" and len(source.listings) > 1:
         raise UsageError(f"{source.name} has {' and '.join(source.listings)}; choose one of them")
     else:
@@ -181,7 +201,7 @@ def find_source(
 
 
 def _find(spec: Spec | Sequence[Spec], reading: Reading, root: Spec | None, strict: bool, download: bool) -> Source:
-    several = parts_of(spec)
+    several = split_specs(spec)
     if len(several) > 1:
         return _find_several(several, reading, root, strict, download)
     given = several[0]
@@ -218,7 +238,7 @@ def _find(spec: Spec | Sequence[Spec], reading: Reading, root: Spec | None, stri
     return replace(source, train=train, val=leveled(source.val), test=leveled(source.test))
 
 
-def parts_of(spec: Spec | Sequence[Spec]) -> list[str]:
+def split_specs(spec: Spec | Sequence[Spec]) -> list[str]:
     """The files and folders that were given, as a list or, quoted as a shell would, in one string: 'cats/ dogs/'.
 
     A path that exists, or a name, is one; a string of several is split only where all of its parts exist.
@@ -238,7 +258,7 @@ def parts_of(spec: Spec | Sequence[Spec]) -> list[str]:
     return parts if all(os.path.exists(os.path.expanduser(part)) for part in parts) else [whole]
 
 
-def in_one(specs: Sequence[Spec]) -> str:
+def join_specs(specs: Sequence[Spec]) -> str:
     """Several files and folders as the string that `parts_of` takes apart; one alone stays as it is."""
     given = [os.fspath(spec) for spec in specs]
     return shlex.join(given) if len(given) > 1 else given[0]
@@ -285,7 +305,7 @@ def _split_of_a_set(path: Path, reading: Reading, strict: bool) -> Source | None
         return None
     whole = find_source(path.parent, reading=reading, strict=strict)
     for listing in whole.listings.values():
-        inside = np.array([listing.pictures.key(row).startswith(f"{path.name}/") for row in listing.rows.tolist()])
+        inside = np.array([listing.images.key(row).startswith(f"{path.name}/") for row in listing.rows.tolist()])
         if np.any(inside):
             own = replace(listing, rows=listing.rows[inside], labels=listing.labels[inside])
             said = f"{printable(path.name)} of {whole.name}, whose folders and levels say the classes"
@@ -326,9 +346,9 @@ def list_labeled(
     known: dict[str, str] = {}
     levels: dict[str, dict[str, str]] = {}
     for listing in source.listings.values():
-        if isinstance(listing.pictures, ImageFiles):
+        if isinstance(listing.images, ImageFiles):
             rows = zip(listing.rows.tolist(), listing.labels.tolist(), strict=True)
-            home, key = listing.pictures.root, listing.pictures.key
+            home, key = listing.images.root, listing.images.key
             known |= {os.path.join(home, key(row)): listing.names[n] for row, n in rows if n != UNLABELED}
             for name, of in listing.levels.items():
                 levels.setdefault(name, {}).update({own: of[own] for own in listing.names if own in of})

@@ -141,13 +141,13 @@ def open_voc(root: Path, pairs: Sequence[Pair], title: str) -> Source:
     return source_of_splits(f"{title} (VOC boxes)", said, chosen, faults, _resized(every))
 
 
-def _resized(pictures: VocImages) -> tuple[str, ...]:
+def _resized(images: VocImages) -> tuple[str, ...]:
     """A note where images have another size than their files say, by some of them."""
-    looked_at = range(0, len(pictures), max(1, len(pictures) // _LOOKED_AT))[:_LOOKED_AT]
+    looked_at = range(0, len(images), max(1, len(images) // _LOOKED_AT))[:_LOOKED_AT]
     scales = []
     for index in looked_at:
         with suppress(DataError):  # which `check` tells of the picture
-            scales.append(pictures.scale(index))
+            scales.append(images.scale(index))
     other = [scale for scale in scales if scale != 1]
     if not other:
         return ()

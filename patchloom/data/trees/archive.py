@@ -168,7 +168,7 @@ class ArchiveTree(Tree):
         """The member's bytes."""
         return self._archive.read(self._members[path], f"{self.where}, {printable(path)}")
 
-    def pictures(self, paths: Sequence[str]) -> ImageStore:
+    def images(self, paths: Sequence[str]) -> ImageStore:
         """The members of these paths."""
         members = [self._members[path] for path in paths]
         return ArchiveImages(self._archive, paths, members, [self._names[path] for path in paths])

@@ -92,7 +92,7 @@ class FolderTree(Tree):
         place = self.root / path
         return read_file(place, printable(place))
 
-    def pictures(self, paths: Sequence[str]) -> ImageStore:
+    def images(self, paths: Sequence[str]) -> ImageStore:
         """The files of these paths."""
         return ImageFiles(self.root, paths)
 

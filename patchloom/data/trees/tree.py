@@ -32,7 +32,7 @@ class Tree(ABC):
         """A small file: a table of labels or names."""
 
     @abstractmethod
-    def pictures(self, paths: Sequence[str]) -> ImageStore:
+    def images(self, paths: Sequence[str]) -> ImageStore:
         """The pictures of these paths, by position."""
 
     @abstractmethod

@@ -19,7 +19,7 @@ from patchloom.report.notebook import piece
 from patchloom.report.page import write_page
 from patchloom.report.pictures.matrices import LETTERS, Matrix, matrices_of, prune_, quantize_
 from patchloom.runs.locate import run_folder
-from patchloom.runs.modified import write_altered
+from patchloom.runs.modified import write_modified_run
 from patchloom.runs.predictions import FILE as PREDICTIONS
 from patchloom.runs.predictions import Predictions, load_predictions
 from patchloom_runtime.errors import UsageError, with_near_options
@@ -282,7 +282,7 @@ def _save(classifier: Classifier, folder: Path, out: Path, point: Pruned, evalua
     if evaluation is not None and (folder / PREDICTIONS).is_file():
         decided = Predictions(evaluation.report, evaluation.fingerprint)
         decided = decided if load_predictions(folder).fingerprint == decided.fingerprint else None
-    write_altered(folder, out, classifier.save_pretrained, note, decided)
+    write_modified_run(folder, out, classifier.save_pretrained, note, decided)
 
 
 def _told(letters: str) -> str:

@@ -12,10 +12,10 @@ from patchloom.data.augmentation.canvas import on_canvas
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.evaluation.detect import truth_of
 from patchloom.evaluation.detection import DetectionReport, Detections, box_iou
-from patchloom.export.formats import GraphFormat
-from patchloom.export.graph import GraphPart, state_bytes
-from patchloom.export.parity import Outputs
-from patchloom.export.subject import ExportSettings, ExportSubject, class_summary, data_of, spread
+from patchloom.exporters.formats import GraphFormat
+from patchloom.exporters.graph import GraphPart, state_bytes
+from patchloom.exporters.parity import Outputs
+from patchloom.exporters.subject import ExportSettings, ExportSubject, class_summary, data_of, spread
 from patchloom.models.dense.detector import Detector
 from patchloom.objectives.detection import prepare_inputs
 from patchloom.tasks.detection.data import open_objects

@@ -19,7 +19,7 @@ from patchloom.report.run_report import neighbours_of
 from patchloom.runs.config import RunFiles, is_run, read_run_files
 from patchloom.runs.metrics import read_metrics
 from patchloom.runs.predictions import Predictions, fingerprint, load_predictions
-from patchloom.runs.run_record import RunRecord, read_run_record
+from patchloom.runs.run_metadata import RunMetadata, read_run_metadata
 from patchloom.runs.weights import load_network
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError, attempted
 
@@ -34,7 +34,7 @@ class RunParts:
 
     folder: Path
     files: RunFiles
-    record: RunRecord | None = None
+    record: RunMetadata | None = None
     predictions: Predictions | None = None
     network: Network | None = None
     metrics: list[Record] = field(default_factory=list)
@@ -50,7 +50,7 @@ def read_run(folder: Path, network: Network | None = None) -> RunParts:
     if not is_run(folder):
         raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
     parts = RunParts(folder, read_run_files(folder))
-    parts.record = parts.attempt(lambda: read_run_record(folder))
+    parts.record = parts.attempt(lambda: read_run_metadata(folder))
     if parts.files.decides:
         parts.predictions = parts.attempt(lambda: load_predictions(folder, len(parts.files.labels)))
     parts.network = network or parts.attempt(lambda: load_network(folder)[0])

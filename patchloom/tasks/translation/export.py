@@ -9,10 +9,10 @@ import numpy as np
 
 from patchloom.data.text.pairs import Pairs, open_parallel, open_splits
 from patchloom.evaluation.translation import translation_scores
-from patchloom.export.formats import GraphFormat
-from patchloom.export.graph import GraphPart, state_bytes
-from patchloom.export.parity import Outputs
-from patchloom.export.subject import ExportSettings, ExportSubject, data_of
+from patchloom.exporters.formats import GraphFormat
+from patchloom.exporters.graph import GraphPart, state_bytes
+from patchloom.exporters.parity import Outputs
+from patchloom.exporters.subject import ExportSettings, ExportSubject, data_of
 from patchloom.tasks.translation.graph import state_size, translator_parts
 from patchloom.tasks.translation.run_files import load_seq2seq
 from patchloom.tasks.translation.translator import Translator

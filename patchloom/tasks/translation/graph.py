@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.export.graph import GraphPart
+from patchloom.exporters.graph import GraphPart
 from patchloom.layers.sequence_mixing import AttendedSource, PositionLinear, SequenceAttention
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom_runtime.artifacts.metadata import STEP

@@ -84,8 +84,8 @@ class ArtifactClassifier(Artifact):
     def predict(self, images: ImagesLike, *, top: int = 3) -> Any:
         """Return the `top` most likely classes with their probabilities; for several images, one list per image.
 
-        An image is a path, bytes, an open file, a PIL image or a numpy array (H, W[, channels]). Several are a folder, a
-        batch or any iterable. Raises DataError with the name of an image that cannot be read.
+        An image is a path, bytes, an open file, a PIL image or a numpy array (H, W[, channels]). Several are a folder,
+        a batch or any iterable. Raises DataError with the name of an image that cannot be read.
         """
         at_least("top", top, 1)
         if "logits" not in self.about.outputs:

@@ -2,7 +2,8 @@
 
 Letters: K classes, H×W pixels. The graph returns the logits of a window at a quarter of its resolution. The logits of
 pixels are interpolated bilinearly and averaged over the windows that contain the pixel; they are computed for some rows
-at a time. A run that resizes images (`short_side`) does so with torch, an artifact with Pillow: bytes differ by at most 1.
+at a time. A run that resizes images (`short_side`) does so with torch, an artifact with Pillow: bytes differ by at
+most 1.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 A graph takes arrays, usually pixels (B, H, W, 3) uint8 for any batch size B, and returns named arrays; normalization is
 inside it. A model that does not fit into one graph consists of several, called parts. Files come from anyone, so each
-engine checks a graph before the inference library sees it. `patchloom/export/` writes these files.
+engine checks a graph before the inference library sees it. `patchloom/exporters/` writes these files.
 """
 
 from collections.abc import Callable, Iterable

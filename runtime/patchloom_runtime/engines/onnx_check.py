@@ -1,9 +1,9 @@
 """The check of an ONNX file before onnxruntime opens it. It does not need the onnx package.
 
-The file is a protocol buffer, parsed here field by field. Fields, operators and tensor types that exports do not use are
-refused, so there are no subgraphs (`Loop`, `Scan`, `If`), functions, custom operators, sparse tensors or external files.
-Every tensor must have as many bytes as its sides say, and literal sizes are bounded. Sizes that a graph computes are
-bounded when it runs, by the memory limit of `onnx.py`.
+The file is a protocol buffer, parsed here field by field. Fields, operators and tensor types that exports do not use
+are refused, so there are no subgraphs (`Loop`, `Scan`, `If`), functions, custom operators, sparse tensors or external
+files. Every tensor must have as many bytes as its sides say, and literal sizes are bounded. Sizes that a graph computes
+are bounded when it runs, by the memory limit of `onnx.py`.
 """
 
 import math

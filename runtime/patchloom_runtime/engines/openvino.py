@@ -1,8 +1,8 @@
 """OpenVINO's intermediate representation: a file of operators (.xml) and one of weights (.bin).
 
 A file is checked before OpenVINO sees it, as ONNX files are: only operators from OpenVINO's own sets and without
-subgraphs (`Loop`, `TensorIterator`, `If`), constants that lie inside the weights file, bounded literal sizes. The memory
-that a graph uses while it runs is not bounded: OpenVINO has no setting for it.
+subgraphs (`Loop`, `TensorIterator`, `If`), constants that lie inside the weights file, bounded literal sizes. The
+memory that a graph uses while it runs is not bounded: OpenVINO has no setting for it.
 """
 
 import math

@@ -7,9 +7,9 @@ One image is any of
     a numpy array                  (H, W) or (H, W, channels)
     a torch tensor                 (H, W) or (channels, H, W)
 
-The dtype of an array or tensor states its range: uint8 0…255, uint16 0…65535, floats 0…1, bool black and white. Channels
-are gray, gray and alpha, RGB, or RGBA. Values out of range and ambiguous shapes are refused. Several images are a
-folder, an `ImageCollection`, a batch with one more axis in front, or any iterable; they are read one at a time.
+The dtype of an array or tensor states its range: uint8 0…255, uint16 0…65535, floats 0…1, bool black and white.
+Channels are gray, gray and alpha, RGB, or RGBA. Values out of range and ambiguous shapes are refused. Several images
+are a folder, an `ImageCollection`, a batch with one more axis in front, or any iterable; they are read one at a time.
 """
 
 import os

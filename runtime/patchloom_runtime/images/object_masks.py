@@ -319,8 +319,8 @@ def _unpacked(text: str) -> list[int]:
 def paste_mask(mask: np.ndarray, box: np.ndarray, size: Size) -> ObjectMask:
     """Resize mask probabilities (28, 28) float32 into their box in an image of `size` (height, width).
 
-    The values are those of torchvision's paste_masks_in_image, but only the box is computed: for 100 small objects in an
-    image of 12 megapixels that is a small part of it.
+    The values are those of torchvision's paste_masks_in_image, but only the box is computed: for 100 small objects in
+    an image of 12 megapixels that is a small part of it.
     """
     padded = np.float32((mask.shape[-1] + 2) / mask.shape[-1])  # torchvision adds an empty border
     center, half = (box[2:] + box[:2]) / 2, (box[2:] - box[:2]) / 2 * padded

@@ -1,8 +1,8 @@
 """Translation line by line, independent of what searches for the words.
 
-A line with more subwords than any in training is split into sentences. A sentence that does not fit the network is split
-at spaces, and a word that does not fit between characters, into pieces as long as those of training. The translations
-of pieces are joined by spaces, so nothing is lost. An empty line stays empty.
+A line with more subwords than any in training is split into sentences. A sentence that does not fit the network is
+split at spaces, and a word that does not fit between characters, into pieces as long as those of training. The
+translations of pieces are joined by spaces, so nothing is lost. An empty line stays empty.
 """
 
 import re

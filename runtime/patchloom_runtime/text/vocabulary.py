@@ -1,7 +1,8 @@
 """Text cleaning, and subword vocabularies: one for both languages, byte-pair encoding by sentencepiece.
 
 A character that the vocabulary lacks is spelled in its UTF-8 bytes, which are 256 of the pieces, so nothing is lost:
-`decode(encode(text)) == clean(text)`. Training uses one thread, so the same lines in the same order give the same bytes.
+`decode(encode(text)) == clean(text)`. Training uses one thread, so that the same lines in the same order give the same
+bytes.
 """
 
 import io
