@@ -16,9 +16,9 @@ from patchloom.data.datasets import ImageSet
 from patchloom.exporters.formats import GraphFormat
 from patchloom.exporters.graph import FromPixels, GraphPart
 from patchloom.exporters.parity import BATCH, Outputs, differences
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom_runtime.engines.engine import MODEL, Graph
-from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,8 @@ class ExportSubject(ABC):
 
 
 def data_of(folder: Path | None) -> str:
-    """Return the path of the data that a run was trained on. Raises UsageError if it is not recorded."""
-    record = read_run_record(folder) if folder else None
-    if record is None:
-        raise UsageError("the run does not record its training data; pass images to compare on with --data DATA")
-    return record.data
+    """Return the data path that a run was trained on. Raises UsageError if it is not recorded."""
+    return data_path(folder, read_run_metadata(folder) if folder else None)
 
 
 def class_summary(labels: Sequence[str]) -> str:

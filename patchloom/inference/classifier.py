@@ -125,7 +125,7 @@ class Classifier:
         return f"Classifier({self.name}, {height}×{width} pixels, {self.device}, {classes})"
 
     def _repr_html_(self) -> str:
-        from patchloom.report.notebook import first_names, piece
+        from patchloom.report.notebook import first_names, html_card
 
         own = self.preprocessing
         height, width = own.image_size
@@ -135,7 +135,7 @@ class Classifier:
             ("parameters", f"{sum(value.numel() for value in self.model.parameters()):,}"),
             ("device", str(self.device)),
         ]
-        return piece(self.name, facts=facts, notes=[first_names(self.labels, 20)] if self.labels else [])
+        return html_card(self.name, facts=facts, notes=[first_names(self.labels, 20)] if self.labels else [])
 
     def reading_of(self, data: str, reading: Reading = AS_IT_IS) -> Reading:
         """Return `reading`, completed with the reading options of the training if the model was trained on `data`."""

@@ -30,7 +30,7 @@ from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.imagenet_labels import open_v2, read_real_labels, real_accuracy, real_labels_of
 from patchloom.inference.embedding import check_view_settings, embed_batches
 from patchloom.models.network import Network
-from patchloom.report.notebook import number_texts, numbers_line, piece
+from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.config import read_run_files
 from patchloom.runs.predictions import fingerprint
 from patchloom.runs.provenance import provenance_of, read_provenance
@@ -175,7 +175,7 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         rows = list(number_texts(self.values()).items())
-        return piece("Evaluation", columns=("measure", "value"), rows=rows, notes=self.notes)
+        return html_card("Evaluation", columns=("measure", "value"), rows=rows, notes=self.notes)
 
 
 def evaluate_on(

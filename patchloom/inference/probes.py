@@ -16,7 +16,7 @@ from patchloom.evaluation.sgd_probe import BATCH, SgdProbe, check_epochs, sgd_pr
 from patchloom.inference.embedding import embed_batches
 from patchloom.inference.evaluations import EvaluationSettings, embed_on
 from patchloom.recipes.parts import AugmentPart
-from patchloom.report.notebook import number_texts, numbers_line, piece
+from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Probes:
 
     def _repr_html_(self) -> str:
         rows = list(number_texts(dict(self)).items())
-        return piece("Probes", columns=("measure", "value"), rows=rows, notes=self.notes)
+        return html_card("Probes", columns=("measure", "value"), rows=rows, notes=self.notes)
 
 
 def probe_on(classifier: "Classifier", data: str, settings: EvaluationSettings, probes: ProbeSettings) -> Probes:

@@ -13,7 +13,7 @@ from patchloom.data.labels.taxonomy import FINEST
 from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest
 from patchloom.inference.index_files import StoredVectors
 from patchloom.inference.neighbors import IndexNeighbors, SearchCondition
-from patchloom.report.notebook import piece
+from patchloom.report.notebook import html_card
 from patchloom.report.page import data_uri, write_page
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.inputs import thumbnail_of
@@ -62,7 +62,7 @@ class SearchResult:
 
     def _repr_html_(self) -> str:
         notes = [note for note in (self.error, note_on_images([self])) if note]
-        return piece(f"Nearest to {self._name()}", queries=[] if self.error else [result_card(self)], notes=notes)
+        return html_card(f"Nearest to {self._name()}", queries=[] if self.error else [result_card(self)], notes=notes)
 
     def _name(self) -> str:
         return printable(os.path.basename(self.query)) or "the image"

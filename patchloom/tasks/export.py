@@ -7,8 +7,8 @@ from patchloom.disk import temporary_folder
 from patchloom.exporters.artifact import ArtifactBuilder, Exported, artifact_folder, check_options, check_precision
 from patchloom.exporters.formats import GraphFormat, PageFormat, format_for, format_named
 from patchloom.exporters.subject import ExportSettings, ExportSubject
+from patchloom.runs.folders import new_folder, refuse_taken
 from patchloom.runs.locate import run_folder
-from patchloom.runs.published import new_folder, refuse_taken
 from patchloom.tasks.table import TASKS, task_of_run
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.printable import printable

@@ -225,7 +225,7 @@ class TaskPage:
     interval: tuple[float, float] | None = None
     numbers: Sequence[tuple[str, str, str]] = ()  # name, value, explanation
     charts: Mapping[str, Any] = field(default_factory=dict)  # see `report.run_report.Charts`
-    trained_on: str = "augmented images and of the targets of the objective"  # what the training loss is of
+    trained_on: str = "augmented images with the targets of the objective"  # what the training loss is computed on
     sections: Sequence[Any] = ()  # HTML, see `report.sections`
     cost: Sequence[tuple[str, str, str]] = ()  # name, value, explanation
     notes: Sequence[str] = ()

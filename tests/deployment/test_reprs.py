@@ -15,7 +15,7 @@ from patchloom.engine.state import Progress
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.inference.classifier import Classifier, Prediction
 from patchloom.inference.search import SearchHit, SearchResult
-from patchloom.report.notebook import first_names, likeliest, number_texts, piece
+from patchloom.report.notebook import first_names, html_card, likeliest, number_texts
 from patchloom.report.pictures.look import LOOKS_SHOWN
 from patchloom.tasks.classification.several_runs import RunEvaluations
 from patchloom.training.run import TrainingResult
@@ -149,7 +149,7 @@ def test_names_from_outside_are_neither_markup_nor_control(trained: Path) -> Non
     fact = [(EVIL, EVIL)]
     for html in (
         found._repr_html_(),
-        piece(EVIL, detail=EVIL, facts=fact, columns=[EVIL], rows=fact, notes=[EVIL, "\udcff"]),
+        html_card(EVIL, detail=EVIL, facts=fact, columns=[EVIL], rows=fact, notes=[EVIL, "\udcff"]),
     ):
         checked(html)
         assert "<script" not in html

@@ -700,8 +700,8 @@ def test_no_path_is_too_long_for_one_line(
 FEW = """
 import resource, sys
 from patchloom import cli
-from patchloom.deployment import classifier
-from patchloom.judging import several_runs as runs
+from patchloom.inference import classifier
+from patchloom.tasks.classification import several_runs as runs
 from patchloom.tasks import verify
 from patchloom.data.checking import check
 used = len(__import__("os").listdir("/proc/self/fd")) - 1

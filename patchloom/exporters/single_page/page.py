@@ -19,8 +19,7 @@ from patchloom.exporters.single_page.networks import PageOutput, write_network
 from patchloom.exporters.single_page.program import PageProgram, Value, Weights
 from patchloom.inference.classifier import Classifier, load
 from patchloom.models.absorb import absorb
-from patchloom.report.map_words import ABOUT_MAPS
-from patchloom.report.page import page_script, write_page
+from patchloom.report.page import ABOUT_MAPS, page_script, write_page
 from patchloom.runs.run_metadata import read_run_metadata
 from patchloom_runtime.errors import UsageError, nearest, with_near_options
 from patchloom_runtime.printable import printable

@@ -15,7 +15,7 @@ from patchloom.inference.classifier import load
 from patchloom.inference.evaluations import Evaluation, EvaluationData, EvaluationSettings, evaluate_on
 from patchloom.models.cost import Tradeoff, tradeoffs
 from patchloom.recipes.schema import difference
-from patchloom.report.notebook import number_texts, numbers_line, piece
+from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.config import is_run, read_run_files
 from patchloom.runs.locate import find_run
 from patchloom.runs.predictions import FILE, Predictions, load_predictions
@@ -57,7 +57,7 @@ class RunEvaluations:
         rows = [[printable(name), *(values.get(column, "–") for column in columns)] for name, values in told.items()]
         notes = [f"{name}: {note}" for name, of in self.evaluations.items() for note in of.notes]
         pairs = self.comparisons() if len(self.evaluations) > 1 else []
-        return piece("Evaluations", columns=["run", *columns], rows=rows, notes=[*map(_in_words, pairs), *notes])
+        return html_card("Evaluations", columns=["run", *columns], rows=rows, notes=[*map(_in_words, pairs), *notes])
 
     def values(self) -> dict[str, dict[str, float]]:
         """Run → its numbers."""

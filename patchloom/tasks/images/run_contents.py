@@ -15,7 +15,7 @@ from patchloom.models.cost import Cost, cost
 from patchloom.models.from_config import make_frame
 from patchloom.models.network import Network
 from patchloom.models.registry import build_model
-from patchloom.report.run_report import neighbours_of
+from patchloom.report.run_report import neighbor_count
 from patchloom.runs.config import RunFiles, is_run, read_run_files
 from patchloom.runs.metrics import read_metrics
 from patchloom.runs.predictions import Predictions, fingerprint, load_predictions
@@ -60,7 +60,7 @@ def read_run(folder: Path, network: Network | None = None) -> RunParts:
 
 def neighbour_score(parts: RunParts, metrics: Sequence[Mapping[str, Any]]) -> tuple[int, float] | None:
     """How many neighbours judged a run that names no classes, and its best top-1; None where none did."""
-    neighbours = 0 if parts.files.decides else neighbours_of(metrics)
+    neighbours = 0 if parts.files.decides else neighbor_count(metrics)
     key = f"knn{neighbours}_top1"
     scores = [value for r in metrics if (value := r["values"].get(key)) is not None] if neighbours else []
     return (neighbours, max(scores)) if scores else None

@@ -12,7 +12,7 @@ from PIL import Image
 
 from patchloom.data.datasets import ImageSet
 from patchloom.report.page import write_page
-from patchloom.report.pictures.mask_overlays import colored, overlaid
+from patchloom.report.pictures.overlays import color_mask, overlay_mask
 from patchloom.report.sections import gallery_section
 from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.images.look_page import LookPage, across
@@ -173,10 +173,10 @@ def _drawn(
     seen = set(np.flatnonzero(shares).tolist())
     row = {"image": shown}
     if truth is not None:
-        row["true mask"] = colored(truth, len(labels)).resize(shown.size, Image.Resampling.NEAREST)
+        row["true mask"] = color_mask(truth, len(labels)).resize(shown.size, Image.Resampling.NEAREST)
         seen |= set(np.unique(truth).tolist())
-    row["predicted mask"] = colored(numbers, len(labels))
-    row["prediction over the image"] = overlaid(shown, numbers, len(labels))
+    row["predicted mask"] = color_mask(numbers, len(labels))
+    row["prediction over the image"] = overlay_mask(shown, numbers, len(labels))
     strips: list[tuple[list[Image.Image], str | list[str]]] = [(of_one_height(list(row.values())), list(row))]
     if likely is not None:
         maps = [Image.fromarray(np.round(255 * likely[k]).astype(np.uint8)) for k in common]

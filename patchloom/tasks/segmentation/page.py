@@ -12,7 +12,7 @@ from patchloom.data.datasets import ImageSet
 from patchloom.evaluation.intervals import LEVEL
 from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.objectives.segmentation import CHARTS
-from patchloom.report.pictures.mask_overlays import NO_CLASS, colored, palette
+from patchloom.report.pictures.overlays import NO_CLASS, color_mask, palette
 from patchloom.report.run_report import training, validation
 from patchloom.report.sections import gallery_section, table_section
 from patchloom.runs.config import read_run_files
@@ -152,7 +152,7 @@ def _strip(
         return None
     known, names = true_numbers(sample, images, segmenter.labels), segmenter.labels
     answer = segmenter.numbers(sample.image)
-    pictures = [sample.image, colored(known, len(names)), colored(answer, len(names))]
+    pictures = [sample.image, color_mask(known, len(names)), color_mask(answer, len(names))]
     shown = {int(number) for numbers in (known, answer) for number in np.unique(numbers)}
     return of_one_height(pictures), f"{images.where(row)}: {report.image_miou[place]:.1f} %", shown
 

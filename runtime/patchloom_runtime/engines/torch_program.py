@@ -40,7 +40,7 @@ _MEMBERS = re.compile(
 _SAMPLES = "data/sample_inputs/model.pt"
 _TARGET = re.compile(r"torch\.ops\.(aten|torchvision)\.(\w+)\.(\w+)")
 # Pure functions of tensors. Excluded: operators that read files (from_file), return uninitialized memory (empty), read
-# beyond a tensor's values (as_strided, set_, resize_, _unsafe_*), or have a size that depends on values (nonzero, item).
+# beyond a tensor's values (as_strided, set_, resize_, _unsafe_*), or have a size that depends on data (nonzero, item).
 _ATEN = frozenset(
     """
     __and__ __or__ __xor__ abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d add add_ addcdiv addcmul

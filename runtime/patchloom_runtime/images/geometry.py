@@ -21,7 +21,7 @@ LONGEST = 4  # limit of the long side as a multiple of the short one, as mmsegme
 
 
 def resize(image: Image.Image, size: Size) -> np.ndarray:
-    """Resize to (H, W, 3), bicubic with antialiasing. torch needs a fifth of Pillow's time; bytes differ by 1 at most."""
+    """Resize to (H, W, 3), bicubic with antialiasing. torch takes a fifth of Pillow's time; bytes differ by 1."""
     if image.size == (size[1], size[0]):
         return np.asarray(image)
     import torch  # only in training: artifacts resize with Pillow
