@@ -445,9 +445,9 @@ def test_a_package_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         format_named("openvino").check_installed()
 
 
-def test_a_task_that_is_not_exported_says_so(trained: Path, tmp_path: Path) -> None:
+def test_a_task_that_is_not_known_says_so(trained: Path, tmp_path: Path) -> None:
     run = altered(trained, tmp_path, lambda config: config.update(task="dots"))
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(CheckpointError) as error:
         export(str(run), str(tmp_path / "x"), to="pretended")
     assert "dots" in str(error.value)
     assert "classification" in str(error.value)
