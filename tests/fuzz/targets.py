@@ -49,7 +49,7 @@ from patchloom.runs import checksums
 from patchloom.runs.checkpoints import read_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
-from patchloom.runs.locate import _is_made
+from patchloom.runs.locate import _is_current
 from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
 from patchloom.runs.predictions import check_predictions
 from patchloom.runs.provenance import read_provenance
@@ -59,11 +59,11 @@ from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
 from patchloom.serving.exchange import JSON
 from patchloom.serving.refusals import Refused
-from patchloom.tasks.detection.task import run_files as detection
-from patchloom.tasks.embedding.task import clusters
+from patchloom.tasks.detection import run_files as detection
+from patchloom.tasks.embedding import clusters
 from patchloom.tasks.images.networks import initialize
-from patchloom.tasks.segmentation.task import run_files as segmentation
-from patchloom.tasks.translation.task import run_files as translation
+from patchloom.tasks.segmentation import run_files as segmentation
+from patchloom.tasks.translation import run_files as translation
 from patchloom.training.sweeps.grid import read_grid, settings_of
 from patchloom.training.sweeps.page import write_sweep_page
 from patchloom.training.sweeps.record import read_results
@@ -331,7 +331,7 @@ def _make_translator(folder: Path) -> None:
 
 
 def _published(folder: Path) -> None:
-    _is_made(folder, PUBLISHED)
+    _is_current(folder, PUBLISHED)
 
 
 def _other_names(folder: Path) -> None:
