@@ -10,8 +10,7 @@ import torch
 
 from patchloom.data.augmentation.canvas import on_canvas
 from patchloom.data.images.image_batch import ImageBatch
-from patchloom.evaluation.detect import truth_of
-from patchloom.evaluation.detection import DetectionReport, Detections, box_iou
+from patchloom.evaluation.detection import DetectionReport, Detections, box_iou, truth_of
 from patchloom.exporters.formats import GraphFormat
 from patchloom.exporters.graph import GraphPart, state_bytes
 from patchloom.exporters.parity import Outputs
