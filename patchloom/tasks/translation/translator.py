@@ -5,17 +5,15 @@ from pathlib import Path
 
 import torch
 
-from patchloom.engine.devices import kind_of
+from patchloom.machine import device_kind, resolve_device
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom.recipes.parts import TextPart
 from patchloom.runs.locate import is_on_hub, run_folder
 from patchloom.tasks.translation.run_files import TranslationFiles, load_seq2seq
-from patchloom_runtime.artifacts.line_translator import MAX_LENGTH_A, MAX_LENGTH_B, LineTranslator
 from patchloom_runtime.errors import with_near_options
-from patchloom_runtime.text.hypothesis import Hypothesis
-from patchloom_runtime.text.special_tokens import EOS, PAD
-from patchloom_runtime.text.vocabulary import Vocabulary
+from patchloom_runtime.text.line_translator import MAX_LENGTH_A, MAX_LENGTH_B, Hypothesis, LineTranslator
+from patchloom_runtime.text.vocabulary import EOS, PAD, Vocabulary
 
 
 class Translator(LineTranslator):
@@ -68,5 +66,6 @@ class Translator(LineTranslator):
 def load_translator(folder: str | Path, *, device: str = "auto") -> Translator:
     """The translator of a run's folder, or of a repository of the Hugging Face hub, 'hub:user/name'."""
     network, files = load_seq2seq(run_folder(folder) if is_on_hub(folder) else Path(folder))
-    kind = kind_of(None if device == "auto" else device)
-    return Translator.of(network.to(kind if device == "auto" else device), files)
+    device = resolve_device(device)
+    device_kind(device)  # raises if the device does not exist
+    return Translator.of(network.to(device), files)
