@@ -56,7 +56,7 @@ def check(
     from patchloom.cli.output import print_json
     from patchloom.data.checking.check import check as look_through
     from patchloom.data.checking.progress_bar import scan_bar
-    from patchloom.data.sources.source import join_specs
+    from patchloom.data.specs import join_specs
     from patchloom_runtime.errors import UsageError
 
     data = join_specs(given)
@@ -238,7 +238,7 @@ def _write_list(
 def _refuse_inside(target: "Path", *data: str, what: str = "page") -> None:
     from pathlib import Path
 
-    from patchloom.data.sources.source import split_specs
+    from patchloom.data.specs import split_specs
     from patchloom_runtime.errors import UsageError
 
     for part in [part for one in data if one for part in split_specs(one)]:

@@ -33,7 +33,8 @@ from patchloom.data.sources.exclusions import read_list
 from patchloom.data.sources.mask_classes import has_masks, of_masks
 from patchloom.data.sources.mask_names import FILES as MASK_NAMES
 from patchloom.data.sources.mask_names import names_of_masks
-from patchloom.data.sources.source import find_source, split_specs
+from patchloom.data.sources.source import find_source
+from patchloom.data.specs import split_specs
 from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.sentences import check_sentences, find_sentences
 from patchloom.data.trees.files import FolderTree

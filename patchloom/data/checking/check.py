@@ -23,7 +23,8 @@ from patchloom.data.datasets import Fault, Listing, Progress
 from patchloom.data.images.box_faults import NO_OBJECTS
 from patchloom.data.labels.unlabeled import task_of_data
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sources.source import Spec, find_source
+from patchloom.data.sources.source import find_source
+from patchloom.data.specs import Spec
 from patchloom.data.text.sentences import SentenceSplit, check_sentences, find_sentences, is_train
 from patchloom_runtime.errors import UsageError, shortened, with_near_options
 from patchloom_runtime.images.samples import UNLABELED

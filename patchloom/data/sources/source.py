@@ -16,7 +16,6 @@ import glob
 import math
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,6 +45,7 @@ from patchloom.data.sources.shards import open_shards
 from patchloom.data.sources.torchvision_sets import NAMES as TORCHVISION
 from patchloom.data.sources.torchvision_sets import open_torchvision
 from patchloom.data.sources.yolo import open_yolo_yaml
+from patchloom.data.specs import Spec, split_specs
 from patchloom.data.splits import (
     TEST_NAMES,
     VAL_NAMES,
@@ -63,7 +63,6 @@ from patchloom_runtime.errors import DataError, UsageError, nearest, with_near_o
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import printable
 
-Spec = str | os.PathLike[str]
 YAML = (".yaml", ".yml")  # of YOLO
 MAX_NAMES = 100_000  # that a pattern with braces may stand for
 
@@ -236,32 +235,6 @@ def _find(spec: Spec | Sequence[Spec], reading: Reading, root: Spec | None, stri
     train = leveled(source.train)
     assert train is not None
     return replace(source, train=train, val=leveled(source.val), test=leveled(source.test))
-
-
-def split_specs(spec: Spec | Sequence[Spec]) -> list[str]:
-    """The files and folders that were given, as a list or, quoted as a shell would, in one string: 'cats/ dogs/'.
-
-    A path that exists, or a name, is one; a string of several is split only where all of its parts exist.
-    """
-    if not isinstance(spec, str | os.PathLike):
-        given = [os.fspath(one) for one in spec]
-        if not given:
-            raise UsageError("no data were given; expected a folder, a file or a name")
-        return given
-    whole = os.fspath(spec)
-    if " " not in whole or os.path.exists(os.path.expanduser(whole)):
-        return [whole]
-    try:
-        parts = shlex.split(whole)
-    except ValueError:
-        return [whole]
-    return parts if all(os.path.exists(os.path.expanduser(part)) for part in parts) else [whole]
-
-
-def join_specs(specs: Sequence[Spec]) -> str:
-    """Several files and folders as the string that `parts_of` takes apart; one alone stays as it is."""
-    given = [os.fspath(spec) for spec in specs]
-    return shlex.join(given) if len(given) > 1 else given[0]
 
 
 def _find_several(
