@@ -13,8 +13,8 @@ from patchloom.exporters.export import (
     write_artifact_files,
 )
 from patchloom.exporters.subject import ExportSettings, ExportSubject
+from patchloom.runs.folders import new_folder, refuse_taken
 from patchloom.runs.locate import run_folder
-from patchloom.runs.published import new_folder, refuse_taken
 from patchloom.tasks.table import TASKS, task_of_run
 from patchloom_runtime.engines.formats import GraphFormat, PageFormat, format_for, format_named
 from patchloom_runtime.errors import UsageError, with_near_options

@@ -7,8 +7,8 @@ from typing import Any
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.report.run_report import Report, Summary, recipe_rows, write_report
 from patchloom.runs.config import is_run, read_recipe, read_run_files
-from patchloom.runs.metrics import read_metrics
-from patchloom.runs.run_metadata import RunMetadata, metrics_fault, read_run_metadata
+from patchloom.runs.metrics import metrics_fault, read_metrics
+from patchloom.runs.run_metadata import RunMetadata, read_run_metadata
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import TaskPage

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from patchloom.data.reading import Reading
-from patchloom.data.specs import join_specs, split_specs
+from patchloom.data.sources.specs import join_specs, split_specs
 from patchloom.options import DATA, HARDWARE, MODEL, RUN, Argument, Option
 from patchloom.recipes.schema import Recipe
 

@@ -15,11 +15,11 @@ from patchloom.runs.checkpoints import checkpoints_of, read_checkpoint
 from patchloom.runs.checksums import FILE as CHECKSUMS
 from patchloom.runs.checksums import accept, read_checked, read_checksums
 from patchloom.runs.config import read_recipe
+from patchloom.runs.metrics import METRICS, metrics_fault
 from patchloom.runs.predictions import MOST_BYTES
-from patchloom.runs.provenance import RECORD as DATA_RECORD
-from patchloom.runs.provenance import read_provenance
-from patchloom.runs.run_metadata import FILE as RUN_RECORD
-from patchloom.runs.run_metadata import METRICS, metrics_fault, read_run_metadata
+from patchloom.runs.provenance import PROVENANCE, read_provenance
+from patchloom.runs.run_metadata import FILE as RUN_METADATA
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import WEIGHTS
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Task
@@ -32,7 +32,7 @@ from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceEr
 from patchloom_runtime.untrusted import parse_json, read_plain
 
 # What a person may change on purpose: text. Numbers and weights are as they were computed, or damaged.
-BY_HAND = ("config.json", "labels.json", "recipe.yaml", DATA_RECORD, RUN_RECORD)
+BY_HAND = ("config.json", "labels.json", "recipe.yaml", PROVENANCE, RUN_METADATA)
 
 
 @dataclass
@@ -114,9 +114,9 @@ def _verify_run(folder: Path) -> VerifyReport:
             found.look(WEIGHTS, lambda: task.model.load_network(folder))
     else:
         found.missing.append(WEIGHTS)
-    found.look(RUN_RECORD, lambda: read_run_metadata(folder))
-    found.look(DATA_RECORD, lambda: read_provenance(folder))
-    if os.path.lexists(folder / METRICS) or not os.path.lexists(folder / RUN_RECORD):
+    found.look(RUN_METADATA, lambda: read_run_metadata(folder))
+    found.look(PROVENANCE, lambda: read_provenance(folder))
+    if os.path.lexists(folder / METRICS) or not os.path.lexists(folder / RUN_METADATA):
         found.look(METRICS, lambda: _read_metrics(folder))
     else:
         found.missing.append(METRICS)

@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from patchloom.cli import make_app
-from patchloom.data.specs import split_specs
+from patchloom.data.sources.specs import split_specs
 from patchloom.tasks.plan import folder_name
 from patchloom_runtime.errors import DataError, UsageError
 from tests.messages import missing, refused

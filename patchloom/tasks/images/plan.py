@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from patchloom.data.checking.progress_bar import scan_bar
+from patchloom.data.checking.scan import scan_bar
 from patchloom.data.checking.survey import Survey, Unreadable, is_made_in_memory, name_unreadable, survey
 from patchloom.data.datasets import ImageSet, Source, Splits
 from patchloom.data.labels.unlabeled import missing_labels
@@ -327,7 +327,7 @@ def _find_source(settings: TrainingSettings) -> Source:
 
 def _scan(source: Source, settings: TrainingSettings) -> Survey:
     """Look at every image once; raise DataError with --strict if one cannot be read."""
-    with scan_bar(shown=place_from(os.environ).rank == 0) as progress:
+    with scan_bar(enabled=place_from(os.environ).rank == 0) as progress:
         scan = survey(source, progress=progress)
     if settings.strict and scan.unreadable:
         raise DataError(
