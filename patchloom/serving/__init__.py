@@ -1,1 +1,1 @@
-"""A trained model behind HTTP: one process that talks to clients, and one or more that hold the model."""
+"""Trained models behind HTTP: one front process that talks to clients, and one or more that hold the model."""

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from starlette.exceptions import HTTPException
 
 from patchloom.cli.train import pairs
 from patchloom.data.checking.scan_cache import ScanCache
@@ -57,8 +58,6 @@ from patchloom.runs.run_record import read_run_record
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
-from patchloom.serving.exchange import JSON
-from patchloom.serving.refusals import Refused
 from patchloom.tasks.detection.task import run_files as detection
 from patchloom.tasks.embedding.task import clusters
 from patchloom.tasks.images.networks import initialize
@@ -133,8 +132,8 @@ def refusals() -> Iterator[None]:
         yield
     except PatchloomError as error:
         _check_error(error)
-    except Refused as error:
-        _check_status(error.status)
+    except HTTPException as error:
+        _check_status(error.status_code)
 
 
 def _check_error(error: PatchloomError) -> None:
@@ -298,7 +297,7 @@ def _requests(folder: Path) -> None:
     first, _, rest = data.partition(b"\n")
     length, body = (first.decode(), rest) if first.isdigit() else ("", data)
     for verb in ("predict", "search", "translate"):
-        for kind in (JSON, "text/plain", "application/octet-stream"):
+        for kind in (reading.JSON, "text/plain", "application/octet-stream"):
             with refusals():
                 reading.inputs_and_options(verb, kind, first, body)
             with refusals():

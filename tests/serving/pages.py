@@ -16,8 +16,8 @@ from patchloom.models.dense.detector import make_detector
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.runs.config import Preprocessing, RunFiles
 from patchloom.serving.hosts import Hosts
-from patchloom.serving.model_calls import call_model, described, load_served, make_thumbnails
 from patchloom.serving.page import PageApp
+from patchloom.serving.served_model import describe, load_served, thumbnail_functions, verb_functions
 from patchloom.tasks.detection.detector import ObjectDetector
 from patchloom.tasks.segmentation.segmenter import Segmenter
 from patchloom_runtime.artifacts.artifact import About, ArtifactClassifier
@@ -96,9 +96,9 @@ LOCAL = Hosts("127.0.0.1", "127.0.0.1", 8000)
 
 
 def page_of(model: Any, source: str = "", images: Path | None = None, hosts: Hosts = LOCAL) -> PageApp:
-    processes = InThisProcess(call_model(model), described(model))
+    processes = InThisProcess(verb_functions(model), describe(model))
     processes.source = source
-    thumbnails = None if images is None else InThisProcess(make_thumbnails([str(images)]), {})
+    thumbnails = None if images is None else InThisProcess(thumbnail_functions([str(images)]), {})
     return PageApp(processes, "model", hosts=hosts, thumbnails=thumbnails)
 
 

@@ -12,8 +12,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.serving.app import App
-from patchloom.serving.model_calls import call_model, described, load_served
-from patchloom.serving.warmup import warm
+from patchloom.serving.served_model import describe, load_served, verb_functions, warm_up
 from patchloom_runtime.artifacts.artifact import About, ArtifactClassifier, Windows
 from patchloom_runtime.artifacts.segmenter import ArtifactSegmenter
 from patchloom_runtime.errors import UsageError
@@ -24,9 +23,9 @@ from tests.serving.pages import LABELS, detector, segmenter
 
 
 def served(model: Any) -> App:
-    answers = call_model(model)
-    warm(answers)
-    return App(InThisProcess(answers, described(model)), "model")
+    answers = verb_functions(model)
+    warm_up(answers)
+    return App(InThisProcess(answers, describe(model)), "model")
 
 
 def test_classes_of_pixels() -> None:
