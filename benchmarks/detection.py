@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from torchvision.models.detection import fasterrcnn_resnet50_fpn_v2, maskrcnn_resnet50_fpn_v2
 
 from patchloom.data.augmentation.canvas import CanvasView, JitteredCanvas
-from patchloom.data.batches.loader import Loader, cores
+from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import LabeledImages
 from patchloom.data.sources.source import open_data
 from patchloom.evaluation.detect import in_picture, truth_of
 from patchloom.evaluation.detection import DetectionReport
+from patchloom.machine import cores
 from patchloom.models.dense.detector import make_detector
 from patchloom.models.registry import build_model
 from patchloom.objectives.detection import targets_of
@@ -57,7 +58,7 @@ class AsGiven(nn.Module):
 def judged(model: nn.Module, images: LabeledImages, size: int, device: str) -> dict[str, float]:
     """Average precision, as patchloom counts it."""
     loader = Loader(
-        images.showing(), CanvasView((size, size)), batch_size=8, shuffle=False, drop_last=False, workers=cores()
+        images.with_parts(), CanvasView((size, size)), batch_size=8, shuffle=False, drop_last=False, workers=cores()
     )
     truths, found = {}, {}
     model.eval()
@@ -69,7 +70,7 @@ def judged(model: nn.Module, images: LabeledImages, size: int, device: str) -> d
                 truths[index] = truth_of(images.objects(index), tuple(extent[2:]))
     loader.close()
     order = sorted(found)
-    return dict(DetectionReport(images.pictures.object_names, [truths[i] for i in order], [found[i] for i in order]))
+    return dict(DetectionReport(images.images.object_names, [truths[i] for i in order], [found[i] for i in order]))
 
 
 def main() -> None:
@@ -90,16 +91,16 @@ def main() -> None:
     splits, recipe = open_data(given.data, labeled=False), get_recipe("detection_small")
     train, test = splits.train, getattr(splits, given.split)
     assert isinstance(train, LabeledImages)
-    masks = train.pictures.tells_objects_apart
+    masks = train.images.tells_objects_apart
     make = maskrcnn_resnet50_fpn_v2 if masks else fasterrcnn_resnet50_fpn_v2
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = make(weights=None, weights_backbone=None, num_classes=len(train.pictures.object_names) + 1)
+    model = make(weights=None, weights_backbone=None, num_classes=len(train.images.object_names) + 1)
     model.transform = AsGiven()
     model.to(device)
     transform = JitteredCanvas(recipe.augment, (given.size, given.size), recipe.detect)
     parts = ("instances", "boxes") if masks else ("boxes",)
-    loader = Loader(train.showing(*parts), transform, batch_size=given.batch, workers=cores(), pin=device == "cuda")
+    loader = Loader(train.with_parts(*parts), transform, batch_size=given.batch, workers=cores(), pin=device == "cuda")
     peak = recipe.optim.lr if given.adamw else 0.02 * given.batch / 16
     optimizer: Any = (
         torch.optim.AdamW(model.parameters(), peak, weight_decay=0.05)

@@ -76,7 +76,7 @@ def prepare(folder: Path, data: str) -> None:
     load_published(network, theirs.state_dict())
     shown = Preprocessing(MEAN, STD, (SIZE, SIZE), 0.875)
     listing = find_source(data).train
-    pictures, names = listing.pictures, (*listing.names, *(f"class {n}" for n in range(len(listing.names), 1000)))
+    pictures, names = listing.images, (*listing.names, *(f"class {n}" for n in range(len(listing.names), 1000)))
     files = RunFiles(NETWORK, {**network.config.__dict__}, shown, None, names)
     Classifier(network, files).save_pretrained(folder / "run")
     Image.fromarray(np.asarray(pictures.read(0))).save(folder / "picture.jpg", quality=95)
@@ -194,7 +194,7 @@ def spread_of(values: list[float], digits: int) -> str:
 def cifar100(data: str, run: Path) -> None:
     """The table of the ways of int8 that were tried, up to the one that is kept."""
     import patchloom
-    from patchloom.export.parity import columns
+    from patchloom.exporters.parity import columns
 
     if not (run / "run.json").exists():
         command = [sys.executable, "-m", "patchloom.cli", "train", data, "--out", str(run), *SMALL]

@@ -364,10 +364,10 @@ def one(given: Mapping[str, Any]) -> dict[str, Any]:
         size=photos.size,
         epochs=setting.epochs,
         batch=min(photos.batch, images // 4),  # see recipes/fit.py
-        changes=changes,
+        set=changes,
         device=options["device"],
         workers=0,
-        compiled=False,
+        compile=False,
     )
     trained = time.monotonic()
     numbers = {}

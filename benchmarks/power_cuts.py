@@ -27,10 +27,10 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 from patchloom.data.checking.check import check as check_data
 from patchloom.data.checking.scan_cache import ScanCache
-from patchloom.data.trees.unpack import plain_tar
-from patchloom.export.export import export
-from patchloom.inference import index as indexing
+from patchloom.data.trees.compressed_tar import plain_tar
+from patchloom.inference import index_build as indexing
 from patchloom.inference.index_files import StoredVectors, read_about
+from patchloom.tasks.export import export
 from patchloom.tasks.verify import verify
 from patchloom.training.sweeps import sweep as sweeping
 from patchloom.training.sweeps.record import read_results
@@ -212,7 +212,7 @@ def sweep(scratch: Path, chances: int, resumes: int) -> Trial:
         random.seed(0)
         sweeping.sweep(
             DATA, {"seed": [0, 1]}, recipe="small_images", epochs=1, batch=8, size=16, workers=0, device="cpu",
-            changes=TINY, out=str(root / "sweeps" / "a"),
+            set=TINY, out=str(root / "sweeps" / "a"),
         )  # fmt: skip
 
     def check(folder: Path, marks: list[str]) -> str:

@@ -25,12 +25,13 @@ from timing import per_image_ms
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from patchloom.data.annotations.mask_classes import of_masks
 from patchloom.data.augmentation.augment import train_transform
-from patchloom.data.batches.loader import Loader, cores
+from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import LabeledImages
 from patchloom.data.images.image_batch import ImageBatch, normalize
-from patchloom.data.sources.mask_classes import of_masks
 from patchloom.data.sources.source import find_source, split_source
+from patchloom.machine import cores
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.objectives.segmentation import IGNORED, SegmentationObjective
 from patchloom.recipes import Recipe
@@ -88,7 +89,7 @@ def masked_splits(data: str) -> Any:
     """Train, val and test with their masks."""
     splits: Any = split_source(of_masks(find_source(data)), labeled=False)
     shown = {name: getattr(splits, name) for name in ("train", "val", "test")}
-    return replace(splits, **{name: part and part.showing("mask") for name, part in shown.items()})
+    return replace(splits, **{name: part and part.with_parts("mask") for name, part in shown.items()})
 
 
 def trained(

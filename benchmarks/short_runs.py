@@ -180,7 +180,7 @@ def _train(job: Job, out: str, changes: list[str]) -> dict[str, Any]:
             job.data,
             out=str(folder),
             device="cpu",
-            changes=fields,
+            set=fields,
             **({"time": value} if kind == "time" else {"epochs": int(value)}),
         )
         line |= {"top1": round(trained.metrics["top1"], 3), "ended": trained.outcome.ended if trained.outcome else ""}

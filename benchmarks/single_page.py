@@ -20,8 +20,8 @@ from PIL import Image
 
 import patchloom
 from patchloom.data.sources.source import find_source
-from patchloom.export.single_page.page import export_page, write_classifier_page
-from patchloom.export.single_page.program import Weights
+from patchloom.exporters.single_page.page import export_page, write_classifier_page
+from patchloom.exporters.single_page.program import Weights
 from patchloom.inference.classifier import Classifier, load
 from patchloom.runs.config import Preprocessing, RunFiles
 
@@ -65,7 +65,7 @@ def same(run: str, data: str, count: int, folder: Path) -> None:
     """Compare the page's probabilities with the run's."""
     classifier, listing = load(run, device="cpu"), find_source(data).val
     assert listing is not None, f"{data} has no val"
-    pictures = [listing.pictures.read(int(row)) for row in listing.rows[:count]]
+    pictures = [listing.images.read(int(row)) for row in listing.rows[:count]]
     expected = [dict(answers) for answers in classifier.predict(pictures, top=len(classifier.labels))]
     for form in FORMS:
         written = export_page(run, folder / f"{form}.html", weights=form)

@@ -13,7 +13,7 @@ with tempfile.TemporaryDirectory() as folder:
     for name, level in (("coarse", "coarse"), ("fine", None)):
         patchloom.train(
             DATA, model="resmlp_s12", recipe="small_images", epochs=1, batch=16, device="cpu", workers=0,
-            changes=TINY, level=level, out=runs[name],
+            set=TINY, level=level, out=runs[name],
         )  # fmt: skip
     found = patchloom.evaluate_levels(list(runs.values()), DATA, device="cpu")
     for measure in ("knn_top1", "map"):

@@ -12,11 +12,11 @@ with tempfile.TemporaryDirectory() as folder:
     runs = Path(folder)
     teacher = patchloom.train(
         DATA, model="patchconvnet_s20", recipe="small_images", epochs=2, batch=16, device="cpu", workers=0,
-        changes=TINY | {"model.options.stem": "linear"}, out=str(runs / "teacher"),
+        set=TINY | {"model.options.stem": "linear"}, out=str(runs / "teacher"),
     )  # fmt: skip
     student = patchloom.train(
         DATA, model="resmlp_s12", recipe="small_images", epochs=2, batch=16, device="cpu", workers=0,
-        changes=TINY, teacher=str(teacher.folder), out=str(runs / "student"),
+        set=TINY, teacher=str(teacher.folder), out=str(runs / "student"),
     )  # fmt: skip
     print("student", student.metrics)
     picture = patchloom.open_data(DATA).val.read(0)

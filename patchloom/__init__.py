@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from patchloom.data.checking.check import check as check
     from patchloom.data.reading import Reading as Reading
     from patchloom.data.sources.source import open_data as open_data
-    from patchloom.export.export import export as export
     from patchloom.inference.classifier import Classifier as Classifier
-    from patchloom.inference.index import index as index
     from patchloom.inference.index import open_index as open_index
+    from patchloom.inference.index_build import index as index
     from patchloom.layers.attention import record_attention as record_attention
     from patchloom.models.absorb import absorb as absorb
     from patchloom.models.cost import cost as cost
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from patchloom.tasks.classification.pruning import prune as prune
     from patchloom.tasks.classification.several_runs import evaluate as evaluate
     from patchloom.tasks.classification.several_runs import evaluate_runs as evaluate_runs
+    from patchloom.tasks.export import export as export
     from patchloom.tasks.load import load as load
     from patchloom.tasks.segmentation.segmenter import Segmenter as Segmenter
     from patchloom.tasks.translation.translator import Translator as Translator
@@ -53,8 +53,8 @@ _WHERE = {
     "evaluate": "patchloom.tasks.classification.several_runs",
     "evaluate_levels": "patchloom.tasks.classification.levels",
     "evaluate_runs": "patchloom.tasks.classification.several_runs",
-    "export": "patchloom.export.export",
-    "index": "patchloom.inference.index",
+    "export": "patchloom.tasks.export",
+    "index": "patchloom.inference.index_build",
     "list_models": "patchloom.models.registry",
     "list_recipes": "patchloom.recipes",
     "get_recipe": "patchloom.recipes",

@@ -19,7 +19,7 @@ from patchloom.engine.signals import Stopped
 from patchloom.objectives.dino import Dino
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import read_metrics
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network
 from patchloom.tasks.classification.comparison_page import report_runs
 from patchloom.tasks.images.look_page import look_at
@@ -359,7 +359,7 @@ def test_fields_of_other_methods_are_refused(tmp_path: Path) -> None:
 def test_the_command_in_the_report_repeats_a_run(grafit_run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     start = train(tmp_path / "start", recipe="instances", epochs=1).folder
     first = train(tmp_path / "first", epochs=1, recipe="grafit_small_images", level="coarse", init=str(start)).folder
-    recipe, record = read_run_files(first).recipe, read_run_record(first)
+    recipe, record = read_run_files(first).recipe, read_run_metadata(first)
     assert recipe is not None
     assert record is not None
     assert "dino" not in recipe.to_dict()

@@ -23,10 +23,10 @@ from patchloom.models.pretrained.downloads import url_path
 from patchloom.models.pretrained.table import Weights
 from patchloom.runs import locate as named
 from patchloom.runs.config import read_run_files
+from patchloom.runs.folders import published_folder
 from patchloom.runs.imagenet_names import imagenet_labels
 from patchloom.runs.locate import find_run, run_folder
-from patchloom.runs.published import published_folder
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan
 from patchloom_runtime.errors import PatchloomError, UsageError
@@ -115,8 +115,8 @@ def test_a_killed_maker_leaves_nothing_that_is_taken_for_whole(online) -> None:
 
 def test_of_two_at_once_one_makes_it(online, monkeypatch) -> None:
     makes, both_came = [], threading.Barrier(2, timeout=30)
-    make = named._make
-    monkeypatch.setattr(named, "_make", lambda *given: (makes.append(given), make(*given)))
+    make = named._write_published_run
+    monkeypatch.setattr(named, "_write_published_run", lambda *given: (makes.append(given), make(*given)))
 
     def come(_: int) -> Path:
         both_came.wait()
@@ -159,7 +159,7 @@ def test_a_file_that_is_not_the_network_is_one_line(online, tmp_path, monkeypatc
 def test_a_full_disk_leaves_no_folder(online, monkeypatch) -> None:
     import errno
 
-    from patchloom.runs import published as module
+    from patchloom.runs import folders as module
     from patchloom_runtime.errors import ResourceError
 
     def full(*_, **__):
@@ -244,7 +244,7 @@ def test_training_from_them_and_with_them_as_teacher(online, fish, tmp_path, mon
     lines = done.output.splitlines()
     assert any(missing(line, NAME, 2, 16, 32) == [] for line in lines)
     assert any(missing(line, "model.image_size = 32", NAME) == [] for line in lines)
-    record = read_run_record(tmp_path / "run")
+    record = read_run_metadata(tmp_path / "run")
     assert record is not None
     assert record.init == NAME
     assert f"--init {NAME}" in record.command(tmp_path / "run")
@@ -309,10 +309,10 @@ def test_a_folder_of_that_name_is_the_users(online, tmp_path) -> None:
 
 
 def test_is_here_asks_nobody(online) -> None:
-    assert not named.is_here(NAME)
+    assert not named.is_downloaded(NAME)
     assert online.asked == []
     run_folder(NAME)
-    assert named.is_here(NAME)
+    assert named.is_downloaded(NAME)
 
 
 # Every family, from the file to the outputs that the authors' code gave --------------------------------------------

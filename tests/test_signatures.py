@@ -4,14 +4,15 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Sequence
+from typing import get_type_hints
 
 import pytest
 
 import patchloom
-from patchloom.data.sources.source import Spec
+from patchloom.data.sources.specs import Spec
 from patchloom.inference.classifier import Classifier
 from patchloom.inference.evaluations import EvaluationSettings
-from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.settings import TrainingSettings
 from patchloom_runtime.errors import UsageError
 from tests.messages import refused
 
@@ -34,24 +35,40 @@ WITHOUT_A_SPLIT = {
 }  # of no use to probes and levels, which need train and val
 
 
+OPTION_NAMES = {"changes": "set", "compiled": "compile", "trackers": "log"}  # field of TrainingSettings → option
+
+
 def test_train_takes_the_settings_of_a_training() -> None:
-    """A new field of TrainingSettings belongs into `train` too, with a line of its docstring."""
+    """A new field of TrainingSettings also belongs in `train`, with a line in its docstring."""
     own = dict(inspect.signature(patchloom.train).parameters)
-    fields = {field.name: field for field in dataclasses.fields(TrainingSettings)}
+    assert own.pop("dry_run").default is False
+    hints = get_type_hints(TrainingSettings)
+    fields = {OPTION_NAMES.get(field.name, field.name): field for field in dataclasses.fields(TrainingSettings)}
     add = "add it to the signature and the docstring of training/train.py"
     assert list(own) == list(fields), f"train and TrainingSettings differ in {set(own) ^ set(fields)}; {add}"
     for name, field in fields.items():
         if name == "data":
             assert own[name].annotation == Spec | Sequence[Spec]
             continue
-        given = own[name].default
+        default, kind = own[name].default, hints[field.name]
         if field.default_factory is not dataclasses.MISSING:  # a new value each time: None stands for it
-            assert given is None, name
-            assert own[name].annotation == field.type | None, name
+            assert (default, own[name].annotation) == (None, kind | None), name
         else:
-            assert given == field.default, name
-            assert own[name].annotation == field.type, name
+            assert (default, own[name].annotation) == (field.default, kind), name
         assert f"\n        {name} " in patchloom.train.__doc__, f"the docstring of train does not explain {name}; {add}"
+
+
+@pytest.mark.parametrize(
+    ("old", "value"), [("changes", {"augment.mixup": 0}), ("compiled", False), ("trackers", ("tensorboard",))]
+)
+def test_train_takes_old_keywords_with_a_warning(old: str, value: object, monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr("patchloom.training.train.run_training", lambda settings, **_: seen.append(settings))
+    with pytest.warns(DeprecationWarning, match=f"{old}.*{OPTION_NAMES[old]}"):
+        patchloom.train("digits", **{old: value})
+    patchloom.train("digits", **{OPTION_NAMES[old]: value})
+    assert seen[0] == seen[1]
+    assert getattr(seen[0], old) == value
 
 
 @pytest.mark.parametrize(

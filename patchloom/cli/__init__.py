@@ -15,7 +15,7 @@ import typer
 from patchloom.cli import output
 from patchloom.cli.stopping import StopRequested, exit_on_signals
 from patchloom.cli.streams import Failures, watched
-from patchloom.cli.verb import Verb, Verbs, verb
+from patchloom.cli.verb import Verb, Verbs, print_help, verb
 from patchloom_runtime.errors import PatchloomError, ResourceError, UsageError, shortened
 from patchloom_runtime.printable import printable
 from patchloom_runtime.untrusted import ADVICE, SCARCE
@@ -62,9 +62,7 @@ def help_on(
     ctx: typer.Context, verb: Annotated[str | None, typer.Argument(help="Which command; all when left out.")] = None
 ) -> None:
     """Show what the commands are, or the options of one."""
-    from patchloom.cli.help import show_help
-
-    show_help(ctx, verb)
+    print_help(ctx, verb)
 
 
 def _print_version(asked: bool) -> None:
@@ -85,7 +83,7 @@ def patchloom(
     ] = False,
 ) -> None:
     """Patch-based networks and the training that makes them work."""
-    output.be(quiet=quiet, verbose=verbose)
+    output.configure(quiet=quiet, verbose=verbose)
 
 
 def main() -> None:
@@ -113,7 +111,7 @@ def _with_number(arguments: list[str]) -> list[str]:
 
 
 def _run(stdout: Failures) -> int:
-    output.forget()
+    output.reset()
     if any("\0" in argument for argument in sys.argv):
         return _complain("an argument has a NUL character in it, which no path or option can have", 2)
     try:

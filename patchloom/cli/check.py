@@ -14,7 +14,7 @@ from patchloom_runtime.printable import plural, printable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from patchloom.data.checking.check import CheckReport
+    from patchloom.data.checking.check_report import CheckReport
     from patchloom.data.checking.survey import ImageLocation
     from patchloom.data.reading import Reading
 
@@ -55,11 +55,11 @@ def check(
 
     from patchloom.cli.output import print_json
     from patchloom.data.checking.check import check as look_through
-    from patchloom.data.checking.progress_bar import scan_bar
-    from patchloom.data.sources.source import in_one
+    from patchloom.data.checking.scan import scan_bar
+    from patchloom.data.sources.specs import join_specs
     from patchloom_runtime.errors import UsageError
 
-    data = in_one(given)
+    data = join_specs(given)
     target = Path(page) if page else None
     if target:
         _refuse_inside(target, data)
@@ -100,12 +100,12 @@ def _print(
     from patchloom.cli.output import print_result
 
     splits = " + ".join(f"{count:,} {split}" for split, count in report.splits.items())
-    counted = splits if len(report.splits) > 1 else f"{report.pictures:,} {report.unit}s, no val split"
+    counted = splits if len(report.splits) > 1 else f"{report.images:,} {report.unit}s, no val split"
     number = len(report.classes) or len(report.annotated)
     classes = f"{plural(number, 'class')}, " if number else ""
     task = {"segment": "segmentation, ", "detect": "detection, "}.get(report.task, "")
-    decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
-    speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s{decoded})"
+    decoded = f", {report.decoded:,} decoded" if report.unit == "image" else ""
+    speed = f"{seconds:.1f} s ({report.images / seconds:,.0f}/s{decoded})"
     print_result(f"{data}  {task}{classes}{counted}   {speed}")
     rows = [(printable(name), count, printable(detail)) for name, count, detail in _rows(report, data)]
     width = max([16, *(len(name) for name, _, _ in rows)])
@@ -162,7 +162,7 @@ def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
         "two labels", [" = ".join(f"{short(p)} ({p.label})" for p in group[:SHOWN]) for group in report.conflicts()]
     )
     if report.against:
-        yield "against", f"{report.against.pictures:,}", f"{report.against.name} ({report.against.why})"
+        yield "against", f"{report.against.images:,}", f"{report.against.name} ({report.against.why})"
         for name, shared in (("in both", report.against.same), ("nearly in both", report.against.near)):
             yield from _listed(
                 name, [f"{short(one.place)} {'≈' if one.near else '='} {one.of.where}" for one in shared]
@@ -238,10 +238,10 @@ def _write_list(
 def _refuse_inside(target: "Path", *data: str, what: str = "page") -> None:
     from pathlib import Path
 
-    from patchloom.data.sources.source import parts_of
+    from patchloom.data.sources.specs import split_specs
     from patchloom_runtime.errors import UsageError
 
-    for part in [part for one in data if one for part in parts_of(one)]:
+    for part in [part for one in data if one for part in split_specs(one)]:
         folder = Path(part).expanduser()
         if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
             raise UsageError(f"the {what} {target} would lie in the data; choose a path outside {part}")

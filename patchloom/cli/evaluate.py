@@ -147,16 +147,16 @@ def evaluate(
     if not runs:
         raise UsageError(f"{paths[-1]} is not the folder of a run: it has no config.json")
     task = _task_of(runs)
-    if not task.judges_decisions:
+    if not task.whole_images:
         unread = _said(asked | {"--trunk": trunk} | {_option(name): value for name, value in shown.items()})
         mapping = {f"--{name}" for name in ("images", "masks", "boxes", "ignore", "names")}
         own: dict[str, Any] = {"multi_scale": multi_scale, "mode": mode}
-        unread += [_option(name) for name, value in own.items() if value and name not in task.evaluation_options]
+        unread += [_option(name) for name, value in own.items() if value and name not in task.report.evaluation_options]
         if unread := [name for name in unread if name != "--split" and name not in mapping]:
-            raise UsageError(f"{unread[0]} {task.not_read}")
+            raise UsageError(f"{unread[0]} {task.refusal}")
         own = {name: value for name, value in own.items() if value}
         own |= {"reading": reading} if reading.given() else {}
-        _show(task.evaluate(named(runs), data, split=split, device=device, **own), as_json)
+        _show(task.report.evaluate(named(runs), data, split=split, device=device, **own), as_json)
         return
     if multi_scale or mode:
         raise UsageError(f"{'--multi-scale' if multi_scale else '--mode'} is for runs that segment; {runs[0]} does not")
@@ -181,7 +181,7 @@ def evaluate(
         _sweep(runs, str(data), device, sweep, shown, as_json)
     else:
         from patchloom.cli.evaluation_tables import show
-        from patchloom.data.checking.progress_bar import scan_bar
+        from patchloom.data.checking.scan import scan_bar
         from patchloom.tasks.classification.several_runs import evaluate as evaluate_runs
 
         with scan_bar(what="evaluating") as progress:
@@ -189,7 +189,7 @@ def evaluate(
         show(decided, agreement=agreement, seeds=seeds, costs=costs, device=device, as_json=as_json)
 
 
-def _task_of(runs: list[str]) -> "Task[Any]":
+def _task_of(runs: list[str]) -> "Task":
     """The task of runs, which must be of one kind."""
     from pathlib import Path
 
@@ -204,7 +204,7 @@ def _task_of(runs: list[str]) -> "Task[Any]":
         return task_of_method(None)
     first, *others = tasks.items()
     for run, task in others:
-        if task.judges_decisions != first[1].judges_decisions:
+        if task.whole_images != first[1].whole_images:
             of = f"{first[0]} is of the task {first[1].name}, {run} of {task.name}"
             raise UsageError(f"{of}: evaluate them one by one")
     return first[1]

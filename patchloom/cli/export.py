@@ -8,8 +8,8 @@ import typer
 from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
-    from patchloom.export.export import Exported
-    from patchloom.export.single_page.page import Page
+    from patchloom.exporters.export import Exported
+    from patchloom.exporters.single_page.page import Page
 
 COMPARED = "How it is compared"
 
@@ -64,8 +64,8 @@ def export(
     patchloom export runs/photos --out page.html
     """
     from patchloom.cli.output import print_json
-    from patchloom.export.export import Exported
-    from patchloom.export.export import export as write
+    from patchloom.exporters.export import Exported
+    from patchloom.tasks.export import export as write
 
     done = write(
         run,
@@ -93,7 +93,7 @@ def export(
 def _show(done: "Exported") -> None:
     from patchloom.cli.output import print_result
     from patchloom.cli.table import print_table
-    from patchloom.export.parity import columns
+    from patchloom.exporters.parity import columns
     from patchloom_runtime.printable import printable
 
     for note in done.notes:

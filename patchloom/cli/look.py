@@ -63,14 +63,14 @@ def look(
     if trunk:
         raise UsageError("--trunk says what images are compared by; give it with --ranked")
     if is_artifact(folder):
-        task: Task[Any] | None = task_named(read_about(folder).task)
+        task: Task | None = task_named(read_about(folder).task)
     else:
         task = task_of_run(folder) if is_run(folder) else None
     drawn: dict[str, Any] = {"data": data, "out": page, "top": 5 if top is None else top}
     if count is not None:
         drawn["count"] = count
-    own = task is not None and task.draws_looks
-    found = task.look(folder, images or [], **drawn) if task and own else look_at(run, images or [], **drawn)
+    own = task is not None and task.report.draws_looks
+    found = task.report.look(folder, images or [], **drawn) if task and own else look_at(run, images or [], **drawn)
     if as_json:
         answers = [{"name": name, "answers": one.answers} for name, _, one in found.looks]
         print_json({"page": str(found.path), "pictures": answers, "notes": found.notes})
@@ -89,7 +89,7 @@ def look(
 def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool, as_json: bool) -> None:
     from patchloom.cli.output import print_json, print_result
     from patchloom.runs.locate import find_run
-    from patchloom.runs.run_record import read_run_record
+    from patchloom.runs.run_metadata import data_path, read_run_metadata
     from patchloom.tasks.classification.ranked_page import write_ranked
     from patchloom_runtime.errors import UsageError
 
@@ -97,10 +97,8 @@ def _ranked(runs: list[str], data: str | None, page: Path, top: int, trunk: bool
     for run, folder in zip(runs, folders, strict=True):
         if folder is None:
             raise UsageError(f"{run} is not the folder of a run: it has no config.json; with --ranked give --data DATA")
-    record = read_run_record(folders[0]) if folders[0] else None
-    if not (place := data or (record.data if record else None)):
-        raise UsageError(f"{runs[0]} did not record where its data lie; say it with --data")
-    found = write_ranked(runs, place, out=page, top=top, trunk=trunk)
+    record = read_run_metadata(folders[0]) if folders[0] else None
+    found = write_ranked(runs, data_path(folders[0], record, data or None), out=page, top=top, trunk=trunk)
     if as_json:
         queries = {
             query: {run: [vars(hit) for hit in hits] for run, hits in of.items()} for query, of in found.queries.items()

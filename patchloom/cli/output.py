@@ -23,17 +23,17 @@ class _Manner:
 _manner = _Manner()
 
 
-def be(*, quiet: bool = False, verbose: bool = False) -> None:
+def configure(*, quiet: bool = False, verbose: bool = False) -> None:
     """Say how much is told from now on; what was asked for before stays."""
     from patchloom_runtime.errors import UsageError
 
     _manner.quiet, _manner.verbose = _manner.quiet or quiet, _manner.verbose or verbose
     if _manner.quiet and _manner.verbose:
-        forget()
+        reset()
         raise UsageError("--quiet and --verbose do not go together; leave one out")
 
 
-def forget() -> None:
+def reset() -> None:
     """Begin a command with nothing asked for."""
     _manner.quiet = _manner.verbose = False
 

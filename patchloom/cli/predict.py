@@ -1,7 +1,7 @@
 """`patchloom predict RUN IMAGE…`: names, not numbers."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,35 +43,13 @@ def predict(
     A run without a classifier names classes by its neighbours: --index INDEX, which `patchloom index` makes.
     """
     from patchloom.cli.output import JsonList, print_result
-    from patchloom.runs.config import is_run
-    from patchloom.tasks.table import task_named, task_of_run
-    from patchloom_runtime.errors import UsageError
+    from patchloom.runs.checksums import reading_once
     from patchloom_runtime.printable import printable
 
-    exported = False
-    if is_run(run):
-        folder, task = Path(run), task_of_run(Path(run))
-    else:
-        from patchloom.runs.locate import run_folder
-        from patchloom_runtime.artifacts.metadata import is_artifact, read_about  # which folders of runs do without
-
-        exported = is_artifact(run)
-        folder = Path(run) if exported else run_folder(run)
-        task = task_named(read_about(folder).task) if exported else task_of_run(folder)
-    if out is not None and not task.writes_predictions:
-        raise UsageError(f"--out {task.not_read}")
-    given = {"index": index, "level": level, "neighbours": neighbours}
-    by_index = {name: value for name, value in given.items() if value is not None}
-    if by_index and not task.judges_decisions:
-        raise UsageError(f"--{next(iter(by_index))} {task.not_read}")
-    if exported and by_index:
-        raise UsageError(f"--{next(iter(by_index))} compares images by a run; {run} is an artifact: give the run")
-    if exported:
-        from patchloom.tasks.artifact_models import open_exported
-
-        model = open_exported(folder)
-    else:
-        model = task.predictor(folder, device=device)
+    index_options = {"index": index, "level": level, "neighbours": neighbours}
+    by_index = {name: value for name, value in index_options.items() if value is not None}
+    with reading_once():
+        model = _open_model(run, device, by_index, writes=out is not None)
     written = {} if out is None else {"out": out}
     unreadable = 0
     listed = JsonList() if as_json else None
@@ -89,3 +67,28 @@ def predict(
         listed.close()
     if unreadable:
         raise typer.Exit(3)
+
+
+def _open_model(run: str, device: str, by_index: dict[str, Any], *, writes: bool) -> Any:
+    """Load a run or an artifact; raise UsageError for options that its task does not have."""
+    from patchloom.runs.config import is_run
+    from patchloom.tasks.table import task_named, task_of_run
+    from patchloom_runtime.errors import UsageError
+
+    exported = False
+    if is_run(run):
+        folder, task = Path(run), task_of_run(Path(run))
+    else:
+        from patchloom.runs.locate import run_folder
+        from patchloom_runtime.artifacts.metadata import is_artifact, read_about  # not needed for a local run folder
+
+        exported = is_artifact(run)
+        folder = Path(run) if exported else run_folder(run)
+        task = task_named(read_about(folder).task) if exported else task_of_run(folder)
+    if writes and not task.model.writes_files:
+        raise UsageError(f"--out {task.refusal}")
+    if by_index and not task.whole_images:
+        raise UsageError(f"--{next(iter(by_index))} {task.refusal}")
+    if exported and by_index:
+        raise UsageError(f"--{next(iter(by_index))} compares images by a run; {run} is an artifact: give the run")
+    return task.model.open_artifact(folder) if exported else task.model.predictor(folder, device=device)

@@ -41,7 +41,7 @@ def search(
 
     from patchloom.cli.output import JsonList, print_result
     from patchloom.inference.index import open_index
-    from patchloom.inference.search_page import count_right, note_on_images, write_search_page
+    from patchloom.inference.search import count_right, note_on_images, write_search_page
     from patchloom_runtime.errors import DataError
 
     opened = open_index(index, model=model, device=device, images=images or ())
@@ -87,7 +87,7 @@ def _for_machines(one: "SearchResult") -> dict[str, Any]:
 def _print_found(found: "list[SearchResult]") -> None:
     """A table per query. Paths come last and are never cut, so that they can be copied."""
     from patchloom.cli.output import print_result
-    from patchloom.inference.search_page import short
+    from patchloom.inference.search import short
     from patchloom_runtime.printable import printable
 
     marks = {True: "right", False: "wrong", None: ""}

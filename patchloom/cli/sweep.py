@@ -69,16 +69,16 @@ def sweep(
 
     patchloom sweep photos/ --grid train_share=0.03,0.1,0.3,1 --grid model=resmlp_s12,mixer_s16
     """
+    from patchloom.cli.options import parse_pairs
     from patchloom.cli.output import print_json
-    from patchloom.cli.train import pairs
 
-    changed = pairs(changes or [])
+    changed = parse_pairs(changes or [])
     from patchloom.training.sweeps.grid import read_grid
     from patchloom.training.sweeps.sweep import sweep as run_sweep
 
     found = run_sweep(
         data, read_grid(grid), model=model, recipe=recipe, init=init, epochs=epochs, size=size, batch=batch,
-        changes=changed, without=without, out=out, device=device, workers=workers, test=test, dry_run=dry_run,
+        set=changed, without=without, out=out, device=device, workers=workers, test=test, dry_run=dry_run,
     )  # fmt: skip
     if as_json:
         print_json(found.to_dict())

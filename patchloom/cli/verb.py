@@ -1,12 +1,11 @@
-"""What every verb has: -q, -v, results that stand alone with --json, and a help that shows the usual options first.
+"""Options that every verb has (-q, -v, --help-all), and a help that shows the usual options first.
 
-An option without a panel (`rich_help_panel`) is one that a newcomer needs: `--help` shows those, `--help-all` shows
-every option, panel by panel.
+An option without a panel is one that a newcomer needs: `--help` shows those, `--help-all` shows every option.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -14,46 +13,43 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from patchloom.cli import output
-from patchloom_runtime.errors import DeviceError, ResourceError, first_line, is_device_failure, is_out_of_memory
+from patchloom.cli.options import completer, read_settings, settings_of, settings_parameters
+from patchloom.options import OUTPUT
+from patchloom_runtime.errors import (
+    DeviceError,
+    ResourceError,
+    UsageError,
+    first_line,
+    is_device_failure,
+    is_out_of_memory,
+    nearest,
+)
 
-OUTPUT = "What is printed"  # panel of the help
 _ALL = "patchloom.help_all"
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.", rich_help_panel=OUTPUT)]
 Verbose = Annotated[
     bool,
-    typer.Option(
-        "--verbose", "-v", help="Print tracebacks of errors, and lists in full length.", rich_help_panel=OUTPUT
-    ),
+    typer.Option("--verbose", "-v", help="Print tracebacks of errors, and lists in full.", rich_help_panel=OUTPUT),
 ]
 
 
-def drop_types(params: list[Any]) -> list[Any]:
-    """Parameters whose flags name no type in a help."""
-    for option in params:
-        if getattr(option, "is_flag", False):
-            option.metavar = ""
-    return params
-
-
 class Verb(TyperCommand):
-    """A command whose `--help` leaves out the options that stand in panels."""
+    """A command whose `--help` omits the options that have a panel."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the options without a panel, or all of them for --help-all."""
         with self._folded(ctx):
             super().format_help(ctx, formatter)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options; a flag takes no value, so no type of one is shown."""
-        return drop_types(super().get_params(ctx))
+        return without_flag_types(super().get_params(ctx))
 
     @contextmanager
     def _folded(self, ctx: Any) -> Iterator[None]:
-        if ctx.meta.get(_ALL):
+        folded: list[Any] = [option for option in self.params if getattr(option, "rich_help_panel", None)]
+        if ctx.meta.get(_ALL) or not folded:
             yield
             return
-        folded: list[Any] = [option for option in self.params if getattr(option, "rich_help_panel", None)]
         for option in folded:
             option.hidden = True
         self.epilog = f"{len(folded)} more options: {ctx.command_path} --help-all"
@@ -66,53 +62,95 @@ class Verb(TyperCommand):
 
 
 class Verbs(TyperGroup):
-    """The command that all verbs are commands of."""
+    """The `patchloom` command, which holds the verbs."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options; a flag takes no value, so no type of one is shown."""
-        return drop_types(super().get_params(ctx))
+        return without_flag_types(super().get_params(ctx))
 
 
-def _show_all(ctx: typer.Context, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
+def without_flag_types(params: list[Any]) -> list[Any]:
+    """Return parameters whose flags show no type in the help."""
+    for option in params:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    return params
+
+
+def _print_all_help(ctx: typer.Context, is_set: bool) -> None:
+    if is_set and not ctx.resilient_parsing:
         ctx.meta[_ALL] = True
         typer.echo(ctx.get_help())
         raise typer.Exit
 
 
-HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_show_all)]
+HelpAll = Annotated[bool, typer.Option("--help-all", help="Show all options.", is_eager=True, callback=_print_all_help)]
 
 
-def verb(function: Callable[..., None]) -> Callable[..., None]:
-    """The function of a verb with the options that all verbs share."""
+SHARED = {"quiet": Quiet, "verbose": Verbose, "help_all": HelpAll}
 
+
+def _plain_verb(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
-    def run(*, quiet: bool, verbose: bool, help_all: bool, **given: Any) -> None:
-        del help_all  # which ends the command by itself
-        output.be(quiet=quiet, verbose=verbose)
-        with output.only_results(as_json=given.get("as_json", False)):
+    def run(*, quiet: bool, verbose: bool, help_all: bool, **values: Any) -> None:
+        del help_all
+        output.configure(quiet=quiet, verbose=verbose)
+        with output.only_results(as_json=values.get("as_json", False)):
             try:
-                function(**given)
+                function(**values)
             except RuntimeError as error:
-                if fault := _device_fault(error, given):
+                if fault := _device_fault(error, values):
                     raise fault from error
                 raise
 
-    shared = {"quiet": Quiet, "verbose": Verbose, "help_all": HelpAll}
     own = inspect.signature(function)
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-             for name, kind in shared.items()]  # fmt: skip
+             for name, kind in SHARED.items()]  # fmt: skip
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
-    run.__annotations__ = function.__annotations__ | shared
+    run.__annotations__ = function.__annotations__ | SHARED
     return run
 
 
-def _device_fault(error: RuntimeError, given: Mapping[str, Any]) -> ResourceError | None:
-    """What a device refused, in a line with the options of this verb that help; None for any other error."""
-    on_cpu = ", or --device cpu" if "device" in given else ""
+def completed(kind: Any) -> Callable[[str], list[str]]:
+    """Return the completion of a kind of names."""
+    return completer(kind)
+
+
+def verb(function: Callable[[Any], None]) -> Callable[..., None]:
+    """Return the typer command of a verb: the options of its settings, and those that all verbs share."""
+    settings = settings_of(function)
+    if settings is None:
+        return _plain_verb(function)
+
+    @functools.wraps(function)
+    def run(*, quiet: bool, verbose: bool, help_all: bool, **values: Any) -> None:
+        del help_all  # its callback ends the command
+        output.configure(quiet=quiet, verbose=verbose)
+        with output.only_results(as_json=values.get("as_json", False)):
+            try:
+                function(read_settings(settings, values))
+            except RuntimeError as error:
+                if fault := _device_fault(error, values):
+                    raise fault from error
+                raise
+
+    parameters = [
+        *settings_parameters(settings),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+            for name, kind in SHARED.items()
+        ),
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _device_fault(error: RuntimeError, values: dict[str, Any]) -> ResourceError | None:
+    """Return the error for a device that ran out of memory or failed, with the options that help; otherwise None."""
+    on_cpu = ", or --device cpu" if "device" in values else ""
     if is_out_of_memory(error):
-        batch = f"a --batch smaller than {given['batch']}" if given.get("batch") else "a smaller --batch"
-        less = batch if "batch" in given else "fewer or smaller images"
+        batch = f"a --batch smaller than {values['batch']}" if values.get("batch") else "a smaller --batch"
+        less = batch if "batch" in values else "fewer or smaller images"
         return ResourceError(f"there is not enough memory ({first_line(error)}). Give {less}{on_cpu}.")
     if is_device_failure(error):
         return DeviceError(
@@ -122,13 +160,16 @@ def _device_fault(error: RuntimeError, given: Mapping[str, Any]) -> ResourceErro
     return None
 
 
-def completed(kind: str) -> Callable[[str], list[str]]:
-    """What completes the names of a "model", "recipe" or "run"; it is imported when a shell asks."""
-
-    def complete(incomplete: str) -> list[str]:
-        from patchloom.cli import completion
-
-        found: list[str] = getattr(completion, f"complete_{kind}")(incomplete)
-        return found
-
-    return complete
+def print_help(ctx: typer.Context, name: str | None) -> None:
+    """Print the help of one command, or the list of all commands."""
+    above = ctx.parent
+    assert above is not None  # `help` is a verb of the command line
+    if name is None:
+        typer.echo(above.get_help())
+        return
+    known = above.command.list_commands(above)  # type: ignore[attr-defined]
+    if name not in known:
+        raise UsageError(f"no command is called {name!r}.{nearest(name, known)} `patchloom help` lists all of them")
+    command = above.command.get_command(above, name)  # type: ignore[attr-defined]
+    with typer.Context(command, info_name=name, parent=above) as context:
+        typer.echo(context.get_help())

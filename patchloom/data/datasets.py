@@ -243,7 +243,7 @@ class Listing:
     to {class: coarse class}. `rows` are positions in `pictures`, so that splits can share one store.
     """
 
-    pictures: ImageStore
+    images: ImageStore
     rows: np.ndarray  # (len,) int64
     labels: np.ndarray  # (len,) int64
     names: tuple[str, ...]
@@ -285,7 +285,7 @@ class Source:
 class LabeledImages:
     """The `ImageSet` of every source: some rows of its pictures, with their numbers in one class table."""
 
-    pictures: ImageStore
+    images: ImageStore
     rows: np.ndarray  # (len,) int64
     labels: np.ndarray  # (len,) int64
     classes: ClassTable
@@ -296,15 +296,15 @@ class LabeledImages:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def telling(self, names: Sequence[str], coarse: Mapping[str, str] | None = None) -> "LabeledImages":
+    def with_object_names(self, names: Sequence[str], coarse: Mapping[str, str] | None = None) -> "LabeledImages":
         """The same pictures, whose objects are numbered by these names; `coarse` is the name of each at that level."""
         number = {name: i for i, name in enumerate(names)}
-        own = self.pictures.object_names
+        own = self.images.object_names
         return replace(self, categories=tuple(number.get((coarse or {}).get(name, name), -1) for name in own))
 
-    def showing(self, *parts: str) -> "LabeledImages":
+    def with_parts(self, *parts: str) -> "LabeledImages":
         """The same pictures, of which `sample` reads these parts too."""
-        source = self.pictures
+        source = self.images
         has_masks = bool(source.mask_names) or source.mask_ignore is not None
         offers = {
             "mask": has_masks,
@@ -320,7 +320,7 @@ class LabeledImages:
     @property
     def layers(self) -> dict[str, LayerKind]:
         """What the layers among `parts` hold."""
-        source = self.pictures
+        source = self.images
         ignored = source.mask_ignore
         if ignored is None:
             ignored = NOT_LABELED if source.mask_dtype is np.uint8 else UNLABELED
@@ -330,40 +330,40 @@ class LabeledImages:
     def sample(self, index: int, reduction: Callable[[tuple[int, int]], int] | None = None) -> Sample:
         """The picture with its `parts`, to which pixels belong: one with parts comes whole."""
         if reduction and not self.parts and (data := self.encoded(index)) is not None:
-            picture, whole = decode_shrunk(data, self.where(index), reduction)
-            self._refuse_reduced(picture, index)
-            return Sample(picture, whole=whole if whole != picture.size else None)
-        picture = self.read(index)
+            image, whole = decode_shrunk(data, self.where(index), reduction)
+            self._refuse_reduced(image, index)
+            return Sample(image, whole=whole if whole != image.size else None)
+        image = self.read(index)
         if not self.parts:
-            return Sample(picture)
+            return Sample(image)
         where, layers, boxes = self.where(index), {}, None
         mask = self.mask(index) if self.layers else None
         for name, kind in self.layers.items():
             numbers = None if mask is None else mask.classes if name == "mask" else mask.instances
             if numbers is None:
                 raise DataError(f"{where}: has no {name}")
-            layers[name] = checked_layer(numbers, kind, picture.size, where)
+            layers[name] = checked_layer(numbers, kind, image.size, where)
         if "boxes" in self.parts:
             try:
-                boxes = checked_boxes(self.boxes(index), self.pictures.object_names, where)
-                crowd = self.pictures.crowd(int(self.rows[index]))
+                boxes = checked_boxes(self.boxes(index), self.images.object_names, where)
+                crowd = self.images.crowd(int(self.rows[index]))
                 boxes = boxes if crowd is None else boxes[~crowd]
                 if self.categories is not None:
                     boxes[:, 4] = np.array(self.categories, np.float32)[boxes[:, 4].astype(np.int64)]
                     boxes = boxes[boxes[:, 4] >= 0]
             except (ValueError, TypeError, IndexError) as error:  # whatever a foreign column holds
                 raise DataError(f"{where}: boxes cannot be read ({error})") from error
-        return Sample(picture, layers, boxes)
+        return Sample(image, layers, boxes)
 
     def read(self, index: int) -> Image.Image:
         """The picture: decoded, upright, mode RGB."""
-        picture = self.pictures.read(int(self.rows[index]))
-        self._refuse_reduced(picture, index)
-        return picture
+        image = self.images.read(int(self.rows[index]))
+        self._refuse_reduced(image, index)
+        return image
 
-    def _refuse_reduced(self, picture: Image.Image, index: int) -> None:
+    def _refuse_reduced(self, image: Image.Image, index: int) -> None:
         """Boxes are in pixels of the whole picture, which one of too many pixels is not."""
-        if self.pictures.object_names and (whole := picture.info.get(WHOLE)):
+        if self.images.object_names and (whole := image.info.get(WHOLE)):
             raise DataError(
                 f"{self.where(index)}: {whole[0]}×{whole[1]} pixels, more than the limit of {MAX_PIXELS:,} for images "
                 "with boxes; shrink image and boxes"
@@ -371,27 +371,27 @@ class LabeledImages:
 
     def where(self, index: int) -> str:
         """Where the picture came from, for messages."""
-        return self.pictures.where(int(self.rows[index]))
+        return self.images.where(int(self.rows[index]))
 
     def key(self, index: int) -> str:
         """The picture's name within its data set."""
-        return self.pictures.key(int(self.rows[index]))
+        return self.images.key(int(self.rows[index]))
 
     def encoded(self, index: int) -> bytes | None:
         """The undecoded file, or None where there is none."""
-        return self.pictures.encoded(int(self.rows[index]))
+        return self.images.encoded(int(self.rows[index]))
 
     def mask(self, index: int) -> Mask | None:
         """What each pixel shows, in numbers of `pictures.mask_names`; None without masks."""
-        return self.pictures.mask(int(self.rows[index]))
+        return self.images.mask(int(self.rows[index]))
 
     def boxes(self, index: int) -> np.ndarray | None:
         """(objects, 5): x0, y0, x1, y1, number of `pictures.object_names`; None without boxes."""
-        return self.pictures.boxes(int(self.rows[index]))
+        return self.images.boxes(int(self.rows[index]))
 
     def objects(self, index: int) -> Objects:
         """What there is to find in the picture."""
-        found = self.pictures.objects(int(self.rows[index]))
+        found = self.images.objects(int(self.rows[index]))
         if self.categories is None or not len(found.boxes):
             return found
         boxes = found.boxes.copy()

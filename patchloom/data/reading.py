@@ -6,29 +6,52 @@ import os
 import shlex
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
+from patchloom.options import READING, Option
 from patchloom_runtime.errors import UsageError
+
+PathText: TypeAlias = str | os.PathLike[str] | None
+
+
+def _option(text: str, metavar: str | None = None) -> Option:
+    return Option(text, metavar=metavar, panel=READING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What the user says about their data beside where they lie; all left out, the data speak for themselves."""
+    """How to read a dataset. Every field is optional and inferred from the data by default."""
 
-    labels: str | os.PathLike[str] | None = None  # a labels file (path,label) for a folder of images
-    label_column: str | None = None  # which column of it holds the classes
-    label_pattern: str | None = None  # the class as a part of the file's name: '{label}_*.jpg'
-    taxonomy: str | os.PathLike[str] | None = None  # a file of class → coarser classes
-    classes: Literal["innermost", "outermost"] | None = None  # which of nested folders are the classes
-    images: str | os.PathLike[str] | None = None  # the folder of the images; alone, it is read by classes
-    masks: str | os.PathLike[str] | None = None  # the folder of their masks
-    boxes: str | os.PathLike[str] | None = None  # the folder, or the file, of their boxes
-    ignore: int | None = None  # the value of masks that stands for 'not labelled'
-    names: str | os.PathLike[str] | None = None  # a file of names for the numbers of classes
-    without: str | os.PathLike[str] | None = None  # a list of training pictures that are left out
-    # held-out: images of train, so that the data's own val, or test, stays unseen; test: the test images.
-    # By default the data's val split, or images held out of train if there is none.
-    val: Literal["held-out", "test"] | None = None
+    labels: Annotated[PathText, _option("Labels file (path,label) for a folder of images.")] = None
+    label_column: Annotated[str | None, _option("Column of the labels file that holds the classes.")] = None
+    label_pattern: Annotated[str | None, _option("Class as a part of the file name: '{label}_*.jpg'.")] = None
+    taxonomy: Annotated[
+        PathText, _option("File of levels above the classes (csv, json, yaml), or imagenet127.", "FILE")
+    ] = None
+    classes: Annotated[
+        Literal["innermost", "outermost"] | None,
+        _option("Which of nested folders are the classes.", "innermost|outermost"),
+    ] = None
+    images: Annotated[PathText, _option("Image folder below DATA; alone, it is read by class folders.", "DIR")] = None
+    masks: Annotated[PathText, _option("Mask folder; '{split}annot' names one per split.", "DIR")] = None
+    boxes: Annotated[
+        PathText, _option("Folder of boxes (VOC, YOLO, LabelMe), or a file (COCO, CVAT, csv).", "PATH")
+    ] = None
+    ignore: Annotated[int | None, _option("Mask value that means unlabeled.", "VALUE")] = None
+    names: Annotated[
+        PathText, _option("File of class names, one per line, or YOLO's yaml, for numbered classes.", "FILE")
+    ] = None
+    without: Annotated[
+        PathText, _option("List of training images to leave out, as `check A --against B` writes it.", "LIST")
+    ] = None
+    # 'held-out' validates on images of train and keeps the data's own val, or test, unseen.
+    val: Annotated[
+        Literal["held-out", "test"] | None,
+        _option(
+            "Validate on images held out of train (default without a val split), or on the test images.",
+            "held-out|test",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.ignore is not None and (type(self.ignore) is not int or not 0 <= self.ignore <= 255):

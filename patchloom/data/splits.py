@@ -80,8 +80,8 @@ def _matched_test(source: Source, table: ClassTable, *, strict: bool) -> tuple[L
         if strict:
             raise
         return None, (f"{error}; test is not used",)
-    pictures = test.pictures
-    of_objects = bool(pictures.object_names or pictures.mask_names) or pictures.mask_ignore is not None
+    images = test.images
+    of_objects = bool(images.object_names or images.mask_names) or images.mask_ignore is not None
     if len(table) and not of_objects and np.all(test.labels == UNLABELED):
         return None, (f"the {len(test):,} pictures of test have no labels: they can be predicted, not tested on",)
     return test, test.notes
@@ -91,8 +91,8 @@ def usable_classes(
     source: Source, *, strict: bool = False, level: str | None = None, labeled: bool = True
 ) -> tuple[ClassTable, list[str]]:
     """The class table of train, refused where it is not enough for what is wanted; and notes on it."""
-    pictures = source.train.pictures
-    classify = labeled and not (pictures.mask_names or pictures.object_names)
+    images = source.train.images
+    classify = labeled and not (images.mask_names or images.object_names)
     if classify and np.any(source.train.labels == UNLABELED):
         raise DataError(f"{source.name}: {missing_labels(source.train)}")
     table, notes = class_table(source.train, strict=strict, where=source.name)
@@ -118,7 +118,7 @@ def class_table(listing: Listing, *, strict: bool = False, where: str = "train")
     counts = np.bincount(labels, minlength=len(listing.names))
     if len(counts) > len(listing.names):
         row = int(np.argmax(listing.labels))
-        where = listing.pictures.where(int(listing.rows[row]))
+        where = listing.images.where(int(listing.rows[row]))
         raise DataError(f"{where}: label {listing.labels[row]} is outside 0…{len(listing.names) - 1}")
     # Where no picture as a whole has a label (masks, boxes), the names are those of the objects: all stay.
     used = [i for i in range(len(listing.names)) if counts[i] or not len(labels)]
@@ -166,11 +166,11 @@ def match(
             raise DataError(f"{said}; add pictures of it to train, or turn strict off to leave it out")
         notes = (*notes, f"{said}; left out")
     known = np.flatnonzero(labels != _STRANGER)
-    return LabeledImages(listing.pictures, listing.rows[known], labels[known], table, notes)
+    return LabeledImages(listing.images, listing.rows[known], labels[known], table, notes)
 
 
 def split_rows(
-    pictures: LabeledImages, fraction: float, seed: int, copies: Sequence[Sequence[int]] = ()
+    images: LabeledImages, fraction: float, seed: int, copies: Sequence[Sequence[int]] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positions kept and held out, each group of `copies` on one side.
 
@@ -179,12 +179,12 @@ def split_rows(
     """
     if not 0 < fraction < 1:
         raise UsageError(f"val_fraction is {fraction}, expected a number between 0 and 1")
-    labels = pictures.labels.tolist()
+    labels = images.labels.tolist()
     sizes = Counter(labels)
     wanted = {label: min(max(round(fraction * size), 1), size - 1) for label, size in sizes.items()}
     taken: Counter[int] = Counter()
-    held_out = np.zeros(len(pictures), dtype=bool)
-    units = [(unit, Counter(labels[i] for i in unit)) for unit in _units(pictures, seed, copies)]
+    held_out = np.zeros(len(images), dtype=bool)
+    units = [(unit, Counter(labels[i] for i in unit)) for unit in _units(images, seed, copies)]
 
     def fits(counts: Counter[int]) -> bool:
         """Whether train keeps a picture of each class."""
@@ -205,10 +205,10 @@ def split_rows(
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
-def _units(pictures: LabeledImages, seed: int, copies: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+def _units(images: LabeledImages, seed: int, copies: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """Groups and single pictures in an order that depends on the pictures' names and the seed alone."""
     salt = f"{seed}/".encode()
-    keys = [pictures.key(i).encode("utf-8", "surrogateescape") for i in range(len(pictures))]
+    keys = [images.key(i).encode("utf-8", "surrogateescape") for i in range(len(images))]
     ranks = [(hashlib.blake2b(salt + key, digest_size=8).digest(), key) for key in keys]
     grouped = {i for group in copies for i in group}
     units: list[Sequence[int]] = [*copies, *((i,) for i in range(len(keys)) if i not in grouped)]
@@ -310,12 +310,12 @@ def share_of_train(splits: Splits, share: float) -> Splits:
     return replace(splits, train=_subset(train, np.sort(np.array(kept))), notes=(*splits.notes, said))
 
 
-def at_level(pictures: LabeledImages, level: str) -> LabeledImages:
+def at_level(images: LabeledImages, level: str) -> LabeledImages:
     """The same pictures labelled by a coarser level of their class table."""
-    check_level(level, pictures.classes.levels)
-    names, coarse = pictures.classes.levels[level]
-    labels = np.array([*coarse, UNLABELED], dtype=np.int64)[pictures.labels]
-    return LabeledImages(pictures.pictures, pictures.rows, labels, ClassTable(names), pictures.notes)
+    check_level(level, images.classes.levels)
+    names, coarse = images.classes.levels[level]
+    labels = np.array([*coarse, UNLABELED], dtype=np.int64)[images.labels]
+    return LabeledImages(images.images, images.rows, labels, ClassTable(names), images.notes)
 
 
 def level_of(classes: Sequence[str], levels: Mapping[str, Iterable[str]]) -> str | None:
@@ -334,11 +334,11 @@ def coarsen(listing: Listing, level: str) -> Listing:
     return replace(listing, labels=number[listing.labels], names=names, levels={})
 
 
-def _subset(pictures: LabeledImages, positions: np.ndarray) -> LabeledImages:
+def _subset(images: LabeledImages, positions: np.ndarray) -> LabeledImages:
     return LabeledImages(
-        pictures.pictures,
-        pictures.rows[positions],
-        pictures.labels[positions],
-        pictures.classes,
-        pictures.notes,
+        images.images,
+        images.rows[positions],
+        images.labels[positions],
+        images.classes,
+        images.notes,
     )

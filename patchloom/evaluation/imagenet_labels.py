@@ -65,7 +65,7 @@ def open_v2(path: str | os.PathLike[str], classes: ClassTable) -> LabeledImages:
     """ImageNet-V2 as a set of the model's `classes`: the folder's name is the class number."""
     listing = find_source(path).train
     numbers = np.array([_class_number(name, len(classes)) for name in listing.names], np.int64)
-    return LabeledImages(listing.pictures, listing.rows, numbers[listing.labels], classes)
+    return LabeledImages(listing.images, listing.rows, numbers[listing.labels], classes)
 
 
 def _class_number(folder: str, count: int) -> int:

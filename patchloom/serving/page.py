@@ -20,8 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchloom.report.map_words import ABOUT_MAPS
-from patchloom.report.page import page_script, render
+from patchloom.report.page import ABOUT_MAPS, page_script, render
 from patchloom.serving.app import App, Handler
 from patchloom.serving.schema import page_paths
 from patchloom_runtime.untrusted import open_plain, read_plain
@@ -108,7 +107,7 @@ def page_response(
         facts=_facts(about),
         where=where,
         promise=_invitation(about),
-        legend="Choose a class to see the evidence for it" if "explain" in about["verbs"] else "Most likely classes",
+        legend="Choose a class to see its evidence" if "explain" in about["verbs"] else "Most likely classes",
         about_map=_about_map(about),
         hint="" if {"predict", "search"} & set(about["verbs"]) else _NO_CLASSES,
         has_report=has_report,
@@ -132,11 +131,11 @@ def _script_facts(about: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {name: about[name] for name in ("verbs", "labels", "levels", "level")}
     facts["about"] = ABOUT_MAPS
     if "segment" in about["verbs"]:
-        from patchloom.report.pictures.mask_overlays import palette
+        from patchloom.report.pictures.overlays import palette
 
         facts["colours"] = palette(min(256, len(about["labels"]))).tolist()
     if "detect" in about["verbs"]:
-        from patchloom.report.pictures.object_overlays import class_color
+        from patchloom.report.pictures.overlays import class_color
 
         facts["colours"] = [class_color(number) for number in range(len(about["labels"]))]
     return facts

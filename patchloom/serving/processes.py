@@ -20,8 +20,8 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from patchloom.machine import cores
 from patchloom.serving.admission import Admission, ModelRequest
-from patchloom.serving.cores import cores
 from patchloom.serving.messages import HEARTBEAT_SECONDS, pack, read_message
 from patchloom_runtime import errors
 

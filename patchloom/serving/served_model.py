@@ -105,7 +105,7 @@ def _embed(model: Any, images: Sequence[Any], _options: Mapping[str, Any]) -> li
 
 
 def _segment(model: Any, images: Sequence[Any], _options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from patchloom.report.pictures.mask_overlays import class_shares, index_image
+    from patchloom.report.pictures.overlays import class_shares, index_image
 
     results = []
     for class_map in model.predict(list(images)):

@@ -88,13 +88,15 @@ def _thumbnail(path: str, side: int, roots: Sequence[str]) -> str | None:
 def search(index: Any, images: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the nearest files of an index, the vote of the first `neighbours`, and where each file matches it."""
     from patchloom.data.labels.taxonomy import FINEST, level_named
+    from patchloom.inference.neighbors import vote_shares
 
     about, voters = index.about, options["neighbours"]
     level = about.level if options["level"] is None else level_named(options["level"], about.levels)
     results = []
     # At the finest level, whose labels determine those of every other level.
     for neighbors in index.search(list(images), top=max(options["top"], voters), level=FINEST):
-        shares = _vote(neighbors.hits[:voters])
+        voting = [hit for hit in neighbors.hits[:voters] if hit.label]
+        shares = vote_shares([hit.score for hit in voting], [hit.label for hit in voting])
         best = next(iter(shares), "")
         hits = [
             {
@@ -114,19 +116,6 @@ def search(index: Any, images: Sequence[Any], options: Mapping[str, Any]) -> lis
         answers = [{"label": name, "probability": min(1.0, share)} for name, share in ordered]
         results.append({"hits": hits, "level": level or FINEST, "answers": answers})
     return results
-
-
-def _vote(hits: Sequence[Any]) -> dict[str, float]:
-    """Return label → share of the votes of labeled files, largest first (thesis, equation 2.6)."""
-    import torch
-
-    from patchloom.evaluation.retrieval import vote_weights
-
-    labeled = [hit for hit in hits if hit.label]
-    shares: dict[str, float] = {}
-    for hit, weight in zip(labeled, vote_weights(torch.tensor([hit.score for hit in labeled])).tolist(), strict=True):
-        shares[hit.label] = shares.get(hit.label, 0.0) + weight
-    return dict(sorted(shares.items(), key=lambda vote: (-vote[1], vote[0])))
 
 
 def levels_of(about: Any) -> list[str]:

@@ -2,90 +2,30 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from patchloom.data.batches.loader import WORKER_TIMEOUT_S
 from patchloom.data.datasets import Source
-from patchloom.data.reading import Reading
+from patchloom.data.sources.archives import is_archive
 from patchloom.data.sources.labels_file import split_of
-from patchloom.data.sources.source import parts_of
+from patchloom.data.sources.specs import split_specs
 from patchloom.data.trees.archive import archive_stem
-from patchloom.data.trees.open_archive import is_archive
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.parts import fields_of
 from patchloom.recipes.schema import Recipe, difference
 from patchloom.recipes.values import read_value
 from patchloom.runs.checkpoints import epochs_begun
 from patchloom.runs.config import read_recipe
-from patchloom.runs.data_record import DataRecord
+from patchloom.runs.provenance import Provenance
 from patchloom.tasks.provenance import OtherRunError, default_folder
+from patchloom.tasks.settings import TrainingSettings
+from patchloom.tasks.task import Task
 from patchloom_runtime.errors import UsageError, at_least
 from patchloom_runtime.printable import plural
 
-if TYPE_CHECKING:
-    from patchloom.tasks.task import Task
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """What a user can say about a run beside the recipe; only `data` has no default."""
-
-    data: str
-    model: str | None = None
-    recipe: str | Recipe = "auto"
-    task: str | None = None  # a word of `tasks.asked`; None: as the recipe, or the data, say
-    out: str | None = None
-    teacher: str | None = None
-    init: str | None = None
-    epochs: int | None = None
-    size: int | None = None
-    batch: int | None = None
-    micro_batches: int | None = None  # None: as many as the memory asks for
-    fit: bool = False  # a named recipe is fitted to the data and the machine
-    time: str | None = None  # into which the whole schedule is planned
-    stop_after: str | None = None  # when to stop and save
-    patience: int | None = None
-    pictures: int | None = None  # epochs between pictures of the network; None draws none
-    changes: dict[str, Any] = field(default_factory=dict)
-    device: str = "auto"
-    workers: int | None = None
-    worker_timeout: float = WORKER_TIMEOUT_S
-    compiled: bool | None = None
-    shard: bool = False
-    level: str | None = None
-    labels: str | None = None  # from here to `val`: how the data are read, see `Reading`
-    label_column: str | None = None
-    label_pattern: str | None = None
-    taxonomy: str | None = None
-    classes: Literal["innermost", "outermost"] | None = None
-    images: str | None = None
-    masks: str | None = None
-    boxes: str | None = None
-    ignore: int | None = None
-    names: str | None = None
-    without: str | None = None
-    val: Literal["held-out", "test"] | None = None
-    strict: bool = False
-    trackers: tuple[str, ...] = ()
-
-    @property
-    def reading(self) -> Reading:
-        """How the data are read."""
-        return Reading.of(self)
-
-    def recipe_changes(self) -> dict[str, Any]:
-        """The options that are recipe fields, under their dotted keys."""
-        short = {"schedule.epochs": self.epochs, "model.image_size": self.size, "optim.batch_size": self.batch}
-        changes: dict[str, Any] = {key: value for key, value in short.items() if value is not None}
-        if self.teacher:
-            changes["objective.teacher"] = self.teacher
-            changes.setdefault("objective.distillation", "hard")
-        return changes | self.changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,26 +36,60 @@ class OpenedSettings(TrainingSettings):
     source: Source | None = None
 
 
+# Settings that are about the labels of whole images.
+LABEL_OPTIONS = ("teacher", "pictures", "labels", "label_column", "label_pattern", "classes")
+
+
+class TrainingExamples(Protocol):
+    """The training samples, by index."""
+
+    def where(self, index: int, /) -> str:
+        """Return the file of one sample."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A run that could start now; each task adds what it has opened."""
 
-    task: "Task[Any]"
+    task: Task
     settings: TrainingSettings
     recipe: Recipe
     choices: list[Choice]
     folder: Path
     why_folder: str = ""  # where it is not runs/NAME
-    record: DataRecord | None = None  # what it begins with; of text, known once it is numbers
+    record: Provenance | None = None  # what it begins with; of text, known once it is numbers
     left_out: Sequence[tuple[str, str]] = ()  # file and reason of each that cannot be used
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()  # what of a named recipe does not suit the data
     time_s: float | None = None  # into which the run is to be planned; None: its epochs are known
 
+    @property
+    def examples(self) -> "TrainingExamples":
+        """The training samples, which know the file of each."""
+        raise NotImplementedError
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data in reports."""
+        raise NotImplementedError
+
+    def data_lines(self, *, dry_run: bool) -> list[str]:
+        """Return the lines of the plan on the data and the network."""
+        raise NotImplementedError
+
+    def data_facts(self) -> dict[str, Any]:
+        """Return the facts about the data for `--dry-run --json`."""
+        raise NotImplementedError
+
+    def model_facts(self) -> dict[str, Any]:
+        """Return further facts about the network for `--dry-run --json`."""
+        return {}
+
     def lines(self, *, dry_run: bool = False) -> list[str]:
-        """The plan for a person, with the reason of each automatic choice."""
+        """Return the plan as text, with the reason of each automatic choice."""
         r = self.recipe
-        counted = self.task.counts if self.task.counts != "images" else ""
+        unit = self.task.training.batch_unit
+        counted = unit if unit != "images" else ""
         recipe = (
             f"recipe     {r.name}: {plural(r.schedule.epochs, 'epoch')}, {r.optim.name} at {r.optim.peak_lr:.2g}, "
             f"batch {r.optim.batch_size:{',' if counted else ''}}{f' {counted}' if counted else ''}"
@@ -124,7 +98,7 @@ class Plan:
         why = chosen.why_task if isinstance(chosen, OpenedSettings) else ""
         return [
             *([f"task       {chosen.task}: {why}"] if why else []),
-            *self.task.data_lines(self, dry_run=dry_run),
+            *self.data_lines(dry_run=dry_run),
             recipe,
             *(f"           note: {line}" for line in self.advice),
             *(f"           {c.key} = {c.value}   ({c.why})" for c in self.choices),
@@ -147,7 +121,7 @@ def val_share_of_settings(settings: TrainingSettings) -> float:
 
 def chosen_folder(
     settings: TrainingSettings,
-    is_ours: Callable[[DataRecord], bool],
+    is_ours: Callable[[Provenance], bool],
     taken: Mapping[Path, str] = MappingProxyType({}),
 ) -> tuple[Path, str]:
     """Where the run goes: as the user says, else by the name of the data; and why it is not runs/NAME.
@@ -196,7 +170,7 @@ def check_numbers(settings: TrainingSettings) -> None:
         raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
 
 
-def placed(settings: TrainingSettings, is_ours: Callable[[DataRecord], bool], make: Callable[[Path, str], T]) -> T:
+def placed(settings: TrainingSettings, is_ours: Callable[[Provenance], bool], make: Callable[[Path, str], T]) -> T:
     """What `make` makes of a folder and why it is that one: --out, or the first default folder without another run."""
     taken: dict[Path, str] = {}
     while True:
@@ -233,7 +207,7 @@ def same_run(folder: Path, recipe: Recipe) -> None:
 
 def folder_name(data: str) -> str:
     """Where a run on `data` goes, below runs/; splits given one by one are named by the folder they lie in."""
-    parts = [Path(part).expanduser() for part in parts_of(data)]
+    parts = [Path(part).expanduser() for part in split_specs(data)]
     stems = [Path(part.name).stem if not is_archive(part) else archive_stem(part) for part in parts]
     if len(parts) > 1 and all(map(split_of, stems)):
         stems = [parts[0].resolve().parent.name]

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from patchloom.data.batches.loader import cores
 from patchloom.engine.batches import len_of, split
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import unwrap
 from patchloom.engine.run import Run, SampledBatches
+from patchloom.machine import cores
 from patchloom.tasks.task import Judge
 from patchloom.training.memory import left_as_it_was
 

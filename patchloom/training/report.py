@@ -10,7 +10,7 @@ from patchloom.engine.loop import TrainResult
 from patchloom.engine.run import Run
 from patchloom.models.from_config import load_weights
 from patchloom.report.run_report import installed_versions
-from patchloom.runs.run_record import RunRecord, write_run_record
+from patchloom.runs.run_metadata import RunMetadata, write_run_metadata
 from patchloom.runs.weights import WEIGHTS, read_weights
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.report import report_run
@@ -19,7 +19,7 @@ from patchloom.tasks.report import report_run
 def best_network(plan: Plan, run: Run) -> nn.Module:
     """The run's network with its best weights, in eval mode; where weights are split over processes, a new one."""
     if plan.settings.shard:
-        return plan.task.load_network(plan.folder)
+        return plan.task.model.load_network(plan.folder)
     network = unwrap(run.model)
     load_weights(network, read_weights(plan.folder / WEIGHTS), str(plan.folder / WEIGHTS))
     return network.eval()
@@ -31,10 +31,10 @@ def keep_and_report(
     """Write what the run decided about val, `run.json` and `report.html`."""
     settings = plan.settings
     if judged is not None:
-        plan.task.keep(plan, judged)
-    record = RunRecord(
+        plan.task.training.write_val(plan, judged)
+    record = RunMetadata(
         data=settings.data,
-        data_name=plan.task.data_name(plan),
+        data_name=plan.data_name,
         level=settings.level,
         **settings.reading.given(),  # type: ignore[arg-type]
         init=settings.init,
@@ -47,5 +47,5 @@ def keep_and_report(
         choices={choice.key: choice.why for choice in plan.choices},
         notes=list(plan.notes),
     )
-    write_run_record(plan.folder, record)
+    write_run_metadata(plan.folder, record)
     return report_run(plan.folder, plan=plan, network=network.cpu())

@@ -1,43 +1,47 @@
-"""`patchloom.train`: the options of a training as an editor shows them; a test holds them equal to TrainingSettings."""
+"""`patchloom.train`: the settings of a training run as keywords. A test holds them equal to `TrainingSettings`."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
-from patchloom.data.sources.source import Spec, in_one, parts_of
+from patchloom.data.sources.specs import Spec, join_specs, split_specs
+from patchloom.options import renamed
 from patchloom.recipes.schema import Recipe
-from patchloom.tasks.plan import TrainingSettings
+from patchloom.tasks.settings import TrainingSettings
 from patchloom.training.run import TrainingResult, run_training
 from patchloom_runtime.errors import with_near_options
 
 
+@renamed(changes="set", compiled="compile", trackers="log")
 @with_near_options
 def train(
     data: Spec | Sequence[Spec],
     *,
     model: str | None = None,
     recipe: str | Recipe = "auto",
-    task: str | None = None,
-    out: str | None = None,
-    teacher: str | None = None,
-    init: str | None = None,
     epochs: int | None = None,
-    size: int | None = None,
-    batch: int | None = None,
-    micro_batches: int | None = None,
-    fit: bool = False,
     time: str | None = None,
+    size: int | None = None,
+    init: str | None = None,
+    labels: str | None = None,
+    out: str | None = None,
+    device: str = "auto",
+    task: str | None = None,
+    teacher: str | None = None,
+    batch: int | None = None,
+    fit: bool = False,
+    set: dict[str, Any] | None = None,  # noqa: A002
     stop_after: str | None = None,
     patience: int | None = None,
     pictures: int | None = None,
-    changes: dict[str, Any] | None = None,
-    device: str = "auto",
+    log: tuple[str, ...] = (),
+    micro_batches: int | None = None,
     workers: int | None = None,
     worker_timeout: float = WORKER_TIMEOUT_S,
-    compiled: bool | None = None,
+    compile: bool | None = None,  # noqa: A002
     shard: bool = False,
     level: str | None = None,
-    labels: str | None = None,
+    strict: bool = False,
     label_column: str | None = None,
     label_pattern: str | None = None,
     taxonomy: str | None = None,
@@ -49,56 +53,58 @@ def train(
     names: str | None = None,
     without: str | None = None,
     val: Literal["held-out", "test"] | None = None,
-    strict: bool = False,
-    trackers: tuple[str, ...] = (),
+    dry_run: bool = False,
 ) -> TrainingResult:
-    """Train a classifier or a translator, as `patchloom train` does; the same call again resumes.
+    """Train a model, as `patchloom train` does. The same call again resumes.
 
-    What is learned
+    Model and recipe
         data            folder of class folders, labels file, parquet, archive, 'digits', 'hf:user/name' …, or several
-        model           network (`patchloom.list_models()`); chosen by the data when left out
-        recipe          a published recipe (`patchloom.list_recipes()`), a recipe.yaml, a `Recipe`, or 'auto'
-        task            'classify', 'segment' or 'detect'; as the recipe or the data say when left out
-        teacher         distil from a run, 'timm:NAME', 'torchvision:NAME' …
-        init            start from a run, from published weights ('in1k', 'resmlp_s12:in1k') or from a file
+        model           network (`patchloom.list_models()`); chosen for the data by default
+        recipe          published recipe (`patchloom.list_recipes()`), a recipe.yaml, a `Recipe`, or 'auto'
+        task            'classify', 'segment' or 'detect'; that of the recipe or the data by default
+        teacher         distill from a run, 'timm:NAME', 'torchvision:NAME' …
+        init            start from a run, published weights ('in1k', 'resmlp_s12:in1k') or a file
         epochs          passes over the data
         size            image size in pixels
-        batch           images per update, over all devices; of text, tokens
-        micro_batches   parts that a batch is cut into; as many as the memory asks for when left out
-        fit             fit a named recipe to the data and the machine
-        time            plan the whole schedule into '30m', '2h', '90s' …
-        changes         recipe fields to change: {"augment.mixup": 0}
+        batch           images per update over all devices (translation: tokens)
+        fit             fit a named recipe to the data and this machine
+        time            fit the whole run into '30m', '2h', '90s' …
+        set             recipe fields to change: {"augment.mixup": 0}
 
-    The data
-        level           label level to train on, where the data have several
-        labels          CSV with path,label for a folder of images
-        label_column    the column of that file that holds the classes
-        label_pattern   the class as a part of the file's name: '{label}_*.jpg'
+    Data
+        level           label level to train on, if the data have several
+        labels          labels file (path,label) for a folder of images
+        label_column    column of the labels file that holds the classes
+        label_pattern   class as a part of the file name: '{label}_*.jpg'
         taxonomy        file of levels above the classes
         classes         which of nested folders are the classes: 'innermost' or 'outermost'
-        images          folder of the images, below the data; alone, it is read by classes
-        masks           folder of their masks; '{split}annot' names one per split
-        boxes           folder of their boxes (VOC, YOLO, LabelMe), or a file (COCO, CVAT, csv)
-        ignore          value in masks that is not labelled
-        names           file of names for the numbers of classes
-        without         list of training images to leave out, such as `check A --against B` writes
+        images          image folder below the data; alone, it is read by class folders
+        masks           mask folder; '{split}annot' names one per split
+        boxes           folder of boxes (VOC, YOLO, LabelMe), or a file (COCO, CVAT, csv)
+        ignore          mask value that means unlabeled
+        names           file of class names for numbered classes
+        without         list of training images to leave out, as `check A --against B` writes it
         val             'held-out' validates on images of train and keeps the data's own val, or test, unseen; 'test'
                         validates on the test images, as published CIFAR results do
-        strict          unreadable images and stray classes are errors
+        strict          treat warnings about the data as errors: unreadable images, stray classes
 
-    The run
-        out             its folder; runs/NAME-OF-DATA when left out
+    Run
+        out             run folder; runs/NAME-OF-DATA by default
         stop_after      stop and save after '30m', '2h', '90s' …
         patience        stop after this many evaluations without improvement
         pictures        draw the network into RUN/pictures every so many epochs
-        trackers        also log to 'tensorboard' or 'wandb'
+        log             also log to 'tensorboard' or 'wandb'
+        dry_run         plan and measure a few steps; train nothing
 
-    The machine
-        device          'cpu', 'cuda', 'cuda:1'; 'auto' takes a GPU if there is one
-        workers         processes that prepare images
-        worker_timeout  seconds after which a silent one counts as hung
-        compiled        torch.compile; by default where it pays
-        shard           split weights and optimiser over the processes (FSDP)
+    Hardware
+        device          'cpu', 'cuda' or 'cuda:1'; 'auto' uses a GPU if there is one
+        micro_batches   micro-batches per batch; as many as the memory requires by default
+        workers         processes that read images
+        worker_timeout  seconds without a batch after which a worker counts as hung
+        compile         use torch.compile; by default where it pays off
+        shard           shard weights and optimizer state over the processes (FSDP)
     """
-    given = locals()
-    return run_training(TrainingSettings(**given | {"data": in_one(parts_of(data)), "changes": changes or {}}))
+    options = dict(locals())
+    dry_run = options.pop("dry_run")
+    options |= {"changes": options.pop("set") or {}, "compiled": options.pop("compile"), "trackers": options.pop("log")}
+    return run_training(TrainingSettings(**options | {"data": join_specs(split_specs(data))}), dry_run=dry_run)

@@ -160,19 +160,11 @@ def test_a_mistake_in_training_commands_is_one_line(patchloom, arguments, facts,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_defaults_of_train_are_the_librarys() -> None:
-    import inspect
-    from dataclasses import fields
+def test_a_silent_worker_is_given_as_long_as_loaders_give_it() -> None:
+    from patchloom.data.batches.loader import WORKER_TIMEOUT_S
+    from patchloom.tasks.settings import TrainingSettings
 
-    from patchloom.cli.train import train
-    from patchloom.tasks.plan import TrainingSettings
-
-    own = {name: parameter.default for name, parameter in inspect.signature(train).parameters.items()}
-    shared = {
-        f.name: f.default for f in fields(TrainingSettings) if f.name in own and f.name not in ("data", "changes")
-    }
-    assert "worker_timeout" in shared
-    assert {name: own[name] for name in shared} == shared
+    assert TrainingSettings(data="digits").worker_timeout == WORKER_TIMEOUT_S
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_the_plan_of_a_dry_run_as_fields(typed) -> None:
     assert epochs["why"]
     assert told["seconds"] >= 0
     assert told["memory_mib"] is None  # known of a GPU
-    assert any(line.startswith("time ") for line in done.errors.splitlines())
+    assert "runs/new" in done.errors  # the same in words
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_quiet_prints_results_alone(line, typed) -> None:
     done = typed(f"{on_cpu(line)} -q")
     assert (done.code, done.errors) == (0, "")
     assert done.output.strip()
-    assert not re.search(r"^\w+: *patchloom ", done.output, re.MULTILINE)  # the next command
+    assert "patchloom " not in done.output  # no next command
     assert "note:" not in done.output
 
 

@@ -64,7 +64,7 @@ def painted(*parts: str, **options: object) -> LabeledImages:
     """The set, of which `parts` are read."""
     pictures = Painted(**options)
     rows = np.arange(len(pictures))
-    return LabeledImages(pictures, rows, rows % 3, ClassTable(tuple("abc"))).showing(*parts)
+    return LabeledImages(pictures, rows, rows % 3, ClassTable(tuple("abc"))).with_parts(*parts)
 
 
 def check_aligned(images: Tensor, parts: dict[str, Tensor | Boxes], reach: int = 4) -> tuple[int, int]:

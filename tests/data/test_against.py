@@ -38,7 +38,7 @@ def test_what_the_test_set_holds_too_is_found(both: tuple[Path, Path]) -> None:
     # Neither what train of the other set holds (picture 2), nor what val holds.
     assert found == {("train/cat/1.jpg", "same.jpg", False), ("train/ant/3.jpg", "nearly.jpg", True)}
     assert has_facts(report.against.name, "test", "b")
-    assert report.against.pictures == 5
+    assert report.against.images == 5
     (problem,) = report.problems()
     assert has_facts(problem, report.against.name)
     assert len(report.problems(strict=True)) == 2
@@ -49,7 +49,7 @@ def test_a_set_without_splits_is_compared_whole(both: tuple[Path, Path]) -> None
     a, b = both
     report = check(a, against=b / "train")
     assert [one.key for one in report.against.overlaps] == ["train/ant/2.jpg"]
-    assert report.against.pictures == 2
+    assert report.against.images == 2
 
 
 def test_the_list_is_what_training_leaves_out(

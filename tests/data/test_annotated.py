@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchloom.data.annotations.paired_files import changed_with
 from patchloom.data.checking.check import check
 from patchloom.data.reading import Reading
-from patchloom.data.sources.paired_files import changed_with
 from patchloom.data.sources.source import find_source
 from patchloom_runtime.errors import DataError, UsageError
 from tests.conftest import SHARED
@@ -61,8 +61,8 @@ def test_masks_without_fault(tmp_path):
     assert report.splits == {"train": 3, "val": 2}
     assert (report.faults, report.problems(strict=True), report.classes) == ((), [], {})
     listing = report.listings["train"]
-    assert listing.pictures.mask_names == ("ground", "tree")
-    assert np.unique(listing.pictures.mask(0).classes).tolist() == [0, 1]
+    assert listing.images.mask_names == ("ground", "tree")
+    assert np.unique(listing.images.mask(0).classes).tolist() == [0, 1]
 
 
 def test_faults_of_masks(tmp_path):
@@ -101,7 +101,7 @@ def test_masks_of_16_bits_and_of_palettes(tmp_path):
     with Image.open(root / "masks/train/0.png") as kept:
         assert kept.mode == "P"
     assert_faults(root, [])
-    assert np.unique(find_source(root).train.pictures.mask(0).classes).tolist() == [0, 1]
+    assert np.unique(find_source(root).train.images.mask(0).classes).tolist() == [0, 1]
     wrong = mask(value=9).copy()
     wrong.putpalette(palette.getpalette())
     wrong.save(root / "masks/train/0.png")
@@ -174,7 +174,7 @@ def test_boxes_without_fault(tmp_path):
     assert report.name == "data (COCO boxes)"
     assert report.splits == {"train": 2, "val": 1}
     assert (report.faults, report.problems(strict=True)) == ((), [])
-    pictures = report.listings["train"].pictures
+    pictures = report.listings["train"].images
     assert pictures.object_names == ("dog", "bottle")
     assert pictures.boxes(1).tolist() == [pytest.approx([3.2, 4, 13.7, 16, 1])]
 

@@ -14,7 +14,7 @@ from PIL import Image
 from patchloom.data.checking.survey import survey
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source, open_data
-from patchloom.data.trees import unpack as unpacked
+from patchloom.data.trees import compressed_tar
 from patchloom_runtime.errors import DataError, ResourceError
 from patchloom_runtime.images.decode import MAX_FILE_BYTES
 from tests.data.facts import facts, has_facts
@@ -59,7 +59,7 @@ def own_cache(tmp_path, monkeypatch):
 
 def labels_of(listing):
     return {
-        listing.pictures.key(int(row)): listing.names[label]
+        listing.images.key(int(row)): listing.names[label]
         for row, label in zip(listing.rows, listing.labels, strict=True)
     }
 
@@ -74,7 +74,7 @@ def test_class_folders_of_every_kind(tmp_path, name, prefix):
     found = find_source(packed(tmp_path / name, files))
     assert found.name == "a (class folders)"
     assert labels_of(found.train) == {f"{name}/{i}.png": name for name in ("cat", "dog") for i in range(4)}
-    pictures = pickle.loads(pickle.dumps(found.train.pictures))
+    pictures = pickle.loads(pickle.dumps(found.train.images))
     for row, content in zip(range(8), files.values(), strict=True):
         assert pictures.encoded(row) == content
         assert np.array_equal(pictures.read(row), Image.open(io.BytesIO(content)))
@@ -162,13 +162,13 @@ def test_a_member_never_unpacks_to_more_than_it_says(tmp_path):
     data[at + 24 : at + 28] = (1000).to_bytes(4, "little")
     path.write_bytes(bytes(data))
     source = find_source(path)
-    row = [source.train.pictures.key(i) for i in range(9)].index("cat/bomb.png")
+    row = [source.train.images.key(i) for i in range(9)].index("cat/bomb.png")
     with pytest.raises(DataError, match=r"cat/bomb\.png"):
-        source.train.pictures.read(row)
+        source.train.images.read(row)
     data[at + 24 : at + 28] = (MAX_FILE_BYTES + 1).to_bytes(4, "little")
     path.write_bytes(bytes(data))
     with pytest.raises(DataError, match=facts("cat/bomb.png", "268,435,457")):
-        find_source(path).train.pictures.read(row)
+        find_source(path).train.images.read(row)
     assert len(survey(find_source(path)).unreadable) == 1
 
 
@@ -227,11 +227,11 @@ def test_a_compressed_tar_is_unpacked_once(tmp_path, monkeypatch):
 
 def test_compressed_tars_that_are_bombs_or_do_not_fit(tmp_path, monkeypatch):
     path = packed(tmp_path / "a.tar.gz", {"cat/0.png": bytes(4_000_000)})
-    monkeypatch.setattr(unpacked, "_SMALL", 1_000_000)
+    monkeypatch.setattr(compressed_tar, "_ALWAYS_ALLOWED_BYTES", 1_000_000)
     with pytest.raises(DataError, match=facts("a.tar.gz", "1.0 MB")):
         find_source(path)
-    monkeypatch.setattr(unpacked, "_SMALL", 1 << 30)
-    monkeypatch.setattr(unpacked, "_KEPT_FREE", 1 << 60)
+    monkeypatch.setattr(compressed_tar, "_ALWAYS_ALLOWED_BYTES", 1 << 30)
+    monkeypatch.setattr(compressed_tar, "_MIN_FREE_BYTES", 1 << 60)
     with pytest.raises(ResourceError, match=r"a\.tar\.gz"):
         find_source(path)
     assert not list((tmp_path / "cache" / "patchloom" / "archives").glob("*-*"))

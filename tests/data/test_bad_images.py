@@ -82,7 +82,7 @@ def listed() -> dict[str, Kind]:
 
 def test_a_folder_lists_what_can_be_opened_and_names_or_counts_the_rest(data: Path) -> None:
     source = find_source(str(data))
-    keys = {source.train.pictures.key(int(row)) for row in source.train.rows}
+    keys = {source.train.images.key(int(row)) for row in source.train.rows}
     assert {key for key in keys if "good" not in key} == {f"odd/{name}" for name in listed()}
     notes = "\n".join(source.notes)
     for kind in NOT_FILES.values():

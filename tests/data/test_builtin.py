@@ -65,7 +65,7 @@ def test_masks_and_boxes_fit_each_other(shapes):
             assert np.flatnonzero(inside.any(axis=1))[[0, -1]].tolist() == [y0, y1 - 1]
             areas.append((x1 - x0) * (y1 - y0))
         assert areas[0] == max(areas)  # the label is that of the largest object
-    assert shapes.train.pictures.mask_names[1:] == shapes.train.pictures.object_names == SHAPES
+    assert shapes.train.images.mask_names[1:] == shapes.train.images.object_names == SHAPES
 
 
 def test_the_object_stands_out_from_its_ground(shapes):

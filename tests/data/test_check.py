@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.checking import scan
-from patchloom.data.checking import scan_cache as module_of_seen
+from patchloom.data.checking import scan, scan_cache
 from patchloom.data.checking.check import check
 from patchloom.data.checking.duplicates import MAX_BITS, linked, near_pairs
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
@@ -166,7 +165,7 @@ def test_a_made_split_keeps_copies_together(tmp_path):
 def test_a_second_check_decodes_nothing_and_a_changed_file_again(tmp_path, decoded):
     root = make_dirty(tmp_path / "data")
     first = check(root)
-    assert first.decoded == first.pictures
+    assert first.decoded == first.images
     decoded.clear()
     second = check(root)
     assert (second.decoded, decoded) == (0, [])
@@ -240,8 +239,8 @@ def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
 
 def test_a_wait_for_a_stopped_process_is_said(tmp_path, monkeypatch, capsys):
     seen = ScanCache(str(tmp_path))
-    held = "import sys, time; from patchloom.data.checking.scan_cache import Seen, taking_turns\n"
-    held += "with taking_turns([Seen(sys.argv[1])], print): print('held', flush=True); time.sleep(60)"
+    held = "import sys, time; from patchloom.data.checking.scan_cache import ScanCache, taking_turns\n"
+    held += "with taking_turns([ScanCache(sys.argv[1])], print): print('held', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     holder.send_signal(signal.SIGSTOP)
@@ -252,7 +251,7 @@ def test_a_wait_for_a_stopped_process_is_said(tmp_path, monkeypatch, capsys):
         if len(asked) > 10:
             holder.kill()
 
-    monkeypatch.setattr(module_of_seen, "_ASKED_EVERY_S", 0.01)
+    monkeypatch.setattr(scan_cache, "_POLL_EVERY_S", 0.01)
     with taking_turns([seen], waiting):
         pass
     holder.communicate()
@@ -273,13 +272,13 @@ def test_of_two_processes_one_looks_and_the_other_waits(tmp_path):
 
 
 def decoded_by(root, start, answers):
-    look = scan.look
+    look = scan.scan_image
 
     def slow(pictures, row):
         time.sleep(0.02)
         return look(pictures, row)
 
-    scan.look = slow
+    scan.scan_image = slow
     start.wait()
     answers.put(check(root, workers=1).decoded)
 
@@ -299,7 +298,7 @@ def test_workers_end_when_the_process_they_work_for_is_killed(tmp_path):
 
 def look_for_ever(root):
     scan._FEW = scan._CHUNK = 1
-    scan.look = lambda *_: time.sleep(600)
+    scan.scan_image = lambda *_: time.sleep(600)
     check(root, workers=2)
 
 
@@ -448,7 +447,7 @@ def test_pipes_are_named_and_never_opened(tmp_path):
     os.mkfifo(root / "train/ant/pipe.jpg")
     (root / "train/ant/gone.jpg").symlink_to(tmp_path / "nowhere")
     report = check(root)
-    assert report.pictures == 18
+    assert report.images == 18
     assert has_facts(report.notes[0], "ant/gone.jpg", "ant/pipe.jpg")
 
 
@@ -459,7 +458,7 @@ def test_several_processes_see_the_same(tmp_path, monkeypatch):
     calls = []
     two = check(root, workers=2, cache=False, progress=lambda done, total: calls.append((done, total)))
     assert two.to_dict() == check(root, workers=1, cache=False).to_dict()
-    assert calls == [(i, two.pictures) for i in range(two.pictures + 1)]
+    assert calls == [(i, two.images) for i in range(two.images + 1)]
 
 
 def test_sources_without_files(tmp_path):

@@ -128,7 +128,7 @@ def test_nested_files_any_case_and_names_that_are_not_utf8(tmp_path):
         for i in range(len(pictures)):
             pictures.read(i)
             pictures.where(i).encode("utf-8")  # printable anywhere
-    whole = open_folder(tmp_path).train.pictures
+    whole = open_folder(tmp_path).train.images
     assert r"caf\xe9.png" in " ".join(whole.where(i) for i in range(len(whole)))
 
 

@@ -25,7 +25,7 @@ def photos(tmp_path):
 
 def labels_of(listing):
     return {
-        listing.pictures.key(int(row)): listing.names[label] if label >= 0 else ""
+        listing.images.key(int(row)): listing.names[label] if label >= 0 else ""
         for row, label in zip(listing.rows, listing.labels, strict=True)
     }
 
@@ -113,7 +113,7 @@ def test_the_label_column_can_be_chosen(photos):
     text = "image,genus,colour\na.png,felis,red\nb.png,canis,red\nc.png,felis,blue\nd.png,canis,blue\n"
     with pytest.raises(UsageError, match=facts("genus", "colour", "--label-column")):
         open_text(photos, text)
-    assert labels_of(open_text(photos, text, label_column="Color").train)["a.png"] == "red"
+    assert labels_of(open_text(photos, text, label_column="Colour").train)["a.png"] == "red"
     with pytest.raises(UsageError, match=facts("'genu'", "--label-column", "image", "genus")):
         open_text(photos, text, label_column="genu")
     assert labels_of(open_text(photos, rows(header=""), label_column="2").train) == PATHS

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patchloom.data.annotations import evidence
+from patchloom.data.annotations.evidence import Evidence
+from patchloom.data.annotations.mask_classes import has_masks, ignored_number, of_masks
 from patchloom.data.checking.check import check
 from patchloom.data.datasets import Source
 from patchloom.data.labels.unlabeled import task_of_data
 from patchloom.data.reading import Reading
-from patchloom.data.sources import evidence
-from patchloom.data.sources.evidence import Evidence
-from patchloom.data.sources.mask_classes import has_masks, ignored_number, of_masks
 from patchloom.data.sources.source import find_source, open_data, split_source
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError
 from tests.data.facts import any_has, facts, has_facts
@@ -35,7 +35,7 @@ def test_a_public_dataset_is_read_as_a_person_expects(layout: Layout, tmp_path) 
     task, _ = task_of_data(source)
     assert layout.reading in source.name.rpartition(" (")[2], source
     assert task == layout.task, source
-    pictures = source.train.pictures
+    pictures = source.train.images
     names = pictures.object_names or source.train.names
     if task == "segment":
         names = of_masks(source).train.names
@@ -97,7 +97,7 @@ def test_folders_elsewhere_are_given_by_their_path(tmp_path) -> None:
     masks(tmp_path / "b", "one.png", "two.png")
     source = find_source(tmp_path / "a", reading=Reading(images=tmp_path / "a", masks=tmp_path / "b"))
     assert len(source.train) == 2
-    assert source.train.pictures.mask(0) is not None
+    assert source.train.images.mask(0) is not None
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,10 @@ def segmented(root: Path, values: Sequence[int], classes: str = "", **options: o
 )
 def test_any_value_may_be_ignored(values, names, options, classes, numbers, tmp_path) -> None:
     source = segmented(tmp_path, values, names, **options)
-    mask = source.train.pictures.mask(0)
+    mask = source.train.images.mask(0)
     assert mask is not None
     assert (source.train.names, np.unique(mask.classes).tolist()) == (classes, numbers)
-    ignored = ignored_number(source.train.pictures)
+    ignored = ignored_number(source.train.images)
     assert {number for number in numbers if number != ignored} == set(range(len(classes)))
 
 
@@ -217,7 +217,7 @@ def test_boxes_of_resized_images_are_scaled_and_said(tmp_path) -> None:
     root = built("voc_boxes", tmp_path)
     photos(root, *(f"JPEGImages/{file.stem}.jpg" for file in (root / "Annotations").iterdir()), size=(64, 48))
     source = find_source(root)
-    assert source.train.pictures.boxes(0).tolist() == [[2, 4, 24, 28, 1], [0, 0, 18, 18, 0]]
+    assert source.train.images.boxes(0).tolist() == [[2, 4, 24, 28, 1], [0, 0, 18, 18, 0]]
     assert any_has(source.notes, 4, 2)
     assert not check(root).faults
 
@@ -247,7 +247,7 @@ def test_a_yaml_may_name_lists_of_images(tmp_path) -> None:
     write(tmp_path, "own.yaml", "train: train.txt\nval: val.txt\nnames: [cat, dog, cow]\n")
     source = find_source(tmp_path / "own.yaml")
     assert {split: len(listing) for split, listing in source.listings.items()} == {"train": 1, "val": 2}
-    assert source.train.pictures.boxes(0).tolist() == [[12, 6, 20, 18, 1]]
+    assert source.train.images.boxes(0).tolist() == [[12, 6, 20, 18, 1]]
 
 
 def test_two_lists_of_names_are_a_question(tmp_path) -> None:
@@ -257,7 +257,7 @@ def test_two_lists_of_names_are_a_question(tmp_path) -> None:
     with pytest.raises(UsageError, match=facts("a.yaml", "b.yaml", "--names")):
         find_source(tmp_path)
     named = find_source(tmp_path, reading=Reading(names="b.yaml"))
-    assert named.train.pictures.object_names == ("one", "two", "three")
+    assert named.train.images.object_names == ("one", "two", "three")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_two_lists_of_names_are_a_question(tmp_path) -> None:
     ],
 )
 def test_boxes_of_other_tools_are_in_pixels(name, box, tmp_path) -> None:
-    pictures = find_source(built(name, tmp_path)).train.pictures
+    pictures = find_source(built(name, tmp_path)).train.images
     assert pictures.boxes(0)[0, :4].tolist() == box
     assert pictures.objects(0).boxes[0, :4].tolist() == box
     assert not check(built(name, tmp_path / "again")).faults

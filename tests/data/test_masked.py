@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchloom.data.annotations.mask_classes import ignored_number, of_masks
 from patchloom.data.checking.check import check
 from patchloom.data.reading import Reading
-from patchloom.data.sources.mask_classes import ignored_number, of_masks
 from patchloom.data.sources.source import find_source
-from patchloom.report.pictures.mask_overlays import colored, index_image, palette
+from patchloom.report.pictures.overlays import color_mask, index_image, palette
 from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts, has_facts
 from tests.data.layouts import masks, photos
@@ -33,7 +33,7 @@ def folder(root, masks="masks", images="images", splits=("train", "val"), mask=N
 
 def classes_of(root, **options):
     source = of_masks(find_source(root), **options)
-    return source.train.names, source.train.pictures.mask(int(source.train.rows[0])).classes, source
+    return source.train.names, source.train.images.mask(int(source.train.rows[0])).classes, source
 
 
 @pytest.mark.parametrize("file", ["classes.txt", "labels.txt", "class_names.txt"])
@@ -43,7 +43,7 @@ def test_numbers_are_named_by_lines(file, tmp_path):
     assert names == ("road", "car", "sky")
     assert np.array_equal(mask, NUMBERS)
     assert (len(source.train), len(source.val)) == (2, 2)
-    assert ignored_number(source.train.pictures) == 255
+    assert ignored_number(source.train.images) == 255
 
 
 def test_numbers_without_names_are_called_by_themselves(tmp_path):
@@ -64,7 +64,7 @@ PALETTES = {
 @pytest.mark.parametrize("file", PALETTES)
 def test_colors_are_named_by_a_palette(file, tmp_path):
     inside = NUMBERS.clip(max=2)
-    root = folder(tmp_path, mask=colored(inside, 3))
+    root = folder(tmp_path, mask=color_mask(inside, 3))
     (root / file).write_text(PALETTES[file])
     names, mask, _ = classes_of(root)
     assert names == ("road", "fast car", "sky")
@@ -73,7 +73,7 @@ def test_colors_are_named_by_a_palette(file, tmp_path):
 
 
 def test_a_color_of_no_class_is_a_fault_with_its_file(tmp_path):
-    root = folder(tmp_path, mask=colored(NUMBERS.clip(max=2), 3))
+    root = folder(tmp_path, mask=color_mask(NUMBERS.clip(max=2), 3))
     (root / "class_dict.csv").write_text("name,r,g,b\nroad,120,144,176\ncar,128,0,0\n")
     fault = check(root).faults[0]
     assert has_facts(fault.detail, "#008000", 72)
@@ -109,7 +109,7 @@ def test_ade20k_begins_at_one(tmp_path):
     assert (mask[NUMBERS == 0] == 255).all()
     assert (mask[NUMBERS == 2] == 1).all()
     Image.fromarray(NUMBERS + (NUMBERS == 1) * np.uint8(40)).save(root / "annotations" / "training" / "0.png")
-    assert 41 in source.train.pictures.mask(0).classes  # left as it is, to be named by check
+    assert 41 in source.train.images.mask(0).classes  # left as it is, to be named by check
     assert (len(source.train), len(source.val)) == (2, 2)
 
 
@@ -177,4 +177,4 @@ def test_a_line_of_many_numbers_is_no_color(tmp_path) -> None:
     photos(tmp_path, "images/a.jpg")
     masks(tmp_path, "masks/a.png")
     (tmp_path / "classes.txt").write_text("7 x " * 60_000 + "\nroad\ncar\n")
-    assert find_source(tmp_path).train.pictures.mask_names
+    assert find_source(tmp_path).train.images.mask_names

@@ -52,7 +52,7 @@ def test_masks_of_coco(tmp_path):
     ]
     source = find_source(outlined(tmp_path / "data", *rows))
     assert has_facts(source.name, "data", "COCO")
-    pictures = source.train.pictures
+    pictures = source.train.images
     assert pictures.mask_names == ("background", "dog", "bottle")
     objects = pictures.objects(0)
     assert (objects.crowd.tolist(), objects.areas.tolist()) == ([False, False, True], [192, 16.5, 48])
@@ -63,7 +63,7 @@ def test_masks_of_coco(tmp_path):
     assert mask.instances[7, 5] == 1
     assert (mask.instances[:, 47] == 0).all()
     assert (mask.classes[:, 47] == 1).all()
-    sample = open_data(tmp_path / "data", labeled=False).train.showing("instances", "boxes").sample(0)
+    sample = open_data(tmp_path / "data", labeled=False).train.with_parts("instances", "boxes").sample(0)
     assert sample.boxes[:, 5].tolist() == [1, 2]  # the crowd is not learned
     assert check(tmp_path / "data").faults == ()
 
@@ -84,7 +84,7 @@ def test_numbers_of_coco_beyond_floats(tmp_path):
         annotation(4, SQUARE, area=float("inf")),
         annotation(5, SQUARE, area=-1),
     ]
-    objects = find_source(outlined(tmp_path / "data", *rows)).train.pictures.objects(0)
+    objects = find_source(outlined(tmp_path / "data", *rows)).train.images.objects(0)
     assert objects.areas.tolist() == [16 * 12] * 4
     outlined(
         tmp_path / "data", annotation(6, [[1, 2, 10**400, 4, 5, 6]]), annotation(7, SQUARE, bbox=[10**400, 1, 2, 3])
@@ -108,7 +108,7 @@ def test_coco_names_pictures_of_its_own_folder_alone(tmp_path, name):
     content["images"][0]["file_name"] = str(root / "train2017" / "1.jpg")
     content["images"][1]["file_name"] = "../train2017/./2.jpg"
     file.write_text(json.dumps(content))
-    pictures = find_source(root).train.pictures
+    pictures = find_source(root).train.images
     assert [pictures.key(i) for i in range(2)] == ["train2017/1.jpg", "train2017/2.jpg"]
 
 
@@ -118,7 +118,7 @@ def test_entries_of_one_picture_are_joined(tmp_path):
     content = json.loads(file.read_text())
     content["images"] += [{"id": 100 + i, "file_name": f"{'./' * i}1.jpg"} for i in range(3)]
     file.write_text(json.dumps(content))
-    pictures = find_source(root).train.pictures
+    pictures = find_source(root).train.images
     assert len(pictures) == len({pictures.key(i) for i in range(len(pictures))})
     assert len(pictures.boxes(0)) == 4
     assert [where for where, _, detail in found(root) if has_facts(detail, 4)] == ["train2017/1.jpg"]
@@ -127,7 +127,7 @@ def test_entries_of_one_picture_are_joined(tmp_path):
 def test_masks_of_some_alone_are_not_learned(tmp_path):
     source = find_source(outlined(tmp_path / "data", annotation(3, [])))
     assert any_has(source.notes, 3, "train")
-    assert not source.train.pictures.tells_objects_apart
+    assert not source.train.images.tells_objects_apart
 
 
 # VOC
@@ -156,8 +156,8 @@ def make_voc(root):
 def test_boxes_of_voc(tmp_path):
     source = find_source(make_voc(tmp_path / "voc"))
     assert (source.name, len(source.train), len(source.val)) == ("voc (VOC boxes)", 3, 1)
-    objects = source.train.pictures.objects(0)
-    assert source.train.pictures.object_names == ("cat", "dog")
+    objects = source.train.images.objects(0)
+    assert source.train.images.object_names == ("cat", "dog")
     assert objects.boxes.tolist() == [[0, 0, 10, 20, 0], [4, 5, 48, 40, 1]]
     assert objects.crowd.tolist() == [False, True]
     assert check(tmp_path / "voc").faults == ()
@@ -194,7 +194,7 @@ def make_yolo(root, line="1 0.5 0.5 0.25 0.5", names="names: [cat, dog]\n"):
 def test_boxes_of_yolo(tmp_path):
     source = find_source(make_yolo(tmp_path / "yolo"))
     assert (source.name, len(source.train), len(source.val)) == ("yolo (YOLO boxes)", 3, 1)
-    pictures = source.train.pictures
+    pictures = source.train.images
     assert pictures.object_names == ("cat", "dog")
     assert pictures.boxes(0).tolist() == [[18, 10, 30, 30, 1]]
     assert pictures.boxes(2).shape == (0, 5)  # no text file: nothing in it
@@ -209,9 +209,9 @@ def test_other_layouts_and_names_of_yolo(tmp_path):
         (root / split / "labels" / "a.txt").write_text("3 0.5 0.5 1 1\n")
     source = find_source(root)
     assert (len(source.train), len(source.val)) == (2, 2)
-    assert source.train.pictures.object_names == ("0", "1", "2", "3")
+    assert source.train.images.object_names == ("0", "1", "2", "3")
     (root / "data.yaml").write_text("names:\n  0: one\n  1: two\n  2: three\n  3: four\n")
-    assert find_source(root).train.pictures.object_names[3] == "four"
+    assert find_source(root).train.images.object_names[3] == "four"
     (root / "data.yaml").write_text("names: 3\n")
     with pytest.raises(DataError, match=facts("data.yaml", "names", 3)):
         find_source(root)
@@ -225,7 +225,7 @@ def test_names_of_yolo_that_are_none(tmp_path, names):
 
 def test_polygons_of_yolo_are_masks(tmp_path):
     source = find_source(make_yolo(tmp_path / "yolo", line="0 0.25 0.25 0.75 0.25 0.75 0.75 0.25 0.75"))
-    pictures = source.train.pictures
+    pictures = source.train.images
     assert source.name == "yolo (YOLO polygons)"
     assert pictures.tells_objects_apart
     assert pictures.boxes(0).tolist() == [[12, 10, 36, 30, 0]]
@@ -277,12 +277,12 @@ def test_masks_of_objects_numbers(tmp_path):
         ids[8:30, 20:40] = 3  # numbers may be missing
         Image.fromarray(ids).save(root / "PedMasks" / f"{name}_mask.png")
     source = find_source(root)
-    pictures = source.train.pictures
+    pictures = source.train.images
     assert source.name.startswith("PennFudanPed (")
     assert pictures.object_names == ("pedestrian",)
     assert pictures.boxes(0).tolist() == [[4, 5, 10, 20, 0], [20, 8, 40, 30, 0]]
     objects = pictures.objects(0)
     assert [mask.area for mask in objects.masks] == [15 * 6, 22 * 20]
     assert {where for where, *_ in found(root)} == {"PNGImages/three.jpg", "PedMasks/four_mask.png"}
-    sample = open_data(root, labeled=False, val_fraction=0.5).train.showing("instances", "boxes").sample(0)
+    sample = open_data(root, labeled=False, val_fraction=0.5).train.with_parts("instances", "boxes").sample(0)
     assert set(np.unique(sample.layers["instances"].numbers)) == {0, 1, 2}

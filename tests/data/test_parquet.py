@@ -152,7 +152,7 @@ def test_equal_images_are_not_unpacked(tmp_path):
     numbers = pa.array(np.zeros(rows, np.int32))
     images = pa.DictionaryArray.from_arrays(numbers, pa.array([png(7, size=(200, 200))]))
     file = write(tmp_path / "a.parquet", image=images, label=pa.array(np.arange(rows) % 2, pa.int8()))
-    pictures = open_parquet([file], "a").train.pictures
+    pictures = open_parquet([file], "a").train.images
     assert sum(table.nbytes for table in pictures._tables) < 20 * rows
     assert pictures.read(rows - 1).getpixel((0, 0)) == (7, 0, 0)
 
@@ -185,7 +185,7 @@ def test_masks_of_classes(tmp_path):
     data = open_data(path)
     assert (len(data.train), len(data.val)) == (4, 1)
     assert set(data.train.labels) == {-1}
-    pictures = data.train.pictures
+    pictures = data.train.images
     assert (pictures.mask_names, pictures.mask_ignore) == (("sky", "road", "nothing"), 2)
     mask = pictures.mask(4)
     assert (mask.classes.shape, set(mask.classes.flat), mask.instances) == ((8, 8), {1}, None)
@@ -200,7 +200,7 @@ def test_boxes_with_classes(tmp_path):
         boxes=pa.array([[[0, 1, 4, 5], [2, 2, 6, 8]], [], [[0, 0, 8, 8]]], pa.list_(pa.list_(pa.int32()))),
         labels=pa.array([[1, 0], [], [1]], pa.list_(pa.uint8())),
     )
-    pictures = open_data(path).train.pictures
+    pictures = open_data(path).train.images
     assert pictures.object_names == ("red", "white")
     assert pictures.boxes(0).tolist() == [[0, 1, 4, 5, 1], [2, 2, 6, 8, 0]]
     assert pictures.boxes(1).shape == (0, 5)
@@ -215,7 +215,7 @@ def test_boxes_with_instance_masks(tmp_path):
         mask=[png(3, "L")] * 2,
         boxes=[[[0, 0, 8, 8, 3]]] * 2,
     )
-    pictures = open_data(path).train.pictures
+    pictures = open_data(path).train.images
     assert pictures.object_names == ("person",)
     assert pictures.boxes(0).tolist() == [[0, 0, 8, 8, 0]]
     mask = pictures.mask(0)
@@ -243,8 +243,8 @@ def test_real_annotations(file, sizes):
     assert mask is not None or boxes is not None
     if mask is not None:
         assert mask.classes.shape == picture.size[::-1]
-        assert mask.classes.max() < len(data.train.pictures.mask_names)
+        assert mask.classes.max() < len(data.train.images.mask_names)
     if boxes is not None:
         assert np.all(boxes[:, :2] < boxes[:, 2:4])
         assert np.all(boxes[:, 2:4] <= picture.size)
-        assert boxes[:, 4].max() < len(data.train.pictures.object_names)
+        assert boxes[:, 4].max() < len(data.train.images.object_names)

@@ -30,7 +30,7 @@ def make_clean(root):
         for i, row in enumerate(rows.tolist()):
             folder = root / ("train" if i < TRAIN else "val") / listing.names[number]
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{i:02d}.jpg").write_bytes(jpeg(listing.pictures.read(row), quality=95))
+            (folder / f"{i:02d}.jpg").write_bytes(jpeg(listing.images.read(row), quality=95))
     return root
 
 

@@ -8,7 +8,8 @@ from PIL import Image
 from patchloom.data.checking.survey import survey
 from patchloom.data.labels.unlabeled import missing_labels
 from patchloom.data.reading import Reading
-from patchloom.data.sources.source import find_source, in_one, open_data, parts_of
+from patchloom.data.sources.source import find_source, open_data
+from patchloom.data.sources.specs import join_specs, split_specs
 from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts, has_facts
 
@@ -28,21 +29,21 @@ def in_folder(tmp_path, monkeypatch):
 
 def labels_of(listing):
     return {
-        listing.pictures.key(int(row)): listing.names[label]
+        listing.images.key(int(row)): listing.names[label]
         for row, label in zip(listing.rows, listing.labels, strict=True)
     }
 
 
 def test_one_string_or_a_list(tmp_path):
     draw(tmp_path, "cats/0.png", "my dogs/0.png")
-    given = in_one(["cats", "my dogs"])
+    given = join_specs(["cats", "my dogs"])
     assert given == "cats 'my dogs'"
-    assert parts_of(given) == parts_of(["cats", "my dogs"]) == ["cats", "my dogs"]
-    assert parts_of("my dogs") == ["my dogs"]
-    assert parts_of("cats none") == ["cats none"]
-    assert in_one(["my dogs"]) == "my dogs"
+    assert split_specs(given) == split_specs(["cats", "my dogs"]) == ["cats", "my dogs"]
+    assert split_specs("my dogs") == ["my dogs"]
+    assert split_specs("cats none") == ["cats none"]
+    assert join_specs(["my dogs"]) == "my dogs"
     with pytest.raises(UsageError):
-        parts_of([])
+        split_specs([])
 
 
 def test_folders_of_pictures_are_classes(tmp_path):
@@ -54,7 +55,7 @@ def test_folders_of_pictures_are_classes(tmp_path):
     }  # fmt: skip
     (note,) = found.notes
     assert has_facts(note, 2)
-    assert found.train.pictures.where(2) == "dogs/0.png"
+    assert found.train.images.where(2) == "dogs/0.png"
     assert survey(found).decoded == 4
     assert survey(found).decoded == 0
 
@@ -82,7 +83,7 @@ def test_data_sets_are_merged_by_class_name(tmp_path):
     }  # fmt: skip
     (note,) = found.notes
     assert has_facts(note, 2)
-    assert [found.train.pictures.read(i).size for i in range(5)] == [(8, 8)] * 5
+    assert [found.train.images.read(i).size for i in range(5)] == [(8, 8)] * 5
 
 
 def test_mixtures_are_refused(tmp_path):

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchloom.report.charts import Point, Series, line_chart, scatter_chart
-from patchloom.report.charts.seeds import SeedRange, histogram_chart, range_chart
+from patchloom.report.charts import Point, SeedRange, Series, histogram_chart, line_chart, range_chart, scatter_chart
 from patchloom.report.pictures.branches import branch_epoch_charts
 from patchloom.runs.branch_norms import add_branch_norms
 from patchloom.runs.checksums import write_checked

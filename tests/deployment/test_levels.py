@@ -19,7 +19,7 @@ from patchloom.evaluation.separability import separability
 from patchloom.inference.classifier import Classifier, load
 from patchloom.report.pictures.ranked import WRONG, Ranked, RankedList, frame_colors, framed, ranked_sheet
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
-from patchloom.runs.run_record import RunRecord, read_run_record, write_run_record
+from patchloom.runs.run_metadata import RunMetadata, read_run_metadata, write_run_metadata
 from patchloom.runs.weights import save_weights
 from patchloom.tasks.classification.comparison_page import report_runs
 from patchloom.tasks.classification.levels import FINEST, MEASURES, evaluate_levels, open_leveled, trained_level
@@ -56,7 +56,7 @@ def make_run(folder: Path, data: Path, level: str | None, *, seed: int = 0, taxo
     shown = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
     write_run_files(folder, network, shown, None, names, level, task="classification")
     save_weights(folder, dict(network.state_dict()), {})
-    write_run_record(folder, RunRecord(data=str(data), data_name="colors", level=level, taxonomy=taxonomy))
+    write_run_metadata(folder, RunMetadata(data=str(data), data_name="colors", level=level, taxonomy=taxonomy))
     return str(folder)
 
 
@@ -186,7 +186,7 @@ def test_training_at_a_level_is_remembered(tmp_path) -> None:
     )  # fmt: skip
     trained = run_training(settings, say=str)
     assert read_run_files(trained.folder).level == "warmth"
-    assert read_run_record(trained.folder).taxonomy == str(tmp_path / "t.csv")
+    assert read_run_metadata(trained.folder).taxonomy == str(tmp_path / "t.csv")
     assert '<section id="mistakes">' in (trained.folder / "report.html").read_text("utf-8")  # with their pictures
     Classifier.from_pretrained(trained.folder, device="cpu").save_pretrained(tmp_path / "copy")
     assert load(tmp_path / "copy", device="cpu").level == "warmth"

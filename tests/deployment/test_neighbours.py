@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.inference.index import index, open_index
+from patchloom.inference.index import open_index
+from patchloom.inference.index_build import index
 from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.weights import save_weights
 from patchloom_runtime.errors import CheckpointError, UsageError

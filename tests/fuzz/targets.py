@@ -23,7 +23,10 @@ from PIL import Image
 from safetensors.torch import save_file
 from starlette.exceptions import HTTPException
 
-from patchloom.cli.train import pairs
+from patchloom.cli.options import parse_pairs
+from patchloom.data.annotations.mask_classes import has_masks, of_masks
+from patchloom.data.annotations.mask_names import FILES as MASK_NAMES
+from patchloom.data.annotations.mask_names import names_of_masks
 from patchloom.data.checking.scan_cache import ScanCache
 from patchloom.data.labels.class_names import find_class_names, names_by_line
 from patchloom.data.labels.label_pattern import read_pattern
@@ -31,13 +34,11 @@ from patchloom.data.labels.taxonomy import read_taxonomy
 from patchloom.data.reading import Reading
 from patchloom.data.sources.builtin import open_shapes
 from patchloom.data.sources.exclusions import read_list
-from patchloom.data.sources.mask_classes import has_masks, of_masks
-from patchloom.data.sources.mask_names import FILES as MASK_NAMES
-from patchloom.data.sources.mask_names import names_of_masks
-from patchloom.data.sources.source import find_source, parts_of
+from patchloom.data.sources.source import find_source
+from patchloom.data.sources.specs import split_specs
 from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.sentences import check_sentences, find_sentences
-from patchloom.data.trees.files import FolderTree
+from patchloom.data.trees.tree import FolderTree
 from patchloom.evaluation.imagenet_labels import read_real_labels
 from patchloom.inference import index_files
 from patchloom.models.pretrained.downloads import _state_of
@@ -50,11 +51,11 @@ from patchloom.runs import checksums
 from patchloom.runs.checkpoints import read_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
-from patchloom.runs.data_record import read_record
 from patchloom.runs.locate import _is_made
 from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
 from patchloom.runs.predictions import check_predictions
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.provenance import read_provenance
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
@@ -170,11 +171,11 @@ def _annotations(folder: Path) -> None:
     for listing in source.listings.values():
         for row in listing.rows[:2].tolist():  # the first is the one whose file is changed
             with refusals():
-                listing.pictures.mask(row)
+                listing.images.mask(row)
             with refusals():
-                if listing.pictures.boxes(row) is not None:
-                    listing.pictures.objects(row)
-    if has_masks(source.train.pictures):
+                if listing.images.boxes(row) is not None:
+                    listing.images.objects(row)
+    if has_masks(source.train.images):
         of_masks(source, reduce_zero_label=True)
 
 
@@ -217,8 +218,8 @@ def _source(name: str, **how: object) -> Callable[[Path], None]:
         source = find_source(str(folder / name), reading=Reading(**how))  # type: ignore[arg-type]
         for listing in source.listings.values():
             for row in listing.rows[:4].tolist():
-                listing.pictures.where(row)
-                for ask in (listing.pictures.read, listing.pictures.boxes, listing.pictures.mask):
+                listing.images.where(row)
+                for ask in (listing.images.read, listing.images.boxes, listing.images.mask):
                     with refusals():
                         ask(row)
 
@@ -251,9 +252,9 @@ def _typed(folder: Path) -> None:
     for line in (folder / "typed").read_bytes().decode("utf-8", "surrogateescape").splitlines()[:8]:
         for read in (
             lambda text: read_pattern(text).label("cat_1.jpg"),
-            lambda text: override(_recipe(), pairs([text])),
+            lambda text: override(_recipe(), parse_pairs([text])),
             lambda text: len(settings_of(read_grid(text.split(" ")[:3]))),
-            parts_of,
+            split_specs,
             open_shapes,
         ):
             with refusals():
@@ -531,8 +532,8 @@ TARGETS: dict[str, Target] = {
     "records": Target(
         ("json",),
         (
-            Reader("run.json", read_run_record),
-            Reader("data.json", read_record),
+            Reader("run.json", read_run_metadata),
+            Reader("data.json", read_provenance),
             Reader("val.json", detection.read_val),
             Reader("val.json", translation.read_val),
             Reader("sweep.json", _sweep, _make_swept),

@@ -29,7 +29,7 @@ def test_photographs_on_a_gpu_keep_the_published_network():
 
 def test_the_reason_for_the_epochs_is_printable():
     _, reasons = choose(images=5_000)
-    assert missing(reasons["schedule.epochs"].why, 5_000, 90, "450 k") == []
+    assert missing(reasons["schedule.epochs"].why, 5_000, 90, "450") == []
 
 
 def test_digits_are_not_mirrored():

@@ -16,7 +16,7 @@ def test_too_few_updates_are_said_with_the_numbers_and_what_fitting_gives() -> N
     recipe = override(get_recipe("grafit"), given)
     on_gpu = Facts(PHOTOS.images, PHOTOS.image_size_median, "cuda")
     told = advice(recipe, on_gpu, given)
-    assert missing(told, "grafit", "1.28 M", 120, 1024, 1000, 2936, "--fit", 2700, 64, 224) == []
+    assert missing(told, "grafit", "1.28", 120, 1024, 1000, 2936, "--fit", 2700, 64, 224) == []
     short = {"schedule.epochs": 2, "schedule.warmup_epochs": 1}
     told = advice(override(recipe, short), on_gpu, short)
     assert missing(told, "--fit", 90, 64, 224) == []

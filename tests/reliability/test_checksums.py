@@ -13,7 +13,8 @@ import pytest
 
 from patchloom import disk
 from patchloom.inference.classifier import load
-from patchloom.inference.index import index, open_index
+from patchloom.inference.index import open_index
+from patchloom.inference.index_build import index
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.config import read_run_files
 from patchloom.runs.metrics import damaged_lines, read_metrics

@@ -98,7 +98,7 @@ def test_a_pipe_among_pictures_is_left_out_and_named(tmp_path: Path) -> None:
     report = check(root, workers=1, cache=False)
     for fact in ("2", "cat/pipe.png", "cat/zero.png"):
         assert fact in report.notes[0]
-    assert report.pictures == 4
+    assert report.images == 4
     assert list(list_image_files([root / "cat"])) == [f"{root}/cat/{i}.png" for i in range(2)]
 
 
@@ -578,7 +578,7 @@ def test_thousands_of_objects_on_a_large_image(tmp_path: Path) -> None:
 def test_a_hundred_thousand_references_to_one_image(tmp_path: Path) -> None:
     images = [{"id": i, "file_name": "0.png"} for i in range(100_000)]
     report = check(coco_image(tmp_path / "data", images, [], (600, 400)), workers=1, cache=False)
-    assert report.pictures == 1
+    assert report.images == 1
     assert len([fault for fault in report.faults if "100,000" in fault.detail]) == 1
 
 
@@ -589,12 +589,12 @@ def test_labels_in_the_data_name_nothing_outside(tmp_path: Path) -> None:
     (root / "labels.csv").write_text(f"{lines}{tmp_path / 'secret.png'},dog\n")
     for spec, reading in ((root, Reading(labels=root / "labels.csv")), (root / "labels.csv", Reading())):
         report = check(spec, reading=reading, workers=1, cache=False)
-        assert report.pictures == 2
+        assert report.images == 2
         assert any(all(fact in note for fact in ("2", "4", "../secret.png")) for note in report.notes)
     # A list elsewhere is the user's own.
     (tmp_path / "own.csv").write_text(f"{lines.replace('../', str(tmp_path) + '/')}")
     report = check(root, reading=Reading(labels=tmp_path / "own.csv"), workers=1, cache=False)
-    assert report.pictures == 3
+    assert report.images == 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -25,17 +25,18 @@ import torch
 from safetensors.numpy import load as load_columns
 from safetensors.numpy import save as save_columns
 
-from patchloom.data.checking import scan_cache as seen
+from patchloom.data.checking import scan_cache
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
 from patchloom.inference.classifier import load
-from patchloom.inference.held_out import held_out_of
-from patchloom.inference.index import index, open_index
+from patchloom.inference.evaluations import EvaluationData, EvaluationSettings
+from patchloom.inference.index import open_index
+from patchloom.inference.index_build import index
 from patchloom.report.page import render
 from patchloom.runs import checkpoints, weights
 from patchloom.runs.checkpoints import _manifest, find_checkpoint, read_checkpoint
 from patchloom.runs.metrics import MOST_OF_LINE, damaged_lines, read_metrics
 from patchloom.runs.predictions import load_predictions
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network
 from patchloom.tasks.classification.seeds import epoch_values, final_values
 from patchloom.tasks.classification.several_runs import evaluate_runs
@@ -174,7 +175,7 @@ def test_any_record_of_the_data_is_one_line(made: Path, run: Path) -> None:
     for number, data in enumerate(mutations(value, each=2)):
         (run / "data.json").write_bytes(data)
         with one_line_or_fine():
-            held_out_of(run, str(made / "data"))
+            EvaluationData(str(made / "data"), EvaluationSettings()).held_out_by(run)
         if number % 20 == 0:
             with one_line_or_fine():
                 run_training(training(made, run), say=str)
@@ -201,7 +202,7 @@ def test_any_run_json_becomes_a_note_of_the_report(run: Path, tmp_path: Path) ->
     for number, data in enumerate(mutations(value, each=1)):
         (run / "run.json").write_bytes(data)
         with one_line_or_fine():
-            read_run_record(run)
+            read_run_metadata(run)
         if number % 5 == 0:
             with one_line_or_fine():
                 report_run(run, out=tmp_path / "page.html")
@@ -630,7 +631,7 @@ def test_rows_of_another_kind_begin_the_cache_anew(tmp_path: Path, monkeypatch, 
 
 def test_no_query_of_the_cache_goes_on_for_ever(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(seen, "_LOOKS", 10)
+    monkeypatch.setattr(scan_cache, "_CHECKS", 10)
     ScanCache("home").write([(STAMP, SEEN)])
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c"
     with closing(ScanCache("home")._open()) as database, pytest.raises(sqlite3.OperationalError, match="interrupted"):
@@ -699,8 +700,8 @@ def test_no_path_is_too_long_for_one_line(
 FEW = """
 import resource, sys
 from patchloom import cli
-from patchloom.deployment import classifier
-from patchloom.judging import several_runs as runs
+from patchloom.inference import classifier
+from patchloom.tasks.classification import several_runs as runs
 from patchloom.tasks import verify
 from patchloom.data.checking import check
 used = len(__import__("os").listdir("/proc/self/fd")) - 1

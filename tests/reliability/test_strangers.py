@@ -20,7 +20,8 @@ from PIL import Image
 
 import patchloom
 from patchloom.disk import atomic_write, disk_errors, locked, temporary_path, write_new
-from patchloom.inference.index import index, open_index
+from patchloom.inference.index import open_index
+from patchloom.inference.index_build import index
 from patchloom_runtime.errors import ResourceError, UsageError
 from patchloom_runtime.printable import printable, table_cell
 from patchloom_runtime.untrusted import own_sha256

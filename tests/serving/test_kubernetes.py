@@ -9,7 +9,6 @@ import yaml
 
 from patchloom.cli.serve import serve
 from patchloom.serving.app import PROBES, App
-from patchloom.serving.cores import cores
 from patchloom.serving.processes import STOP_SECONDS
 from patchloom.serving.server import LAST_SECONDS
 from tests.serving.clients import get
@@ -64,23 +63,3 @@ def test_kubernetes_takes_it(documents: dict[str, Any]) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     for document in documents.values():
         kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
-
-
-def test_a_container_has_the_cores_it_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    assert cores(tmp_path) == 64
-    for text, expected in (
-        ("max 100000", 64),
-        ("200000 100000", 2),
-        ("150000 100000", 2),
-        ("1000 100000", 1),
-        ("", 64),
-    ):
-        (tmp_path / "cpu.max").write_text(text)
-        assert cores(tmp_path) == expected
-    (tmp_path / "cpu.max").unlink()
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
-    for quota, expected in (("-1", 64), ("400000", 4)):
-        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
-        assert cores(tmp_path) == expected

@@ -84,11 +84,12 @@ def test_a_batch_that_does_not_fit_is_cut_and_said(tmp_path, monkeypatch) -> Non
     whole = memory.parts_that_fit
     monkeypatch.setattr(memory, "parts_that_fit", lambda need, *_: needs.append(need) or 1)
     dry(tmp_path)
-    # As much as a quarter of the batch needs.
-    allowed = needs[0].bytes(64, 4) / memory.USED_SHARE + 1
+    # As much as a quarter of the batch needs; the first measurement of a process is a few bytes below the next.
+    allowed = 1.01 * needs[0].bytes(64, 4) / memory.USED_SHARE
     monkeypatch.setattr(memory, "parts_that_fit", whole)
     monkeypatch.setattr(memory, "available_bytes", lambda: allowed)
-    assert any(re.search(r"\b64\b.*\b4 micro-batches\b", line) for line in dry(tmp_path))
+    said = dry(tmp_path)
+    assert any(re.search(r"\b64\b.*\b4 micro-batches\b", line) for line in said), said
 
 
 def test_what_micro_batches_change_is_said(tmp_path) -> None:

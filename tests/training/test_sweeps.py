@@ -32,7 +32,7 @@ GRID = {"optim.lr": ["1e-3", "1e9"], "seed": [0, 1]}
 
 def swept(data: Any, out: Path, grid: Any = None, **given: Any) -> tuple[Sweep, list[str]]:
     said: list[str] = []
-    options = {**GIVEN, "changes": CHANGES, **given}
+    options = {**GIVEN, "set": CHANGES, **given}
     return patchloom.sweep(data, grid or GRID, out=str(out), say=said.append, **options), said
 
 
@@ -275,13 +275,12 @@ def test_the_command_prints_one_table(
 def test_a_damaged_record_is_a_note(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "swept", tmp_path / "swept")
     (tmp_path / "swept" / "sweep.json").write_text('{"format": 1, "runs": {"a": 3}}')
-    weights = list((tmp_path / "swept").rglob("weights.safetensors"))
-    before = {path: path.stat().st_mtime_ns for path in weights}
+    before = {path: path.read_bytes() for path in (tmp_path / "swept").rglob("metrics.jsonl")}
     assert len(before) == 4
     found, said = swept(str(place / "a"), tmp_path / "swept", {"optim.lr": [1e-3], "seed": [0]})
     assert any("sweep.json" in line for line in said)
     assert len(results(tmp_path)) == 1
-    assert {path: path.stat().st_mtime_ns for path in weights} == before  # the run itself is kept
+    assert {path: path.read_bytes() for path in before} == before  # the run itself is kept
     assert found.best is not None
 
 
@@ -307,6 +306,11 @@ def test_pictures_of_a_list_are_left_out_of_train(place: Path, tmp_path: Path) -
 def test_val_is_held_out_or_as_the_data_have_it() -> None:
     with pytest.raises(UsageError, match=r"'fold'.*held-out.*test"):
         Reading(val="fold")  # type: ignore[arg-type]
+
+
+def test_settings_that_tie_on_a_data_set_are_counted() -> None:
+    found = made(("x", 0.1, 0, 50.0), ("y", 0.1, 0, 90.0), ("x", 0.01, 0, 50.0), ("y", 0.01, 0, 80.0))
+    assert found.best_of_sets_in_words == [("x", "2 settings tie"), ("y", "lr=0.1")]
 
 
 def test_settings_with_the_same_score_tie() -> None:

@@ -17,11 +17,12 @@ from patchloom.data.augmentation.augment import check_policy, size_before_window
 from patchloom.data.augmentation.batch_augment import BATCHED_POLICIES, augment_batch, draw
 from patchloom.data.augmentation.crops import Draws
 from patchloom.data.batches.cuda_graph import record
-from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader, Transform, cores, read_or_next
+from patchloom.data.batches.loader import WORKER_TIMEOUT_S, Loader, Transform, read_or_next
 from patchloom.data.batches.ragged import Boxes, Parts, padded, ragged
 from patchloom.data.batches.sampler import SamplingPlan, rank_positions, step_seed
 from patchloom.data.datasets import ImageSet
 from patchloom.data.images.image_batch import ImageBatch
+from patchloom.machine import cores
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.evaluation_transform import ImageTransform, as_size

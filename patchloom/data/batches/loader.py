@@ -5,7 +5,6 @@ shared memory; the main process joins their parts into one batch. Beside it only
 what is ragged: boxes.
 """
 
-import os
 import random
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, nullcontext
@@ -290,11 +289,6 @@ def _split(size: int, parts: int) -> list[slice]:
 
 def _as_it_is(filled: Any) -> Any:
     return filled
-
-
-def cores() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _begin_work(worker: int) -> None:  # noqa: ARG001

@@ -64,8 +64,8 @@ def _video_frames(path: str, every: int | None) -> Iterator[tuple[str, Image.Ima
                 raise DataError(f"{path}: {size}, more than the limit of {MAX_PIXELS:,}; shrink the video")
             for number, frame in enumerate(video.decode(stream)):
                 if number % step == 0:
-                    picture = frame.to_image().rotate(getattr(frame, "rotation", 0), expand=True)
-                    yield _name(path, number, frame.time), picture
+                    image = frame.to_image().rotate(getattr(frame, "rotation", 0), expand=True)
+                    yield _name(path, number, frame.time), image
     except (av.error.FFmpegError, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot be read as a video ({reason})") from error

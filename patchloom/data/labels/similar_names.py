@@ -84,5 +84,5 @@ def _without_label(listing: Listing, where: str) -> Iterator[Fault]:
     """Pictures of train without a label, where others have one."""
     bare = np.flatnonzero(listing.labels == UNLABELED)
     if len(bare) and len(bare) < len(listing):
-        first = listing.pictures.where(int(listing.rows[bare[0]]))
+        first = listing.images.where(int(listing.rows[bare[0]]))
         yield Fault(where, BARE, f"{len(bare):,} of {len(listing):,} pictures, the first is {first}")

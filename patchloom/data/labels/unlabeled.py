@@ -17,16 +17,16 @@ _LOOKED_AT = 2_000  # names by which a pattern is suggested
 
 def missing_labels(listing: Listing) -> str:
     """Why these pictures cannot be classified and what helps, to stand after the name of the data."""
-    pictures = listing.pictures
+    images = listing.images
     bare = np.flatnonzero(listing.labels == UNLABELED)
     for what, task in OTHER_TASKS.items():
-        if what in _annotations(pictures):
+        if what in _annotations(images):
             return (
                 f"these are pictures with {what}, which --task {task} learns; classification needs a class for each "
                 "picture: a folder for each class, or --labels FILE"
             )
-    where = f", the first is {pictures.where(int(listing.rows[bare[0]]))}" if len(bare) < len(listing) else ""
-    names = [posixpath.basename(pictures.key(int(row))) for row in listing.rows]
+    where = f", the first is {images.where(int(listing.rows[bare[0]]))}" if len(bare) < len(listing) else ""
+    names = [posixpath.basename(images.key(int(row))) for row in listing.rows]
     return (
         f"{len(bare):,} of {len(listing):,} pictures have no label{where}; expected a folder for each class, or "
         f"--labels FILE (lines of path,label), or --label-pattern {_pattern(names)}, or --recipe dino, which learns "
@@ -36,8 +36,8 @@ def missing_labels(listing: Listing) -> str:
 
 def task_of_data(source: Source) -> tuple[str, str]:
     """The word of the task that data suggest, and why; no reason where there is no other."""
-    pictures = source.train.pictures
-    has = [what for what in OTHER_TASKS if what in _annotations(pictures)]
+    images = source.train.images
+    has = [what for what in OTHER_TASKS if what in _annotations(images)]
     if not has:
         return "classify", ""
     if np.any(source.train.labels != UNLABELED):
@@ -48,9 +48,9 @@ def task_of_data(source: Source) -> tuple[str, str]:
     return "segment", "pictures have masks"
 
 
-def _annotations(pictures: ImageStore) -> set[str]:
-    masks = bool(pictures.mask_names) or pictures.mask_ignore is not None
-    return ({"masks"} if masks else set()) | ({"boxes"} if pictures.object_names else set())
+def _annotations(images: ImageStore) -> set[str]:
+    masks = bool(images.mask_names) or images.mask_ignore is not None
+    return ({"masks"} if masks else set()) | ({"boxes"} if images.object_names else set())
 
 
 def _pattern(names: Sequence[str]) -> str:

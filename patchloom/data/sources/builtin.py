@@ -37,7 +37,7 @@ def open_digits() -> Source:
     except ImportError:
         raise UsageError("digits needs scikit-learn; pip install 'patchloom[digits]'") from None
     found = load_digits()
-    pictures = ArrayImages(np.round(found.images * (255 / 16)).astype(np.uint8), "digits")
+    images = ArrayImages(np.round(found.images * (255 / 16)).astype(np.uint8), "digits")
     labels = found.target.astype(np.int64)
     by_class = np.argsort(labels, kind="stable")
     val = np.sort(by_class[::5])  # every fifth of each class
@@ -45,8 +45,8 @@ def open_digits() -> Source:
     names = tuple(str(digit) for digit in range(10))
     return Source(
         "digits (built in)",
-        train=Listing(pictures, train, labels[train], names),
-        val=Listing(pictures, val, labels[val], names),
+        train=Listing(images, train, labels[train], names),
+        val=Listing(images, val, labels[val], names),
     )
 
 
@@ -64,13 +64,13 @@ def open_shapes(options: str = "") -> Source:
         counts = f"count {len(SHAPES)}…{MOST_SHAPES:,}"
         raise UsageError(f"shapes of count={count}, size={size}; expected {counts}, size 16…1024")
     held_out = max(count // 5, len(SHAPES))
-    pictures = ShapeImages(count + held_out, size, values["seed"])
+    images = ShapeImages(count + held_out, size, values["seed"])
     levels = {"coarse": {shape: family for family, members in FAMILIES.items() for shape in members}}
     train, val = np.arange(count), np.arange(count, count + held_out)
     return Source(
         f"shapes of {size}×{size} (built in)",
-        train=Listing(pictures, train, train % len(SHAPES), SHAPES, levels),
-        val=Listing(pictures, val, val % len(SHAPES), SHAPES, levels),
+        train=Listing(images, train, train % len(SHAPES), SHAPES, levels),
+        val=Listing(images, val, val % len(SHAPES), SHAPES, levels),
     )
 
 

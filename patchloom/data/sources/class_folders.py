@@ -23,8 +23,7 @@ from patchloom.data.labels.nested_folders import Chain, Nesting, find_nesting
 from patchloom.data.labels.taxonomy import FILES as TAXONOMY_FILES
 from patchloom.data.labels.taxonomy import Taxonomy
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
-from patchloom.data.trees.files import FolderTree
-from patchloom.data.trees.tree import Tree
+from patchloom.data.trees.tree import FolderTree, Tree
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.folders import VisitedFolders
 from patchloom_runtime.images.decode import EXTENSIONS
@@ -160,8 +159,8 @@ def _listing(
             shown = ", ".join(printable(path) for path in paths[:SPECIAL_SHOWN])
             shown += ", …" if len(paths) > SPECIAL_SHOWN else ""
             notes.append(f"{label}: {len(paths)} {what} ({shown}); left out")
-    pictures = tree.pictures([os.path.join(split, path) for path in scan.paths])
-    return Listing(pictures, rows, labels, names, taxonomy), tuple(notes)
+    images = tree.images([os.path.join(split, path) for path in scan.paths])
+    return Listing(images, rows, labels, names, taxonomy), tuple(notes)
 
 
 def list_images(root: Path) -> list[str]:

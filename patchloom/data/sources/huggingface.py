@@ -14,7 +14,7 @@ from PIL import Image
 from patchloom.data.datasets import ImageStore, Listing, Source, Stamp, common_folder, file_state
 from patchloom.data.labels.taxonomy import level_columns, levels_of_columns
 from patchloom.data.splits import group_by_split
-from patchloom.data.trees.files import below
+from patchloom.data.trees.tree import below
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.decode import decode, read_file
 from patchloom_runtime.images.samples import UNLABELED
@@ -112,15 +112,15 @@ def _listing(rows: Any, name: str, roots: Sequence[Path]) -> tuple[Listing, tupl
     if image is None:
         raise DataError(f"{name}: columns {', '.join(kinds)}; expected one of images")
     undecoded = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
-    pictures = HubImages(undecoded, image, name, roots)
+    images = HubImages(undecoded, image, name, roots)
     column = next((column for column in _LABEL_COLUMNS if column in kinds), None)
     order = np.arange(len(rows))
     if column is None:
-        return Listing(pictures, order, np.full(len(rows), UNLABELED), ()), ()
+        return Listing(images, order, np.full(len(rows), UNLABELED), ()), ()
     labels, names = _numbered(rows, column)
     columns = {level: _numbered(rows, of) for level, of in level_columns(kinds).items()}
-    levels, notes = levels_of_columns(labels, names, columns, pictures.where)
-    return Listing(pictures, order, labels, names, levels), notes
+    levels, notes = levels_of_columns(labels, names, columns, images.where)
+    return Listing(images, order, labels, names, levels), notes
 
 
 def _numbered(rows: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:

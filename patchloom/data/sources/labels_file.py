@@ -23,8 +23,7 @@ from patchloom.data.labels.label_table import Table, parse_table
 from patchloom.data.labels.listed_paths import ListedPaths
 from patchloom.data.labels.taxonomy import Taxonomy
 from patchloom.data.splits import listings_by_split
-from patchloom.data.trees.files import FolderTree
-from patchloom.data.trees.tree import Tree
+from patchloom.data.trees.tree import FolderTree, Tree
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import printable
@@ -107,14 +106,12 @@ def open_list(
     notes = [*rows.notes]
     levels, more = _levels(rows.labels, rows.levels, listed.name)
     if whole and (unlisted := len(set(first.paths.images()) - set(rows.paths))):
-        pictures = "picture is" if unlisted == 1 else "pictures are"
-        more.append(f"{unlisted:,} {pictures} in {tree.name} but in no list; left out")
+        images = "picture is" if unlisted == 1 else "pictures are"
+        more.append(f"{unlisted:,} {images} in {tree.name} but in no list; left out")
     classes = tuple(sorted({*rows.labels} - {""}, key=_natural))
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number.get(label, UNLABELED) for label in rows.labels], dtype=np.int64)
-    listing = Listing(
-        tree.pictures(rows.paths), np.arange(len(labels)), labels, classes, {**levels, **(taxonomy or {})}
-    )
+    listing = Listing(tree.images(rows.paths), np.arange(len(labels)), labels, classes, {**levels, **(taxonomy or {})})
     title = f"{listed.name} (labels file)"
     if not any(rows.splits):
         return Source(title, listing, None, (*notes, *more))

@@ -170,25 +170,25 @@ def open_parquet(files: Sequence[Path], name: str) -> Source:
     return Source(name, listing, held_out[0], notes, test=held_out[1])
 
 
-def _listing(pictures: ParquetImages) -> tuple[Listing, tuple[str, ...]]:
+def _listing(images: ParquetImages) -> tuple[Listing, tuple[str, ...]]:
     """The rows with their labels and levels, and notes."""
-    rows = np.arange(len(pictures))
-    column = next((name for name in _LABEL_COLUMNS if name in pictures.columns), None)
+    rows = np.arange(len(images))
+    column = next((name for name in _LABEL_COLUMNS if name in images.columns), None)
     if column is None:
-        names = pictures.object_names or pictures.mask_names
-        return Listing(pictures, rows, np.full(len(rows), UNLABELED), names), ()
-    labels, names = _numbered(pictures, column, "label_names")
-    beside = level_columns(pictures.columns)
-    columns = {level: _numbered(pictures, of, f"{of}_names") for level, of in beside.items()}
-    levels, notes = levels_of_columns(labels, names, columns, pictures.where)
-    return Listing(pictures, rows, labels, names, levels), notes
+        names = images.object_names or images.mask_names
+        return Listing(images, rows, np.full(len(rows), UNLABELED), names), ()
+    labels, names = _numbered(images, column, "label_names")
+    beside = level_columns(images.columns)
+    columns = {level: _numbered(images, of, f"{of}_names") for level, of in beside.items()}
+    levels, notes = levels_of_columns(labels, names, columns, images.where)
+    return Listing(images, rows, labels, names, levels), notes
 
 
-def _splits(pictures: ParquetImages) -> list[str]:
+def _splits(images: ParquetImages) -> list[str]:
     """What the column `split` says of each row."""
-    values = pictures.column("split")
+    values = images.column("split")
     if long := [value for value in values if isinstance(value, str | bytes) and len(value) > _MOST_OF_SPLIT]:
-        raise DataError(f"{pictures.files[0]}: column 'split' has {_start_of(long[0])}…, expected names such as train")
+        raise DataError(f"{images.files[0]}: column 'split' has {_start_of(long[0])}…, expected names such as train")
     return list(map(str, values))
 
 
@@ -197,10 +197,10 @@ def _start_of(value: Any) -> str:
     return repr(value[:60] if isinstance(value, str | bytes) else value)[:60]
 
 
-def _numbered(pictures: ParquetImages, column: str, names_key: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def _numbered(images: ParquetImages, column: str, names_key: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """A label column as numbers and names; strings are numbered in their sorted order."""
-    values = pictures.column(column)
-    if names_key != "label_names" and names_key not in pictures.info:  # numbers of a level may be any
+    values = images.column(column)
+    if names_key != "label_names" and names_key not in images.info:  # numbers of a level may be any
         values = [None if value is None else str(value) for value in values]
     given = [value for value in values if value is not None]
     if given and isinstance(given[0], str):
@@ -209,15 +209,15 @@ def _numbered(pictures: ParquetImages, column: str, names_key: str) -> tuple[np.
         return np.array([UNLABELED if v is None else number[v] for v in values], dtype=np.int64), names
     if strange := [value for value in given if type(value) is not int or value >= MAX_CLASSES]:
         raise DataError(
-            f"{pictures.files[0]}: column {column!r} has {_start_of(strange[0])}, expected names, or numbers from 0 to "
+            f"{images.files[0]}: column {column!r} has {_start_of(strange[0])}, expected names, or numbers from 0 to "
             f"{MAX_CLASSES - 1:,}"
         )
-    names = tuple(pictures.info.get(names_key, ())) or tuple(str(i) for i in range(max(given, default=-1) + 1))
+    names = tuple(images.info.get(names_key, ())) or tuple(str(i) for i in range(max(given, default=-1) + 1))
     labels = np.array([UNLABELED if value is None else value for value in values], dtype=np.int64)
     outside = np.flatnonzero((labels < UNLABELED) | (labels >= len(names)))
     if len(outside):
         row = int(outside[0])
-        raise DataError(f"{pictures.where(row)}: {column} {labels[row]} is outside 0…{len(names) - 1}")
+        raise DataError(f"{images.where(row)}: {column} {labels[row]} is outside 0…{len(names) - 1}")
     return labels, names
 
 

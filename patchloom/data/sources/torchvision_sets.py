@@ -14,7 +14,7 @@ import numpy as np
 
 from patchloom.data.datasets import ArrayImages, Listing, Source
 from patchloom.data.sources.class_folders import list_classes
-from patchloom.data.trees.files import ImageFiles
+from patchloom.data.trees.tree import ImageFiles
 from patchloom_runtime.errors import DataError, UsageError, nearest
 
 # name → (class in torchvision.datasets, its train splits, its test split)
@@ -147,9 +147,9 @@ def _by_path(name: str, root: Path, splits: Sequence[str], download: bool) -> Li
         levels["species"] = {names[breed]: parts[0].bin_classes[kind] for breed, kind in species}
     else:
         pairs = [part[i] for part in parts for i in range(len(part))]
-    pictures = ImageFiles(root, [str(Path(path).relative_to(root)) for path, _ in pairs])
+    images = ImageFiles(root, [str(Path(path).relative_to(root)) for path, _ in pairs])
     labels = np.array([label for _, label in pairs], dtype=np.int64)
-    return Listing(pictures, np.arange(len(labels)), labels, names, levels)
+    return Listing(images, np.arange(len(labels)), labels, names, levels)
 
 
 def _path_itself(path: str | Path) -> str | Path:

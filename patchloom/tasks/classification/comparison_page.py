@@ -20,7 +20,7 @@ from patchloom.recipes.schema import flatten
 from patchloom.report.charts import LINE_COLORS, Series, line_chart
 from patchloom.report.page import write_page
 from patchloom.report.pictures.embeddings import pca_energy_chart
-from patchloom.report.run_report import curve, neighbours_of, steps_per_unit, value_text
+from patchloom.report.run_report import curve, neighbor_count, steps_per_unit, value_text
 from patchloom.tasks.classification.comparison_figures import branch_charts, cloud_chart, level_charts, seed_figures
 from patchloom.tasks.classification.levels import MEASURES, LevelEvaluations, evaluate_levels
 from patchloom.tasks.classification.seeds import cloud
@@ -188,7 +188,7 @@ def _curves(parts: dict[str, RunParts]) -> list[tuple[str, Markup]]:
     for i, (name, each) in enumerate(parts.items()):
         records = each.metrics
         steps = steps_per_unit(records)[1]
-        neighbours = neighbours_of(records)
+        neighbours = neighbor_count(records)
         judged = {"Validation top-1, %": "top1", f"Top-1 of the {neighbours} nearest, %": f"knn{neighbours}_top1"}
         of_run = {
             title: curve(records, steps, "evaluation", "ema", key) or curve(records, steps, "evaluation", "model", key)

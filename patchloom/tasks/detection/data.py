@@ -6,7 +6,7 @@ from pathlib import Path
 from patchloom.data.datasets import ImageSet, LabeledImages
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_data
-from patchloom.runs.run_record import data_files, read_run_record
+from patchloom.runs.run_metadata import read_run_metadata, recorded_reading
 from patchloom_runtime.errors import DataError, UsageError
 
 
@@ -17,23 +17,23 @@ def open_objects(
     if split not in (None, "train", "val", "test"):
         raise UsageError(f"--split is {split!r}, expected train, val or test")
     if folder is not None:
-        reading = reading.filled_from(data_files(folder, data))
+        reading = reading.filled_from(recorded_reading(folder, data))
     splits = open_data(data, labeled=False, reading=reading)
     images = getattr(splits, split or "val")
     if images is None:
         raise UsageError(f"{splits.name} has no test split; it has train and val")
     assert isinstance(images, LabeledImages)
-    if not images.pictures.object_names:
+    if not images.images.object_names:
         raise DataError(f"{splits.name}: no boxes to compare with")
     if folder is None:  # an artifact, which keeps no level: that of its classes
         level = next((name for name, (names, _) in images.classes.levels.items() if set(classes) <= {*names}), None)
     else:
-        level = found.level if (found := read_run_record(folder)) else None
+        level = found.level if (found := read_run_metadata(folder)) else None
     told = telling(images, tuple(classes), level)
     unknown = [
-        name for name, number in zip(images.pictures.object_names, told.categories or (), strict=False) if number < 0
+        name for name, number in zip(images.images.object_names, told.categories or (), strict=False) if number < 0
     ]
-    if len(unknown) == len(images.pictures.object_names):
+    if len(unknown) == len(images.images.object_names):
         raise DataError(f"{splits.name}: none of its classes is one of {', '.join(classes[:5])}")
     notes = [f"the run does not know {', '.join(unknown[:5])}: their objects do not count"] if unknown else []
     return told, notes
@@ -47,4 +47,4 @@ def telling(images: ImageSet, classes: tuple[str, ...], level: str | None) -> La
     if level is not None and level in pictures.classes.levels:
         names, numbers = pictures.classes.levels[level]
         coarse = {fine: names[number] for fine, number in zip(pictures.classes.names, numbers, strict=True)}
-    return pictures.telling(classes, coarse)
+    return pictures.with_object_names(classes, coarse)

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from patchloom.data.augmentation.canvas import CanvasView
 from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import LabeledImages
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
 from patchloom.evaluation.detect import find_objects, truth_of
 from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects
+from patchloom.tasks.detection.plan import DetectionPlan
 from patchloom.tasks.detection.run_files import ValDetections
-from patchloom.tasks.images.plan import ImagePlan
 from patchloom.tasks.task import Judge
 from patchloom_runtime.errors import DataError
 
@@ -27,10 +26,9 @@ class DetectionJudge(Judge):
 
     metric = "ap"
 
-    def __init__(
-        self, plan: ImagePlan, classes: tuple[str, ...], val: LabeledImages, view: CanvasView, processes: Processes
-    ) -> None:
-        self._plan, self._classes, self._val, self._view, self._processes = plan, classes, val, view, processes
+    def __init__(self, plan: DetectionPlan, processes: Processes) -> None:
+        self._plan, self._processes = plan, processes
+        self._classes, self._val, self._view = plan.class_names, plan.objects("val"), plan.evaluation_view()
         self.batch_size = plan.recipe.optim.batch_size
         self._loaders: dict[bool, Loader] = {}
         self._truths: dict[int, TrueObjects] = {}
@@ -52,7 +50,7 @@ class DetectionJudge(Judge):
     def seconds(self, run: Run) -> tuple[float, float]:
         """Of one evaluation, from a few images; and nothing before it."""
         network: Any = unwrap(run.model)
-        few = LabeledImages(self._val.pictures, self._val.rows[:TIMED], self._val.labels[:TIMED], self._val.classes)
+        few = LabeledImages(self._val.images, self._val.rows[:TIMED], self._val.labels[:TIMED], self._val.classes)
         loader = Loader(few, self._view, batch_size=len(few), shuffle=False, skip_broken=True)
         with run.processes.autocast(), run.processes.randomness_kept():
             batches = list(loader.epoch(0))
@@ -91,7 +89,7 @@ class DetectionJudge(Judge):
             world = self._processes.world if together else 1
             size = max(world, self.batch_size - self.batch_size % world)
             self._loaders[together] = Loader(
-                self._val.showing(),
+                self._val.with_parts(),
                 self._view,
                 batch_size=min(size, len(self._val) // world * world),
                 shuffle=False,

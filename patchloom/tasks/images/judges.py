@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from patchloom.data.batches.decoded_dataset import fits_in_memory
 from patchloom.data.batches.evaluation_loader import make_evaluation_loader
-from patchloom.data.batches.loader import cores
 from patchloom.data.datasets import ImageSet
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.evaluation.knn import NEIGHBOURS, NeighbourReport, knn
+from patchloom.machine import cores
 from patchloom.models.network import Network
 from patchloom.tasks.images.plan import ImagePlan
 from patchloom.tasks.task import Judge

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchloom.data.batches.loader import cores
 from patchloom.data.datasets import ImageSet, Progress
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
 from patchloom.evaluation.segmentation import Counting, SegmentationReport, joined
+from patchloom.machine import cores
 from patchloom.objectives.segmentation import labeled
 from patchloom.tasks.images.plan import ImagePlan
 from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSettings

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from patchloom.data.sources.source import Spec, in_one, parts_of
+from patchloom.data.sources.specs import Spec, join_specs, split_specs
 from patchloom.disk import locked
 from patchloom.engine.devices import kind_of
 from patchloom.engine.display import duration
 from patchloom.engine.rendezvous import place_from
 from patchloom.engine.signals import Stopped
+from patchloom.options import renamed
 from patchloom.recipes.schema import Recipe
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings, folder_name
 from patchloom.training.run import printer, run_training, silent
@@ -29,6 +30,7 @@ from patchloom_runtime.errors import PatchloomError, UsageError, is_device_failu
 from patchloom_runtime.printable import printable
 
 
+@renamed(changes="set")
 @with_near_options
 def sweep(
     data: Spec | Sequence[Spec],
@@ -40,7 +42,7 @@ def sweep(
     epochs: int | None = None,
     size: int | None = None,
     batch: int | None = None,
-    changes: Mapping[str, Any] | None = None,
+    set: Mapping[str, Any] | None = None,  # noqa: A002
     without: str | None = None,
     out: str | None = None,
     device: str = "auto",
@@ -64,7 +66,7 @@ def sweep(
     epochs    passes over the data
     size      image size in pixels
     batch     images per update
-    changes   other recipe fields to change: {"augment.mixup": 0}
+    set       other recipe fields to change: {"augment.mixup": 0}
     without   list of training images to leave out
     out       folder of the sweep; runs/sweep-NAME-OF-DATA when left out
     device    'cpu', 'cuda' …; 'auto' takes a GPU if there is one
@@ -73,8 +75,8 @@ def sweep(
     dry_run   plan and measure; train nothing
     say       what is told goes there
     """
-    sets = [in_one([one]) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
-    if not sets or len(set(sets)) < len(sets):
+    sets = [join_specs([one]) for one in ([data] if isinstance(data, str | os.PathLike) else data)]
+    if not sets or len(dict.fromkeys(sets)) < len(sets):
         raise UsageError(f"Give one or more data sets, each once; given {', '.join(sets) or 'none'}")
     if place_from(os.environ).world > 1:
         raise UsageError(
@@ -83,10 +85,10 @@ def sweep(
     if not grid:
         raise UsageError("Give the fields to sweep: --grid optim.lr=1e-3,3e-4")
     given: dict[str, Any] = {"model": model, "recipe": recipe, "init": init, "epochs": epochs, "size": size}
-    given |= {"batch": batch, "changes": dict(changes or {}), "without": without, "workers": workers, "val": "held-out"}
+    given |= {"batch": batch, "changes": dict(set or {}), "without": without, "workers": workers, "val": "held-out"}
     device = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     kind_of(device)
-    bases = [TrainingSettings(data=in_one(parts_of(one)), device=device, **given) for one in sets]
+    bases = [TrainingSettings(data=join_specs(split_specs(one)), device=device, **given) for one in sets]
     settings = settings_of(grid)
     folder = Path(out) if out else Path("runs") / f"sweep-{'-'.join(map(folder_name, sets))[:80]}"
     say = printer(say)
@@ -171,7 +173,7 @@ def _do(found: _Found, say: Callable[[str], None]) -> None:
             say(f"failed     {about}: {reason}")
             found.keep(run.name, RunResult(data=run.data, setting=run.setting, failed=reason or type(error).__name__))
             continue
-        record = read_run_record(trained.folder)
+        record = read_run_metadata(trained.folder)
         result = RunResult(
             data=run.data,
             setting=run.setting,

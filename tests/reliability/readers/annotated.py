@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from patchloom.data.annotations.mask_classes import of_masks
 from patchloom.data.checking.check import check
-from patchloom.data.sources.mask_classes import of_masks
 from patchloom.data.sources.source import find_source, open_data
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.object_masks import ObjectMask
@@ -128,10 +128,10 @@ def read_objects(seeds: Path, folder: Path) -> Any:
     """What `check` and training make of pictures with objects; what `check` calls a problem is as good as refused."""
     told = look_through_annotated(seeds, folder)
     splits = open_data(str(folder / "data"), labeled=False)
-    parts = [part for part in ("instances", "boxes") if part == "boxes" or splits.train.pictures.tells_objects_apart]
+    parts = [part for part in ("instances", "boxes") if part == "boxes" or splits.train.images.tells_objects_apart]
     found = []
     for images in (splits.train, splits.val):
-        shown = images.showing(*parts)
+        shown = images.with_parts(*parts)
         for i in range(len(shown)):
             sample, objects = shown.sample(i), images.objects(i)
             masks = [mask.area for mask in objects.masks or ()]
@@ -147,7 +147,7 @@ def read_palettes(seeds: Path, folder: Path) -> Any:
         root = folder / file.partition(".")[0]
         report = check(str(root), workers=1, cache=False)
         source = of_masks(find_source(str(root)), reduce_zero_label=False, level=None)
-        pictures = source.train.pictures
+        pictures = source.train.images
         found.append((source.train.names, [pictures.mask(int(row)).classes.tolist() for row in source.train.rows]))
         if told := report.problems():
             raise DataError("; ".join(told))

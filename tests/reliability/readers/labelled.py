@@ -26,10 +26,10 @@ from tests.reliability.readers.reader import CLASSES, Reader, checked, copy, mad
 def _rows(listing: Listing) -> Iterator[tuple[Any, ...]]:
     for row, label in zip(listing.rows.tolist(), listing.labels.tolist(), strict=True):
         try:
-            picture = hashlib.sha256(listing.pictures.read(row).tobytes()).hexdigest()
+            picture = hashlib.sha256(listing.images.read(row).tobytes()).hexdigest()
         except DataError:
             picture = "unreadable"
-        yield listing.pictures.key(row), listing.names[label] if label >= 0 else "", picture
+        yield listing.images.key(row), listing.names[label] if label >= 0 else "", picture
 
 
 def look_through(seeds: Path, folder: Path, *, name: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from patchloom.inference.index import index
+from patchloom.inference.index_build import index
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training, silent
 from patchloom.training.sweeps.sweep import sweep
@@ -72,7 +72,7 @@ def sweep_settings(seeds: Path, out: Path) -> Sweep:
     """Sweep over two settings, or return those that are done."""
     options: dict[str, Any] = {"recipe": "small_images", "epochs": 1, "batch": 4, "size": 16, "workers": 0}
     grid = {"optim.lr": [1e-3, 1e-4]}
-    return sweep(str(seeds / "data"), grid, out=str(out), changes=TINY, device="cpu", say=silent, **options)
+    return sweep(str(seeds / "data"), grid, out=str(out), set=TINY, device="cpu", say=silent, **options)
 
 
 def make_outside(outside: Path) -> None:

@@ -1,0 +1,59 @@
+"""Options of commands, declared once on the fields of a settings dataclass.
+
+    epochs: Annotated[int | None, Option("Passes over the data.")] = None
+
+`patchloom.cli` builds each command from such a class, and the Python function of the same name takes the same names.
+This module is light: nothing here imports torch or typer.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Panels of --help-all. An option without a panel is shown by --help too.
+MODEL, RUN, DATA, READING = "Model and recipe", "Run", "Data", "Reading the data"
+IMAGES, HARDWARE, OUTPUT = "Images", "Hardware", "Output"
+
+
+@dataclass(frozen=True)
+class Option:
+    """How the command line shows and reads one field of a settings class."""
+
+    help: str
+    name: str = ""  # of the option, if it is not the field's
+    metavar: str | None = None
+    panel: str | None = None
+    complete: Literal["model", "recipe", "run"] | None = None  # what a shell completes
+    minimum: float | None = None
+    maximum: float | None = None
+    environment: str | None = None  # variable that holds the value
+
+
+@dataclass(frozen=True)
+class Argument(Option):
+    """A positional argument. With `joined`, a `str` field takes several words, quoted as a shell would."""
+
+    joined: bool = False
+
+
+def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function accept old keywords (old=new) for one release, with a DeprecationWarning."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*values: P.args, **options: P.kwargs) -> R:
+            for old, new in names.items():
+                if old in options:
+                    message = f"{function.__name__}({old}=…) is now {function.__name__}({new}=…)"
+                    warnings.warn(message, DeprecationWarning, stacklevel=2)
+                    options[new] = options.pop(old)
+            return function(*values, **options)
+
+        return call
+
+    return decorate
