@@ -109,6 +109,7 @@ class App:
             traceback.print_exception(error)
             failed = HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; see its log")
             await error_response(failed)(scope, receive, exchange.send)
+        del scope["state"]  # or this cycle would keep Granian's connection open until it is collected
         await exchange.drain()
 
     def _check_access(self, headers: Headers, method: str, path: str) -> None:
