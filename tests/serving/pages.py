@@ -21,7 +21,7 @@ from patchloom.serving.page import PageApp
 from patchloom.serving.served_model import describe, load_served, thumbnail_functions, verb_functions
 from patchloom.tasks.detection.detector import ObjectDetector
 from patchloom.tasks.segmentation.segmenter import Segmenter
-from patchloom_runtime.artifacts.artifact import About, ArtifactClassifier
+from patchloom_runtime.artifacts.artifact import ArtifactMetadata, ArtifactClassifier
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from tests.serving.clients import InThisProcess, asked
 from tests.serving.conftest import GOLDEN
@@ -42,7 +42,7 @@ def artifact(_: Path) -> Any:
         return {"logits": pixels.astype(np.float32).mean(axis=(1, 2)) / 255}
 
     transform = EvaluationTransform((32, 32), 1.0)
-    about = About("onnx", "float32", "classification", "resmlp_s12", ("logits",), transform, {})
+    about = ArtifactMetadata("onnx", "float32", "classification", "resmlp_s12", ("logits",), transform, {})
     return ArtifactClassifier(Path("artefact"), about, LABELS, means)
 
 
