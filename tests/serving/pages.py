@@ -21,7 +21,7 @@ from patchloom.serving.page import PageApp
 from patchloom.serving.served_model import describe, load_served, thumbnail_functions, verb_functions
 from patchloom.tasks.detection.detector import ObjectDetector
 from patchloom.tasks.segmentation.segmenter import Segmenter
-from patchloom_runtime.artifacts.artifact import ArtifactMetadata, ArtifactClassifier
+from patchloom_runtime.artifacts.artifact import ArtifactClassifier, ArtifactMetadata
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from tests.serving.clients import InThisProcess, asked
 from tests.serving.conftest import GOLDEN
