@@ -42,7 +42,7 @@ def serve(
 ) -> None:
     """Serve until a signal; call `began` with the address once the model is ready."""
     if find_spec("granian") is None:
-        raise UsageError("serving needs Granian: pip install 'patchloom[serve]'")
+        raise UsageError("serving needs Granian, which is not installed: pip install 'patchloom[serve]'")
     with listening(host, port) as bound:
         address, own_port = bound.getsockname()[:2]
         hosts = Hosts(host, address, own_port, allowed_hosts)

@@ -1,13 +1,16 @@
 """What is asked over HTTP is answered as the model does, and what cannot be is one plain line and a 4xx."""
 
 import base64
+import importlib
 import json
 import re
+import sys
 
 import numpy as np
 import PIL
 import pytest
 
+import patchloom.serving
 from patchloom.serving.app import App
 from patchloom.serving.limits import INPUTS, Limits
 from patchloom.serving.served_model import describe, verb_functions
@@ -170,3 +173,10 @@ def test_what_cannot_be_served_is_said() -> None:
     assert json.dumps(Limits().body_bytes) == "20000000"
     with pytest.raises(UsageError, match=r"\bqueue\b.*\b0\b.*\b1\b"):
         Limits(queue=0)
+
+
+@pytest.mark.parametrize("package", ["starlette", "prometheus_client"])
+def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=rf"\b{package}\b.*patchloom\[serve\]"):
+        importlib.reload(patchloom.serving)
