@@ -51,8 +51,8 @@ def asgi(
 def check_model_path(source: str) -> None:
     """Raise UsageError if nothing can be served, before a process starts; names of weights are looked up later."""
     if os.path.isdir(source):
-        files = ("config.json", "index.json", "artefact.json")
-        if not any(os.path.isfile(os.path.join(source, file)) for file in files):
+        files = ("config.json", "index.json", "artifact.json")
+        if not any(os.path.isfile(os.path.join(source, file)) for file in (*files, "artefact.json")):
             raise UsageError(f"{source} is not a run, an artifact or an index: it has none of {', '.join(files)}")
     elif ":" not in source:
         raise UsageError(
