@@ -28,7 +28,7 @@ DEVICE_FAILED = 6  # exit code
 class BatchRequest(NamedTuple):
     """One decoded request of a batch."""
 
-    index: int
+    number: int  # within the batch
     verb: str
     options: str  # in JSON, to group equal ones
     inputs: list[Any]
@@ -108,13 +108,13 @@ def _run_group(functions: Mapping[str, Any], group: Sequence[BatchRequest]) -> d
         rest = iter(functions[group[0].verb](inputs, json.loads(group[0].options)))
         # NaN is not JSON: it raises ValueError.
         return {
-            request.index: (OK, json.dumps([next(rest) for _ in request.inputs], allow_nan=False).encode())
+            request.number: (OK, json.dumps([next(rest) for _ in request.inputs], allow_nan=False).encode())
             for request in group
         }
     except Exception as error:
         _end_with_device(error)
         if len(group) == 1:
-            return {group[0].index: _error_result(error)}
+            return {group[0].number: _error_result(error)}
     # One request is at fault, or they need too much memory together: run each alone, outside of `except`, since the
     # error holds memory.
     return {index: result for request in group for index, result in _run_group(functions, [request]).items()}
