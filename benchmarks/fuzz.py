@@ -3,7 +3,7 @@
     python benchmarks/fuzz.py [--seconds 600] [--target NAME …]
 
 Inputs are changed by libFuzzer and by the mutations that know the formats (`tests/reliability/mutations.py`). An error
-that is not patchloom's own, more than 10 s for one input, or more memory than 2 GiB is a failure: its input is kept in
+that is not patchloom's own, more than 10 s of CPU time for one input, or more memory than 2 GiB is a failure: its input is kept in
 .fuzz/crashes/TARGET, once per place in the code, and the exit code is 1. Inputs that reached new code are kept in
 .fuzz/corpus/TARGET, where the next run goes on. Prints one row per target: executions, coverage (edges of patchloom's
 code), inputs kept, peak memory, memory at the end less that at the beginning, failures.
@@ -135,7 +135,8 @@ def fuzz(name: str, seconds: int) -> None:
     for kept in (HERE / "corpus" / name, HERE / "regressions" / name, KEPT / "corpus" / name):
         kept.mkdir(parents=True, exist_ok=True)
     arguments = [
-        f"-max_total_time={seconds}", f"-timeout={BLOCKED_S}", f"-report_slow_units={BLOCKED_S}", f"-rss_limit_mb={MOST_MIB}", f"-max_len={MOST_BYTES}",
+        f"-max_total_time={seconds}", f"-timeout={BLOCKED_S}", f"-report_slow_units={BLOCKED_S}",
+        f"-rss_limit_mb={MOST_MIB}", f"-max_len={MOST_BYTES}",
         "-print_final_stats=1", f"-artifact_prefix={KEPT / 'crashes' / name}/",
         *(str(place) for place in (KEPT / "corpus" / name, HERE / "corpus" / name, HERE / "regressions" / name)),
     ]  # fmt: skip
