@@ -2,11 +2,11 @@
 
     python benchmarks/fuzz.py [--seconds 600] [--target NAME …]
 
-Inputs are mutated by libFuzzer and by the mutations that know the formats (`tests/reliability/mutations.py`). A failure is
-an error that is not patchloom's own, more than 10 s of CPU time for one input, or more than 2 GiB of memory. Its input is
-stored in .fuzz/crashes/TARGET, once per place in the code, and the exit code is 1. Inputs that reached new code are stored
-in .fuzz/corpus/TARGET, where the next run starts. Prints one row per target: executions, coverage (edges of patchloom's
-code), stored inputs, peak memory, memory growth, failures.
+Inputs are mutated by libFuzzer and by the mutations that know the formats (`tests/reliability/mutations.py`). A
+failure is an error that is not patchloom's own, more than 10 s of CPU time for one input, or more than 2 GiB of
+memory. Its input is stored in .fuzz/crashes/TARGET, once per place in the code, and the exit code is 1. Inputs that
+reached new code are stored in .fuzz/corpus/TARGET, where the next run starts. Prints one row per target: executions,
+coverage (edges of patchloom's code), stored inputs, peak memory, memory growth, failures.
 
 `python benchmarks/fuzz.py --input FILE --target NAME` gives one file to a target and shows the traceback.
 """
