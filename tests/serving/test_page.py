@@ -20,15 +20,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from starlette.exceptions import HTTPException
 
 import patchloom
 from patchloom.cli.app import _open as open_page
 from patchloom.inference.index_build import index
 from patchloom.report.pictures.explanations import class_map, strengths
-from patchloom.report.pictures.look import show
+from patchloom.report.pictures.look import network_inputs
 from patchloom.serving import server
 from patchloom.serving.page import PageApp, report_of
-from patchloom.serving.refusals import Refused
 from patchloom.serving.server import free_port
 from patchloom_runtime.errors import UsageError
 from tests.reliability.commands import command
@@ -71,7 +71,7 @@ def test_the_page_runs_its_own_scripts_alone(kind: str, tmp_path: Path) -> None:
         r"""https?://|//\w|\sstyle=|\son\w+=|src="[^"]""", re.sub(r"<script.*?</script>", "", html, flags=re.S)
     )
     schema = ask(app, "GET", "/openapi.json").json
-    assert set(schema["paths"]) == set(app._routes)
+    assert set(schema["paths"]) == set(app.paths)
     assert "text/html" in schema["paths"]["/"]["get"]["responses"]["200"]["content"]
 
 
@@ -94,13 +94,13 @@ def test_what_speaks_for_a_class(tmp_path: Path) -> None:
         assert told["label"] == (label or likeliest)
         assert [one["label"] for one in told["answers"]] == [name for name, _ in model.predict(PICTURES[0], top=3)]
         found[told["label"]] = np.array(told["map"])
-    shown = show(model.model, model.preprocessing, PICTURES[:1])
+    shown = network_inputs(model.model, model.preprocessing, PICTURES[:1])
     both = [class_map(shown.network, shown.images, torch.tensor([model.labels.index(name)])) for name in found]
     for values, maps in zip(found.values(), both, strict=True):
         np.testing.assert_allclose(values, strengths(maps, "evidence", both[0])[0].numpy(), atol=6e-4)
     assert np.abs(found[likeliest]).max() == 1
     seen = Image.open(io.BytesIO(base64.b64decode(told["seen"])))
-    assert np.array_equal(np.asarray(seen), np.asarray(shown.seen[0]))
+    assert np.array_equal(np.asarray(seen), np.asarray(shown.input_images[0]))
     for query, fact in (("label=squirrel", "'squirrel'"), ("label=" + "x" * 1001, "1000"), ("path=a", "'path'")):
         told = post(app, "/explain", PICTURES[0], query=query, **HERE)
         assert (told.status, fact in told.error, "\n" in told.error) == (422, True, False), told.error
@@ -169,9 +169,9 @@ def test_the_report_is_a_plain_file_of_the_run(replace: Any, tmp_path: Path) -> 
     assert ask(app, "GET", "/report").status == 200
     (run / "report.html").unlink()
     replace(run / "report.html")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HTTPException) as refused:
         LOOP.run_until_complete(app._show_report(None))  # type: ignore[arg-type]
-    assert refused.value.status == 404
+    assert refused.value.status_code == 404
     assert ask(app, "GET", "/report").status == 404  # started again
 
 
@@ -213,9 +213,9 @@ def test_the_report_is_that_of_the_run(tmp_path: Path) -> None:
     assert report_of(str(tmp_path), str(run)) == str(run / "report.html")
     assert report_of("resmlp_s12:in1k", None) is None
     (run / "report.html").unlink()
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HTTPException) as refused:
         LOOP.run_until_complete(app._show_report(None))  # type: ignore[arg-type]
-    assert refused.value.status == 404
+    assert refused.value.status_code == 404
 
 
 def test_the_process_that_shows_the_page_loads_no_torch() -> None:
