@@ -33,7 +33,7 @@ class EncoderGraph(nn.Module):
         for layer in net.encoder:
             x = layer(x, keep)
         states = net.encoder_norm(x)
-        looked = [layer.look(states, None) for layer in net._decoder_layers()]
+        looked = [layer.prepare(states, None) for layer in net._decoder_layers()]
         return {"keys": torch.stack([one.k for one in looked]), "values": torch.stack([one.v for one in looked])}
 
 
@@ -116,4 +116,4 @@ def traced_translator(network: Seq2Seq) -> list[Traced]:
 
 def kept_of(network: Seq2Seq) -> int:
     """Numbers that a layer of the decoder keeps of a position."""
-    return (PositionLinear if network.config.mixing == "linear" else SequenceAttention).kept * network.config.dim
+    return (PositionLinear if network.config.mixing == "linear" else SequenceAttention).cached * network.config.dim
