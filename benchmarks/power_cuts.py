@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 from patchloom.data.checking.check import check as check_data
 from patchloom.data.checking.scan_cache import ScanCache
-from patchloom.data.trees.unpack import plain_tar
+from patchloom.data.trees.compressed_tar import plain_tar
 from patchloom.inference import index_build as indexing
 from patchloom.inference.index_files import StoredVectors, read_about
 from patchloom.tasks.export import export

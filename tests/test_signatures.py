@@ -9,7 +9,7 @@ from typing import get_type_hints
 import pytest
 
 import patchloom
-from patchloom.data.sources.source import Spec
+from patchloom.data.sources.specs import Spec
 from patchloom.inference.classifier import Classifier
 from patchloom.inference.evaluations import EvaluationSettings
 from patchloom.tasks.settings import TrainingSettings

@@ -118,7 +118,7 @@ OWN = {
     "segmentation": (
         "recipes/segmentation.py",
         "tasks/detection/run_files.py",
-        "data/sources/coco.py",
+        "data/annotations/coco.py",
     ),
     "dino": ("objectives/dino.py", "recipes/dino.py"),
 }

@@ -34,13 +34,13 @@ def bench(
 
     from patchloom.cli.output import print_json
     from patchloom.cli.table import mebibytes, print_table, whole_numbers
+    from patchloom.machine import resolve_device
     from patchloom.models.absorb import absorb as absorbed
     from patchloom.models.cost import cost, human, measure
     from patchloom.models.network import Network
 
     batch_sizes = whole_numbers("--batch", batch, "1,16,64")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = resolve_device(device)
     if memory is not None:
         sizes = whole_numbers("--memory", memory, "224,384,512")
         _print_memory(names, sizes, batch_sizes[0], device, dtype, as_json)

@@ -14,7 +14,7 @@ from patchloom_runtime.printable import plural, printable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from patchloom.data.checking.check import CheckReport
+    from patchloom.data.checking.check_report import CheckReport
     from patchloom.data.checking.survey import ImageLocation
     from patchloom.data.reading import Reading
 
@@ -55,8 +55,8 @@ def check(
 
     from patchloom.cli.output import print_json
     from patchloom.data.checking.check import check as look_through
-    from patchloom.data.checking.progress_bar import scan_bar
-    from patchloom.data.sources.source import join_specs
+    from patchloom.data.checking.scan import scan_bar
+    from patchloom.data.sources.specs import join_specs
     from patchloom_runtime.errors import UsageError
 
     data = join_specs(given)
@@ -104,7 +104,7 @@ def _print(
     number = len(report.classes) or len(report.annotated)
     classes = f"{plural(number, 'class')}, " if number else ""
     task = {"segment": "segmentation, ", "detect": "detection, "}.get(report.task, "")
-    decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
+    decoded = f", {report.decoded:,} decoded" if report.unit == "image" else ""
     speed = f"{seconds:.1f} s ({report.images / seconds:,.0f}/s{decoded})"
     print_result(f"{data}  {task}{classes}{counted}   {speed}")
     rows = [(printable(name), count, printable(detail)) for name, count, detail in _rows(report, data)]
@@ -238,7 +238,7 @@ def _write_list(
 def _refuse_inside(target: "Path", *data: str, what: str = "page") -> None:
     from pathlib import Path
 
-    from patchloom.data.sources.source import split_specs
+    from patchloom.data.sources.specs import split_specs
     from patchloom_runtime.errors import UsageError
 
     for part in [part for one in data if one for part in split_specs(one)]:

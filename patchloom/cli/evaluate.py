@@ -181,7 +181,7 @@ def evaluate(
         _sweep(runs, str(data), device, sweep, shown, as_json)
     else:
         from patchloom.cli.evaluation_tables import show
-        from patchloom.data.checking.progress_bar import scan_bar
+        from patchloom.data.checking.scan import scan_bar
         from patchloom.tasks.classification.several_runs import evaluate as evaluate_runs
 
         with scan_bar(what="evaluating") as progress:

@@ -34,7 +34,7 @@ def index(
 ) -> None:
     """Embed images for `patchloom search`; the same command resumes after a stop, or adds what is new or changed."""
     from patchloom.cli.output import print_json, print_result
-    from patchloom.data.checking.progress_bar import scan_bar
+    from patchloom.data.checking.scan import scan_bar
     from patchloom.data.labels.taxonomy import FINEST
     from patchloom.inference.index_build import index as build
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from patchloom.data.datasets import ImageSet
 from patchloom.data.labels.taxonomy import level_named
-from patchloom.data.sources.source import list_labeled
+from patchloom.data.sources.labeled_files import list_labeled
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.embedding import embed_files, embed_images
 from patchloom.inference.index_files import IndexMetadata, StoredVectors, read_about

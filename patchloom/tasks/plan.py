@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from patchloom.data.datasets import Source
+from patchloom.data.sources.archives import is_archive
 from patchloom.data.sources.labels_file import split_of
-from patchloom.data.sources.source import split_specs
+from patchloom.data.sources.specs import split_specs
 from patchloom.data.trees.archive import archive_stem
-from patchloom.data.trees.open_archive import is_archive
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.parts import fields_of
 from patchloom.recipes.schema import Recipe, difference

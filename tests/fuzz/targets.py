@@ -23,6 +23,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from patchloom.cli.options import parse_pairs
+from patchloom.data.annotations.mask_classes import has_masks, of_masks
+from patchloom.data.annotations.mask_names import FILES as MASK_NAMES
+from patchloom.data.annotations.mask_names import names_of_masks
 from patchloom.data.checking.scan_cache import ScanCache
 from patchloom.data.labels.class_names import find_class_names, names_by_line
 from patchloom.data.labels.label_pattern import read_pattern
@@ -30,13 +33,11 @@ from patchloom.data.labels.taxonomy import read_taxonomy
 from patchloom.data.reading import Reading
 from patchloom.data.sources.builtin import open_shapes
 from patchloom.data.sources.exclusions import read_list
-from patchloom.data.sources.mask_classes import has_masks, of_masks
-from patchloom.data.sources.mask_names import FILES as MASK_NAMES
-from patchloom.data.sources.mask_names import names_of_masks
-from patchloom.data.sources.source import find_source, split_specs
+from patchloom.data.sources.source import find_source
+from patchloom.data.sources.specs import split_specs
 from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.sentences import check_sentences, find_sentences
-from patchloom.data.trees.files import FolderTree
+from patchloom.data.trees.tree import FolderTree
 from patchloom.evaluation.imagenet_labels import read_real_labels
 from patchloom.inference import index_files
 from patchloom.models.pretrained.downloads import _state_of
@@ -49,7 +50,7 @@ from patchloom.runs import checksums
 from patchloom.runs.checkpoints import read_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
-from patchloom.runs.locate import _is_made
+from patchloom.runs.locate import _is_current
 from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
 from patchloom.runs.predictions import check_predictions
 from patchloom.runs.provenance import read_provenance
@@ -59,11 +60,11 @@ from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
 from patchloom.serving.exchange import JSON
 from patchloom.serving.refusals import Refused
-from patchloom.tasks.detection.task import run_files as detection
-from patchloom.tasks.embedding.task import clusters
+from patchloom.tasks.detection import run_files as detection
+from patchloom.tasks.embedding import clusters
 from patchloom.tasks.images.networks import initialize
-from patchloom.tasks.segmentation.task import run_files as segmentation
-from patchloom.tasks.translation.task import run_files as translation
+from patchloom.tasks.segmentation import run_files as segmentation
+from patchloom.tasks.translation import run_files as translation
 from patchloom.training.sweeps.grid import read_grid, settings_of
 from patchloom.training.sweeps.page import write_sweep_page
 from patchloom.training.sweeps.record import read_results
@@ -331,7 +332,7 @@ def _make_translator(folder: Path) -> None:
 
 
 def _published(folder: Path) -> None:
-    _is_made(folder, PUBLISHED)
+    _is_current(folder, PUBLISHED)
 
 
 def _other_names(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from patchloom.data.checking.progress_bar import scan_bar
+from patchloom.data.checking.scan import scan_bar
 from patchloom.data.checking.survey import Survey, Unreadable, is_made_in_memory, name_unreadable, survey
 from patchloom.data.datasets import ImageSet, Source, Splits
 from patchloom.data.labels.unlabeled import missing_labels
@@ -300,7 +300,7 @@ def _found(settings: TrainingSettings) -> Source:
 
 def _surveyed(source: Source, settings: TrainingSettings) -> Survey:
     """Every picture is looked at once; with --strict one that cannot be read ends it."""
-    with scan_bar(shown=place_from(os.environ).rank == 0) as progress:
+    with scan_bar(enabled=place_from(os.environ).rank == 0) as progress:
         seen = survey(source, progress=progress)
     if settings.strict and seen.unreadable:
         raise DataError(

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from patchloom.data.annotations.mask_classes import of_masks
 from patchloom.data.checking.survey import Survey
 from patchloom.data.datasets import Source, Splits
-from patchloom.data.sources.mask_classes import of_masks
 from patchloom.engine.distribution import Processes
 from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.models.cost import cost
@@ -57,18 +57,13 @@ class SegmentationPlanner(ImagePlanner):
 
     def fault_notes(self, scanned: Survey, settings: TrainingSettings) -> tuple[str, ...]:
         """Return a note on masks that are faulty in whole or in part; raise DataError with --strict."""
-        faults = [
-            (place.where, *line.split("\t", 1))
-            for place, sight in zip(scanned.places, scanned.sights, strict=True)
-            for line in sight.faults.splitlines()
-            if line.startswith(MASK)
-        ]
-        faults += [(fault.where, fault.kind, fault.detail) for fault in scanned.source.faults if MASK in fault.kind]
+        faults = [fault for fault in scanned.annotation_faults() if fault.kind.startswith(MASK)]
+        faults += [fault for fault in scanned.source.faults if MASK in fault.kind]
         if not faults:
             return ()
-        where, kind, detail = faults[0]
+        first = f"{faults[0].where}: {faults[0].kind} ({faults[0].detail})"
         check = f"patchloom check {shlex.quote(settings.data)}"
-        note = f"{len(faults):,} masks have faults, first {where}: {kind} ({detail}); all: {check}"
+        note = f"{len(faults):,} masks have faults, first {first}; all: {check}"
         if settings.strict:
             raise DataError(note)
         return (note,)

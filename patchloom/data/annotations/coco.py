@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from patchloom.data.annotations.paired_files import changed_with
 from patchloom.data.datasets import Fault, Listing, Mask, Objects, Source, Stamp, file_state
-from patchloom.data.sources.paired_files import changed_with
 from patchloom.data.splits import group_by_split
-from patchloom.data.trees.files import ImageFiles, below
+from patchloom.data.trees.tree import ImageFiles, below
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.decode import upright_size
 from patchloom_runtime.images.object_masks import ObjectMask, Size, masks_from_coco, painted, refuse_many_objects

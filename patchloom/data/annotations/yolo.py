@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchloom.data.datasets import Mask, Objects, Source, Stamp, file_state
-from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.sources.paired_files import (
+from patchloom.data.annotations.paired_files import (
     Pair,
     changed_with,
     files_of_pair,
@@ -26,8 +24,10 @@ from patchloom.data.sources.paired_files import (
     source_of_splits,
     split_of_path,
 )
+from patchloom.data.datasets import Mask, Objects, Source, Stamp, file_state
+from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.splits import group_by_split
-from patchloom.data.trees.files import ImageFiles
+from patchloom.data.trees.tree import ImageFiles
 from patchloom.recipes.plain_yaml import load_yaml
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.decode import upright_size

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.datasets import NOT_LABELED, Mask, Source, Stamp
-from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.sources.mask_names import MaskNames, names_of_masks
-from patchloom.data.sources.paired_files import (
+from patchloom.data.annotations.mask_names import MaskNames, names_of_masks
+from patchloom.data.annotations.paired_files import (
     Pair,
     changed_with,
     files_of_pair,
@@ -24,8 +22,10 @@ from patchloom.data.sources.paired_files import (
     source_of_splits,
     split_of_path,
 )
+from patchloom.data.datasets import NOT_LABELED, Mask, Source, Stamp
+from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.splits import group_by_split
-from patchloom.data.trees.files import ImageFiles
+from patchloom.data.trees.tree import ImageFiles
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.decode import decode_ids, read_file
 from patchloom_runtime.printable import printable

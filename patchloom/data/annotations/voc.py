@@ -17,8 +17,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from patchloom.data.datasets import Source, Stamp
-from patchloom.data.sources.paired_files import (
+from patchloom.data.annotations.paired_files import (
     Pair,
     changed_with,
     files_of_pair,
@@ -26,8 +25,9 @@ from patchloom.data.sources.paired_files import (
     source_of_splits,
     split_of_path,
 )
+from patchloom.data.datasets import Source, Stamp
 from patchloom.data.splits import group_by_split
-from patchloom.data.trees.files import ImageFiles
+from patchloom.data.trees.tree import ImageFiles
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.decode import upright_size
 from patchloom_runtime.printable import printable

@@ -10,12 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from patchloom.data.datasets import Source
-from patchloom.data.labels.label_pattern import suggest_pattern
-from patchloom.data.reading import Reading
-from patchloom.data.sources.box_formats import open_cvat, open_label_studio, open_labelme, open_table
-from patchloom.data.sources.coco import open_coco
-from patchloom.data.sources.evidence import (
+from patchloom.data.annotations.box_formats import open_cvat, open_label_studio, open_labelme, open_table
+from patchloom.data.annotations.coco import open_coco
+from patchloom.data.annotations.evidence import (
     IMAGE_NAMES,
     KINDS,
     MASK_END,
@@ -27,14 +24,16 @@ from patchloom.data.sources.evidence import (
     kind_of_folder,
     named_as_masks,
 )
-from patchloom.data.sources.instance_masks import open_instances
-from patchloom.data.sources.mask_files import open_masks
-from patchloom.data.sources.paired_files import Pair, files_of_pair
-from patchloom.data.sources.voc import open_voc
-from patchloom.data.sources.yolo import open_yolo
+from patchloom.data.annotations.instance_masks import open_instances
+from patchloom.data.annotations.mask_files import open_masks
+from patchloom.data.annotations.paired_files import Pair, files_of_pair
+from patchloom.data.annotations.voc import open_voc
+from patchloom.data.annotations.yolo import open_yolo
+from patchloom.data.datasets import Source
+from patchloom.data.labels.label_pattern import suggest_pattern
+from patchloom.data.reading import Reading
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES, says_a_split
-from patchloom.data.trees.files import FolderTree
-from patchloom.data.trees.tree import Tree
+from patchloom.data.trees.tree import FolderTree, Tree
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.printable import printable
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from patchloom.data.datasets import Fault, ImageStore, Listing, Source, Stamp
 from patchloom.data.splits import SplitNames, says_a_split
-from patchloom.data.trees.files import FolderTree
+from patchloom.data.trees.tree import FolderTree
 from patchloom_runtime.images.decode import EXTENSIONS
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import printable

@@ -1,22 +1,25 @@
-"""A zip or tar file of class folders, of train, val and test folders, or of pictures and a labels file."""
+"""Zip and tar files of class folders, of train, val and test folders, of images with a labels file, or of shards.
+
+flowers.zip      rose/1.jpg tulip/2.jpg …            read in place
+flowers.tar.gz   train/rose/1.jpg val/rose/2.jpg …   read from an uncompressed copy
+"""
 
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from patchloom.data.annotations.layout import refuse_annotated
 from patchloom.data.datasets import Source
 from patchloom.data.labels.taxonomy import Taxonomy
 from patchloom.data.reading import Reading
 from patchloom.data.sources.class_folders import open_folder
-from patchloom.data.sources.labeled_folder import find_list
+from patchloom.data.sources.labeled_folder import find_list, open_by_pattern
 from patchloom.data.sources.labels_file import ListFile, open_list, open_listed
-from patchloom.data.sources.labels_in_names import open_by_pattern
-from patchloom.data.sources.layout import refuse_annotated
-from patchloom.data.sources.shards import open_shards
+from patchloom.data.sources.shards import open_shard_copy
 from patchloom.data.trees.archive import ArchiveTree, holds_folders
-from patchloom.data.trees.unpack import SUFFIXES as COMPRESSED
-from patchloom.data.trees.unpack import is_compressed, plain_tar
+from patchloom.data.trees.compressed_tar import SUFFIXES as COMPRESSED
+from patchloom.data.trees.compressed_tar import is_compressed, plain_tar
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import printable
 
@@ -24,19 +27,19 @@ ARCHIVES = (".zip", ".tar", *COMPRESSED)
 
 
 def is_archive(file: Path) -> bool:
-    """Whether the name is that of a zip or tar file."""
+    """Return whether the file name is that of a zip or tar file."""
     return file.name.lower().endswith(ARCHIVES)
 
 
 def open_archive(file: Path, levels: Taxonomy, reading: Reading, strict: bool) -> Source:
-    """What an archive holds, decided by its content; WebDataset's shards too."""
-    given, note = file, ""
+    """Open an archive as what its content suggests, WebDataset shards included."""
+    content, note = file, ""
     if not file.name.lower().endswith(".zip") and is_compressed(file):
-        file, note = plain_tar(file)
-    if file.suffix.lower() == ".tar" and not holds_folders(file) and reading.labels is None:
-        source = open_shards([file], f"{printable(given.name)} (tar shards)")
+        content, note = plain_tar(file)
+    if content.suffix.lower() == ".tar" and not holds_folders(content) and reading.labels is None:
+        source = open_shard_copy(content, file, f"{printable(file.name)} (tar shards)")
     else:
-        source = _open_tree(ArchiveTree(file, given), levels, reading, strict)
+        source = _open_tree(ArchiveTree(content, file), levels, reading, strict)
     return replace(source, notes=(note, *source.notes)) if note else source
 
 

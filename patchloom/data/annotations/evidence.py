@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchloom.data.sources.box_formats import box_columns
-from patchloom.data.sources.instance_masks import MASKS as INSTANCE_FOLDERS
-from patchloom.data.sources.paired_files import Pair, image_stem, mask_stem
-from patchloom.data.sources.yolo import reads_as_yolo
+from patchloom.data.annotations.box_formats import box_columns
+from patchloom.data.annotations.instance_masks import MASKS as INSTANCE_FOLDERS
+from patchloom.data.annotations.paired_files import Pair, image_stem, mask_stem
+from patchloom.data.annotations.yolo import reads_as_yolo
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
 from patchloom.data.trees.tree import Tree
 from patchloom_runtime.errors import DataError

@@ -23,10 +23,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from patchloom.data.annotations.coco import CocoImages, Content, coco_listing, open_contents
 from patchloom.data.datasets import Objects, Source
 from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.sources.coco import CocoImages, Content, coco_listing, open_contents
-from patchloom.data.trees.files import FolderTree
+from patchloom.data.trees.tree import FolderTree
 from patchloom_runtime.errors import DataError, shortened
 from patchloom_runtime.images.decode import EXTENSIONS, upright_size
 from patchloom_runtime.printable import printable

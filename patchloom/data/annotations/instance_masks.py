@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from patchloom.data.annotations.paired_files import Pair, changed_with, images_by_stem, lonely, source_of_splits
 from patchloom.data.datasets import Mask, Source, Stamp
 from patchloom.data.labels.class_names import names_by_line
-from patchloom.data.sources.paired_files import Pair, changed_with, images_by_stem, lonely, source_of_splits
 from patchloom.data.splits import group_by_split
-from patchloom.data.trees.files import ImageFiles
+from patchloom.data.trees.tree import ImageFiles
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.decode import decode_ids
 from patchloom_runtime.images.object_masks import instance_corners, refuse_many_objects
