@@ -71,10 +71,17 @@ _WHERE = {
     "train": "patchloom.training.train",
 }
 
+_RENAMED = {"Artefact": "Artifact", "Recorded": "CapturedNetwork"}  # deprecated name → name
+
 __all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        import warnings
+
+        warnings.warn(f"patchloom.{name} is now patchloom.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name not in _WHERE:
         raise AttributeError(f"module 'patchloom' has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)

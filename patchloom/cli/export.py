@@ -8,7 +8,7 @@ import typer
 from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
-    from patchloom.exporters.export import Exported
+    from patchloom.exporters.artifact import Exported
     from patchloom.exporters.single_page.page import Page
 
 COMPARED = "How it is compared"
@@ -64,7 +64,7 @@ def export(
     patchloom export runs/photos --out page.html
     """
     from patchloom.cli.output import print_json
-    from patchloom.exporters.export import Exported
+    from patchloom.exporters.artifact import Exported
     from patchloom.tasks.export import export as write
 
     done = write(

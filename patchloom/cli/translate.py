@@ -9,8 +9,8 @@ import typer
 from patchloom.cli.verb import completed
 
 if TYPE_CHECKING:
-    from patchloom_runtime.artifacts.line_translator import LineTranslation
     from patchloom_runtime.errors import DataError
+    from patchloom_runtime.text.line_translator import LineTranslation
 
 MAX_LINE_BYTES = 1 << 20
 
@@ -113,8 +113,8 @@ def _groups(file: str | None) -> Iterator[list[bytes]]:
     import zlib
     from itertools import islice
 
-    from patchloom_runtime.artifacts.line_translator import WINDOW
     from patchloom_runtime.errors import DataError, UsageError
+    from patchloom_runtime.text.line_translator import WINDOW
 
     if file is None:
         yield from _arriving(sys.stdin.buffer, WINDOW)

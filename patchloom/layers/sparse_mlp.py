@@ -21,7 +21,7 @@ Fusion = Literal["concat", "sum", "weighted"]
 
 
 class SparseMLP(nn.Module):
-    """Mixes rows and columns, and fuses them with the identity (sMLP eq. 1). Options are the ablations of tables 3–4."""
+    """Mixes rows and columns and fuses them with the identity (sMLP eq. 1), with the ablations of tables 3 and 4."""
 
     def __init__(
         self,

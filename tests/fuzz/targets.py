@@ -70,7 +70,7 @@ from patchloom.training.sweeps.page import write_sweep_page
 from patchloom.training.sweeps.record import read_results
 from patchloom.training.sweeps.table import Sweep, metric_of, rows_of
 from patchloom_runtime.artifacts import artifact as artifact
-from patchloom_runtime.engines.onnx_graph import Onnx
+from patchloom_runtime.engines.engine import ENGINES
 from patchloom_runtime.engines.torch_program import TorchProgramGraph
 from patchloom_runtime.errors import PatchloomError, ResourceError
 from patchloom_runtime.images.decode import decode_frames, decode_ids, decode_shrunk, decode_with_facts, upright_size
@@ -424,7 +424,7 @@ def _indexed(name: str) -> Reader:
 
 def _graph(folder: Path) -> None:
     """The answers of a graph that somebody changed."""
-    Onnx().open(folder, 1)(np.zeros((1, 16, 16, 3), np.uint8))
+    ENGINES["onnx"].open(folder, 1)(np.zeros((1, 16, 16, 3), np.uint8))
 
 
 def _program(folder: Path) -> None:
@@ -563,5 +563,5 @@ TARGETS: dict[str, Target] = {
     "index": Target(("json", "npy"), (_indexed("index.json"), _indexed("part-00000.json"), _indexed("part-00000.npy"))),
     "onnx": Target(("bytes",), (Reader("model.onnx", _graph),)),
     "pt2": Target(("zip", "bytes"), (Reader("model.pt2", _program),)),
-    "artifact": Target(("json",), (_of_artifact("artefact.json"), _of_artifact("labels.json"))),
+    "artifact": Target(("json",), (_of_artifact("artifact.json"), _of_artifact("labels.json"))),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from patchloom.layers.sequence_mixing import PositionLinear
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom.report.charts import share_map
 from patchloom.report.pictures.sheets import SheetCell, SheetRow, colored, enlarged, numbers, sheet
-from patchloom_runtime.text.special_tokens import BOS, EOS
+from patchloom_runtime.text.vocabulary import BOS, EOS
 
 SIDE = 190  # pixels of a matrix
 
