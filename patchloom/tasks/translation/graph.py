@@ -34,13 +34,8 @@ class EncoderGraph(nn.Module):
         for layer in net.encoder:
             x = layer(x, keep)
         states = net.encoder_norm(x)
-<<<<<<< HEAD
-        looked = [layer.prepare(states, None) for layer in net._decoder_layers()]
-        return {"keys": torch.stack([one.k for one in looked]), "values": torch.stack([one.v for one in looked])}
-=======
-        attended = [layer.look(states, None) for layer in net._decoder_layers()]
+        attended = [layer.prepare(states, None) for layer in net._decoder_layers()]
         return {"keys": torch.stack([one.k for one in attended]), "values": torch.stack([one.v for one in attended])}
->>>>>>> main
 
 
 class DecoderStep(nn.Module):
@@ -122,12 +117,6 @@ def translator_parts(network: Seq2Seq) -> list[GraphPart]:
     ]
 
 
-<<<<<<< HEAD
-def kept_of(network: Seq2Seq) -> int:
-    """Numbers that a layer of the decoder keeps of a position."""
-    return (PositionLinear if network.config.mixing == "linear" else SequenceAttention).cached * network.config.dim
-=======
 def state_size(network: Seq2Seq) -> int:
     """Return the numbers that a decoder layer stores per position."""
-    return (PositionLinear if network.config.mixing == "linear" else SequenceAttention).kept * network.config.dim
->>>>>>> main
+    return (PositionLinear if network.config.mixing == "linear" else SequenceAttention).cached * network.config.dim
