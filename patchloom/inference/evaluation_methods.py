@@ -1,7 +1,7 @@
 """The evaluation methods of `Classifier`: evaluate, probe and sweep."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from patchloom.data.datasets import Progress
 from patchloom.data.reading import AS_IT_IS, Reading
@@ -19,7 +19,7 @@ class EvaluationMethods:
 
     @with_near_options
     def evaluate(
-        self: "Classifier",
+        self,
         data: str,
         *,
         split: str | None = None,
@@ -51,13 +51,13 @@ class EvaluationMethods:
         options = locals()
         from patchloom.inference.evaluations import EvaluationSettings, evaluate_on
 
-        settings = EvaluationSettings.of(options)
-        self.check_decides()
-        return evaluate_on(self, settings.open(data, self), settings)
+        classifier, settings = cast("Classifier", self), EvaluationSettings.of(options)
+        classifier.check_decides()
+        return evaluate_on(classifier, settings.open(data, classifier), settings)
 
     @with_near_options
     def probe(
-        self: "Classifier",
+        self,
         data: str,
         *,
         knn: Sequence[int] = (),
@@ -86,11 +86,11 @@ class EvaluationMethods:
         from patchloom.inference.probes import ProbeSettings, probe_on
 
         probes = ProbeSettings(neighbors=tuple(knn), linear=linear, linear_sgd=linear_sgd, few_shot=few_shot)
-        return probe_on(self, data, EvaluationSettings.of(options), probes)
+        return probe_on(cast("Classifier", self), data, EvaluationSettings.of(options), probes)
 
     @with_near_options
     def sweep(
-        self: "Classifier",
+        self,
         data: str,
         over: Literal["crop", "size"],
         values: Sequence[float] | None = None,
@@ -114,4 +114,4 @@ class EvaluationMethods:
         options = locals()
         from patchloom.inference.evaluations import EvaluationSettings, sweep_on
 
-        return sweep_on(self, data, EvaluationSettings.of(options), over=over, values=values)
+        return sweep_on(cast("Classifier", self), data, EvaluationSettings.of(options), over=over, values=values)
