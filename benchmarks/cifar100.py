@@ -18,7 +18,7 @@ from patchloom.report.charts import Series, line_chart, svg_file
 from patchloom.report.run_report import curve, steps_per_unit
 from patchloom.runs.metrics import read_metrics
 from patchloom.runs.predictions import load_predictions
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 
 # Pixels are patches; half as much mixing as the recipe's, since so few epochs do not overfit.
 SMLPNET = (
@@ -67,7 +67,7 @@ def tell(out: Path) -> None:
     print("| run | epochs | top-1 | 95 % interval | time |\n|---|---|---|---|---|")
     lines = []
     for name in RUNS:
-        record = read_run_record(out / name)
+        record = read_run_metadata(out / name)
         if record is None:
             continue
         report = load_predictions(out / name).report

@@ -14,7 +14,7 @@ from trainings import options_of, read, train
 import patchloom
 from patchloom.data.text.pairs import open_parallel
 from patchloom.engine.display import duration
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.translation.evaluation import evaluate_text
 
 RUNS = {
@@ -38,12 +38,12 @@ def main() -> None:
 
 def tell(folders: dict[str, Path], data: str, split: str) -> None:
     """A line a run, then some sentences by all of them."""
-    translators = {name: patchloom.load_translator(folder) for name, folder in folders.items()}
+    translators = {name: patchloom.load(folder) for name, folder in folders.items()}
     print("| network | parameters | epochs | BLEU | tokenised | lower-cased | chrF | time |")
     print("|---|---|---|---|---|---|---|---|")
     for name, translator in translators.items():
         found = evaluate_text(translator, data, split=split)[split]
-        values, record = dict(found), read_run_record(folders[name])
+        values, record = dict(found), read_run_metadata(folders[name])
         assert record is not None
         size = sum(p.numel() for p in translator.network.parameters()) / 1e6
         scores = " | ".join(f"{values[key]:.2f}" for key in ("bleu", "bleu_tokenised", "bleu_lowercase", "chrf"))

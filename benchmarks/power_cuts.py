@@ -29,7 +29,7 @@ from patchloom.data.checking.check import check as check_data
 from patchloom.data.checking.scan_cache import ScanCache
 from patchloom.data.trees.unpack import plain_tar
 from patchloom.export.export import export
-from patchloom.inference import index as indexing
+from patchloom.inference import index_build as indexing
 from patchloom.inference.index_files import StoredVectors, read_about
 from patchloom.tasks.verify import verify
 from patchloom.training.sweeps import sweep as sweeping

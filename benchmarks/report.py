@@ -21,7 +21,7 @@ from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe
 from patchloom.runs.config import Preprocessing, write_run_files
 from patchloom.runs.predictions import Predictions, fingerprint, save_predictions
-from patchloom.runs.run_record import RunRecord, write_run_record
+from patchloom.runs.run_metadata import RunMetadata, write_run_metadata
 from patchloom.runs.weights import save_weights
 from patchloom.tasks.report import report_run
 
@@ -76,7 +76,7 @@ def make_run(folder: Path, data: Path, classes: int) -> None:
         losses=rng.random(len(labels), dtype=np.float32),
     )
     save_predictions(folder, Predictions(report, fingerprint(splits.val)))
-    write_run_record(folder, RunRecord(data=str(data), data_name="noise", epochs=300, seconds=300.0))
+    write_run_metadata(folder, RunMetadata(data=str(data), data_name="noise", epochs=300, seconds=300.0))
     (folder / "metrics.jsonl").write_text("".join(f"{_record(step)}\n" for step in range(0, 13_000, 50)), "utf-8")
 
 

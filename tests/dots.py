@@ -18,7 +18,7 @@ from patchloom.report.run_report import validation
 from patchloom.report.sections import table_section
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.config import read_config, write_config
-from patchloom.runs.data_record import DataRecord, write_record
+from patchloom.runs.provenance import Provenance, write_provenance
 from patchloom.runs.weights import read_weights
 from patchloom.tasks.plan import Plan, TrainingSettings, check_numbers, chosen_folder, same_run
 from patchloom.tasks.provenance import refuse_other_data, starting_record
@@ -164,7 +164,7 @@ class Counting(Task[DotPlan]):
         recipe, choices = changed_recipe(base, settings.recipe_changes())
         train, val = dots_of(settings.data)
         record = starting_record(
-            DataRecord(("dots",), len(train.counts), len(val.counts), settings.data, ""), settings.data, None
+            Provenance(("dots",), len(train.counts), len(val.counts), settings.data, ""), settings.data, None
         )
         folder, why = chosen_folder(settings, record.is_of)
         refuse_other_data(folder, record)
@@ -202,7 +202,7 @@ class Counting(Task[DotPlan]):
     def write_files(self, plan: DotPlan, network: Counter) -> None:
         write_config(plan.folder, self.name, network.config, plan.recipe)
         assert plan.record is not None
-        write_record(plan.folder, plan.record)
+        write_provenance(plan.folder, plan.record)
 
     def final(self, plan: DotPlan, run: Any, network: Counter) -> Mapping[str, float]:
         del run

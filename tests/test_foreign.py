@@ -13,7 +13,7 @@ from patchloom.models.pretrained.conversion import converted
 from patchloom.models.registry import build_model
 from patchloom.runs.config import read_run_files
 from patchloom.runs.locate import is_here
-from patchloom.runs.third_party import foreign_run
+from patchloom.runs.third_party import third_party_run
 from patchloom.runs.weights import load_network
 from patchloom_runtime.errors import CheckpointError, ResourceError, UsageError
 from tests.messages import refused
@@ -38,7 +38,7 @@ def shaken(module: torch.nn.Module) -> torch.nn.Module:
 def test_a_file_of_timms_network_is_a_run_that_answers_alike(name, tmp_path) -> None:
     theirs = shaken(timm.create_model(name, num_classes=4))
     save_file(theirs.state_dict(), tmp_path / "w.safetensors")
-    network, files = load_network(foreign_run(f"timm:{name}@{tmp_path}/w.safetensors"))
+    network, files = load_network(third_party_run(f"timm:{name}@{tmp_path}/w.safetensors"))
     known = theirs.pretrained_cfg
     assert (files.preprocessing.mean, files.preprocessing.crop_ratio) == (known["mean"], known["crop_pct"])
     assert files.labels == ("0", "1", "2", "3")
@@ -69,9 +69,9 @@ def test_a_file_of_torchvisions_network(name, tmp_path) -> None:
     spec = f"torchvision:{name}@{tmp_path}/w.pth"
     if name in ("squeezenet1_1", "googlenet", "mnasnet0_5"):
         with refused(UsageError, "torchvision", name):
-            foreign_run(spec)
+            third_party_run(spec)
         return
-    network, _ = load_network(foreign_run(spec))
+    network, _ = load_network(third_party_run(spec))
     x = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
         torch.testing.assert_close(network(x), theirs(x), rtol=1e-4, atol=1e-4)
@@ -107,11 +107,11 @@ def test_the_folder_is_made_once_and_a_changed_file_makes_another(tmp_path, cach
     spec = f"timm:test_resnet@{tmp_path}/w.safetensors"
     save_file(theirs.state_dict(), tmp_path / "w.safetensors")
     assert not is_here(spec)
-    first = foreign_run(spec)
-    assert foreign_run(spec) == first
+    first = third_party_run(spec)
+    assert third_party_run(spec) == first
     assert is_here(spec)
     save_file(shaken(theirs).state_dict(), tmp_path / "w.safetensors")
-    assert foreign_run(spec) != first
+    assert third_party_run(spec) != first
     assert first.parent == cache
 
 
@@ -119,11 +119,11 @@ def test_published_weights_are_fetched_by_their_library(monkeypatch) -> None:
     made = shaken(timm.create_model("test_resnet"))
     create = timm.create_model
 
-    def fetched(name, pretrained=False, **options):
+    def fetch_weights(name, pretrained=False, **options):
         return made if pretrained else create(name, **options)
 
-    monkeypatch.setattr(timm, "create_model", fetched)
-    folder = foreign_run("timm:test_resnet")
+    monkeypatch.setattr(timm, "create_model", fetch_weights)
+    folder = third_party_run("timm:test_resnet")
     assert folder.name == f"timm:test_resnet.{timm.get_pretrained_cfg('test_resnet').tag}"
     files = read_run_files(folder)
     assert files.labels[:2] == ("tench", "goldfish")
@@ -135,20 +135,20 @@ def test_offline_and_wrong_names_are_one_line(monkeypatch, tmp_path, cache) -> N
     monkeypatch.setattr("timm.models._hub.hf_hub_download", _unreachable)
     monkeypatch.setattr("torch.hub.download_url_to_file", _unreachable)
     with refused(ResourceError, "timm:test_resnet@PATH"):
-        foreign_run("timm:test_resnet")
+        third_party_run("timm:test_resnet")
     with refused(ResourceError, "torchvision:resnet18@PATH"):
-        foreign_run("torchvision:resnet18")
+        third_party_run("torchvision:resnet18")
     with refused(UsageError, "timm", "resnet5", "resnet50"):
-        foreign_run("timm:resnet5")
+        third_party_run("timm:resnet5")
     with refused(UsageError, "torchvision", "resnet5", "resnet50"):
-        foreign_run("torchvision:resnet5")
+        third_party_run("torchvision:resnet5")
     with refused(UsageError, "nowhere.pth"):
-        foreign_run("torchvision:resnet18@nowhere.pth")
+        third_party_run("torchvision:resnet18@nowhere.pth")
     torch.save({"a": torch.zeros(2)}, tmp_path / "w.pth")
     with refused(CheckpointError, "w.pth", "resnet18"):
-        foreign_run(f"torchvision:resnet18@{tmp_path}/w.pth")
+        third_party_run(f"torchvision:resnet18@{tmp_path}/w.pth")
     with refused(CheckpointError, "w.pth", "test_resnet"):
-        foreign_run(f"timm:test_resnet@{tmp_path}/w.pth")
+        third_party_run(f"timm:test_resnet@{tmp_path}/w.pth")
     assert not [path for path in cache.iterdir() if not path.name.startswith(".")]
 
 

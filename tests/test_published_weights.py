@@ -26,7 +26,7 @@ from patchloom.runs.config import read_run_files
 from patchloom.runs.imagenet_names import imagenet_labels
 from patchloom.runs.locate import find_run, run_folder
 from patchloom.runs.published import published_folder
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan
 from patchloom_runtime.errors import PatchloomError, UsageError
@@ -228,7 +228,7 @@ def test_features_without_a_classifier(online, fish, monkeypatch, capsys) -> Non
     name = "resmlp_s12:features"
     files = read_run_files(run_folder(name))
     assert (files.task, files.labels, files.options["num_classes"]) == ("embedding", (), 0)
-    done = command(("evaluate", name, fish, "--knn", "1", "--device", "cpu", "--json"), monkeypatch, capsys)
+    done = command(("probe", name, fish, "--knn", "1", "--device", "cpu", "--json"), monkeypatch, capsys)
     assert done.code == 0, done.errors
     done = command(("train", fish, "--teacher", name, *SHORT), monkeypatch, capsys)
     assert done.code == 2
@@ -244,7 +244,7 @@ def test_training_from_them_and_with_them_as_teacher(online, fish, tmp_path, mon
     lines = done.output.splitlines()
     assert any(missing(line, NAME, 2, 16, 32) == [] for line in lines)
     assert any(missing(line, "model.image_size = 32", NAME) == [] for line in lines)
-    record = read_run_record(tmp_path / "run")
+    record = read_run_metadata(tmp_path / "run")
     assert record is not None
     assert record.init == NAME
     assert f"--init {NAME}" in record.command(tmp_path / "run")

@@ -102,12 +102,12 @@ def _print(
     from patchloom.cli.output import print_result
 
     splits = " + ".join(f"{count:,} {split}" for split, count in report.splits.items())
-    counted = splits if len(report.splits) > 1 else f"{report.pictures:,} {report.unit}s, no val split"
+    counted = splits if len(report.splits) > 1 else f"{report.images:,} {report.unit}s, no val split"
     number = len(report.classes) or len(report.annotated)
     classes = f"{plural(number, 'class')}, " if number else ""
     task = {"segment": "segmentation, ", "detect": "detection, "}.get(report.task, "")
     decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
-    speed = f"{seconds:.1f} s ({report.pictures / seconds:,.0f}/s{decoded})"
+    speed = f"{seconds:.1f} s ({report.images / seconds:,.0f}/s{decoded})"
     print_result(f"{options.data}  {task}{classes}{counted}   {speed}")
     rows = [(printable(name), count, printable(detail)) for name, count, detail in _rows(report, options.data)]
     width = max([16, *(len(name) for name, _, _ in rows)])

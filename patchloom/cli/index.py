@@ -9,7 +9,7 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.options import Argument, Option
 
 if TYPE_CHECKING:
-    from patchloom.inference.index import BuildSummary
+    from patchloom.inference.index_build import BuildSummary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ def index(options: IndexOptions) -> None:
     """Embed images for `patchloom search`. The same command resumes, or adds new and changed files."""
     from patchloom.cli.output import print_json
     from patchloom.data.checking.progress_bar import scan_bar
-    from patchloom.inference.index import index as build_index
+    from patchloom.inference.index_build import index as build_index
 
     if options.dry_run:
         _print_plan(options)
@@ -51,8 +51,8 @@ def index(options: IndexOptions) -> None:
 def _print_plan(options: IndexOptions) -> None:
     from patchloom.cli.output import print_json, print_result
     from patchloom.inference.classifier import load
-    from patchloom.inference.index import collect
-    from patchloom.inference.index_files import INDEX, read_about
+    from patchloom.inference.index_build import collect
+    from patchloom.inference.index_files import FILE, read_about
     from patchloom_runtime.errors import UsageError
 
     if missing := [path for path in options.images if not Path(path).exists()]:
@@ -60,7 +60,7 @@ def _print_plan(options: IndexOptions) -> None:
     classifier = load(options.model, device=options.device)
     files = collect(options.images, classifier, reading=options.reading, level=options.level).files
     folder = Path(options.out)
-    before = len(read_about(folder)) if (folder / INDEX).is_file() else 0
+    before = len(read_about(folder)) if (folder / FILE).is_file() else 0
     if options.as_json:
         print_json({"index": options.out, "images": len(files), "files_before": before})
         return

@@ -93,7 +93,7 @@ def _print(looks: Any, *, as_json: bool) -> None:
 def _ranked(options: LookOptions, page: Path) -> None:
     from patchloom.cli.output import print_json, print_result
     from patchloom.runs.locate import find_run
-    from patchloom.runs.run_record import read_run_record
+    from patchloom.runs.run_metadata import data_path, read_run_metadata
     from patchloom.tasks.classification.ranked_page import write_ranked
     from patchloom_runtime.errors import UsageError
 
@@ -102,10 +102,8 @@ def _ranked(options: LookOptions, page: Path) -> None:
     for run, folder in zip(runs, folders, strict=True):
         if folder is None:
             raise UsageError(f"{run} is not the folder of a run: it has no config.json; with --ranked give --data DATA")
-    record = read_run_record(folders[0]) if folders[0] else None
-    data = options.data or (record.data if record else None)
-    if not data:
-        raise UsageError(f"{runs[0]} does not record its data path; pass --data")
+    metadata = read_run_metadata(folders[0]) if folders[0] else None
+    data = data_path(folders[0], metadata, options.data or None)
     top = TOP_RANKED if options.top is None else options.top
     ranked = write_ranked(runs, data, out=page, top=top, trunk=options.trunk)
     if options.as_json:

@@ -46,9 +46,11 @@ def predict(options: PredictOptions) -> None:
     A run without a classifier classifies by nearest neighbors: --index INDEX, made by `patchloom index`.
     """
     from patchloom.cli.output import JsonList, print_result
+    from patchloom.runs.checksums import reading_once
     from patchloom_runtime.printable import printable
 
-    model, keywords = _open_model(options)
+    with reading_once():
+        model, keywords = _open_model(options)
     unreadable = 0
     json_list = JsonList() if options.as_json else None
     for prediction in model.predict_files(options.images, top=options.top, every=options.every, **keywords):

@@ -20,7 +20,7 @@ from patchloom.data.reading import AS_IT_IS
 from patchloom.options import IMAGES, Argument, Option
 
 if TYPE_CHECKING:
-    from patchloom.inference.evaluations import Probes
+    from patchloom.inference.probes import Probes
 
 PROBES = ("knn", "linear", "linear_sgd", "few_shot")
 

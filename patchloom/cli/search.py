@@ -44,7 +44,7 @@ def search(options: SearchOptions) -> None:
     """Find the files most similar to an image. Unreadable queries are reported, and the others searched."""
     from patchloom.cli.output import JsonList, print_result
     from patchloom.inference.index import open_index
-    from patchloom.inference.search_page import count_right, note_on_images, write_search_page
+    from patchloom.inference.search import count_right, note_on_images, write_search_page
     from patchloom_runtime.errors import DataError
 
     index = open_index(options.index, model=options.model, device=options.device, images=options.images or ())
@@ -94,7 +94,7 @@ def _as_json(result: "SearchResult") -> dict[str, Any]:
 def _print(results: "list[SearchResult]") -> None:
     """Print a table per query. Paths come last and are never cut, so that they can be copied."""
     from patchloom.cli.output import print_result
-    from patchloom.inference.search_page import short
+    from patchloom.inference.search import short
     from patchloom_runtime.printable import printable
 
     marks = {True: "right", False: "wrong", None: ""}

@@ -16,9 +16,9 @@ import torch
 from patchloom.data.datasets import ImageSet
 from patchloom.export.graph import FromPixels, Traced
 from patchloom.export.parity import BATCH, Outputs, differences
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom_runtime.engines.formats import MODEL, Graph, GraphFormat
-from patchloom_runtime.errors import DataError, UsageError
+from patchloom_runtime.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,8 @@ class ExportSubject(ABC):
 
 
 def data_of(folder: Path | None) -> str:
-    """What a run was trained on."""
-    record = read_run_record(folder) if folder else None
-    if record is None:
-        raise UsageError("the run does not say what it was trained on; give images to compare on with --data DATA")
-    return record.data
+    """Return the data path that a run was trained on."""
+    return data_path(folder, read_run_metadata(folder) if folder else None)
 
 
 def spread(pictures: ImageSet, most: int, shown: Callable[[int], Any]) -> list[tuple[int, Any]]:

@@ -1,12 +1,13 @@
-"""A trained model as it is used: with its labels and its preprocessing."""
+"""`Classifier`: a trained network with its class names and preprocessing."""
 
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import torch
@@ -33,61 +34,88 @@ from patchloom_runtime.images.inputs import (
 )
 from patchloom_runtime.printable import printable
 
+# Modules that `predict` does not need are imported where they are used: predicting loads few modules.
 if TYPE_CHECKING:
     from patchloom.evaluation.embeddings import Embeddings
-    from patchloom.inference.evaluations import Evaluation, Probes, SweepPoint
+    from patchloom.inference.evaluations import Evaluation, SweepPoint
     from patchloom.inference.index import Index
+    from patchloom.inference.probes import Probes
     from patchloom.report.pictures.look import ImageLook, ImageLooks
 
-    IndexGiven: TypeAlias = str | os.PathLike[str] | Index
+    IndexLike: TypeAlias = str | os.PathLike[str] | Index
 
-PREDICTED_AT_ONCE = 32
-Answers: TypeAlias = list[tuple[str, float]]  # class name, probability; likeliest first
+PREDICT_BATCH = 32  # images
+ClassScores: TypeAlias = list[tuple[str, float]]  # (class name, probability), most likely first
+NamedPixels: TypeAlias = Sequence[tuple[str, np.ndarray]]  # (name, pixels) of each image of a batch
+# A path, a file or an array may hold one image or many, so the result is a single value or a list.
+OneOrMany: TypeAlias = str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor
 T = TypeVar("T")
+
+
+class PredictOptions(TypedDict, total=False):
+    """Options of `Classifier.predict`, for its overloads."""
+
+    top: int
+    index: "IndexLike | None"
+    level: str | None
+    neighbours: int | None
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Options of `Classifier.embed`, for its overloads."""
+
+    size: int | None
+    crop_ratio: float | None
+    batch: int
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the classifier says of one file."""
+    """The predicted classes of one image file, or the error that prevented a prediction."""
 
     path: str
-    answers: Answers
+    answers: ClassScores
     error: str | None = None
-    level: str = ""  # of the classes, where neighbours name them
-    reason: str = ""  # why the first is the likeliest, where neighbours say so
+    level: str = ""  # label level of the classes, if an index predicted them
+    reason: str = ""  # why the first class is the most likely one, if an index predicted it
 
     def in_words(self) -> str:
-        """The classes with their shares; of neighbours, their level and who voted."""
-        shares = "  ".join(f"{name} {share:.1%}" for name, share in self.answers)
-        return f"{shares}  ({self.level}: {self.reason})" if self.reason else shares
+        """Return the classes with their probabilities and, for an index, the level and the votes."""
+        scores = "  ".join(f"{name} {score:.1%}" for name, score in self.answers)
+        return f"{scores}  ({self.level}: {self.reason})" if self.reason else scores
 
     def __repr__(self) -> str:
         from patchloom.report.notebook import likeliest
 
-        return f"Answer({printable(self.path)}: {printable(self.error) if self.error else likeliest(self.answers)})"
+        return f"Prediction({printable(self.path)}: {printable(self.error) if self.error else likeliest(self.answers)})"
 
 
 class Classifier:
-    """A network in eval mode, the names of its classes, and the way pictures are shown to it."""
+    """A network in eval mode with its class names and preprocessing."""
 
     def __init__(self, model: Network, files: RunFiles, folder: Path | None = None) -> None:
         self.model = model
-        self.folder = folder  # of its run, which remembers its data
+        self.folder = folder  # run folder; None for a model without one
         self.labels = files.labels
-        self.level = files.level  # of the taxonomy it was trained with
+        self.level = files.level  # taxonomy level of the classes it was trained on
         self.preprocessing = files.preprocessing
         self._files = files
         self._transform = self.transform()
 
     @property
     def name(self) -> str:
-        """Its network as recipes and --model call it."""
+        """Name of the network, as in recipes and `--model`."""
         return self._files.model
 
     @property
     def table(self) -> ClassTable:
-        """Its classes, as data are matched with them: by name, of published networks by WordNet id and synonym too."""
+        """Class table that datasets are matched with: names and, for published networks, WordNet ids and synonyms."""
         return self._files.table
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the network."""
+        return next(self.model.parameters()).device
 
     def __repr__(self) -> str:
         from patchloom.report.notebook import first_names
@@ -97,111 +125,87 @@ class Classifier:
         return f"Classifier({self.name}, {height}×{width} pixels, {self.device}, {classes})"
 
     def _repr_html_(self) -> str:
-        from patchloom.report.notebook import first_names, piece
+        from patchloom.report.notebook import first_names, html_card
 
-        shown = self.preprocessing
-        height, width = shown.image_size
+        own = self.preprocessing
+        height, width = own.image_size
         facts = [
             ("classes", f"{len(self.labels):,}"),
-            ("pictures", f"{height}×{width} pixels, crop ratio {shown.crop_ratio:g}, {shown.interpolation}"),
+            ("images", f"{height}×{width} pixels, crop ratio {own.crop_ratio:g}, {own.interpolation}"),
             ("parameters", f"{sum(value.numel() for value in self.model.parameters()):,}"),
             ("device", str(self.device)),
         ]
-        return piece(self.name, facts=facts, notes=[first_names(self.labels, 20)] if self.labels else [])
+        return html_card(self.name, facts=facts, notes=[first_names(self.labels, 20)] if self.labels else [])
 
-    @property
-    def device(self) -> torch.device:
-        """Where the network is."""
-        return next(self.model.parameters()).device
+    def reading_of(self, data: str, reading: Reading = AS_IT_IS) -> Reading:
+        """Return `reading`, completed with the reading options of the training if the model was trained on `data`."""
+        from patchloom.runs.run_metadata import recorded_reading
 
-    def reading_of(self, data: str, given: Reading = AS_IT_IS) -> Reading:
-        """How `data` are read: as is `given`, and for the rest as in training, where the model was trained on them."""
-        from patchloom.runs.run_record import data_files
-
-        return given.filled_from(data_files(self.folder, data)) if self.folder else given
+        return reading.filled_from(recorded_reading(self.folder, data)) if self.folder else reading
 
     def check_decides(self) -> None:
-        """A UsageError where the network has features but no classifier for named classes, as one trained by DINO."""
+        """Raise UsageError if the network has no classifier for named classes, as after DINO."""
         if not self._files.decides:
             raise UsageError(
-                f"{self.name} was trained without a classifier and cannot name classes by itself. Measure "
-                "its features with --knn or --linear, let the files of an index name classes (`patchloom index RUN "
-                "IMAGES --out INDEX`, then `patchloom predict RUN IMAGES --index INDEX`), or train a classifier with "
+                f"{self.name} was trained without a classifier and cannot name classes by itself. Measure its features "
+                "with --knn or --linear, predict with the labels of an index (`patchloom index RUN IMAGES --out "
+                "INDEX`, then `patchloom predict RUN IMAGES --index INDEX`), or train a classifier with "
                 "`patchloom train DATA --init RUN`."
             )
 
     def transform(self, size: int | None = None, crop_ratio: float | None = None) -> EvaluationTransform:
-        """RGB picture of any size → the pixels the network is shown, at its own size and crop or at another."""
+        """Return the transform from an RGB image of any size to the network's input pixels.
+
+        `size` and `crop_ratio` default to those of the model.
+        """
         own = self.preprocessing
         return test_transform(size or own.image_size, crop_ratio or own.crop_ratio, own.interpolation, own.resize)
 
-    def preprocess(self, picture: ImageLike) -> Tensor:
-        """One picture → (3, H, W), resized, cropped and normalised as in training."""
-        batch = ImageBatch.of_pixels([self._transform(read_image(picture))])
+    def preprocess(self, image: ImageLike) -> Tensor:
+        """Return one image as a tensor (3, H, W): resized, cropped and normalized as in training."""
+        batch = ImageBatch.of_pixels([self._transform(read_image(image))])
         return normalize(batch.images, self.preprocessing.mean, self.preprocessing.std)[0]
 
     @overload
-    def predict(
-        self,
-        pictures: Image.Image | bytes,
-        *,
-        top: int = 3,
-        index: "IndexGiven | None" = None,
-        level: str | None = None,
-        neighbours: int | None = None,
-    ) -> Answers: ...
+    def predict(self, images: Image.Image | bytes, **options: Unpack[PredictOptions]) -> ClassScores: ...
+
+    @overload
+    def predict(self, images: OneOrMany, **options: Unpack[PredictOptions]) -> Any: ...
 
     @overload
     def predict(
-        self,
-        pictures: str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor,
-        *,
-        top: int = 3,
-        index: "IndexGiven | None" = None,
-        level: str | None = None,
-        neighbours: int | None = None,
-    ) -> Any: ...
-
-    @overload
-    def predict(
-        self,
-        pictures: ImageSet | Iterable[ImageLike],
-        *,
-        top: int = 3,
-        index: "IndexGiven | None" = None,
-        level: str | None = None,
-        neighbours: int | None = None,
-    ) -> list[Answers]: ...
+        self, images: ImageSet | Iterable[ImageLike], **options: Unpack[PredictOptions]
+    ) -> list[ClassScores]: ...
 
     @with_near_options
     def predict(
         self,
-        pictures: ImagesLike,
+        images: ImagesLike,
         *,
         top: int = 3,
-        index: "IndexGiven | None" = None,
+        index: "IndexLike | None" = None,
         level: str | None = None,
         neighbours: int | None = None,
-    ) -> Answers | list[Answers]:
-        """The `top` likeliest classes, by name, with their probabilities: of one picture, or a list for many.
+    ) -> ClassScores | list[ClassScores]:
+        """Return the `top` most likely classes with their probabilities: one list for one image, else one per image.
 
-        A picture is a path, bytes, an open file, a PIL image, a numpy array (H, W[, channels]) or a torch tensor
-        ([channels,] H, W); many are a folder, a batch, an `ImageSet`, or any iterable, which is read as it goes. One
-        rule holds for all (docs/python.md). What cannot be read is a DataError that names it; `predict_files` goes on.
+        An image is a path, bytes, an open file, a PIL image, a numpy array (H, W[, channels]) or a torch tensor
+        ([channels,] H, W). Several images are a folder, a batch, an `ImageSet` or any iterable, which is read lazily
+        (see docs/python.md). An unreadable image raises a DataError that names it; `predict_files` continues instead.
 
-        With an `index` of this model, its folder or open, the classes are those of the `neighbours` nearest files
-        (20) at a `level` of their labels, or at the index's own: also for a model without a classifier, and of classes
-        it was never trained on (thesis, equation 2.6).
+        With an `index` of this model (a folder or an open index), the classes are voted for by the `neighbours` (20)
+        nearest files, at a `level` of their labels (default: the index's). This works without a classifier and for
+        classes that were not in the training data (thesis, equation 2.6).
         """
         at_least("top", top, 1)
-        decide = self._decider(top, index, level, neighbours)
-        one = is_single_image(pictures)
-        read = ((each.name, self._transform(each.read())) for each in iterate_images(pictures))
-        found = [answer for batch in in_batches(read) for answer in decide(batch)]
-        for answer in found:
-            if answer.error:
-                raise DataError(f"{printable(answer.path)}: {answer.error}")
-        return found[0].answers if one else [answer.answers for answer in found]
+        predict_batch = self._batch_predictor(top, index, level, neighbours)
+        pixels = ((image.name, self._transform(image.read())) for image in iterate_images(images))
+        predictions = [prediction for batch in in_batches(pixels) for prediction in predict_batch(batch)]
+        for prediction in predictions:
+            if prediction.error:
+                raise DataError(f"{printable(prediction.path)}: {prediction.error}")
+        scores = [prediction.answers for prediction in predictions]
+        return scores[0] if is_single_image(images) else scores
 
     def predict_files(
         self,
@@ -209,89 +213,86 @@ class Classifier:
         *,
         top: int = 3,
         every: int | None = None,
-        index: "IndexGiven | None" = None,
+        index: "IndexLike | None" = None,
         level: str | None = None,
         neighbours: int | None = None,
     ) -> Iterator[Prediction]:
-        """One answer per file, in order; folders are searched; a file that cannot be read is an answer with `error`.
+        """Yield one prediction per file, in order; folders are searched, and an unreadable file has an `error`.
 
-        Videos, animations and files of several pages have an answer for every `every`-th frame (see `pictures.video`).
+        Videos, animations and multi-page files have one prediction per `every`-th frame (see `data.images.video`).
         The other options are those of `predict`.
         """
-        at_least("top", top, 1)
-        decide = self._decider(top, index, level, neighbours)
         from patchloom.data.images.video import frames_or_error
 
+        at_least("top", top, 1)
+        predict_batch = self._batch_predictor(top, index, level, neighbours)
         frames = (frame for path in list_image_files(paths) for frame in frames_or_error(path, every))
-        read = ((name, one if isinstance(one, str) else self._transform(one)) for name, one in frames)
-        for batch in in_batches(read):
-            found = iter(decide([(name, pixels) for name, pixels in batch if not isinstance(pixels, str)]))
+        inputs = ((name, frame if isinstance(frame, str) else self._transform(frame)) for name, frame in frames)
+        for batch in in_batches(inputs):
+            readable = [(name, pixels) for name, pixels in batch if not isinstance(pixels, str)]
+            predictions = iter(predict_batch(readable))
             for name, pixels in batch:
-                yield Prediction(name, [], pixels) if isinstance(pixels, str) else next(found)
+                yield Prediction(name, [], pixels) if isinstance(pixels, str) else next(predictions)
 
-    def _decider(
-        self, top: int, index: "IndexGiven | None", level: str | None, neighbours: int | None
-    ) -> Callable[[Sequence[tuple[str, np.ndarray]]], list[Prediction]]:
-        """Names and pixels of pictures → answers, by the classifier or by the neighbours in an index."""
+    def _batch_predictor(
+        self, top: int, index: "IndexLike | None", level: str | None, neighbors: int | None
+    ) -> Callable[[NamedPixels], list[Prediction]]:
+        """Return the function that predicts a batch: with the classifier, or with the files of an index."""
         if index is None:
-            if level is not None or neighbours is not None:
-                unread = "level" if level is not None else "neighbours"
-                raise UsageError(f"{unread} is about the labels of an index; give one with index (--index INDEX)")
+            if level is not None or neighbors is not None:
+                option = "level" if level is not None else "neighbours"
+                raise UsageError(f"{option} is an option of an index; pass the index too (--index INDEX)")
             self.check_decides()
-
-            def by_classifier(batch: Sequence[tuple[str, np.ndarray]]) -> list[Prediction]:
-                decided = self._decide([pixels for _, pixels in batch], top)
-                for (name, _), answers in zip(batch, decided, strict=True):
-                    if not math.isfinite(answers[0][1]):
-                        raise not_finite(printable(name))
-                return [Prediction(name, answers) for (name, _), answers in zip(batch, decided, strict=True)]
-
-            return by_classifier
+            return lambda batch: self._predict_batch(batch, top)
         from patchloom.inference.neighbors import NeighborClassifier
 
-        vote = NeighborClassifier(self, index, level, neighbours)
+        by_neighbors = NeighborClassifier(self, index, level, neighbors)
 
-        def by_neighbours(batch: Sequence[tuple[str, np.ndarray]]) -> list[Prediction]:
-            names = [name for name, _ in batch]
-            votes = zip(names, vote([pixels for _, pixels in batch], names), strict=True)
+        def predict_batch(batch: NamedPixels) -> list[Prediction]:
+            names, votes = [name for name, _ in batch], by_neighbors(batch)
             return [
-                Prediction(name, [], one)
-                if isinstance(one, str)
-                else Prediction(name, one.answers[:top], level=one.level, reason=one.reason)
-                for name, one in votes
+                Prediction(name, [], vote)
+                if isinstance(vote, str)
+                else Prediction(name, vote.answers[:top], level=vote.level, reason=vote.reason)
+                for name, vote in zip(names, votes, strict=True)
             ]
 
-        return by_neighbours
+        return predict_batch
 
     @torch.inference_mode()
-    def _decide(self, pixels: Sequence[np.ndarray], top: int) -> list[Answers]:
-        if not pixels:
+    def _predict_batch(self, batch: NamedPixels, top: int) -> list[Prediction]:
+        if not batch:
             return []
-        images = ImageBatch.of_pixels(pixels).images.to(self.device)
+        images = ImageBatch.of_pixels([pixels for _, pixels in batch]).images.to(self.device)
         logits = self.model(normalize(images, self.preprocessing.mean, self.preprocessing.std))
-        found = logits.softmax(dim=-1).topk(min(top, len(self.labels)))
-        rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
-        return [[(self.labels[i], share) for i, share in zip(*row, strict=True)] for row in rows]
+        best = logits.softmax(dim=-1).topk(min(top, len(self.labels)))
+        predictions = []
+        for (name, _), numbers, scores in zip(batch, best.indices.tolist(), best.values.tolist(), strict=True):
+            if not math.isfinite(scores[0]):
+                raise not_finite(printable(name))
+            classes = [self.labels[number] for number in numbers]
+            predictions.append(Prediction(name, list(zip(classes, scores, strict=True))))
+        return predictions
 
     @overload
-    def look(self, pictures: Image.Image | bytes, *, top: int = 5) -> "ImageLook": ...
+    def look(self, images: Image.Image | bytes, *, top: int = 5) -> "ImageLook": ...
 
     @overload
-    def look(self, pictures: str | os.PathLike[str] | IO[bytes] | np.ndarray | Tensor, *, top: int = 5) -> Any: ...
+    def look(self, images: OneOrMany, *, top: int = 5) -> Any: ...
 
     @overload
-    def look(self, pictures: ImageSet | Iterable[ImageLike], *, top: int = 5) -> "ImageLooks": ...
+    def look(self, images: ImageSet | Iterable[ImageLike], *, top: int = 5) -> "ImageLooks": ...
 
     @with_near_options
-    def look(self, pictures: ImagesLike, *, top: int = 5) -> "ImageLook | ImageLooks":
-        """What the network saw, answered and looked at: of one picture, or a list for many, as `predict` takes them.
+    def look(self, images: ImagesLike, *, top: int = 5) -> "ImageLook | ImageLooks":
+        """Return the network's input, prediction and attention maps: one `ImageLook` for one image, else a list.
 
-        In a notebook it is shown as picture, likeliest classes and maps.
+        `images` are those of `predict`. A notebook displays the image, the most likely classes and the maps.
         """
         from patchloom.report.pictures.look import look
 
-        found = look(self.model, self.preprocessing, pictures, self.labels if self._files.decides else (), top=top)
-        return found[0] if is_single_image(pictures) else found
+        looks = look(self.model, self.preprocessing, images, self.labels if self._files.decides else (), top=top)
+        return looks[0] if is_single_image(images) else looks
 
     @with_near_options
     def evaluate(
@@ -310,24 +311,24 @@ class Classifier:
         level: str | None = None,
         progress: Progress | None = None,
     ) -> "Evaluation":
-        """Numbers on any data with the model's classes, matched by name.
+        """Evaluate the classifier on a dataset with its classes, matched by name.
 
-        split       train, val, test or all; by default val, or what the run held out, or else all
-        size        in pixels, where not the model's own
-        crop_ratio  share of the short side that is kept, where not the model's own
-        real        path of ImageNet-ReaL's labels
+        split       train, val, test or all (default: val, else the images the run held out, else all)
+        size        image size in pixels (default: the model's)
+        crop_ratio  share of the short side that is cropped (default: the model's)
+        real        path of the ImageNet-ReaL labels
         v2          folder names are class numbers, as in ImageNet-V2
-        batch       pictures at once
-        workers     processes that read pictures
-        strict      classes that the model does not know are an error instead of a note
-        reading     how the data are read (`patchloom.Reading`: labels file, taxonomy …), where not as in training
-        level       of the labels compared with, where not that of the model's classes
-        progress    called with the pictures done and their number
+        batch       images per batch
+        workers     processes that read images
+        strict      raise an error for classes that the model does not know, instead of adding a note
+        reading     how to read the data (`patchloom.Reading`; default: as in training)
+        level       label level to compare with (default: that of the model's classes)
+        progress    called with the number of images done and their total
         """
-        given = locals()
+        options = locals()
         from patchloom.inference.evaluations import EvaluationSettings, evaluate_on
 
-        settings = EvaluationSettings.of(given)
+        settings = EvaluationSettings.of(options)
         self.check_decides()
         return evaluate_on(self, settings.open(data, self), settings)
 
@@ -348,21 +349,21 @@ class Classifier:
         reading: Reading = AS_IT_IS,
         level: str | None = None,
     ) -> "Probes":
-        """What the features tell of any data, of any classes.
+        """Evaluate the features on any dataset with probes that are fitted to its train split and tested on val.
 
-        The probes learn from the train split and are judged on val; the model's own head is not used. The options that
-        are not explained here are those of `evaluate`.
+        The model's own head is not used. Options that are not listed are those of `evaluate`.
 
-        knn         numbers of neighbours that vote, such as (10, 20)
-        linear      a linear probe
-        linear_sgd  epochs of DINO's linear evaluation: SGD on augmented pictures
-        few_shot    a probe of this many pictures per class
+        knn         numbers of neighbors for a k-NN classifier, such as (10, 20)
+        linear      fit a linear probe
+        linear_sgd  epochs of DINO's linear evaluation: SGD on augmented images
+        few_shot    images per class for a few-shot probe
         """
-        given = locals()
-        from patchloom.inference.evaluations import EvaluationSettings, probe_on
+        options = locals()
+        from patchloom.inference.evaluations import EvaluationSettings
+        from patchloom.inference.probes import ProbeSettings, probe_on
 
-        shown = EvaluationSettings.of(given)
-        return probe_on(self, data, shown, neighbours=knn, linear=linear, linear_sgd=linear_sgd, few_shot=few_shot)
+        probes = ProbeSettings(neighbors=tuple(knn), linear=linear, linear_sgd=linear_sgd, few_shot=few_shot)
+        return probe_on(self, data, EvaluationSettings.of(options), probes)
 
     @with_near_options
     def sweep(
@@ -383,71 +384,56 @@ class Classifier:
         level: str | None = None,
         progress: Progress | None = None,
     ) -> "list[SweepPoint]":
-        """The numbers at several crop ratios or image sizes; the usual ones where no values are given.
+        """Evaluate the classifier at several crop ratios or image sizes (default: common values).
 
         The options are those of `evaluate`.
         """
-        given = locals()
+        options = locals()
         from patchloom.inference.evaluations import EvaluationSettings, sweep_on
 
-        return sweep_on(self, data, EvaluationSettings.of(given), over=over, values=values)
+        return sweep_on(self, data, EvaluationSettings.of(options), over=over, values=values)
 
     @overload
-    def embed(
-        self,
-        pictures: ImageSet,
-        *,
-        size: int | None = None,
-        crop_ratio: float | None = None,
-        batch: int = 64,
-        workers: int = 0,
-    ) -> "Embeddings": ...
+    def embed(self, images: ImageSet, *, workers: int = 0, **options: Unpack[EmbedOptions]) -> "Embeddings": ...
 
     @overload
-    def embed(
-        self,
-        pictures: ImageLike | Iterable[ImageLike],
-        *,
-        size: int | None = None,
-        crop_ratio: float | None = None,
-        batch: int = 64,
-    ) -> Tensor: ...
+    def embed(self, images: ImageLike | Iterable[ImageLike], **options: Unpack[EmbedOptions]) -> Tensor: ...
 
     @with_near_options
     def embed(
         self,
-        pictures: ImagesLike,
+        images: ImagesLike,
         *,
         size: int | None = None,
         crop_ratio: float | None = None,
         batch: int = 64,
         workers: int = 0,
     ) -> "Embeddings | Tensor":
-        """What images are compared by: one vector per picture.
+        """Return the vectors that images are compared by.
 
-        Of pictures as `predict` takes them a float32 tensor on the CPU, (C,) for one and (N, C) for many. Of an
-        `ImageSet`, such as `open_data(…).val`, `Embeddings`: vectors and labels in the order of the set, without those
-        that cannot be read; `workers` processes read them.
+        For images as in `predict`: a float32 tensor on the CPU, (C,) for one image and (N, C) for several. For an
+        `ImageSet`, such as `open_data(…).val`: `Embeddings` with the vectors and labels of the readable images, in the
+        order of the set; `workers` processes read them.
         """
-        given = locals()
-        if isinstance(pictures, ImageSet):
-            from patchloom.inference.evaluations import EvaluationSettings, embed_on  # which one picture does not need
-
-            return embed_on(self, pictures, EvaluationSettings.of(given))
+        options = locals()
         from patchloom.inference.embedding import check_view_settings, embed_batches
 
+        if isinstance(images, ImageSet):
+            from patchloom.inference.evaluations import EvaluationSettings, embed_on
+
+            return embed_on(self, images, EvaluationSettings.of(options))
         check_view_settings(size, crop_ratio, batch)
         if workers:
-            raise UsageError("workers read the pictures of an ImageSet alone (patchloom.open_data); leave them out")
-        transform, one = self.transform(size, crop_ratio), is_single_image(pictures)
-        pixels = (transform(each.read()) for each in iterate_images(pictures))
+            raise UsageError("workers is an option for an ImageSet (patchloom.open_data) only; leave it out")
+        transform = self.transform(size, crop_ratio)
+        pixels = (transform(image.read()) for image in iterate_images(images))
         batches = (ImageBatch.of_pixels(some, i * batch) for i, some in enumerate(in_batches(pixels, batch)))
         model = self.model if size is None else self.model.for_images_of(size)
         vectors = embed_batches(self, batches, model=model).vectors.cpu()
-        return vectors[0] if one else vectors
+        return vectors[0] if is_single_image(images) else vectors
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write the model, labels, preprocessing and a model card: the hub's form, and a folder `load` reads."""
+        """Write the weights, labels, preprocessing and a model card into a folder that `load` and the hub can read."""
         target = Path(folder)
         make_folder(target)
         write_run_files(
@@ -460,13 +446,11 @@ class Classifier:
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], *, device: str = "auto") -> "Classifier":
-        """What `save_pretrained` or `push_to_hub` left, under the hub's name for it; the same as `patchloom.load`."""
+        """Load a model that `save_pretrained` or `push_to_hub` wrote; the same as `patchloom.load`."""
         return load(source, device=device)
 
     def push_to_hub(self, repository: str, *, private: bool = False) -> str:
-        """Upload the model to the Hugging Face hub; returns its address."""
-        import tempfile
-
+        """Upload the model to the Hugging Face hub and return its address."""
         from huggingface_hub import HfApi
 
         api = HfApi()
@@ -478,14 +462,14 @@ class Classifier:
 
 @with_near_options
 def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = False) -> Classifier:
-    """The classifier of a run folder, of published weights ('resmlp_s12:in1k'), or of the hub ('hub:user/name').
+    """Load a classifier from a run folder, published weights ('resmlp_s12:in1k') or the hub ('hub:user/name').
 
-    `trunk` leaves a projector out, so that images are compared by the vectors it was given.
+    With `trunk`, a projector is dropped, and images are compared by its input vectors.
     """
     if is_run(source):
         folder = Path(source)
     else:
-        from patchloom.runs.locate import run_folder  # which folders here do without
+        from patchloom.runs.locate import run_folder  # not needed for a local run folder
 
         folder = run_folder(source)
     if device == "auto":
@@ -497,8 +481,8 @@ def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = 
 
 
 def model_card(classifier: Classifier) -> str:
-    """What a stranger needs to know of the model, in the hub's form."""
-    from patchloom.runs.model_card import card  # which answering does without
+    """Return the model card for the Hugging Face hub, in Markdown."""
+    from patchloom.runs.model_card import card
 
     files, recipe = classifier._files, classifier._files.recipe
     origin = f"Trained with the recipe `{recipe.name}` ({recipe.source})" if recipe else "Training recipe unknown"
@@ -506,8 +490,8 @@ def model_card(classifier: Classifier) -> str:
     return card(network, classifier.preprocessing, classifier.labels, decides=files.decides, origin=origin)
 
 
-def in_batches(items: Iterable[T], count: int = PREDICTED_AT_ONCE) -> Iterator[list[T]]:
-    """`count` at a time; no more than those are held."""
+def in_batches(items: Iterable[T], count: int = PREDICT_BATCH) -> Iterator[list[T]]:
+    """Yield lists of up to `count` items, reading no further ahead."""
     waiting = iter(items)
-    while some := list(islice(waiting, count)):
-        yield some
+    while batch := list(islice(waiting, count)):
+        yield batch

@@ -1,19 +1,41 @@
-"""Pictures of any origin → what a trained model compares them by; light, since a server begins with it."""
+"""Embedding with a trained model: batches, images in memory, and image files.
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+Files are read in worker processes; a file that cannot be read is reported, and the others continue.
+"""
 
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from patchloom.data.batches.loader import WORKER_TIMEOUT_S
+from patchloom.data.batches.workers import Workers, keep_working, no_word_about_cores, watched, workers_started
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.evaluation.embeddings import Embeddings, embed
 from patchloom.models.network import Network
-from patchloom_runtime.errors import UsageError, at_least
+from patchloom_runtime.errors import DataError, ResourceError, UsageError, at_least
+from patchloom_runtime.images.evaluation_transform import EvaluationTransform
+from patchloom_runtime.images.inputs import ImageLike, read_image
+from patchloom_runtime.printable import printable
 
 if TYPE_CHECKING:
     from patchloom.inference.classifier import Classifier
 
 
+class EmbeddedFiles(NamedTuple):
+    """The vectors of a batch of image files, and the files that could not be embedded."""
+
+    paths: list[str]
+    vectors: Tensor  # (len(paths), C) float32 unit vectors on the CPU
+    unreadable: dict[str, str]  # path → error
+
+
 def check_view_settings(size: int | None, crop_ratio: float | None, batch: int) -> None:
-    """One clear line for pixels, a crop or a batch that no picture can be shown with."""
+    """Raise UsageError if the image size, the crop ratio or the batch size is out of range."""
     if size is not None:
         at_least("size", size, 1)
     at_least("batch", batch, 1)
@@ -29,11 +51,82 @@ def embed_batches(
     logits: bool = False,
     projected: bool = True,
 ) -> Embeddings:
-    """What a trained model's images are compared by, in levels, indexes and searches alike.
+    """Return the vectors that evaluations at levels, indexes and searches compare images by.
 
-    `model` is the classifier's own at another image size. A linear classifier is better off with what the projector,
-    where there is one, was given: without `projected`.
+    `model` is the classifier's network at another image size. Without `projected`, the vectors are the input of the
+    projector, if the network has one: a linear probe works better on them.
     """
     own = classifier.preprocessing
-    found = embed(model or classifier.model, batches, pixel_mean=own.mean, pixel_std=own.std, logits=logits)
-    return found.projected(classifier.model) if projected else found
+    embeddings = embed(model or classifier.model, batches, pixel_mean=own.mean, pixel_std=own.std, logits=logits)
+    return embeddings.projected(classifier.model) if projected else embeddings
+
+
+def embed_images(classifier: "Classifier", images: Sequence[ImageLike]) -> Tensor:
+    """Return the unit vectors of images: (N, C) float32 on the CPU."""
+    return F.normalize(classifier.embed(images))
+
+
+def embed_files(
+    classifier: "Classifier", paths: Sequence[str], *, batch: int = 64, workers: int = 0
+) -> Iterator[EmbeddedFiles]:
+    """Yield the vectors of the files in order, `batch` files at a time; `workers` processes read them."""
+    start = 0
+    for pixels in _read_batches(_FileDataset(paths, classifier.transform()), batch, workers):
+        files = list(zip(paths[start : start + len(pixels)], pixels, strict=True))
+        start += len(pixels)
+        readable = {path: value for path, value in files if not isinstance(value, str)}
+        unreadable = {path: value for path, value in files if isinstance(value, str)}
+        vectors = torch.empty(0, 0)
+        if readable:
+            images = ImageBatch.of_pixels(list(readable.values()))
+            vectors = F.normalize(embed_batches(classifier, [images]).vectors).cpu()
+        # A vector that is not finite is close to nothing, and would hide other files from a search.
+        finite = vectors.isfinite().all(dim=1)
+        for path, is_finite in zip(readable, finite.tolist(), strict=True):
+            if not is_finite:
+                unreadable[path] = f"{printable(path)}: the model's vector of it is not finite"
+        yield EmbeddedFiles([path for path in readable if path not in unreadable], vectors[finite], unreadable)
+
+
+class _FileDataset(Dataset):
+    """Image files as network inputs, (H, W, 3) uint8, or the error of a file that cannot be read."""
+
+    def __init__(self, paths: Sequence[str], transform: EvaluationTransform) -> None:
+        self._paths, self._transform = paths, transform
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> np.ndarray | str:
+        try:
+            return self._transform(read_image(self._paths[number]))
+        except DataError as error:
+            return str(error)
+
+
+def _read_batches(files: _FileDataset, batch: int, workers: int) -> Iterator[list[np.ndarray | str]]:
+    with no_word_about_cores():
+        pool: DataLoader[Any] = DataLoader(
+            files,
+            batch_size=batch,
+            collate_fn=list,
+            num_workers=workers,
+            worker_init_fn=_start_worker,
+            timeout=WORKER_TIMEOUT_S if workers else 0,
+        )
+        with workers_started():
+            batches = watched(iter(pool))
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader "):
+            raise
+        reason = Workers(batches).what_happened(WORKER_TIMEOUT_S)
+        Workers(batches).kill()
+        raise ResourceError(reason) from error
+    finally:
+        Workers(batches).end()
+
+
+def _start_worker(worker: int) -> None:  # noqa: ARG001
+    keep_working()

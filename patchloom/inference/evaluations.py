@@ -1,11 +1,11 @@
-"""What can be measured of one trained model on data: its decisions, its features, other crops and sizes.
+"""Evaluation of one trained classifier on data: predictions, embeddings, other crop ratios and image sizes.
 
-`Classifier.evaluate`, `.probe` and `.sweep` come here; several runs are in `runs.py`. The names of the numbers are
-those of `patchloom.evaluation`; an evaluation adds
+`Classifier.evaluate` and `.sweep` are implemented here, `.probe` in `probes.py`; `tasks/classification/several_runs.py`
+evaluates several runs. The names of the measures are those of `patchloom.evaluation`; an evaluation adds
 
 name                 value
 top1_low, top1_high  Wilson's 95 % interval of top-1, in percent
-real                 top-1 by ImageNet-ReaL's labels, where they are given
+real                 top-1 on the ImageNet-ReaL labels, if they are passed
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,53 +16,50 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from patchloom.data.batches.decoded_dataset import DeviceLoader, make_loader
+from patchloom.data.batches.decoded_dataset import DeviceLoader
 from patchloom.data.batches.evaluation_loader import make_evaluation_loader
 from patchloom.data.batches.loader import Loader
-from patchloom.data.datasets import ImageSet, LabeledImages, Listing, Progress
+from patchloom.data.datasets import ImageSet, LabeledImages, Listing, Progress, Source
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sources.source import open_data, open_for
+from patchloom.data.sources.source import check_split, find_source, match_source, split_source
 from patchloom.data.splits import match
 from patchloom.evaluation.agreement import head_decisions
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.imagenet_labels import open_v2, read_real_labels, real_accuracy, real_labels_of
-from patchloom.evaluation.knn import NeighbourReport, check_neighbours, knn
-from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
-from patchloom.evaluation.sgd_probe import BATCH, SgdProbe, check_epochs, sgd_probe
 from patchloom.inference.embedding import check_view_settings, embed_batches
-from patchloom.inference.held_out import held_out_of
 from patchloom.models.network import Network
-from patchloom.recipes.parts import AugmentPart
-from patchloom.report.notebook import number_texts, numbers_line, piece
+from patchloom.report.notebook import html_card, number_texts, numbers_line
+from patchloom.runs.config import read_run_files
 from patchloom.runs.predictions import fingerprint
-from patchloom_runtime.errors import UsageError, at_least, not_finite
+from patchloom.runs.provenance import provenance_of, read_provenance
+from patchloom.runs.run_metadata import recorded_reading
+from patchloom_runtime.errors import CheckpointError, UsageError, at_least, not_finite
 from patchloom_runtime.printable import printable
 
 if TYPE_CHECKING:
     from patchloom.inference.classifier import Classifier
 
 CROP_RATIOS = (0.7, 0.75, 0.8, 0.85, 0.875, 0.9, 0.95, 1.0)
-# Of the size a model was made for; sizes its patches do not fill are left out.
-SIZE_FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+SIZE_FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the model's image size
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """Which pictures a model is shown, and how."""
+    """Which images a model is evaluated on, and how they are read and preprocessed."""
 
-    split: str | None = None  # train, val, test or all; by default val, or what the run held out, or else all
-    size: int | None = None  # in pixels; the model's own where None
+    split: str | None = None  # train, val, test or all; None: val, else the images the run held out, else all
+    size: int | None = None  # pixels; None: the model's
     crop_ratio: float | None = None
-    real: str | None = None  # path of ImageNet-ReaL's labels
+    real: str | None = None  # path of the ImageNet-ReaL labels
     v2: bool = False  # folder names are class numbers, as in ImageNet-V2
     batch: int = 64
     workers: int = 0
     strict: bool = False
-    reading: Reading = AS_IT_IS  # how the data are read
-    level: str | None = None  # of the labels compared with; that of the model's classes where None
-    progress: Progress | None = None  # called with the pictures done and their number
+    reading: Reading = AS_IT_IS
+    level: str | None = None  # label level to compare with; None: that of the model's classes
+    progress: Progress | None = None  # called with the number of images done and their total
 
     def __post_init__(self) -> None:
         check_view_settings(self.size, self.crop_ratio, self.batch)
@@ -70,32 +67,22 @@ class EvaluationSettings:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "EvaluationSettings":
-        """From the arguments of a function, `locals()` on its first line; those that are no fields here are left."""
+        """Return the settings among the arguments of a function (its `locals()`); other arguments are ignored."""
         return cls(**{name: value for name, value in arguments.items() if name in cls.__dataclass_fields__})
 
-    def held_out(self, folder: Path | None, data: str) -> LabeledImages | None:
-        """What the run in `folder` held out of its own data, unless something else is asked for."""
-        if folder is None or self.split is not None or self.level is not None or self.v2:
-            return None
-        return held_out_of(folder, data, self.reading)
+    def open(self, data: str, classifier: "Classifier") -> LabeledImages:
+        """Open the images to evaluate one classifier on."""
+        return EvaluationData(data, self, [classifier.folder]).open(classifier)
 
-    def open(self, data: str, classifier: "Classifier", held_out: LabeledImages | None = None) -> LabeledImages:
-        """The pictures with the model's classes, matched by name; those `held_out` of the data, where that is given."""
-        table = classifier.table
-        if self.v2:
-            return open_v2(data, table)
-        if own := held_out or self.held_out(classifier.folder, data):
-            listing = Listing(own.images, own.rows, own.labels, own.classes.names)
-            matched = match(listing, table, strict=self.strict, what=data, known_by="the model")
-            return replace(matched, notes=(*own.notes, *matched.notes))
-        reading = classifier.reading_of(data, self.reading)
-        return open_for(data, table, split=self.split, strict=self.strict, reading=reading, level=self.level)
+    def network(self, classifier: "Classifier") -> Network:
+        """Return the classifier's network at the image size of these settings."""
+        return classifier.model if self.size is None else classifier.model.for_images_of(self.size)
 
-    def loader(self, classifier: "Classifier", pictures: ImageSet) -> Loader | DeviceLoader:
-        """Every picture once, cropped as the model expects it or as is said here."""
+    def loader(self, classifier: "Classifier", images: ImageSet) -> Loader | DeviceLoader:
+        """Return a loader over all images at the size and crop ratio of these settings, else at the model's."""
         own = classifier.preprocessing
         return make_evaluation_loader(
-            pictures,
+            images,
             self.size or own.image_size,
             self.crop_ratio or own.crop_ratio,
             own.interpolation,
@@ -106,20 +93,78 @@ class EvaluationSettings:
         )
 
 
+class EvaluationData:
+    """A dataset that one or several classifiers are evaluated on; it is listed once per way of reading it.
+
+    All classifiers are evaluated on the same images: those held out by the first of the runs in `folders` that was
+    trained on these data, if there is one and the settings do not choose other images.
+    """
+
+    def __init__(self, data: str, settings: EvaluationSettings, folders: Iterable[Path | None] = ()) -> None:
+        self._data, self._settings = data, settings
+        self._sources: dict[Reading, Source] = {}
+        by_default = settings.split is None and settings.level is None and not settings.v2
+        held_out = (self.held_out_by(folder) for folder in folders if folder is not None and by_default)
+        self._held_out = next((images for images in held_out if images is not None), None)
+
+    def open(self, classifier: "Classifier") -> LabeledImages:
+        """Return the images with the classes of the model, matched by name."""
+        table, settings = classifier.table, self._settings
+        if settings.v2:
+            return open_v2(self._data, table)
+        if (own := self._held_out) is not None:
+            listing = Listing(own.images, own.rows, own.labels, own.classes.names)
+            matched = match(listing, table, strict=settings.strict, what=self._data, known_by="the model")
+            return replace(matched, notes=(*own.notes, *matched.notes))
+        check_split(settings.split)  # before the data are listed
+        source = self._source(classifier.reading_of(self._data, settings.reading))
+        return match_source(source, table, split=settings.split, strict=settings.strict, level=settings.level)
+
+    def held_out_by(self, folder: Path) -> LabeledImages | None:
+        """Return the images that the run in `folder` did not train on, if patchloom made its val split.
+
+        Returns None if the data have a val split of their own, or if they are not exactly those of the run.
+        """
+        try:
+            record, files = read_provenance(folder), read_run_files(folder)
+        except CheckpointError:
+            return None
+        if record is None or not files.decides:
+            return None
+        source = self._source(self._settings.reading.filled_from(recorded_reading(folder, self._data)))
+        known = source.train.levels.get(files.level or "", {})
+        names = {known.get(name, name) for name in source.train.names}
+        # Most other datasets are told apart here, before any image is read.
+        if source.val is not None or record.train + record.val > len(source.train) or not names >= {*record.classes}:
+            return None
+        splits = split_source(source, level=files.level)
+        if provenance_of(splits).rows != record.rows:
+            return None
+        assert isinstance(splits.val, LabeledImages)
+        note = (
+            f"these are the data of the run: evaluating the {len(splits.val):,} images it held out "
+            "(use --split all for all images)"
+        )
+        return replace(splits.val, notes=(*source.notes, note))
+
+    def _source(self, reading: Reading) -> Source:
+        if reading not in self._sources:
+            self._sources[reading] = find_source(self._data, reading=reading)
+        return self._sources[reading]
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """The numbers of a classifier on a data set."""
+    """The result of evaluating a classifier on a dataset."""
 
     report: ClassificationReport
-    real: float | None  # ReaL's accuracy, where it was asked for
+    real: float | None  # accuracy on the ReaL labels, if they were passed
     notes: tuple[str, ...]
-    fingerprint: str  # of the images: evaluations with the same one can be compared image by image
-    heads: dict[str, Any] = field(
-        default_factory=dict
-    )  # of a distilled network, where asked for: name → classes chosen
+    fingerprint: str  # identifies the images: evaluations with the same one can be compared image by image
+    heads: dict[str, Any] = field(default_factory=dict)  # head → predicted classes, for a distilled network
 
     def values(self) -> dict[str, float]:
-        """Name → value, in the order of a table."""
+        """Return name → value, in the order of a table."""
         low, high = self.report.top_interval()
         numbers = {"top1": self.report.top(1), "top1_low": low, "top1_high": high} | dict(self.report)
         return numbers | ({} if self.real is None else {"real": self.real})
@@ -130,42 +175,39 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         rows = list(number_texts(self.values()).items())
-        return piece("Evaluation", columns=("measure", "value"), rows=rows, notes=self.notes)
+        return html_card("Evaluation", columns=("measure", "value"), rows=rows, notes=self.notes)
 
 
 def evaluate_on(
-    classifier: "Classifier", pictures: LabeledImages, shown: EvaluationSettings, *, heads: bool = False
+    classifier: "Classifier", images: LabeledImages, settings: EvaluationSettings, *, heads: bool = False
 ) -> Evaluation:
-    """A classifier's decisions about `pictures`."""
-    model = classifier.model if shown.size is None else classifier.model.for_images_of(shown.size)
-    own, loader = classifier.preprocessing, shown.loader(classifier, pictures)
+    """Evaluate a classifier on opened images; with `heads`, record what each head of a distilled network predicts."""
+    model, own, loader = settings.network(classifier), classifier.preprocessing, settings.loader(classifier, images)
     report = evaluate(
         model,
-        _counted(loader.epoch(0), len(pictures), shown.progress),
+        _with_progress(loader.epoch(0), len(images), settings.progress),
         classes=classifier.labels,
         pixel_mean=own.mean,
         pixel_std=own.std,
     )
     bad = np.flatnonzero(~np.isfinite(report.confidence))
     if len(bad):
-        first = printable(pictures.where(int(report.index[bad[0]])))
+        first = printable(images.where(int(report.index[bad[0]])))
         raise not_finite(f"{first} and {len(bad) - 1:,} others of {len(report.index):,} images")
-    right = None
-    if shown.real is not None:
-        names = [pictures.where(int(i)) for i in report.index]
-        right = real_accuracy(report.predictions, real_labels_of(names, read_real_labels(shown.real)))
-    of_heads = {}
-    if heads and model.has_distillation_token:
-        of_heads = head_decisions(model, loader.epoch(0))
-    notes = list(pictures.notes)
+    real = None
+    if settings.real is not None:
+        names = [images.where(int(i)) for i in report.index]
+        real = real_accuracy(report.predictions, real_labels_of(names, read_real_labels(settings.real)))
+    by_head = head_decisions(model, loader.epoch(0)) if heads and model.has_distillation_token else {}
+    notes = list(images.notes)
     if loader.broken:
         first = next(iter(loader.broken.values()))
-        notes.append(f"{len(loader.broken)} pictures cannot be read and do not count; the first: {first}")
-    return Evaluation(report, right, tuple(notes), fingerprint(pictures), dict(of_heads))
+        notes.append(f"{len(loader.broken)} images cannot be read and are not evaluated; the first: {first}")
+    return Evaluation(report, real, tuple(notes), fingerprint(images), dict(by_head))
 
 
-def _counted(batches: Iterable[ImageBatch], total: int, progress: Progress | None) -> Iterator[ImageBatch]:
-    """The batches; `progress` hears of each when the next is asked for."""
+def _with_progress(batches: Iterable[ImageBatch], total: int, progress: Progress | None) -> Iterator[ImageBatch]:
+    """Yield the batches, and report a batch as done when the next one is requested."""
     done = 0
     for batch in batches:
         yield batch
@@ -174,150 +216,60 @@ def _counted(batches: Iterable[ImageBatch], total: int, progress: Progress | Non
             progress(min(done, total), total)
 
 
-@dataclass(frozen=True)
-class Probes:
-    """What neighbours and linear classifiers find in a model's features."""
-
-    neighbours: NeighbourReport | None
-    linear: LinearProbe | None
-    linear_sgd: SgdProbe | None
-    few_shot: FewShotProbe | None
-    notes: tuple[str, ...]
-
-    def __iter__(self) -> Iterator[tuple[str, float]]:
-        for part in (self.neighbours, self.linear, self.linear_sgd, self.few_shot):
-            yield from part or ()
-
-    def __repr__(self) -> str:
-        return f"Probes({numbers_line(dict(self))})"
-
-    def _repr_html_(self) -> str:
-        return piece(
-            "Probes", columns=("measure", "value"), rows=list(number_texts(dict(self)).items()), notes=self.notes
-        )
-
-
-def probe_on(
-    classifier: "Classifier",
-    data: str,
-    shown: EvaluationSettings,
-    *,
-    neighbours: Sequence[int],
-    linear: bool,
-    linear_sgd: int | None,
-    few_shot: int | None,
-) -> Probes:
-    """Probes that learn from the train split of `data` and are judged on its val; the classes are those of the data."""
-    if not neighbours and not linear and linear_sgd is None and few_shot is None:
-        raise UsageError("No probe was asked for: give knn, linear, linear_sgd or few_shot")
-    splits = open_data(data, strict=shown.strict, reading=classifier.reading_of(data, shown.reading), level=shown.level)
-    names = splits.classes.names
-    # Before the features are computed, which may take long.
-    if neighbours:
-        check_neighbours(neighbours, int(np.sum(splits.train.labels >= 0)))
-    if linear_sgd is not None:
-        check_epochs(linear_sgd)
-    if few_shot is not None:
-        check_shots(splits.train.labels, splits.val.labels, names, few_shot)
-    train, val = (embed_on(classifier, pictures, shown, projected=False) for pictures in (splits.train, splits.val))
-    searched = [part.projected(classifier.model) for part in (train, val)] if neighbours else []
-    return Probes(
-        knn(*searched, classes=len(names), k=neighbours) if neighbours else None,
-        linear_probe(train, val, classes=len(names)) if linear else None,
-        _sgd_probe(classifier, splits.train, train, val, shown, len(names), linear_sgd) if linear_sgd else None,
-        few_shot_probe(train, val, classes=names, shots=few_shot) if few_shot is not None else None,
-        tuple(splits.notes),
-    )
-
-
-def _sgd_probe(
-    classifier: "Classifier",
-    pictures: ImageSet,
-    train: Embeddings,
-    val: Embeddings,
-    shown: EvaluationSettings,
-    classes: int,
-    epochs: int,
-) -> SgdProbe:
-    """DINO's linear evaluation: train's pictures are cropped and mirrored at random, anew every epoch."""
-    model = classifier.model if shown.size is None else classifier.model.for_images_of(shown.size)
-    size = shown.size or classifier.preprocessing.image_size
-    batch = min(BATCH, len(pictures))
-    loader, _ = make_loader(
-        pictures,
-        AugmentPart(),
-        size,
-        batch_size=batch,
-        seed=0,
-        device=classifier.device,
-        workers=shown.workers,
-        skip_broken=True,
-    )
-
-    def augmented(epoch: int) -> Iterator[Embeddings]:
-        for each in loader.epoch(epoch):
-            yield embed_batches(classifier, [each], model=model, projected=False)
-
-    return sgd_probe(augmented, train, val, classes=classes, steps_per_epoch=loader.steps_per_epoch, epochs=epochs)
-
-
 def embed_on(
     classifier: "Classifier",
-    pictures: ImageSet,
-    shown: EvaluationSettings,
+    images: ImageSet,
+    settings: EvaluationSettings,
     *,
     logits: bool = False,
     projected: bool = True,
 ) -> Embeddings:
-    """One vector a picture that can be read, on the model's device; with `logits`, what its classifier says too."""
-    model = classifier.model if shown.size is None else classifier.model.for_images_of(shown.size)
-    loader = shown.loader(classifier, pictures)
-    found = embed_batches(classifier, loader.epoch(0), model=model, logits=logits, projected=projected)
+    """Return one vector per readable image, on the model's device; with `logits`, the classifier's outputs too."""
+    model, loader = settings.network(classifier), settings.loader(classifier, images)
+    embeddings = embed_batches(classifier, loader.epoch(0), model=model, logits=logits, projected=projected)
     if not loader.broken:
-        return found
-    # Where pictures are kept decoded, another's pixels stand in the place of one that cannot be read.
-    return found.rows(np.flatnonzero(~np.isin(found.index.cpu().numpy(), list(loader.broken))))
+        return embeddings
+    # A loader of decoded images substitutes the pixels of another image for an unreadable one.
+    return embeddings.rows(np.flatnonzero(~np.isin(embeddings.index.cpu().numpy(), list(loader.broken))))
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """A model at one crop ratio or image size."""
+    """The evaluation of a model at one crop ratio or image size."""
 
-    value: float  # ratio, or pixels
+    value: float  # crop ratio, or pixels
     evaluation: Evaluation
 
 
 def sweep_on(
     classifier: "Classifier",
     data: str,
-    shown: EvaluationSettings,
+    settings: EvaluationSettings,
     *,
     over: Literal["crop", "size"],
     values: Sequence[float] | None,
 ) -> list[SweepPoint]:
-    """The same model and pictures at several crop ratios (thesis figure 6.6) or image sizes (figure 5.4)."""
+    """Evaluate a model on the same images at several crop ratios (thesis figure 6.6) or image sizes (figure 5.4)."""
     if over not in ("crop", "size"):
-        raise UsageError(f"A sweep goes over crop or size, given {over!r}")
-    pictures = shown.open(data, classifier)
-    chosen = list(values) if values is not None else list(CROP_RATIOS) if over == "crop" else sizes_around(classifier)
-    changes: list[dict[str, Any]] = [
-        {"crop_ratio": value} if over == "crop" else {"size": round(value)} for value in chosen
-    ]
-    settings = [EvaluationSettings(**(vars(shown) | change)) for change in changes]
-    return [
-        SweepPoint(value, evaluate_on(classifier, pictures, setting))
-        for value, setting in zip(chosen, settings, strict=True)
-    ]
+        raise UsageError(f"over is {over!r}, expected crop or size")
+    images = settings.open(data, classifier)
+    if values is None:
+        values = CROP_RATIOS if over == "crop" else sizes_around(classifier)
+    points = []
+    for value in values:
+        changed = replace(settings, crop_ratio=value) if over == "crop" else replace(settings, size=round(value))
+        points.append(SweepPoint(value, evaluate_on(classifier, images, changed)))
+    return points
 
 
 def sizes_around(classifier: "Classifier") -> list[float]:
-    """Some smaller and larger sizes that the model's patches fill."""
+    """Return some smaller and larger image sizes that are a multiple of the model's patch size."""
     side = classifier.preprocessing.image_size[0]
     sizes = dict.fromkeys(round(factor * side) for factor in SIZE_FACTORS)
-    return [float(size) for size in sizes if _fills(classifier.model, size)]
+    return [float(size) for size in sizes if _fits(classifier.model, size)]
 
 
-def _fills(model: Network, size: int) -> bool:
+def _fits(model: Network, size: int) -> bool:
     try:
         with torch.device("meta"):
             type(model)(model.config_at(model.config, (size, size)))

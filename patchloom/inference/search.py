@@ -1,105 +1,200 @@
-"""A search in an index: what is asked, and what was found for each query."""
+"""Search in an index: settings, results, and the page that shows each query with its nearest files."""
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from PIL import Image
 from torch import Tensor
 
 from patchloom.data.labels.taxonomy import FINEST
 from patchloom.evaluation.exact_search import exact_nearest, faiss_nearest
 from patchloom.inference.index_files import StoredVectors
 from patchloom.inference.neighbors import IndexNeighbors, SearchCondition
-from patchloom.report.notebook import piece
+from patchloom.report.notebook import html_card
+from patchloom.report.page import data_uri, write_page
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.inputs import thumbnail_of
 from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import path_within
+
+if TYPE_CHECKING:
+    from patchloom.inference.index import Index
+
+MAX_QUERIES = 200  # on the page
+THUMBNAIL = 150  # pixels on the page; images have twice as many, for high-resolution screens
 
 
 class SearchHit(NamedTuple):
-    """A file of the index that is like a query."""
+    """A file of the index that is similar to a query."""
 
     path: str
-    score: float  # cosine, −1…1
+    score: float  # cosine similarity, −1…1
     label: str  # '' for none
-    itself: bool = False  # the query's own file
-    conditioned: float | None = None  # what it was ranked by, where the search was conditioned on a coarse class
+    itself: bool = False  # whether it is the query's own file
+    conditioned: float | None = None  # the score it was ranked by, if the search was conditioned on a coarse class
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found for one query."""
+    """The nearest files of one query."""
 
-    query: str  # the file; '' for a picture that has none
+    query: str  # path; '' for an image that is not a file
     hits: list[SearchHit]  # nearest first
-    label: str = ""  # of the query, where it is known
+    label: str = ""  # of the query, if known
     error: str = ""  # why the file cannot be read
-    condition: SearchCondition | None = None  # the coarse class it was conditioned on
+    condition: SearchCondition | None = None  # the coarse classes the search was conditioned on
     level: str = FINEST  # of the labels
-    images: tuple[str, ...] = ()  # folders that pictures of the hits may be read from
+    images: tuple[str, ...] = ()  # folders that images of the hits may be read from
 
     def right(self, hit: SearchHit) -> bool | None:
-        """Whether the labels are the same; None where one is not known."""
+        """Return whether both labels are the same; None if one is unknown."""
         return self.label == hit.label if self.label and hit.label else None
 
     def __repr__(self) -> str:
         if self.error:
-            return f"Found({printable(self.error)})"
+            return f"SearchResult({printable(self.error)})"
         hits = [f"{printable(os.path.basename(hit.path))} {hit.score:.4f}" for hit in self.hits[:3]]
         more = f" and {len(self.hits) - 3} more" if len(self.hits) > 3 else ""
-        return f"Found({self._name()}: {', '.join(hits) or 'nothing'}{more})"
+        return f"SearchResult({self._name()}: {', '.join(hits) or 'nothing'}{more})"
 
     def _repr_html_(self) -> str:
-        from patchloom.inference.search_page import note_on_images, result_card  # which build on this module
-
         notes = [note for note in (self.error, note_on_images([self])) if note]
-        return piece(f"Most like {self._name()}", queries=[] if self.error else [result_card(self)], notes=notes)
+        return html_card(f"Nearest to {self._name()}", queries=[] if self.error else [result_card(self)], notes=notes)
 
     def _name(self) -> str:
-        return printable(os.path.basename(self.query)) or "the picture"
+        return printable(os.path.basename(self.query)) or "the image"
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """A search, but for its queries."""
+    """How to search an index."""
 
     vectors: StoredVectors
     top: int
     skip_self: bool
     exact: bool
     level: str
-    voters: IndexNeighbors | None = None  # where it is conditioned on a coarse class
-    given: str = ""  # that class, where the user says it
-    images: tuple[str, ...] = ()  # folders that pictures of the hits may be read from
+    voters: IndexNeighbors | None = None  # for a search that is conditioned on a coarse class
+    class_name: str = ""  # that class, if the user names it
+    images: tuple[str, ...] = ()  # folders that images of the hits may be read from
 
-    def find(self, queries: Tensor, paths: Sequence[str]) -> list[SearchResult]:
-        """Unit vectors (Q, C) and their files, '' for none."""
-        about, wanted = self.vectors.about, self.top + self.skip_self
+    def search(self, queries: Tensor, paths: Sequence[str]) -> list[SearchResult]:
+        """Return one result per query; `queries` are unit vectors (Q, C), `paths` their files ('' for none)."""
+        count = self.top + self.skip_self
         conditions: Sequence[SearchCondition | None] = [None] * len(queries)
         if self.voters is not None:
-            known = self.voters.conditions(queries, paths, self.given)
-            totals, scores, positions = self.voters.search(queries, known, wanted)
-            conditions = known
-        elif self.exact or about.exact:
-            scores, positions = exact_nearest(self.vectors, queries, wanted)
-            totals = scores
+            conditions = known = self.voters.conditions(queries, paths, self.class_name)
+            totals, scores, positions = self.voters.search(queries, known, count)
+        elif self.exact or self.vectors.about.exact:
+            totals, positions = exact_nearest(self.vectors, queries, count)
+            scores = totals
         else:
-            scores, positions = faiss_nearest(self.vectors.faiss_file(), self.vectors, queries, wanted)
-            totals = scores
+            totals, positions = faiss_nearest(self.vectors.faiss_file(), self.vectors, queries, count)
+            scores = totals
         files = iter(self.vectors.files(positions[positions >= 0]))
-        found = []
+        results = []
         rows = zip(totals.tolist(), scores.tolist(), positions.tolist(), strict=True)
         for path, condition, row in zip(paths, conditions, rows, strict=True):
-            near = [(total, score, next(files)) for total, score, place in zip(*row, strict=True) if place >= 0]
-            hits = [
-                SearchHit(
-                    file.path,
-                    score,
-                    about.at(file.label, self.level),
-                    file.path == path,
-                    None if condition is None else total,
-                )
-                for total, score, file in near
-            ]
-            hits = [hit for hit in hits if not (self.skip_self and hit.itself)][: self.top]
-            found.append(SearchResult(path, hits, condition=condition, level=self.level or FINEST, images=self.images))
-        return found
+            hits = []
+            for total, score, position in zip(*row, strict=True):
+                if position < 0:
+                    continue
+                file = next(files)
+                label, itself = self.vectors.about.at(file.label, self.level), file.path == path
+                if not (self.skip_self and itself):
+                    hits.append(SearchHit(file.path, score, label, itself, None if condition is None else total))
+            level = self.level or FINEST
+            results.append(SearchResult(path, hits[: self.top], condition=condition, level=level, images=self.images))
+        return results
+
+
+def write_search_page(path: Path, index: "Index", results: Sequence[SearchResult]) -> None:
+    """Write the page of a search; a frame shows whether the labels of query and hit agree, if both are known."""
+    readable = [result for result in results if not result.error]
+    notes = [result.error for result in results if result.error]
+    if len(readable) > MAX_QUERIES:
+        notes.append(f"the first {MAX_QUERIES} of {len(readable):,} queries are shown")
+    if note := note_on_images(readable):
+        notes.append(note)
+    facts = [
+        ("files in the index", f"{len(index):,}"),
+        ("model", Path(index.about.model).name),
+        ("search", "exact" if index.about.exact else "by faiss, approximate"),
+    ]
+    if counts := count_right(readable):
+        facts.append(("nearest file has the query's label", f"{counts[0]:,} of {counts[1]:,}"))
+    write_page(
+        path,
+        "search.html.j2",
+        title=f"Search in {index.folder.name}",
+        facts=facts,
+        notes=notes,
+        framed=counts is not None,
+        queries=[result_card(result) for result in readable[:MAX_QUERIES]],
+    )
+
+
+def count_right(results: Sequence[SearchResult]) -> tuple[int, int] | None:
+    """Return how many queries have the label of their nearest other file, and for how many both labels are known.
+
+    Returns None if no pair of labels is known.
+    """
+    nearest = [
+        result.right(hit)
+        for result in results
+        if (hit := next((hit for hit in result.hits if not hit.itself), None)) is not None
+    ]
+    known = [right for right in nearest if right is not None]
+    return (sum(known), len(known)) if known else None
+
+
+def note_on_images(results: Sequence[SearchResult]) -> str:
+    """Return a note on hits whose images may not be shown, and how to allow them; '' if all may be shown."""
+    hidden = sorted(
+        {hit.path for result in results for hit in result.hits if path_within(hit.path, result.images) is None}
+    )
+    if not hidden:
+        return ""
+    return (
+        f"{len(hidden):,} {'images are' if len(hidden) > 1 else 'image is'} not shown, such as {short(hidden[0])}: an "
+        "index can name any file. Add --images FOLDER for each folder whose images may be shown, in Python "
+        "open_index(…, images=[FOLDER])."
+    )
+
+
+def short(path: str) -> str:
+    """Return the path relative to the current folder if it is inside, else the whole path."""
+    here = os.path.join(os.getcwd(), "")
+    return printable(path.removeprefix(here))
+
+
+def result_card(result: SearchResult) -> dict[str, Any]:
+    """Return a query and its hits with their images, as values of a template."""
+    return {
+        "name": short(result.query),
+        "label": result.label,
+        "picture": _thumbnail(result.query) if result.query else None,
+        "hits": [_hit_card(result, hit) for hit in result.hits],
+        "condition": result.condition.in_words() if result.condition else "",
+    }
+
+
+def _hit_card(result: SearchResult, hit: SearchHit) -> dict[str, Any]:
+    return hit._asdict() | {
+        "path": printable(hit.path),
+        "name": printable(os.path.basename(hit.path)),
+        "right": result.right(hit),
+        "picture": _thumbnail(hit.path, result.images),
+    }
+
+
+def _thumbnail(path: str, roots: Sequence[str] | None = None) -> str:
+    """Return a JPEG data URI; gray if the file is missing or outside the roots."""
+    try:
+        image = thumbnail_of(path, 2 * THUMBNAIL, roots)
+    except DataError:
+        image = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "gray")
+    return data_uri(image, "JPEG", quality=80)

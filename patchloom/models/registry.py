@@ -64,7 +64,7 @@ def create_model(
 def _with_weights(
     name: str, tag: str, num_classes: int | None, image_size: Size | None, options: dict[str, Any]
 ) -> Network:
-    from patchloom.models.pretrained.downloads import fetched
+    from patchloom.models.pretrained.downloads import fetch_weights
     from patchloom.models.pretrained.published import load_published
     from patchloom.models.pretrained.table import weights_named
 
@@ -73,7 +73,7 @@ def _with_weights(
     given: dict[str, Any] = {"num_classes": found.classes, "image_size": found.image_size, **found.options}
     given |= {key: value for key, value in asked.items() if value is not None}
     network = build_model(name, **given | options)
-    return load_published(network, fetched(found), new_head=True, adapt_resolution=True)
+    return load_published(network, fetch_weights(found), new_head=True, adapt_resolution=True)
 
 
 def build_model(name: str, *, num_classes: int = 1000, image_size: Size = 224, **options: Any) -> Network:

@@ -1,6 +1,6 @@
-"""What `check` found as one HTML file: numbers, faults, and contact sheets to see with one's own eyes.
+"""The page of `patchloom check`: numbers, problems, and contact sheets.
 
-Free of torch, so that a check stays quick.
+This module does not import torch, so that a check stays fast.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import printable
 
 THUMBNAIL = 96  # pixels
-CLASSES, EACH = 60, 6  # classes shown, and pictures of each
-GROUPS, MEMBERS = 60, 8  # groups of duplicates shown of each kind, and pictures of each
-LINES = 500  # files named in a list
+MAX_CLASSES, IMAGES_PER_CLASS = 60, 6
+MAX_GROUPS, IMAGES_PER_GROUP = 60, 8  # groups of duplicates of each kind
+MAX_LINES = 500  # files in a list
 
 
 def write_check_page(path: Path, report: CheckReport, *, problems: Sequence[str]) -> None:
-    """Write the page; what it leaves out it counts."""
+    """Write the page of a check; it states how many items it leaves out."""
     write_page(
         path,
         "check.html.j2",
@@ -34,9 +34,9 @@ def write_check_page(path: Path, report: CheckReport, *, problems: Sequence[str]
         facts=_facts(report),
         groups=_groups(report),
         sheets=_contact_sheets(report),
-        lines=LINES,
-        shown_groups=GROUPS,
-        members=MEMBERS,
+        lines=MAX_LINES,
+        max_groups=MAX_GROUPS,
+        members=IMAGES_PER_GROUP,
     )
 
 
@@ -53,31 +53,31 @@ def _facts(report: CheckReport) -> list[tuple[str, str]]:
 
 
 def _groups(report: CheckReport) -> list[tuple[str, str, str, int, list[dict[str, Any]]]]:
-    """(anchor, title, explanation, number of groups, groups shown with pictures), worst kinds first."""
+    """Return (anchor, title, explanation, number of groups, first groups) per kind of duplicates, worst kinds first."""
     kinds = [
         *(
             (
                 f"leaks-{number}" if number else "leaks",
                 f"In {splits}",
-                f"The same {report.unit} in both: the score is too good.",
+                f"The same {report.unit} is in both, so the score is too high.",
                 groups,
             )
             for number, (splits, groups) in enumerate(report.leaks_between().items())
         ),
-        ("labels", "Under two labels", "The same pixels under two labels, of which one is wrong.", report.conflicts()),
-        *_shared(report),
+        ("labels", "Under two labels", "The same pixels have two labels, so one of them is wrong.", report.conflicts()),
+        *_overlaps(report),
         ("dups", "Duplicates", f"The same {report.unit}.", report.duplicates),
-        ("near", "Near-duplicates", "Perhaps saved again or scaled; look before removing.", report.near_duplicates),
+        ("near", "Near-duplicates", "Possibly re-encoded or resized; look before removing.", report.near_duplicates),
     ]
     return [
-        (anchor, title, text, len(groups), [_group(report, group) for group in groups[:GROUPS]])
+        (anchor, title, text, len(groups), [_group(report, group) for group in groups[:MAX_GROUPS]])
         for anchor, title, text, groups in kinds
         if groups
     ]
 
 
-def _shared(report: CheckReport) -> list[tuple[str, str, str, list[tuple[ImageLocation, ...]]]]:
-    """What train shares with another set: the same pictures, then those that are nearly the same."""
+def _overlaps(report: CheckReport) -> list[tuple[str, str, str, list[tuple[ImageLocation, ...]]]]:
+    """Return the images that train shares with another dataset: identical ones, then nearly identical ones."""
     if report.against is None:
         return []
     kinds = ((report.against.same, "same", "The same pixels"), (report.against.near, "near", "Nearly the same"))
@@ -85,7 +85,7 @@ def _shared(report: CheckReport) -> list[tuple[str, str, str, list[tuple[ImageLo
         (
             f"against-{anchor}",
             f"{text} in train and {report.against.name}",
-            "A test on these tells too much; leave them out of training with --without LIST.",
+            "A test on these images is too optimistic; exclude them from training with --without LIST.",
             [(shared.place, shared.of) for shared in overlaps],
         )
         for overlaps, anchor, text in kinds
@@ -93,19 +93,18 @@ def _shared(report: CheckReport) -> list[tuple[str, str, str, list[tuple[ImageLo
 
 
 def _group(report: CheckReport, group: Sequence[ImageLocation]) -> dict[str, Any]:
-    def shown_as(place: ImageLocation) -> tuple[str, str]:
-        """File and picture; a pair of sentences has none."""
+    def member(place: ImageLocation) -> tuple[ImageLocation, str, str]:
+        """Return the location, its file and a thumbnail; a pair of sentences has none."""
         listing = report.listing_of(place)
         if listing is None:
-            return place.where, ""
-        return printable(listing.images.key(place.row)), _thumbnail(listing, place.row)
+            return place, place.where, ""
+        return place, printable(listing.images.key(place.row)), _thumbnail(listing, place.row)
 
-    shown = [(place, *shown_as(place)) for place in group[:MEMBERS]]
-    return {"size": len(group), "pictures": shown}
+    return {"size": len(group), "pictures": [member(place) for place in group[:IMAGES_PER_GROUP]]}
 
 
 def _contact_sheets(report: CheckReport) -> list[tuple[str, str, list[str]]]:
-    """(class, its counts, pictures from all over it), of train, or of val for a class that train has not."""
+    """Return (class, its counts, thumbnails from all over it), from train, or from val if train lacks the class."""
     rows: dict[str, dict[str, list[int]]] = {}
     unreadable = {(bad.place.split, bad.place.row) for bad in report.unreadable}
     for split, listing in report.listings.items():
@@ -114,19 +113,19 @@ def _contact_sheets(report: CheckReport) -> list[tuple[str, str, list[str]]]:
                 name = "" if label == UNLABELED else listing.names[label]
                 rows.setdefault(name, {}).setdefault(split, []).append(row)
     sheets = []
-    for name in sorted(rows)[:CLASSES]:
-        split, found = next(iter(rows[name].items()))
-        chosen = found[:: max(1, len(found) // EACH)][:EACH]
-        counts = ", ".join(f"{len(members):,} {where}" for where, members in rows[name].items())
+    for name in sorted(rows)[:MAX_CLASSES]:
+        split, members = next(iter(rows[name].items()))
+        chosen = members[:: max(1, len(members) // IMAGES_PER_CLASS)][:IMAGES_PER_CLASS]
+        counts = ", ".join(f"{len(in_split):,} {where}" for where, in_split in rows[name].items())
         sheets.append((name or "without a label", counts, [_thumbnail(report.listings[split], row) for row in chosen]))
     return sheets
 
 
 def _thumbnail(listing: Listing, row: int) -> str:
-    """The picture as a JPEG inside an address; grey where it has gone since the scan."""
+    """Return a JPEG data URI; gray if the image has disappeared since the scan."""
     try:
-        picture = listing.images.read(row)
+        image = listing.images.read(row)
     except DataError:
-        picture = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "grey")
-    picture.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
-    return data_uri(picture, "JPEG", quality=80)
+        image = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "gray")
+    image.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
+    return data_uri(image, "JPEG", quality=80)

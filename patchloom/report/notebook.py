@@ -1,6 +1,6 @@
-"""What objects say of themselves: a line for a terminal, a piece of HTML for a notebook.
+"""How objects are displayed: one line in a terminal, an HTML card in a notebook.
 
-The HTML is in the style of the pages, light and dark, and stands alone; names from outside are escaped, never markup.
+A card has the style of the pages, light and dark, and needs nothing else; names from outside are escaped.
 """
 
 import re
@@ -10,11 +10,11 @@ from typing import Any
 from patchloom.report.page import render
 from patchloom_runtime.printable import printable
 
-NAMES_SHOWN = 8
+MAX_NAMES = 8
 _PERCENT = re.compile(r"top\d|accuracy|calibration_error|^real$|^map")
 
 
-def piece(
+def html_card(
     title: str,
     *,
     detail: str = "",
@@ -25,7 +25,7 @@ def piece(
     queries: Sequence[Mapping[str, Any]] = (),
     notes: Sequence[str] = (),
 ) -> str:
-    """A card: a title, names with values, a table, pictures, remarks."""
+    """Return a card with a title, facts (name, value), a table, predictions, search results and notes, as HTML."""
     html = render(
         "notebook.html.j2",
         title=title,
@@ -40,28 +40,32 @@ def piece(
     return html.encode("utf-8", "backslashreplace").decode()
 
 
-def first_names(names: Sequence[str], limit: int = NAMES_SHOWN) -> str:
-    """The first few, and how many more there are."""
+def first_names(names: Sequence[str], limit: int = MAX_NAMES) -> str:
+    """Return the first names and how many more there are."""
     more = len(names) - limit
     return ", ".join(map(printable, names[:limit])) + (f" and {more:,} more" if more > 0 else "")
 
 
-def likeliest(answers: Iterable[tuple[str, float]], limit: int = 3) -> str:
-    """rose 93.0 %, tulip 4.1 %"""
-    return ", ".join(f"{printable(name)} {share:.1%}".replace("%", " %") for name, share in list(answers)[:limit])
+def likeliest(scores: Iterable[tuple[str, float]], limit: int = 3) -> str:
+    """Return the first classes with their probabilities: 'rose 93.0 %, tulip 4.1 %'."""
+    return ", ".join(f"{printable(name)} {share:.1%}".replace("%", " %") for name, share in list(scores)[:limit])
 
 
 def number_texts(values: Mapping[str, float]) -> dict[str, str]:
-    """Numbers under their names, as they are read; an interval stands behind its number."""
-    return {name: _told(name, value, values) for name, value in values.items() if not name.endswith(("_low", "_high"))}
+    """Return name → formatted number; an interval follows its number in parentheses."""
+    return {
+        name: _number_text(name, value, values)
+        for name, value in values.items()
+        if not name.endswith(("_low", "_high"))
+    }
 
 
 def numbers_line(values: Mapping[str, float], limit: int = 4) -> str:
-    """top1 71.28 % (65.90…76.20), top5 …"""
-    return ", ".join(f"{name} {told}" for name, told in list(number_texts(values).items())[:limit])
+    """Return the first numbers in one line: 'top1 71.28 % (65.90…76.20), top5 …'."""
+    return ", ".join(f"{name} {text}" for name, text in list(number_texts(values).items())[:limit])
 
 
-def _told(name: str, value: float, values: Mapping[str, float]) -> str:
+def _number_text(name: str, value: float, values: Mapping[str, float]) -> str:
     if name == "images":
         return f"{value:,.0f}"
     if not _PERCENT.search(name):

@@ -1,6 +1,6 @@
-"""HTML pages that stand alone: one style, every text escaped, pictures inside, nothing loaded from anywhere.
+"""HTML pages in a single file: one style, all text escaped, images embedded, nothing loaded from elsewhere.
 
-Free of torch, so that a check of data stays quick.
+This module does not import torch, so that `patchloom check` stays fast.
 """
 
 import base64
@@ -23,21 +23,32 @@ _PAGES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+_SIGNED = "Red patches speak for the class, blue patches against it"
+# What a page says about its maps, by the kind of map (see `pictures/explanations.py`).
+ABOUT_MAPS = {
+    "evidence": f"{_SIGNED}: the logit of each patch, relative to the other classes. The mean over the patches is the "
+    "logit of the image.",
+    "contribution": f"{_SIGNED}, relative to the other classes: the contribution of each patch to the logit, in the "
+    "last layer in which the class token attends to patches.",
+    "attention": "Red patches get the most attention from the class token.",
+    "share": "Red patches contribute most to the vector that images are compared by.",
+    "": "The output of this network does not depend on single patches, so there is no map.",
+}
 
 
 def render(template: str, **values: Any) -> str:
-    """The HTML of a template of this folder; every text in it is escaped, and what would steer a browser's text too."""
+    """Return the HTML of a template; text is escaped, and so are characters that change the direction of text."""
     html = _PAGES.get_template(template).render(**values)
     return "\n".join(map(printable, html.split("\n")))
 
 
 def page_script(name: str) -> str:
-    """The text of a script of this folder."""
+    """Return the text of a script in the templates folder."""
     return (_TEMPLATES / name).read_text("utf-8")
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:
-    """Write the page, whole or not at all."""
+    """Write a page atomically."""
     html = render(template, **values)
     try:
         atomic_write(path, html.encode())
@@ -46,8 +57,8 @@ def write_page(path: Path, template: str, **values: Any) -> None:
         raise ResourceError(f"the page {path} cannot be written ({reason})") from error
 
 
-def data_uri(image: Image.Image, kind: str = "PNG", **saving: Any) -> str:
-    """The image as a file inside an address."""
+def data_uri(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
+    """Return the image as a data URI; `options` are those of `Image.save`."""
     file = io.BytesIO()
-    image.save(file, kind, **saving)
+    image.save(file, kind, **options)
     return f"data:image/{kind.lower()};base64," + base64.b64encode(file.getvalue()).decode()

@@ -1,7 +1,6 @@
-"""The report of a run: one HTML file with everything in it, to be opened without a network, mailed, or kept.
+"""The report of a run as one HTML file that needs no network connection.
 
-Charts are SVG and pictures data URIs; what it looks like is in `report.html.j2`. What stands in it is gathered by
-`tasks.pages`.
+Charts are SVG, images are data URIs, and the layout is in `report.html.j2`. `tasks/report.py` collects the contents.
 """
 
 import math
@@ -22,28 +21,28 @@ from patchloom.recipes.schema import Recipe, difference, flatten
 from patchloom.report.charts import Series, line_chart
 from patchloom.report.page import write_page
 
-CURVE_POINTS = 300  # more are averaged: a line is no wider than that
+CURVE_POINTS = 300  # more points are averaged, since a chart has no more pixels
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The head of the report; what is left out is not shown."""
+    """The summary at the head of a report; fields left at their default are not shown."""
 
     model: str
     data: str
-    best: str = ""  # its number, with its unit
-    measure: str = "best"  # what it is called
-    interval: tuple[float, float] | None = None  # of it
-    weights: Literal["model", "ema"] = "model"  # that reached it
+    best: str = ""  # best score, with its unit
+    measure: str = "best"  # name of the score
+    interval: tuple[float, float] | None = None  # of the score
+    weights: Literal["model", "ema"] = "model"  # weights with that score
     epochs: int | None = None
     seconds: float | None = None
-    command: str = ""  # that repeats the run
+    command: str = ""  # command that repeats the run
     next_command: str = ""
 
 
 class RecipeRow(NamedTuple):
-    """A setting, its value and where it comes from: "default", "user", a recipe, or "auto: " and the reason."""
+    """A setting, its value and its origin: "default", "user", a recipe, or "auto: " and the reason."""
 
     key: str
     value: Any
@@ -52,7 +51,7 @@ class RecipeRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChartLine:
-    """A curve of a chart: which values of which records it shows."""
+    """One curve of a chart: which value of which records it shows."""
 
     label: str
     color: int
@@ -61,9 +60,9 @@ class ChartLine:
     weights: str = "model"
 
 
-Charts = Mapping[str, Sequence[ChartLine]]  # title → its curves
+Charts = Mapping[str, Sequence[ChartLine]]  # title → curves
 
-# Of every run; a task and a method have more.
+# Charts of every run; tasks and methods add more.
 LOSS: Charts = {
     "Loss": [
         ChartLine(label="training", color=0, kind="train", value="loss"),
@@ -76,7 +75,7 @@ RATE: Charts = {"Learning rate": [ChartLine(label="learning rate", color=0, kind
 
 
 def validation(value: str, *, average: str = "ema", name: str = "EMA") -> list[ChartLine]:
-    """The curves of a number of the evaluations: of the model and of its average."""
+    """Return the curves of a value of the evaluations: of the model and of its average."""
     return [
         ChartLine(label="model", color=1, kind="evaluation", value=value),
         ChartLine(label=name, color=2, kind="evaluation", value=value, weights=average),
@@ -84,7 +83,7 @@ def validation(value: str, *, average: str = "ema", name: str = "EMA") -> list[C
 
 
 def training(charts: Mapping[str, Mapping[str, str]]) -> Charts:
-    """Charts of what is recorded while training: title → curve → name of the value."""
+    """Return charts of values recorded in training from title → curve → name of the value."""
     return {
         title: [
             ChartLine(label=label, color=number, kind="train", value=value)
@@ -96,23 +95,23 @@ def training(charts: Mapping[str, Mapping[str, str]]) -> Charts:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a report shows; a part that is not given has no section."""
+    """The contents of a report; empty parts have no section."""
 
     title: str
     summary: Summary
-    records: Sequence[Mapping[str, Any]] = ()  # of metrics.jsonl
-    charts: Charts = field(default_factory=dict)  # of them
-    trained_on: str = "augmented images and of the targets of the objective"  # what the training loss is of
-    sections: Sequence[Markup] = ()  # of the task, see `pages.sections`
-    recipe: Sequence[tuple[str, Any, str]] = ()  # rows as `recipe_rows` makes them
-    cost: Sequence[tuple[str, str, str]] = ()  # name, value, what it is
+    records: Sequence[Mapping[str, Any]] = ()  # from metrics.jsonl
+    charts: Charts = field(default_factory=dict)  # of the records
+    trained_on: str = "augmented images with the targets of the objective"  # what the training loss is computed on
+    sections: Sequence[Markup] = ()  # of the task, see `sections.py`
+    recipe: Sequence[tuple[str, Any, str]] = ()  # rows from `recipe_rows`
+    cost: Sequence[tuple[str, str, str]] = ()  # name, value, explanation
     notes: Sequence[str] = ()
-    numbers: Sequence[tuple[str, str, str]] = ()  # name, value, what it is
-    environment: Mapping[str, str] | None = None  # what the run was made with; by default what is installed here
+    numbers: Sequence[tuple[str, str, str]] = ()  # name, value, explanation
+    environment: Mapping[str, str] | None = None  # package versions; default: those installed here
 
 
 def write_report(path: str | Path, report: Report) -> None:
-    """Write the report, whole or not at all."""
+    """Write the report atomically."""
     write_page(
         Path(path),
         "report.html.j2",
@@ -132,7 +131,7 @@ def write_report(path: str | Path, report: Report) -> None:
 
 
 def recipe_rows(recipe: Recipe, why: Mapping[str, str]) -> list[RecipeRow]:
-    """Every field of a recipe with its provenance; `why` are reasons that are known: of the user, or of `auto`."""
+    """Return every field of a recipe with its provenance; `why` has the reasons known from the user or from `auto`."""
     plain = Recipe(
         name=recipe.name,
         source=recipe.source,
@@ -140,14 +139,14 @@ def recipe_rows(recipe: Recipe, why: Mapping[str, str]) -> list[RecipeRow]:
         optim=OptimPart(lr=recipe.optim.lr, batch_size=recipe.optim.batch_size),
         schedule=SchedulePart(epochs=recipe.schedule.epochs),
     )
-    asked = {"name", "source", "model.name", "optim.lr", "optim.batch_size", "schedule.epochs"}
-    set_by_recipe = asked | set(difference(recipe, plain))
-    usual = {key: f"recipe {recipe.name}" if key in set_by_recipe else "default" for key in flatten(recipe)}
-    return [RecipeRow(key, value, why.get(key, usual[key])) for key, value in flatten(recipe).items()]
+    required = {"name", "source", "model.name", "optim.lr", "optim.batch_size", "schedule.epochs"}
+    set_by_recipe = required | set(difference(recipe, plain))
+    origins = {key: f"recipe {recipe.name}" if key in set_by_recipe else "default" for key in flatten(recipe)}
+    return [RecipeRow(key, value, why.get(key, origins[key])) for key, value in flatten(recipe).items()]
 
 
 def installed_versions() -> dict[str, str]:
-    """Name → version of what a result depends on."""
+    """Return name → version of the packages that results depend on."""
     own = {"patchloom": __version__, "python": platform.python_version()}
     return own | {name: metadata.version(name) for name in PACKAGES}
 
@@ -163,7 +162,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _curve_charts(records: Sequence[Mapping[str, Any]], charts: Charts) -> list[tuple[str, Markup]]:
-    """The charts, as far as the records have them."""
+    """Return the charts (title, SVG) that the records have values for."""
     unit, steps = steps_per_unit(records)
     drawn = {
         name: [
@@ -174,7 +173,7 @@ def _curve_charts(records: Sequence[Mapping[str, Any]], charts: Charts) -> list[
         ]
         for name, lines in charts.items()
     }
-    # A line through one point is no curve: its number stands in the table.
+    # A single point is not a curve; its value is in the table.
     return [
         (name, line_chart(lines, x_label=unit))
         for name, lines in drawn.items()
@@ -185,29 +184,29 @@ def _curve_charts(records: Sequence[Mapping[str, Any]], charts: Charts) -> list[
 def curve(
     records: Sequence[Mapping[str, Any]], steps: float, kind: str, weights: str, value: str
 ) -> list[tuple[float, float]]:
-    """Points (step / steps, value) of the records of one kind, no more than a chart is wide."""
+    """Return points (step / steps, value) of the records of one kind, at most as many as a chart is wide."""
     rows = [r for r in records if r.get("kind") == kind and r.get("weights", "model") == weights]
     rows = [r for r in rows if "step" in r and value in r.get("values", {})]
-    return _thinned([(r["step"] / steps, _float(r["values"][value])) for r in rows])
+    return _averaged([(r["step"] / steps, _float(r["values"][value])) for r in rows])
 
 
-def neighbours_of(records: Sequence[Mapping[str, Any]]) -> int:
-    """How many neighbours judged the run; 0 where none did."""
+def neighbor_count(records: Sequence[Mapping[str, Any]]) -> int:
+    """Return k of the k-NN classifier that evaluated the run; 0 if there was none."""
     names = (name for r in records if r.get("kind") == "evaluation" for name in r.get("values", {}))
-    found = (re.fullmatch(r"knn(\d{1,9})_top1", name) for name in names)
-    return next((int(match[1]) for match in found if match), 0)
+    matches = (re.fullmatch(r"knn(\d{1,9})_top1", name) for name in names)
+    return next((int(match[1]) for match in matches if match), 0)
 
 
 def steps_per_unit(records: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
-    """("epoch", steps in one), or ("step", 1) where no evaluation tells."""
-    # An evaluation after whole epochs stands at steps · epochs; one after a part of an epoch stands further on.
+    """Return ("epoch", steps per epoch), or ("step", 1) if there is no evaluation."""
+    # An evaluation after whole epochs is at step steps · epochs; one within an epoch is at a later step.
     lengths = [
         r["step"] / r["epoch"] for r in records if r.get("kind") == "evaluation" and r.get("step") and r.get("epoch")
     ]
     return ("epoch", min(lengths)) if lengths else ("step", 1.0)
 
 
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _averaged(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     size = -(-len(points) // CURVE_POINTS)
     if size <= 1:
         return points
@@ -220,7 +219,7 @@ def _float(value: float | None) -> float:
 
 
 def _grouped(rows: Sequence[RecipeRow]) -> list[tuple[str, list[RecipeRow]]]:
-    """Rows by the schema's groups, in its order; keys of no group first."""
+    """Group the rows as the schema does, in its order; keys without a group come first."""
     groups: dict[str, list[RecipeRow]] = {name: [] for name in ("run", *GROUPS)}
     for row in rows:
         group, _, name = row.key.partition(".")
@@ -231,7 +230,7 @@ def _grouped(rows: Sequence[RecipeRow]) -> list[tuple[str, list[RecipeRow]]]:
 
 
 def value_text(value: Any) -> str:
-    """A setting as a page prints it."""
+    """Return the value of a setting as text for a page."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Parts of a report that only some tasks have, as HTML; `report.html.j2` puts them between curves and recipe."""
+"""Sections of a report that only some tasks have, as HTML; `report.html.j2` puts them between curves and recipe."""
 
 import math
 from collections.abc import Sequence
@@ -13,33 +13,33 @@ from patchloom.evaluation.classification import Mistake
 from patchloom.report.charts import bars, count_table, heat_map
 from patchloom.report.page import data_uri, render
 
-COUNTED_CLASSES = 30  # up to here every cell of the confusion matrix has room for its count
-DRAWN_CLASSES = 250  # up to here every cell of the confusion matrix is told under the pointer
-ENLARGED_CLASSES = 12  # of a larger matrix, those that are confused most
+MAX_COUNTED_CLASSES = 30  # up to here, the cells of a confusion matrix have room for their counts
+MAX_DRAWN_CLASSES = 250  # up to here, every cell of a confusion matrix has a tooltip
+MOST_CONFUSED_CLASSES = 12  # classes of a larger matrix that are shown with counts
 UNFOLDED_BARS = 20
 CONFUSED_PAIRS = 20
 THUMBNAIL = 112  # pixels
-SMALL_PICTURE = 480  # pixels: up to here a picture shrinks to a phone's width, a wider one is scrolled
+SMALL_PICTURE = 480  # pixels; up to here a picture shrinks to the width of a phone, a wider one scrolls
 RIGHT, WRONG = (37, 99, 235), (220, 38, 38)  # as in the style sheet
 
 
 def confusion_section(counts: np.ndarray, names: Sequence[str]) -> Markup:
-    """What is taken for what: images of class [row] put in class [column]."""
+    """Return the confusion matrix: `counts` of images of class [row] that are predicted as class [column]."""
     return _section("confusion", confusion=_confusion(counts, names))
 
 
 def class_section(per_class: Sequence[float] | np.ndarray, names: Sequence[str], counts: np.ndarray | None) -> Markup:
-    """Accuracy by class, worst first, in percent; NaN without images."""
+    """Return the accuracy per class in percent, worst first; NaN for a class without images."""
     return _section("classes", per_class=_class_bars(per_class, names, counts))
 
 
 def mistake_section(mistakes: Sequence[tuple[Image.Image, Mistake, str]], names: Sequence[str]) -> Markup:
-    """The worst mistakes, each with the place of its file."""
-    shown = [
-        (data_uri(_thumbnail(image)), m, names[m.label], names[m.prediction], PurePath(place).name or place, place)
-        for image, m, place in mistakes
+    """Return the worst mistakes: (image, mistake, path of the file) of each."""
+    rows = [
+        (data_uri(_thumbnail(image)), m, names[m.label], names[m.prediction], PurePath(path).name or path, path)
+        for image, m, path in mistakes
     ]
-    return _section("mistakes", mistakes=shown)
+    return _section("mistakes", mistakes=rows)
 
 
 def picture_section(
@@ -47,37 +47,34 @@ def picture_section(
     title: str = "Inside the network",
     place: str = "pictures",
 ) -> Markup:
-    """(title, picture or chart, caption) of each; `place` is the section's name in the page."""
-    shown = [
+    """Return pictures and charts, each (title, picture or chart, caption); `place` is the section's id in the page."""
+    rows = [
         (name, p, text, 0) if isinstance(p, Markup) else (name, data_uri(p), text, p.width)
         for name, p, text in pictures
     ]
-    return _section("pictures", place=place, title=title, pictures=shown, small=SMALL_PICTURE)
+    return _section("pictures", place=place, title=title, pictures=rows, small=SMALL_PICTURE)
 
 
 def gallery_section(
     place: str,
     title: str,
-    told: str,
+    text: str,
     pictures: Sequence[tuple[Sequence[Image.Image], str | Sequence[str]]],
     legend: Sequence[tuple[str, tuple[int, int, int]]] = (),
 ) -> Markup:
-    """Rows of pictures that break where there is no room, with a caption per row or per picture.
-
-    `legend` names their colors.
-    """
-    shown = [([data_uri(picture) for picture in row], caption) for row, caption in pictures]
+    """Return rows of pictures that wrap, with a caption per row or per picture; `legend` names their colors."""
+    rows = [([data_uri(picture) for picture in row], caption) for row, caption in pictures]
     swatches = [(name, f"#{red:02x}{green:02x}{blue:02x}") for name, (red, green, blue) in legend]
-    return _section("gallery", place=place, title=title, told=told, pictures=shown, legend=swatches)
+    return _section("gallery", place=place, title=title, text=text, pictures=rows, legend=swatches)
 
 
 def sample_section(samples: Sequence[tuple[str, str, str]]) -> Markup:
-    """Translations of val: (source, reference, translation)."""
+    """Return translations of val: (source, reference, translation) of each."""
     return _section("samples", samples=samples)
 
 
 def table_section(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
-    """Any table."""
+    """Return a table."""
     return _section("table", title=title, columns=columns, rows=rows)
 
 
@@ -89,13 +86,13 @@ def _confusion(counts: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     wrong = counts - np.diag(np.diag(counts))
     images = counts.sum(axis=1)
     worst = np.argsort(-wrong, axis=None, kind="stable")[:CONFUSED_PAIRS]
-    places = [divmod(int(place), len(names)) for place in worst]
-    pairs = [(names[i], names[j], int(wrong[i, j]), int(images[i])) for i, j in places if wrong[i, j]]
+    cells = [divmod(int(cell), len(names)) for cell in worst]
+    pairs = [(names[i], names[j], int(wrong[i, j]), int(images[i])) for i, j in cells if wrong[i, j]]
     largest = 100 * float(np.max(wrong / np.maximum(images, 1)[:, None]))
     strengths = _strengths(counts)
-    if len(names) <= COUNTED_CLASSES:
+    if len(names) <= MAX_COUNTED_CLASSES:
         return {"table": count_table(counts, strengths, names), "pairs": pairs[:3], "largest": largest}
-    drawn = heat_map(counts, strengths, names) if len(names) <= DRAWN_CLASSES else None
+    drawn = heat_map(counts, strengths, names) if len(names) <= MAX_DRAWN_CLASSES else None
     block = None
     if chosen := most_confused(wrong):
         part = np.ix_(chosen, chosen)
@@ -104,8 +101,8 @@ def _confusion(counts: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     return {"table": None, "chart": drawn, "image": image, "block": block, "pairs": pairs, "largest": largest}
 
 
-def most_confused(wrong: np.ndarray, count: int = ENLARGED_CLASSES) -> list[int]:
-    """Classes of the pairs that are confused most, either way; those that belong together stand together."""
+def most_confused(wrong: np.ndarray, count: int = MOST_CONFUSED_CLASSES) -> list[int]:
+    """Return the classes of the most confused pairs, in either direction; the classes of a pair are neighbors."""
     both = np.triu(wrong + wrong.T)
     chosen: list[int] = []
     for place in np.argsort(-both, axis=None, kind="stable"):
@@ -119,7 +116,7 @@ def most_confused(wrong: np.ndarray, count: int = ENLARGED_CLASSES) -> list[int]
 
 
 def _strengths(counts: np.ndarray) -> np.ndarray:
-    """Colour of each cell, 0…1: its share of the row; off the diagonal, that over the largest there."""
+    """Return the color of each cell, 0…1: its share of the row, relative to the largest one off the diagonal."""
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     right = np.diag(np.diag(share))
     wrong = share - right
@@ -127,7 +124,7 @@ def _strengths(counts: np.ndarray) -> np.ndarray:
 
 
 def _compact(counts: np.ndarray) -> Image.Image:
-    """A pixel a cell, transparent where it is empty, so that it stands on a light or a dark page."""
+    """Return an image with one pixel per cell; empty cells are transparent, for light and dark pages."""
     alpha = np.where(counts > 0, np.maximum(np.rint(255 * _strengths(counts)), 40), 0).astype(np.uint8)
     color = np.where(np.eye(len(counts), dtype=bool)[..., None], RIGHT, WRONG).astype(np.uint8)
     return _enlarged(Image.fromarray(np.dstack([color, alpha]), "RGBA"), 500)
@@ -136,7 +133,7 @@ def _compact(counts: np.ndarray) -> Image.Image:
 def _class_bars(
     per_class: Sequence[float] | np.ndarray, names: Sequence[str], confusion: np.ndarray | None
 ) -> tuple[Markup, Markup | None, int]:
-    """The worst classes, the others, and how many others."""
+    """Return bars of the worst classes, bars of the others, and the number of others."""
 
     def text(i: int) -> str:
         of = "" if confusion is None else f" of {confusion[i].sum()}"
@@ -155,6 +152,6 @@ def _thumbnail(image: Image.Image) -> Image.Image:
 
 
 def _enlarged(image: Image.Image, least: int) -> Image.Image:
-    """By a whole factor, pixels kept crisp, to at least so many pixels a side where it is smaller."""
+    """Enlarge a small image by a whole factor to at least `least` pixels, without interpolation."""
     factor = -(-least // max(image.size))
     return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)

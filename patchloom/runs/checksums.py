@@ -9,7 +9,10 @@ somebody changed on purpose, such as names in `labels.json`, for right.
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,25 @@ _MOST_OWN = 1 << 20  # bytes of checksums.json; a folder has a handful of files
 _MOST_ANY = 1 << 32  # of a file that is about to be replaced
 
 Checksums = dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class _ReadBefore:
+    files: dict[Path, bytes] = field(default_factory=dict)
+    checksums: dict[Path, Checksums] = field(default_factory=dict)
+
+
+_read_before: ContextVar[_ReadBefore | None] = ContextVar("read_before", default=None)
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Read every checked file once while open: `read_checked` returns the same bytes again."""
+    token = _read_before.set(_read_before.get() or _ReadBefore())
+    try:
+        yield
+    finally:
+        _read_before.reset(token)
 
 
 def write_checked(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -46,17 +68,22 @@ def write_checked(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def read_checked(folder: Path, name: str, most: int = MOST_BYTES) -> bytes:
     """The bytes of a file of a folder, `most` of them; a CheckpointError where they are not those that were written."""
-    path = folder / name
+    path, before = folder / name, _read_before.get() or _ReadBefore()
+    if path in before.files:
+        return before.files[path]
     try:
         data = read_plain(path, most)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    known = read_checksums(folder).get(name)
+    if folder not in before.checksums:
+        before.checksums[folder] = read_checksums(folder)
+    known = before.checksums[folder].get(name)
     if known is not None and hashlib.sha256(data).hexdigest() not in known:
         raise CheckpointError(
             f"{path} is damaged: its checksum is not the one in {FILE}. Restore it; if it was changed on purpose, say "
             f"so: patchloom verify {shlex.quote(str(folder))} --accept"
         )
+    before.files[path] = data
     return data
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from patchloom.data.datasets import ClassTable, plain_form
-from patchloom.runs.checksums import write_checked
-from patchloom.runs.files import FORMAT, json_bytes, parsed, read_known, refuse_format, refuse_shape
+from patchloom.runs.checksums import reading_once, write_checked
+from patchloom.runs.files import FORMAT, json_bytes, parsed, read_run_file, refuse_format, refuse_shape
 from patchloom_runtime.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class RunFiles:
     def other_names(self) -> bytes | None:
         """The file of these names; None where there is none."""
         is_there = self.folder is not None and os.path.lexists(self.folder / OTHER_NAMES)
-        return read_known(self.folder, OTHER_NAMES) if self.folder and is_there else None
+        return read_run_file(self.folder, OTHER_NAMES) if self.folder and is_there else None
 
     @property
     def table(self) -> ClassTable:
@@ -151,15 +151,21 @@ def write_config(
 
 def read_config(folder: Path, shape: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What `write_config` wrote, of any kind of run; its options as they were. `shape` is what else it must have."""
-    path = folder / "config.json"
-    config = parsed(read_known(folder, path.name), path, {"format": int})
-    refuse_format(config, path)
-    refuse_shape(config, _CONFIG, path)
+    path, config = folder / "config.json", _parse_config(folder)
     refuse_shape(config, shape or {}, path)
     config["options"] = {name: _tuples(value) for name, value in config["options"].items()}
     return config
 
 
+def _parse_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    config: dict[str, Any] = parsed(read_run_file(folder, path.name), path, {"format": int})
+    refuse_format(config, path)
+    refuse_shape(config, _CONFIG, path)
+    return config
+
+
+@reading_once()
 def read_run_files(folder: Path) -> RunFiles:
     """What `write_run_files` wrote."""
     if "vocabulary" in read_config(folder):
@@ -179,7 +185,7 @@ def read_run_files(folder: Path) -> RunFiles:
             f"tells {options['num_classes']:,} apart. Restore it."
         )
     if os.path.lexists(folder / RECIPE):
-        read_known(folder, RECIPE)  # it is read when it is asked for; a changed byte is told now
+        read_run_file(folder, RECIPE)  # it is read when it is asked for; a changed byte is told now
     return RunFiles(config["network"], options, shown, folder, labels, config.get("level"), config.get("task", ""))
 
 
@@ -191,7 +197,7 @@ def read_recipe(folder: Path) -> "Recipe | None":
     if not os.path.lexists(path):
         return None
     try:
-        return Recipe.from_yaml(read_known(folder, RECIPE).decode())
+        return Recipe.from_yaml(read_run_file(folder, RECIPE).decode())
     except (UsageError, UnicodeDecodeError) as error:
         raise CheckpointError(
             f"{path} is damaged: {error} Restore it, or remove it to continue with the settings given."
@@ -248,7 +254,7 @@ def _list(values: Any) -> Any:
 
 def _read_labels(folder: Path) -> tuple[str, ...]:
     path = folder / "labels.json"
-    return tuple(parsed(read_known(folder, path.name), path, list[str]))
+    return tuple(parsed(read_run_file(folder, path.name), path, list[str]))
 
 
 def _tuples(value: Any) -> Any:

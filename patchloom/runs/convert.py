@@ -17,7 +17,7 @@ from patchloom.models.pretrained.names import State
 from patchloom.models.pretrained.table import published, unknown_network
 from patchloom.runs.config import Preprocessing, is_run
 from patchloom.runs.imagenet_names import names_for
-from patchloom.runs.locate import is_foreign, run_folder
+from patchloom.runs.locate import is_third_party, run_folder
 from patchloom.runs.published import default_preprocessing, refuse_taken, write_published
 from patchloom.runs.weights import load_network, packed
 from patchloom_runtime.errors import CheckpointError, UsageError, with_near_options
@@ -48,7 +48,7 @@ def file_to_run(
     that the network was published with at this size.
     """
     refuse_taken(out)
-    if is_foreign(model):
+    if is_third_party(model):
         return _foreign_to_run(file, model, out, labels)
     if model not in CATALOG:
         raise unknown_network(model)
@@ -73,11 +73,11 @@ def file_to_run(
 def _foreign_to_run(
     file: str | os.PathLike[str], model: str, out: Path, labels: Sequence[str] | None
 ) -> ConversionSummary:
-    from patchloom.runs.third_party import write_foreign
+    from patchloom.runs.third_party import write_third_party_run
 
     if "@" in model:
         raise UsageError(f"--model {model} names a file, and {os.fspath(file)} is to be converted; leave @… out")
-    write_foreign(f"{model}@{os.fspath(file)}", out, labels)
+    write_third_party_run(f"{model}@{os.fspath(file)}", out, labels)
     network, files = load_network(out)
     return ConversionSummary(network, files.labels, files.preprocessing, as_of=model)
 

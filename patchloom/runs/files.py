@@ -27,7 +27,7 @@ def read_whole(path: Path, most: int = MOST_BYTES) -> bytes:
     return data
 
 
-def read_known(folder: Path, name: str) -> bytes:
+def read_run_file(folder: Path, name: str) -> bytes:
     """The same, compared with its checksum."""
     data = read_checked(folder, name)
     if not data:

@@ -43,10 +43,10 @@ def find_run(source: str | os.PathLike[str]) -> Path | None:
         if not is_run(folder):
             raise UsageError(f"{given} is no model of patchloom: it has no config.json")
         return folder
-    if is_foreign(given):
-        from patchloom.runs.third_party import foreign_run  # which patchloom's own networks do without
+    if is_third_party(given):
+        from patchloom.runs.third_party import third_party_run  # which patchloom's own networks do without
 
-        return foreign_run(given)
+        return third_party_run(given)
     if is_published_name(given) and not os.path.exists(given):
         return _published(weights_named(given))
     return None
@@ -54,7 +54,7 @@ def find_run(source: str | os.PathLike[str]) -> Path | None:
 
 def names_run(source: str | os.PathLike[str]) -> bool:
     """Whether a user names a run, be it one that would have to be fetched."""
-    return is_run(source) or is_on_hub(source) or is_foreign(source) or is_published_name(os.fspath(source))
+    return is_run(source) or is_on_hub(source) or is_third_party(source) or is_published_name(os.fspath(source))
 
 
 def is_on_hub(source: str | os.PathLike[str]) -> bool:
@@ -62,7 +62,7 @@ def is_on_hub(source: str | os.PathLike[str]) -> bool:
     return os.fspath(source).startswith(PREFIX)
 
 
-def is_foreign(source: str | os.PathLike[str]) -> bool:
+def is_third_party(source: str | os.PathLike[str]) -> bool:
     """Whether a user names a network of timm or torchvision; torchvision:cifar10 is data."""
     library, _, rest = os.fspath(source).partition(":")
     if library != "torchvision":
@@ -74,7 +74,7 @@ def is_foreign(source: str | os.PathLike[str]) -> bool:
 
 def is_here(source: str) -> bool:
     """Whether a run can be read without asking any network."""
-    if is_foreign(source):
+    if is_third_party(source):
         from patchloom.runs.third_party import is_made
 
         return is_made(source)
@@ -121,12 +121,12 @@ def _is_made(folder: Path, weights: Weights) -> bool:
 
 def _make(weights: Weights, folder: Path) -> None:
     # Runs that are read do without these, which know every family and the names of its published weights.
-    from patchloom.models.pretrained.downloads import fetched
+    from patchloom.models.pretrained.downloads import fetch_weights
     from patchloom.models.pretrained.published import load_published
     from patchloom.models.registry import create_model
     from patchloom.runs.imagenet_names import imagenet_labels
 
-    file = fetched(weights)
+    file = fetch_weights(weights)
     network = create_model(
         weights.variant, num_classes=weights.classes, image_size=weights.image_size, **weights.options
     )

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from patchloom.runs.checksums import read_checked, write_checked
-from patchloom.runs.data_record import RECORD
 from patchloom.runs.predictions import Predictions, save_predictions
+from patchloom.runs.provenance import RECORD
 from patchloom.runs.published import new_folder
-from patchloom.runs.run_record import METRICS, read_run_record, write_run_record
+from patchloom.runs.run_metadata import METRICS, read_run_metadata, write_run_metadata
 
 
-def write_altered(
+def write_modified_run(
     source: Path, out: Path, save: Callable[[Path], None], note: str, decided: Predictions | None = None
 ) -> None:
     """Have `save` write the model into a new folder, and add what the run `source` knew of its data and training.
@@ -23,8 +23,8 @@ def write_altered(
         save(folder)
         if (source / RECORD).is_file():
             write_checked(folder, {RECORD: read_checked(source, RECORD)})
-        if (record := read_run_record(source)) is not None:
-            write_run_record(folder, replace(record, notes=[*record.notes, note]))
+        if (record := read_run_metadata(source)) is not None:
+            write_run_metadata(folder, replace(record, notes=[*record.notes, note]))
         if (source / METRICS).is_file():
             shutil.copyfile(source / METRICS, folder / METRICS)
         if decided is not None:

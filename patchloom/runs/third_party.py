@@ -43,7 +43,7 @@ class ThirdPartyNetwork:
     facts: dict[str, str]
 
 
-def foreign_run(spec: str) -> Path:
+def third_party_run(spec: str) -> Path:
     """The folder of the run that 'timm:NAME', 'torchvision:NAME' or one with '@FILE' names; it is made once."""
     library, name, path, known = _parsed(spec)
     folder = published_folder(_folder_name(library, name, known, path))
@@ -52,11 +52,11 @@ def foreign_run(spec: str) -> Path:
     lock = folder.with_name(f".{folder.name}.lock")
     with disk_errors(folder), one_at_a_time(lock, f"makes a run of {spec}"):
         if not is_run(folder):
-            write_foreign(spec, folder)
+            write_third_party_run(spec, folder)
     return folder
 
 
-def write_foreign(spec: str, folder: Path, labels: Sequence[str] | None = None) -> None:
+def write_third_party_run(spec: str, folder: Path, labels: Sequence[str] | None = None) -> None:
     """Make the folder of a run of it anywhere, with names for its classes."""
     library, name, path, known = _parsed(spec)
     foreign = (_from_timm if library == "timm" else _from_torchvision)(spec, name, path, known)

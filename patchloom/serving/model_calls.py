@@ -91,7 +91,7 @@ def _embed(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> l
 
 
 def _segment(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from patchloom.report.pictures.mask_overlays import class_shares, index_image
+    from patchloom.report.pictures.overlays import class_shares, index_image
 
     del options
     found = []

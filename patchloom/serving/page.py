@@ -17,8 +17,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from patchloom.report.map_words import ABOUT_MAPS
-from patchloom.report.page import page_script, render
+from patchloom.report.page import ABOUT_MAPS, page_script, render
 from patchloom.serving.app import App
 from patchloom.serving.exchange import Exchange, Response
 from patchloom.serving.refusals import Refused
@@ -104,7 +103,7 @@ def page_response(
         facts=_facts(about),
         where=where,
         promise=_promise(about),
-        legend="Choose a class to see what speaks for it" if "explain" in about["verbs"] else "Likeliest classes",
+        legend="Choose a class to see its evidence" if "explain" in about["verbs"] else "Most likely classes",
         about_map=_about_map(about),
         hint="" if {"predict", "search"} & set(about["verbs"]) else _NO_CLASSES,
         has_report=has_report,
@@ -128,11 +127,11 @@ def _told(about: Mapping[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {name: about[name] for name in ("verbs", "labels", "levels", "level")}
     told["about"] = ABOUT_MAPS
     if "segment" in about["verbs"]:
-        from patchloom.report.pictures.mask_overlays import palette
+        from patchloom.report.pictures.overlays import palette
 
         told["colours"] = palette(min(256, len(about["labels"]))).tolist()
     if "detect" in about["verbs"]:
-        from patchloom.report.pictures.object_overlays import class_color
+        from patchloom.report.pictures.overlays import class_color
 
         told["colours"] = [class_color(number) for number in range(len(about["labels"]))]
     return told

@@ -88,13 +88,15 @@ def _thumbnail(path: str, side: int, roots: Sequence[str]) -> str | None:
 def search_answer(index: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The nearest files of an index; with voters, what class they vote for and at which level each file matches it."""
     from patchloom.data.labels.taxonomy import FINEST, level_named
+    from patchloom.inference.neighbors import vote_shares
 
     about, voters = index.about, options["neighbours"]
     level = about.level if options["level"] is None else level_named(options["level"], about.levels)
     told = []
     # Of the labels themselves, which say those of every level.
     for one in index.search(list(pictures), top=max(options["top"], voters), level=FINEST):
-        shares = _vote(one.hits[:voters])
+        voting = [hit for hit in one.hits[:voters] if hit.label]
+        shares = vote_shares([hit.score for hit in voting], [hit.label for hit in voting])
         best = next(iter(shares), "")
         hits = [
             {
@@ -114,19 +116,6 @@ def search_answer(index: Any, pictures: Sequence[Any], options: Mapping[str, Any
         votes = [{"label": name, "probability": min(1.0, share)} for name, share in ordered]
         told.append({"hits": hits, "level": level or FINEST, "answers": votes})
     return told
-
-
-def _vote(hits: Sequence[Any]) -> dict[str, float]:
-    """Label → share of the votes of the files that have one, largest first (thesis, equation 2.6)."""
-    import torch
-
-    from patchloom.evaluation.retrieval import vote_weights
-
-    labeled = [hit for hit in hits if hit.label]
-    shares: dict[str, float] = {}
-    for hit, weight in zip(labeled, vote_weights(torch.tensor([hit.score for hit in labeled])).tolist(), strict=True):
-        shares[hit.label] = shares.get(hit.label, 0.0) + weight
-    return dict(sorted(shares.items(), key=lambda each: (-each[1], each[0])))
 
 
 def levels_of(about: Any) -> list[str]:

@@ -18,7 +18,7 @@ from patchloom.recipes.schema import Recipe, difference
 from patchloom.recipes.values import read_value
 from patchloom.runs.checkpoints import epochs_begun
 from patchloom.runs.config import read_recipe
-from patchloom.runs.data_record import DataRecord
+from patchloom.runs.provenance import Provenance
 from patchloom.tasks.provenance import OtherRunError, default_folder
 from patchloom.tasks.settings import TrainingSettings
 from patchloom_runtime.errors import UsageError, at_least
@@ -48,7 +48,7 @@ class Plan:
     choices: list[Choice]
     folder: Path
     why_folder: str = ""  # where it is not runs/NAME
-    record: DataRecord | None = None  # what it begins with; of text, known once it is numbers
+    record: Provenance | None = None  # what it begins with; of text, known once it is numbers
     left_out: Sequence[tuple[str, str]] = ()  # file and reason of each that cannot be used
     notes: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()  # what of a named recipe does not suit the data
@@ -89,7 +89,7 @@ def val_share_of_settings(settings: TrainingSettings) -> float:
 
 def chosen_folder(
     settings: TrainingSettings,
-    is_ours: Callable[[DataRecord], bool],
+    is_ours: Callable[[Provenance], bool],
     taken: Mapping[Path, str] = MappingProxyType({}),
 ) -> tuple[Path, str]:
     """Where the run goes: as the user says, else by the name of the data; and why it is not runs/NAME.
@@ -138,7 +138,7 @@ def check_numbers(settings: TrainingSettings) -> None:
         raise UsageError(f"--worker-timeout is {settings.worker_timeout:g}, expected seconds above 0")
 
 
-def placed(settings: TrainingSettings, is_ours: Callable[[DataRecord], bool], make: Callable[[Path, str], T]) -> T:
+def placed(settings: TrainingSettings, is_ours: Callable[[Provenance], bool], make: Callable[[Path, str], T]) -> T:
     """What `make` makes of a folder and why it is that one: --out, or the first default folder without another run."""
     taken: dict[Path, str] = {}
     while True:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from patchloom.data.sources.source import join_specs, split_specs
-from patchloom.runs.data_record import RECORD, DataRecord, read_record
 from patchloom.runs.locate import find_run
+from patchloom.runs.provenance import RECORD, Provenance, read_provenance
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from patchloom_runtime.printable import plural, printable
 
@@ -23,7 +23,7 @@ class OtherRunError(UsageError):
         self.reason = reason
 
 
-def starting_record(record: DataRecord, data: str, init: str | None) -> DataRecord:
+def starting_record(record: Provenance, data: str, init: str | None) -> Provenance:
     """The record with the place of the data and the start of the weights, as the user named them."""
     named, weights = start_of(init)
     return replace(record, place=place_of(data), init=named, init_weights=weights)
@@ -53,7 +53,7 @@ def start_of(init: str | None) -> tuple[str, str]:
 
 
 def default_folder(
-    name: str, init: str | None, is_ours: Callable[[DataRecord], bool], taken: Mapping[Path, str]
+    name: str, init: str | None, is_ours: Callable[[Provenance], bool], taken: Mapping[Path, str]
 ) -> tuple[Path, str]:
     """The first of runs/NAME, runs/NAME-2 … that is free or holds a run on these data; why not the very first.
 
@@ -74,7 +74,7 @@ def default_folder(
         number += 1
 
 
-def refuse_other_data(folder: Path, record: DataRecord) -> None:
+def refuse_other_data(folder: Path, record: Provenance) -> None:
     """A folder that holds a run on other data is an error that names both."""
     before = _before(folder)
     if before and not before.is_of(record):
@@ -84,7 +84,7 @@ def refuse_other_data(folder: Path, record: DataRecord) -> None:
         )
 
 
-def refuse_other_start(folder: Path, record: DataRecord) -> None:
+def refuse_other_start(folder: Path, record: Provenance) -> None:
     """A run that began from other weights cannot go on as if from these."""
     before = _before(folder)
     if before is None or before.init is None or before.init_weights == record.init_weights:
@@ -94,7 +94,7 @@ def refuse_other_start(folder: Path, record: DataRecord) -> None:
     raise OtherRunError(f"{folder} began from {changed}", "start as before, or pass another folder with --out")
 
 
-def refuse_fewer_options(folder: Path, record: DataRecord) -> None:
+def refuse_fewer_options(folder: Path, record: Provenance) -> None:
     """Raise OtherRunError if the run began with options that this command does not have."""
     before = _before(folder)
     missing = sorted(set(before.options) - set(record.options)) if before else []
@@ -102,14 +102,14 @@ def refuse_fewer_options(folder: Path, record: DataRecord) -> None:
         raise OtherRunError(f"{folder} began with {', '.join(missing)} set", "repeat the command that began it")
 
 
-def changes_since(folder: Path, record: DataRecord) -> list[str]:
+def changes_since(folder: Path, record: Provenance) -> list[str]:
     """Notes on what changed since the run in `folder` began.
 
     Other classes are a DataError, since the outputs would mix them up. Other pictures are not: a file that is lost or
     went bad must not end a run.
     """
     try:
-        before = read_record(folder)
+        before = read_provenance(folder)
     except CheckpointError:
         return [f"{folder / RECORD}, which says what the run began with, cannot be read: not compared with the data"]
     if before is None:
@@ -127,10 +127,10 @@ def changes_since(folder: Path, record: DataRecord) -> list[str]:
     return []
 
 
-def _before(folder: Path) -> DataRecord | None:
+def _before(folder: Path) -> Provenance | None:
     """What the run in `folder` began with; None where that cannot be told, which `changes_since` says."""
     try:
-        return read_record(folder)
+        return read_provenance(folder)
     except CheckpointError:
         return None
 

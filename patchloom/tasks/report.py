@@ -8,7 +8,7 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.report.run_report import Report, Summary, recipe_rows, write_report
 from patchloom.runs.config import is_run, read_recipe, read_run_files
 from patchloom.runs.metrics import read_metrics
-from patchloom.runs.run_record import RunRecord, fault_of_metrics, read_run_record
+from patchloom.runs.run_metadata import RunMetadata, metrics_fault, read_run_metadata
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import TaskPage
@@ -54,7 +54,7 @@ def report_run(
     if not is_run(folder):
         raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
     notes: list[str] = []
-    record = attempted(lambda: read_run_record(folder), notes)
+    record = attempted(lambda: read_run_metadata(folder), notes)
     if record is None and not notes:
         notes.append(f"{folder} has no run.json: how it went, where and on what is not shown")
     asked = ReportSettings(data=data, split=split, reading=reading, level=level, v2=v2, plan=plan, network=network)
@@ -63,7 +63,7 @@ def report_run(
         raise UsageError(f"--v2 {task.not_read}")
     found = task.page(folder, asked)
     metrics = attempted(lambda: read_metrics(folder / "metrics.jsonl"), notes) or []
-    if fault := attempted(lambda: fault_of_metrics(folder), notes):
+    if fault := attempted(lambda: metrics_fault(folder), notes):
         notes.append(f"{fault}; the curves show the others")
     if not metrics:
         notes.append(f"{folder / 'metrics.jsonl'} has no records: there are no curves")
@@ -97,7 +97,7 @@ def page_name(part: str) -> str:
     return f"report-{part}.html" if part else "report.html"
 
 
-def _summary(name: str, folder: Path, record: RunRecord | None, found: TaskPage) -> Summary:
+def _summary(name: str, folder: Path, record: RunMetadata | None, found: TaskPage) -> Summary:
     return Summary(
         model=name,
         data=record.data_name if record else "not recorded",
@@ -112,7 +112,7 @@ def _summary(name: str, folder: Path, record: RunRecord | None, found: TaskPage)
     )
 
 
-def _environment(record: RunRecord | None) -> dict[str, str] | None:
+def _environment(record: RunMetadata | None) -> dict[str, str] | None:
     if record is None or not record.versions:
         return None
     return record.versions | ({"machine": record.machine} if record.machine else {})

@@ -62,7 +62,7 @@ class TaskPage:
     interval: tuple[float, float] | None = None
     numbers: Sequence[tuple[str, str, str]] = ()  # name, value, what it is
     charts: Mapping[str, Any] = field(default_factory=dict)  # see `pages.report.Charts`
-    trained_on: str = "augmented images and of the targets of the objective"  # what the training loss is of
+    trained_on: str = "augmented images with the targets of the objective"  # what the training loss is computed on
     sections: Sequence[Any] = ()  # HTML, see `pages.sections`
     cost: Sequence[tuple[str, str, str]] = ()  # name, value, what it is
     notes: Sequence[str] = ()

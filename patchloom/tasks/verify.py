@@ -16,11 +16,11 @@ from patchloom.runs.checkpoints import checkpoints_of, read_checkpoint
 from patchloom.runs.checksums import FILE as CHECKSUMS
 from patchloom.runs.checksums import accept, read_checked, read_checksums
 from patchloom.runs.config import read_recipe
-from patchloom.runs.data_record import RECORD as DATA_RECORD
-from patchloom.runs.data_record import read_record
 from patchloom.runs.predictions import MOST_BYTES
-from patchloom.runs.run_record import FILE as RUN_RECORD
-from patchloom.runs.run_record import METRICS, fault_of_metrics, read_run_record
+from patchloom.runs.provenance import RECORD as DATA_RECORD
+from patchloom.runs.provenance import read_provenance
+from patchloom.runs.run_metadata import FILE as RUN_RECORD
+from patchloom.runs.run_metadata import METRICS, metrics_fault, read_run_metadata
 from patchloom.runs.weights import WEIGHTS
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Task
@@ -115,8 +115,8 @@ def _verify_run(folder: Path) -> VerifyReport:
             found.look(WEIGHTS, lambda: task.load_network(folder))
     else:
         found.missing.append(WEIGHTS)
-    found.look(RUN_RECORD, lambda: read_run_record(folder))
-    found.look(DATA_RECORD, lambda: read_record(folder))
+    found.look(RUN_RECORD, lambda: read_run_metadata(folder))
+    found.look(DATA_RECORD, lambda: read_provenance(folder))
     if os.path.lexists(folder / METRICS) or not os.path.lexists(folder / RUN_RECORD):
         found.look(METRICS, lambda: _read_metrics(folder))
     else:
@@ -138,7 +138,7 @@ def _task_of(folder: Path) -> Task[Any] | None:
 
 
 def _read_metrics(folder: Path) -> None:
-    if fault := fault_of_metrics(folder):
+    if fault := metrics_fault(folder):
         raise CheckpointError(fault)
 
 
@@ -179,7 +179,7 @@ def _count_labels(stored: StoredVectors, about: IndexMetadata) -> None:
     counted: Counter[str] = Counter()
     for part in about.parts:
         rows = stored.rows_of(part)
-        counted.update(rows[at].label for at in part.kept().tolist() if rows[at].label)
+        counted.update(rows[at].label for at in part.valid_rows().tolist() if rows[at].label)
     if counted != Counter(about.labels):
         raise CheckpointError(f"{stored.folder / INDEX} counts other labels than its parts have")
 

@@ -10,7 +10,7 @@ from patchloom.engine.loop import TrainResult
 from patchloom.engine.run import Run
 from patchloom.models.from_config import load_weights
 from patchloom.report.run_report import installed_versions
-from patchloom.runs.run_record import RunRecord, write_run_record
+from patchloom.runs.run_metadata import RunMetadata, write_run_metadata
 from patchloom.runs.weights import WEIGHTS, read_weights
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.report import report_run
@@ -32,7 +32,7 @@ def keep_and_report(
     settings = plan.settings
     if judged is not None:
         plan.task.keep(plan, judged)
-    record = RunRecord(
+    record = RunMetadata(
         data=settings.data,
         data_name=plan.task.data_name(plan),
         level=settings.level,
@@ -47,5 +47,5 @@ def keep_and_report(
         choices={choice.key: choice.why for choice in plan.choices},
         notes=list(plan.notes),
     )
-    write_run_record(plan.folder, record)
+    write_run_metadata(plan.folder, record)
     return report_run(plan.folder, plan=plan, network=network.cpu())

@@ -18,7 +18,7 @@ from patchloom.engine.loop import TrainResult
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
-from patchloom.report.notebook import number_texts, numbers_line, piece
+from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.checkpoints import (
     CheckpointFolder,
     LatestCheckpoint,
@@ -26,9 +26,9 @@ from patchloom.runs.checkpoints import (
     find_checkpoint,
     read_checkpoint,
 )
-from patchloom.runs.data_record import LEFT_OUT, write_left_out
 from patchloom.runs.metrics import open_records
-from patchloom.runs.run_record import FILE as RUN_RECORD
+from patchloom.runs.provenance import LEFT_OUT, write_left_out
+from patchloom.runs.run_metadata import FILE as RUN_RECORD
 from patchloom.runs.weights import read_weights, save_weights
 from patchloom.tasks.plan import Plan, TrainingSettings, seconds_of
 from patchloom.tasks.provenance import OtherRunError
@@ -86,7 +86,7 @@ class TrainingResult:
         lost = [("files left out", f"{self.left_out:,}")] if self.left_out else []
         ended = self.outcome.ended if self.outcome else "nothing was trained"
         facts = [*number_texts(self.metrics).items(), *lost]
-        return piece(str(self.folder), detail=ended, facts=facts, notes=[f"report: {self.folder / 'report.html'}"])
+        return html_card(str(self.folder), detail=ended, facts=facts, notes=[f"report: {self.folder / 'report.html'}"])
 
 
 def run_training(

@@ -31,3 +31,15 @@ def test_every_folder_of_the_package_is_in_the_tree() -> None:
     for package in ("patchloom", "runtime/patchloom_runtime"):
         folders = {p.parent.relative_to(ROOT) for p in (ROOT / package).rglob("*.py")}
         assert {str(folder) for folder in folders if len(folder.parts) <= 3} <= named
+
+
+def test_every_path_in_the_architecture_pages_exists() -> None:
+    pages = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / "internals").glob("*.md")]
+    places = (ROOT, ROOT / "patchloom", ROOT / "runtime")
+    missing = [
+        f"{page.name}: {path}"
+        for page in pages
+        for path in re.findall(r"`((?:\w+/)+\w+\.py)\b", page.read_text())
+        if not any((place / path).exists() for place in places)
+    ]
+    assert missing == []

@@ -83,10 +83,10 @@ OTHERS = [
     "predict B DATA",
     "search INDEX PICTURE --top 3",
     "index B DATA --out INDEX",
-    "look B PICTURE --out look.html",
-    "look B --ranked --out ranked.html",
-    "report B --out page.html",
-    "report A B --out pages.html",
+    "look B PICTURE --page look.html",
+    "look B --ranked --page ranked.html",
+    "report B --page page.html",
+    "report A B --page pages.html",
     "train DATA --dry-run --out runs/new",
 ]
 CPU = ("evaluate", "predict", "bench", "search", "index")

@@ -150,7 +150,7 @@ def test_what_evaluate_refuses(run, arguments, facts, monkeypatch, capsys) -> No
 
 
 def test_report_again(run, monkeypatch, capsys, tmp_path) -> None:
-    done = command(("report", run, "--out", tmp_path / "page.html"), monkeypatch, capsys)
+    done = command(("report", run, "--page", tmp_path / "page.html"), monkeypatch, capsys)
     assert done.code == 0
     assert '<section id="pictures">' in (tmp_path / "page.html").read_text()
 

@@ -10,7 +10,7 @@ from patchloom.data.checking.check import check
 from patchloom.data.reading import Reading
 from patchloom.data.sources.mask_classes import ignored_number, of_masks
 from patchloom.data.sources.source import find_source
-from patchloom.report.pictures.mask_overlays import colored, index_image, palette
+from patchloom.report.pictures.overlays import color_mask, index_image, palette
 from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts, has_facts
 from tests.data.layouts import masks, photos
@@ -64,7 +64,7 @@ PALETTES = {
 @pytest.mark.parametrize("file", PALETTES)
 def test_colors_are_named_by_a_palette(file, tmp_path):
     inside = NUMBERS.clip(max=2)
-    root = folder(tmp_path, mask=colored(inside, 3))
+    root = folder(tmp_path, mask=color_mask(inside, 3))
     (root / file).write_text(PALETTES[file])
     names, mask, _ = classes_of(root)
     assert names == ("road", "fast car", "sky")
@@ -73,7 +73,7 @@ def test_colors_are_named_by_a_palette(file, tmp_path):
 
 
 def test_a_color_of_no_class_is_a_fault_with_its_file(tmp_path):
-    root = folder(tmp_path, mask=colored(NUMBERS.clip(max=2), 3))
+    root = folder(tmp_path, mask=color_mask(NUMBERS.clip(max=2), 3))
     (root / "class_dict.csv").write_text("name,r,g,b\nroad,120,144,176\ncar,128,0,0\n")
     fault = check(root).faults[0]
     assert has_facts(fault.detail, "#008000", 72)

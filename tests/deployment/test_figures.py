@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchloom.report.charts import Point, Series, line_chart, scatter_chart
-from patchloom.report.charts.seeds import SeedRange, histogram_chart, range_chart
+from patchloom.report.charts import Point, SeedRange, Series, histogram_chart, line_chart, range_chart, scatter_chart
 from patchloom.report.pictures.branches import branch_epoch_charts
 from patchloom.runs.branch_norms import add_branch_norms
 from patchloom.runs.checksums import write_checked
@@ -43,7 +42,7 @@ def section(page: Path, name: str) -> str:
 def test_runs_are_drawn_on_val_and_v2(trained, numbered, tmp_path, monkeypatch, capsys) -> None:
     runs = [trained / name for name in ("a", "b", "vit")]
     page = tmp_path / "page.html"
-    done = command(("report", *runs, "--data", numbered, "--v2", "--out", page), monkeypatch, capsys)
+    done = command(("report", *runs, "--data", numbered, "--v2", "--page", page), monkeypatch, capsys)
     assert done.code == 0, done.errors
     cloud = section(page, "cloud")
     for name, of in evaluate([str(run) for run in runs], str(numbered), v2=True).values().items():

@@ -124,18 +124,18 @@ def test_no_more_than_a_batch_is_asked_for(classifier: Classifier) -> None:
             yield PICTURE
 
     answered = 0
-    decide = classifier._decide
+    predict_batch = classifier._predict_batch
 
-    def counting(pixels, top):
+    def counting(batch, top):
         nonlocal answered
-        answered += len(pixels)
-        return decide(pixels, top)
+        answered += len(batch)
+        return predict_batch(batch, top)
 
-    classifier._decide = counting
+    classifier._predict_batch = counting
     try:
         assert len(classifier.predict(stream())) == 70
     finally:
-        del classifier._decide
+        del classifier._predict_batch
     assert most == 32
 
 

@@ -19,12 +19,12 @@ from patchloom.evaluation.separability import separability
 from patchloom.inference.classifier import Classifier, load
 from patchloom.report.pictures.ranked import WRONG, Ranked, RankedList, frame_colors, framed, ranked_sheet
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
-from patchloom.runs.run_record import RunRecord, read_run_record, write_run_record
+from patchloom.runs.run_metadata import RunMetadata, read_run_metadata, write_run_metadata
 from patchloom.runs.weights import save_weights
 from patchloom.tasks.classification.comparison_page import report_runs
 from patchloom.tasks.classification.levels import FINEST, MEASURES, evaluate_levels, open_leveled, trained_level
 from patchloom.tasks.classification.ranked_page import RankedHit, rank, spread_queries, write_ranked
-from patchloom.tasks.classification.several_runs import evaluate_runs
+from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
@@ -56,7 +56,7 @@ def make_run(folder: Path, data: Path, level: str | None, *, seed: int = 0, taxo
     shown = Preprocessing(network.pixel_mean, network.pixel_std, network.config.image_size, 1.0)
     write_run_files(folder, network, shown, None, names, level, task="classification")
     save_weights(folder, dict(network.state_dict()), {})
-    write_run_record(folder, RunRecord(data=str(data), data_name="colors", level=level, taxonomy=taxonomy))
+    write_run_metadata(folder, RunMetadata(data=str(data), data_name="colors", level=level, taxonomy=taxonomy))
     return str(folder)
 
 
@@ -168,10 +168,10 @@ def test_data_without_levels_take_the_taxonomy_of_the_run(tmp_path) -> None:
     (tmp_path / "t.json").write_text(json.dumps(GROUPS))
     with_file = make_run(tmp_path / "with", flat, "coarse", taxonomy=str(tmp_path / "t.json"))
     assert open_leveled(str(flat), [run, with_file]).classes.levels["coarse"][0] == ("cold", "warm")
-    assert evaluate_runs([with_file], str(flat), device="cpu").values()["with"]["images"] == 24
+    assert evaluate([with_file], str(flat), device="cpu").values()["with"]["images"] == 24
     (tmp_path / "with" / "run.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"run\.json"):
-        evaluate_runs([with_file], str(flat), device="cpu")
+        evaluate([with_file], str(flat), device="cpu")
 
 
 def test_training_at_a_level_is_remembered(tmp_path) -> None:
@@ -186,7 +186,7 @@ def test_training_at_a_level_is_remembered(tmp_path) -> None:
     )  # fmt: skip
     trained = run_training(settings, say=str)
     assert read_run_files(trained.folder).level == "warmth"
-    assert read_run_record(trained.folder).taxonomy == str(tmp_path / "t.csv")
+    assert read_run_metadata(trained.folder).taxonomy == str(tmp_path / "t.csv")
     assert '<section id="mistakes">' in (trained.folder / "report.html").read_text("utf-8")  # with their pictures
     Classifier.from_pretrained(trained.folder, device="cpu").save_pretrained(tmp_path / "copy")
     assert load(tmp_path / "copy", device="cpu").level == "warmth"
@@ -198,7 +198,7 @@ def test_training_at_a_level_is_remembered(tmp_path) -> None:
 
 
 def test_the_command_prints_levels_and_tables(runs, data, monkeypatch, capsys) -> None:
-    given = ("evaluate", runs["fine"], runs["coarse"], data, "--levels", "--device", "cpu")
+    given = ("probe", runs["fine"], runs["coarse"], data, "--levels", "--device", "cpu")
     done = command(given, monkeypatch, capsys)
     assert done.code == 0, done.errors
     assert "map_conditioned_softmax" in done.output
@@ -219,11 +219,10 @@ def test_a_run_at_a_coarse_level_is_evaluated_on_its_own_level(runs, data, monke
 
 @pytest.mark.parametrize("options", [("--knn", "5"), ("--sweep", "crop"), ("--cost",), ("--split", "val")])
 def test_options_that_do_not_go_with_levels(runs, data, monkeypatch, capsys, options) -> None:
-    done = command(("evaluate", runs["fine"], data, "--levels", *options), monkeypatch, capsys)
+    done = command(("probe", runs["fine"], data, "--levels", *options), monkeypatch, capsys)
     assert done.code == 2
     assert options[0] in done.errors
-    assert "--levels" in done.errors
-    done = command(("evaluate", runs["fine"], "--levels"), monkeypatch, capsys)
+    done = command(("probe", runs["fine"], "--levels"), monkeypatch, capsys)
     assert (done.code, "--levels" in done.errors) == (2, True)
 
 
@@ -298,7 +297,7 @@ def test_the_page_and_the_picture_of_ranked_lists(runs, data, tmp_path, monkeypa
     hits = [hit for by_run in found.queries.values() for of_run in by_run.values() for hit in of_run]
     assert all(isinstance(hit, RankedHit) for hit in hits)
     assert text.count('class="frame0" title') == sum(hit.level == 0 for hit in hits)
-    done = command(("look", runs["fine"], "--ranked", "--top", "2", "--out", tmp_path / "b.html"), monkeypatch, capsys)
+    done = command(("look", runs["fine"], "--ranked", "--top", "2", "--page", tmp_path / "b.html"), monkeypatch, capsys)
     assert done.code == 0, done.errors
     assert done.output.splitlines()[-2:] == [str(tmp_path / "b.html"), str(tmp_path / "b.png")]
     told = command(("look", runs["fine"], "--ranked", "--json", "--data", data), monkeypatch, capsys)

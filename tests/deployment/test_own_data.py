@@ -4,17 +4,23 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import patchloom
+from patchloom.cli import make_app
 from patchloom.data.reading import Reading
-from patchloom.inference.index import index
+from patchloom.inference import evaluations
+from patchloom.inference.index_build import index
+from patchloom.runs import checksums
+from patchloom.runs import files as run_files
 from patchloom.runs.predictions import load_predictions
-from patchloom.runs.run_record import data_files, read_run_record
-from patchloom.tasks.classification.several_runs import evaluate_runs
+from patchloom.runs.run_metadata import read_run_metadata, recorded_reading
+from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.report import report_run
 from patchloom.training.run import make_plan, run_training
@@ -30,7 +36,7 @@ def says_what_was_held_out(notes: Sequence[str]) -> bool:
 
 def test_the_data_of_the_run_are_judged_by_what_it_held_out(trained: Path) -> None:
     kept = load_predictions(trained / "a")
-    (found,) = evaluate_runs([str(trained / "a")], str(trained / "data")).evaluations.values()
+    (found,) = evaluate([str(trained / "a")], str(trained / "data")).evaluations.values()
     assert found.fingerprint == kept.fingerprint
     assert found.report.predictions.tolist() == kept.report.predictions.tolist()
     assert says_what_was_held_out(found.notes)
@@ -60,8 +66,43 @@ def test_runs_side_by_side_are_shown_the_same_pictures(trained: Path, tmp_path: 
     stranger = Path(shutil.copytree(trained / "b", tmp_path / "stranger"))
     (stranger / "data.json").unlink()
     for runs in (("a", stranger), (stranger, "a")):
-        found = evaluate_runs([str(trained / run) for run in runs], str(trained / "data"))
+        found = evaluate([str(trained / run) for run in runs], str(trained / "data"))
         assert {len(each.report.index) for each in found.evaluations.values()} == {12}
+
+
+def test_evaluate_lists_its_data_once(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_folders(tmp_path / "other" / "train", pictures=4)
+    class_folders(tmp_path / "other" / "val", pictures=2)
+    find_source, listed = evaluations.find_source, []
+
+    def counting(data: str, **options):
+        listed.append(data)
+        return find_source(data, **options)
+
+    monkeypatch.setattr(evaluations, "find_source", counting)
+    for data in (trained / "data", tmp_path / "other"):
+        evaluate([str(trained / "a"), str(trained / "b")], str(data), device="cpu")
+        patchloom.load(trained / "a", device="cpu").evaluate(str(data))
+        readings = {Reading().filled_from(recorded_reading(trained / run, str(data))) for run in ("a", "b")}
+        assert listed == [str(data)] * (len(readings) + 1)
+        listed.clear()
+
+
+def test_a_prediction_reads_every_file_of_the_run_once(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: Counter[str] = Counter()
+    for module in (checksums, run_files):
+        original = module.read_plain
+
+        def counting(path: Path, *limits: int, original=original) -> bytes:
+            reads[path.name] += 1
+            return original(path, *limits)
+
+        monkeypatch.setattr(module, "read_plain", counting)
+    image = next((trained / "data").rglob("*.png"))
+    result = CliRunner().invoke(make_app(), ["predict", str(trained / "a"), str(image), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert {"config.json", "labels.json", "recipe.yaml", "checksums.json", "weights.safetensors"} <= set(reads)
+    assert set(reads.values()) == {1}, reads
 
 
 def test_a_split_is_reported_on_a_page_of_its_own(trained: Path, tmp_path: Path) -> None:
@@ -101,14 +142,14 @@ def test_the_plan_counts_the_pictures_to_test_later(nested: Path, tmp_path: Path
 
 
 def test_a_run_remembers_how_its_data_were_read(nested: Path, monkeypatch) -> None:
-    record = read_run_record(nested / "run")
+    record = read_run_metadata(nested / "run")
     assert record is not None
     assert record.reading == Reading(classes="outermost")
     assert " --classes outermost " in record.command(nested / "run")
     monkeypatch.chdir(nested)
     for place in (nested / "data", f"{nested / 'data'}{os.sep}", "data", nested / "data" / "test"):
-        assert data_files(nested / "run", str(place)) == record.reading
-    assert data_files(nested / "run", str(nested)) == Reading()
+        assert recorded_reading(nested / "run", str(place)) == record.reading
+    assert recorded_reading(nested / "run", str(nested)) == Reading()
 
 
 def test_a_test_split_and_a_test_folder_are_the_same(nested: Path) -> None:
@@ -143,7 +184,7 @@ def test_the_commands_take_the_reading(nested: Path, tmp_path: Path, monkeypatch
     refused = command(("evaluate", run, "--classes", "innermost"), monkeypatch, capsys)
     assert (refused.code, "--classes" in refused.errors) == (2, True)
     done = command(
-        ("report", run, "--data", data, "--split", "test", "--out", tmp_path / "t.html"), monkeypatch, capsys
+        ("report", run, "--data", data, "--split", "test", "--page", tmp_path / "t.html"), monkeypatch, capsys
     )
     assert (done.code, (tmp_path / "t.html").is_file()) == (0, True)
     refused = command(("report", run, run, "--split", "test"), monkeypatch, capsys)
@@ -167,4 +208,4 @@ def test_check_suggests_the_command_with_the_options_it_was_given(nested: Path, 
 
 def test_an_old_record_is_read(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"data": "d", "data_name": "d", "labels": "l.csv"}))
-    assert data_files(tmp_path, "d") == Reading(labels="l.csv")
+    assert recorded_reading(tmp_path, "d") == Reading(labels="l.csv")

@@ -10,7 +10,7 @@ import pytest
 
 from patchloom.runs.checksums import write_checked
 from patchloom.runs.predictions import Predictions, load_predictions, save_predictions
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.classification.comparison_page import report_runs
 from patchloom.tasks.images.report import number_rows
 from patchloom.tasks.report import report_run
@@ -37,7 +37,7 @@ def test_a_whole_run_has_every_section(run) -> None:
     found = sections(page)
     assert [name for name in found if name != "notes"] == [*WHOLE, "environment"]
     text = page.read_text("utf-8")
-    record = read_run_record(folder)
+    record = read_run_metadata(folder)
     assert record is not None
     assert record.data_name in text
     assert record.machine in text
@@ -195,7 +195,7 @@ def test_one_run_is_not_several(trained: Path, tmp_path: Path) -> None:
 
 def test_the_commands(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    one = command(("report", trained / "a", "--out", "one.html"), monkeypatch, capsys)
+    one = command(("report", trained / "a", "--page", "one.html"), monkeypatch, capsys)
     assert (one.code, one.output, one.errors) == (0, "one.html\n", "")
     both = command(("report", trained / "a", trained / "b"), monkeypatch, capsys)
     assert (both.code, both.output) == (0, "comparison.html\n")

@@ -15,7 +15,7 @@ from patchloom.engine.state import Progress
 from patchloom.evaluation.embeddings import Embeddings
 from patchloom.inference.classifier import Classifier, Prediction
 from patchloom.inference.search import SearchHit, SearchResult
-from patchloom.report.notebook import first_names, likeliest, number_texts, piece
+from patchloom.report.notebook import first_names, html_card, likeliest, number_texts
 from patchloom.report.pictures.look import LOOKS_SHOWN
 from patchloom.tasks.classification.several_runs import RunEvaluations
 from patchloom.training.run import TrainingResult
@@ -72,8 +72,8 @@ def test_a_classifier_and_its_answers(classifier: Classifier, trained: Path) -> 
     assert "blue, red" in html
     path = str(trained / "data" / "red" / "0.png")
     (answer,) = classifier.predict_files([path])
-    assert re.fullmatch(rf"Answer\({re.escape(path)}: \w+ \d+\.\d %, \w+ \d+\.\d %\)", repr(answer))
-    assert repr(Prediction("a.png", [], "b.png: empty")) == "Answer(a.png: b.png: empty)"
+    assert re.fullmatch(rf"Prediction\({re.escape(path)}: \w+ \d+\.\d %, \w+ \d+\.\d %\)", repr(answer))
+    assert repr(Prediction("a.png", [], "b.png: empty")) == "Prediction(a.png: b.png: empty)"
 
 
 def test_a_look_is_picture_bars_and_maps(trained: Path) -> None:
@@ -123,11 +123,11 @@ def test_an_index_and_what_it_found(trained: Path, tmp_path: Path) -> None:
     assert "exact" in checked(index._repr_html_())
     query = trained / "data" / "red" / "0.png"
     found = index.search(query, top=5)
-    assert re.fullmatch(r"Found\(0\.png: \S+ 1\.0000, \S+ [\d.]+, \S+ [\d.]+\b.*\b2\b.*\)", repr(found))
+    assert re.fullmatch(r"SearchResult\(0\.png: \S+ 1\.0000, \S+ [\d.]+, \S+ [\d.]+\b.*\b2\b.*\)", repr(found))
     assert checked(found._repr_html_()).count("<img") == 6
     assert checked(index.search(Image.open(query).copy(), top=5)._repr_html_()).count("<img") == 5
     gone = SearchResult("gone.png", [], error="gone.png: missing")
-    assert repr(gone) == "Found(gone.png: missing)"
+    assert repr(gone) == "SearchResult(gone.png: missing)"
     assert "missing" in checked(gone._repr_html_())
     assert "deleted.png" in checked(SearchResult("", [SearchHit("/x/deleted.png", 0.5, "")])._repr_html_())
 
@@ -149,7 +149,7 @@ def test_names_from_outside_are_neither_markup_nor_control(trained: Path) -> Non
     fact = [(EVIL, EVIL)]
     for html in (
         found._repr_html_(),
-        piece(EVIL, detail=EVIL, facts=fact, columns=[EVIL], rows=fact, notes=[EVIL, "\udcff"]),
+        html_card(EVIL, detail=EVIL, facts=fact, columns=[EVIL], rows=fact, notes=[EVIL, "\udcff"]),
     ):
         checked(html)
         assert "<script" not in html

@@ -13,7 +13,7 @@ from patchloom.cli import make_app
 from patchloom.export.single_page.page import export_page
 from patchloom.inference.classifier import Classifier, load
 from patchloom.runs.config import Preprocessing, RunFiles
-from patchloom.runs.run_record import RunRecord, write_run_record
+from patchloom.runs.run_metadata import RunMetadata, write_run_metadata
 from tests.inspection.test_browser import browser  # noqa: F401
 from tests.networks import small
 
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = small("resmlp_s12", **options)
     shown = Preprocessing(network.pixel_mean, network.pixel_std, (8, 8), 1.0)
     Classifier(network, RunFiles("resmlp_s12", options, shown, None, CLASSES)).save_pretrained(folder)
-    write_run_record(folder, RunRecord(data="digits", data_name="digits <i>&"))
+    write_run_metadata(folder, RunMetadata(data="digits", data_name="digits <i>&"))
     return folder
 
 

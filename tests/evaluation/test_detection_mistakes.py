@@ -5,7 +5,7 @@ from PIL import Image
 
 from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects
 from patchloom.evaluation.detection_mistakes import outcome, outcomes, taken_for
-from patchloom.report.pictures.object_overlays import MISTAKE, DrawnObject, class_color, drawn_objects
+from patchloom.report.pictures.overlays import MISTAKE, DrawnObject, class_color, draw_objects
 from patchloom_runtime.images.object_masks import ObjectMask
 
 A, B, C, D = (0, 0, 10, 10), (20, 0, 30, 10), (0, 20, 10, 30), (20, 20, 30, 30)
@@ -73,8 +73,8 @@ def test_confusions_add_up_to_objects_and_detections() -> None:
 def test_mistakes_are_drawn_in_red_dashes_and_the_rest_in_the_color_of_the_class() -> None:
     picture = Image.new("RGB", (480, 480))
     box = (100, 100, 300, 300)
-    whole = np.asarray(drawn_objects(picture, [DrawnObject("", box, 3)]))
-    dashed = np.asarray(drawn_objects(picture, [DrawnObject("", box, 3, mistake=True)]))
+    whole = np.asarray(draw_objects(picture, [DrawnObject("", box, 3)]))
+    dashed = np.asarray(draw_objects(picture, [DrawnObject("", box, 3, mistake=True)]))
     lower = (slice(298, 300), slice(100, 300))
     assert (whole[lower] == class_color(3)).all()
     red = (dashed[lower] == MISTAKE).all(2)
@@ -84,5 +84,5 @@ def test_mistakes_are_drawn_in_red_dashes_and_the_rest_in_the_color_of_the_class
 
 def test_names_stay_inside_the_picture() -> None:
     picture = Image.new("RGB", (480, 480))
-    drawn = np.asarray(drawn_objects(picture, [DrawnObject("a long name 99%", (470, 470, 480, 480), 1)]))
+    drawn = np.asarray(draw_objects(picture, [DrawnObject("a long name 99%", (470, 470, 480, 480), 1)]))
     assert (drawn[-12:, 380:400] == class_color(1)).all(2).any()

@@ -29,10 +29,10 @@ from patchloom.data.checking.scan_cache import ImageScan, ScanCache
 from patchloom.models.registry import create_model
 from patchloom.recipes import get_recipe
 from patchloom.runs.config import read_run_files
-from patchloom.runs.data_record import DataRecord
 from patchloom.runs.locate import _row
 from patchloom.runs.metrics import MetricsFile
-from patchloom.runs.run_record import RunRecord
+from patchloom.runs.provenance import Provenance
+from patchloom.runs.run_metadata import RunMetadata
 from patchloom.training.sweeps.record import RunResult
 from patchloom_runtime.images.object_masks import ObjectMask
 from patchloom_runtime.text.vocabulary import Vocabulary
@@ -262,8 +262,8 @@ def run_files() -> Files:
 
 def records() -> Files:
     """What a run or a sweep keeps of how it went."""
-    yield "run.json", json.dumps(asdict(RunRecord(data="photos", data_name="photos", epochs=3))).encode()
-    data = DataRecord(("a", "b"), train=4, val=2, rows="0" * 64, contents="")
+    yield "run.json", json.dumps(asdict(RunMetadata(data="photos", data_name="photos", epochs=3))).encode()
+    data = Provenance(("a", "b"), train=4, val=2, rows="0" * 64, contents="")
     yield "data.json", json.dumps(asdict(data)).encode()
     inside = np.zeros((6, 6), bool)
     inside[1:3, 2:5] = True

@@ -49,11 +49,11 @@ from patchloom.runs import checksums
 from patchloom.runs.checkpoints import read_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
-from patchloom.runs.data_record import read_record
 from patchloom.runs.locate import _is_made
 from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
 from patchloom.runs.predictions import check_predictions
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.provenance import read_provenance
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network, read_weights
 from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
@@ -532,8 +532,8 @@ TARGETS: dict[str, Target] = {
     "records": Target(
         ("json",),
         (
-            Reader("run.json", read_run_record),
-            Reader("data.json", read_record),
+            Reader("run.json", read_run_metadata),
+            Reader("data.json", read_provenance),
             Reader("val.json", detection.read_val),
             Reader("val.json", translation.read_val),
             Reader("sweep.json", _sweep, _make_swept),

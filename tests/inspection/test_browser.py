@@ -13,8 +13,9 @@ from PIL import Image
 from patchloom.data.checking.check import check
 from patchloom.evaluation.classification import ClassificationReport
 from patchloom.inference.classifier import load
-from patchloom.inference.index import index, open_index
-from patchloom.inference.search_page import write_search_page
+from patchloom.inference.index import open_index
+from patchloom.inference.index_build import index
+from patchloom.inference.search import write_search_page
 from patchloom.report.check_page import write_check_page
 from patchloom.report.pictures.look import ImageLook
 from patchloom.report.pictures.sheets import SheetCell

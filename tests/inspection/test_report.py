@@ -19,7 +19,7 @@ from patchloom.recipes.schema import flatten, override
 from patchloom.report import run_report as module
 from patchloom.report import sections as sections_module
 from patchloom.report.charts import Series, bars, line_chart
-from patchloom.report.charts.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, nice_ticks
+from patchloom.report.charts.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, nice_ticks
 from patchloom.report.run_report import Report, Summary, recipe_rows, validation, write_report
 from patchloom.report.sections import class_section, confusion_section, mistake_section, picture_section
 from patchloom_runtime.errors import ResourceError
@@ -254,11 +254,11 @@ def test_a_chart_of_nothing_finite_says_so():
 
 def test_long_curves_are_averaged_not_cut():
     points = [(float(i), float(i % 2)) for i in range(1000)]
-    thin = module._thinned(points)
+    thin = module._averaged(points)
     assert len(thin) == 250
     assert {y for _, y in thin} == {0.5}
     assert thin[-1][0] == 999.0
-    assert module._thinned(points[:300]) == points[:300]
+    assert module._averaged(points[:300]) == points[:300]
 
 
 def test_an_axis_maps_its_ends_and_its_middle():

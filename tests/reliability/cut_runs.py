@@ -7,7 +7,7 @@ from typing import Any
 
 from patchloom.runs.checkpoints import CheckpointFolder, find_checkpoint, read_checkpoint
 from patchloom.runs.metrics import METRICS, read_metrics
-from patchloom.runs.run_record import fault_of_metrics
+from patchloom.runs.run_metadata import metrics_fault
 from patchloom.runs.weights import WEIGHTS
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.verify import verify
@@ -54,7 +54,7 @@ def check_run(folder: Path, marks: list[str]) -> str:
         return f"step {saved[-1]} was saved, step {step} is there"
     if found and found.notes:
         return found.notes[0]
-    if found and (fault := fault_of_metrics(folder)):
+    if found and (fault := metrics_fault(folder)):
         return fault
     if not (folder / "config.json").is_file():
         return "config.json is missing" if saved else ""

@@ -28,17 +28,18 @@ from safetensors.numpy import save as save_columns
 from patchloom.data.checking import scan_cache as seen
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
 from patchloom.inference.classifier import load
-from patchloom.inference.held_out import held_out_of
-from patchloom.inference.index import index, open_index
+from patchloom.inference.evaluations import EvaluationData, EvaluationSettings
+from patchloom.inference.index import open_index
+from patchloom.inference.index_build import index
 from patchloom.report.page import render
 from patchloom.runs import checkpoints, weights
 from patchloom.runs.checkpoints import _manifest, find_checkpoint, read_checkpoint
 from patchloom.runs.metrics import MOST_OF_LINE, damaged_lines, read_metrics
 from patchloom.runs.predictions import load_predictions
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import load_network
 from patchloom.tasks.classification.seeds import epoch_values, final_values
-from patchloom.tasks.classification.several_runs import evaluate_runs
+from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.report import report_run
 from patchloom.tasks.translation.run_files import load_seq2seq, read_val
@@ -161,7 +162,7 @@ def test_any_config_is_one_line(made: Path, run: Path, name: str) -> None:
     for data in mutations(value, each=2):
         (run / name).write_bytes(data)
         with one_line_or_fine():
-            evaluate_runs([str(run)])
+            evaluate([str(run)])
         with one_line_or_fine():
             load(run, device="cpu").predict(picture)
     with one_line_or_fine():
@@ -174,7 +175,7 @@ def test_any_record_of_the_data_is_one_line(made: Path, run: Path) -> None:
     for number, data in enumerate(mutations(value, each=2)):
         (run / "data.json").write_bytes(data)
         with one_line_or_fine():
-            held_out_of(run, str(made / "data"))
+            EvaluationData(str(made / "data"), EvaluationSettings()).held_out_by(run)
         if number % 20 == 0:
             with one_line_or_fine():
                 run_training(training(made, run), say=str)
@@ -201,7 +202,7 @@ def test_any_run_json_becomes_a_note_of_the_report(run: Path, tmp_path: Path) ->
     for number, data in enumerate(mutations(value, each=1)):
         (run / "run.json").write_bytes(data)
         with one_line_or_fine():
-            read_run_record(run)
+            read_run_metadata(run)
         if number % 5 == 0:
             with one_line_or_fine():
                 report_run(run, out=tmp_path / "page.html")
@@ -301,7 +302,7 @@ def test_any_decisions_are_one_line(run: Path) -> None:
             assert report.confusion.sum() == len(report.index)
     path.write_bytes(save_columns(columns, {"patchloom": json.dumps(about | {"classes": ["a", "b", "c"]})}))
     with pytest.raises(CheckpointError) as error:
-        evaluate_runs([str(run)])
+        evaluate([str(run)])
     assert "predictions.safetensors" in str(error.value)
     assert {"2", "3"} <= set(re.findall(r"\b\d+\b", str(error.value)))
 
@@ -554,7 +555,7 @@ def test_what_is_no_file_in_a_run_is_one_line(made: Path, tmp_path: Path, kind: 
         for use in (
             verify,
             lambda run: load(run, device="cpu").predict(picture),
-            lambda run: evaluate_runs([str(run)]),
+            lambda run: evaluate([str(run)]),
             final_values,
         ):
             with one_line_or_fine():

@@ -20,7 +20,8 @@ from PIL import Image
 
 import patchloom
 from patchloom.disk import atomic_write, disk_errors, locked, temporary_path, write_new
-from patchloom.inference.index import index, open_index
+from patchloom.inference.index import open_index
+from patchloom.inference.index_build import index
 from patchloom_runtime.errors import ResourceError, UsageError
 from patchloom_runtime.printable import printable, table_cell
 from patchloom_runtime.untrusted import own_sha256
@@ -102,9 +103,9 @@ def test_training_on_strange_names_says_them_escaped(made: Path) -> None:
         (("evaluate", "run"), ["[/z]", r"\x1b[31mred", "=cmd()", r"a\nb"]),
         (("evaluate", "run", "labels.csv", "--split", "all"), ["[/z]", r"a\nb"]),
         (("predict", "run", "data", "--top", "4"), ["[/z]", r"\x1b[31mred", r"a\nb", r"=cmd()\t\x1b[2Jx\n.png"]),
-        (("look", "run", "data/0-0.png", "--out", "page.html"), []),
+        (("look", "run", "data/0-0.png", "--page", "page.html"), []),
         (("search", "index", "data"), [r"=cmd()\t\x1b[2Jx\n.png"]),
-        (("report", "run", "--out", "page.html"), []),
+        (("report", "run", "--page", "page.html"), []),
         (("verify", "run"), []),
     ],
 )
@@ -339,11 +340,11 @@ PRINTING = {
     "evaluate for machines": ("evaluate", "run", "--json"),
     "predict": ("predict", "run", "data"),
     "predict for machines": ("predict", "run", "data", "--json"),
-    "look": ("look", "run", "0-0.png", "--out", "page.html"),
+    "look": ("look", "run", "0-0.png", "--page", "page.html"),
     "index": ("index", "run", "data", "--out", "index"),
     "search": ("search", "index", "0-0.png"),
     "search for machines": ("search", "index", "data", "--json"),
-    "report": ("report", "run", "--out", "page.html"),
+    "report": ("report", "run", "--page", "page.html"),
     "verify": ("verify", "run"),
     "recipes": ("recipes", "--json"),  # more than a buffer
     "models": ("models", "resmlp_s12"),

@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 
 import patchloom
-from patchloom.inference.index import index, open_index
+from patchloom.inference.index import open_index
+from patchloom.inference.index_build import index
 from patchloom.models.dense.detector import make_detector
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.runs.config import Preprocessing, RunFiles

@@ -23,7 +23,7 @@ from PIL import Image
 
 import patchloom
 from patchloom.cli.app import _open as open_page
-from patchloom.inference.index import index
+from patchloom.inference.index_build import index
 from patchloom.report.pictures.explanations import class_map, strengths
 from patchloom.report.pictures.look import show
 from patchloom.serving import server

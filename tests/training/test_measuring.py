@@ -8,7 +8,7 @@ import pytest
 from patchloom.data.batches import decoded_dataset as device
 from patchloom.engine import loop
 from patchloom.runs.config import read_recipe
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training import measuring, timing
 from patchloom.training.measuring import REPORT_S, StepTimes, epochs_within, evaluations_of
@@ -73,7 +73,7 @@ def test_a_time_is_planned_into_epochs_and_auto_follows_them(planned) -> None:
     (line,) = [line for line in said if "schedule.epochs = 7" in line]
     assert "33.0s" in line
     assert "16 images/s" in line
-    assert read_run_record(folder).ended == "finished"
+    assert read_run_metadata(folder).ended == "finished"
 
 
 def test_planning_decodes_the_images_once(planned) -> None:

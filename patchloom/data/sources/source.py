@@ -123,9 +123,29 @@ def open_for(
     that the model's classes are of. Classes the model does not know are left out and named in `.notes`, or are an error
     where `strict`.
     """
+    check_split(split)
+    source = find_source(spec, reading=reading, root=root, download=download)
+    return match_source(source, classes, split=split, val_fraction=val_fraction, strict=strict, seed=seed, level=level)
+
+
+def check_split(split: str | None) -> None:
+    """Raise UsageError if `split` is not the name of a split."""
     if split not in (None, "train", "val", "test", "all"):
         raise UsageError(f"split is {split!r}, expected train, val, test or all")
-    source = find_source(spec, reading=reading, root=root, download=download)
+
+
+def match_source(
+    source: Source,
+    classes: ClassTable,
+    *,
+    split: str | None = None,
+    val_fraction: float = 0.2,
+    strict: bool = False,
+    seed: int = 0,
+    level: str | None = None,
+) -> LabeledImages:
+    """Return the images of an opened source that a model is evaluated on; the options are those of `open_for`."""
+    check_split(split)
     if split == "test" and source.test is None:
         raise UsageError(f"{source.name} has no test split; it has {' and '.join(source.listings)}")
     names = {"": source.train.names} | {level: of.values() for level, of in source.train.levels.items()}

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.data.sources.source import find_source
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom_runtime.errors import PatchloomError
 
 LARGEST_SIDE = 32  # pixels that a network sees; larger pictures are no drawings of a stroke or two
@@ -28,7 +28,7 @@ def drawing_of(folder: Path, image_size: tuple[int, int]) -> Drawing | None:
     if max(image_size) > LARGEST_SIDE:
         return None
     try:
-        record = read_run_record(folder)
+        record = read_run_metadata(folder)
         if record is None:
             return None
         listing = find_source(record.data, reading=record.reading).train

@@ -19,9 +19,8 @@ from patchloom.export.single_page.networks import PageOutput, write_network
 from patchloom.export.single_page.program import PageProgram, Value, Weights
 from patchloom.inference.classifier import Classifier, load
 from patchloom.models.absorb import absorb
-from patchloom.report.map_words import ABOUT_MAPS
-from patchloom.report.page import page_script, write_page
-from patchloom.runs.run_record import read_run_record
+from patchloom.report.page import ABOUT_MAPS, page_script, write_page
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom_runtime.errors import UsageError, nearest, with_near_options
 from patchloom_runtime.printable import printable
 
@@ -119,7 +118,7 @@ def _form(weights: str) -> Weights:
 
 
 def _title(classifier: Classifier) -> str:
-    record = read_run_record(classifier.folder) if classifier.folder else None
+    record = read_run_metadata(classifier.folder) if classifier.folder else None
     name = classifier.name
     return f"{name} · {record.data_name}" if record else name
 

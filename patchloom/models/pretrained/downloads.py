@@ -35,7 +35,7 @@ _CHUNK = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def fetched(weights: Weights) -> Path:
+def fetch_weights(weights: Weights) -> Path:
     """The file of published weights: the user's own copy where there is one, else fetched now."""
     if (here := in_cache(weights)) is not None:
         return here

@@ -1,4 +1,4 @@
-"""Lines over a common x axis."""
+"""Line charts."""
 
 import math
 from collections.abc import Sequence
@@ -6,20 +6,44 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from patchloom.report.charts.axes import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, LogAxis, nice_ticks
-from patchloom.report.charts.svg import LEGEND_LINE, LETTER, shorten, svg_line, svg_text
+from patchloom.report.charts.svg import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    LEGEND_LINE,
+    LETTER,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    LogAxis,
+    nice_ticks,
+    shorten,
+    svg_line,
+    svg_text,
+)
 
-FEW = 12  # points that are drawn as dots too
+FEW_POINTS = 12  # up to here, points are drawn as dots too
 
 
 class Series(NamedTuple):
-    """A named line through points (x, y); it breaks where y is not finite."""
+    """A named line through points (x, y), with gaps where y is not finite."""
 
     name: str
     points: Sequence[tuple[float, float]]
     color: int = 0
-    strength: float = 1.0  # opacity: fainter ones lie behind
+    strength: float = 1.0  # opacity
     listed: bool = True  # in the legend
+
+
+class SeedRange(NamedTuple):
+    """Statistics of a value over several runs at one epoch."""
+
+    epoch: int
+    mean: float
+    std: float
+    low: float
+    high: float
 
 
 def line_chart(
@@ -30,10 +54,11 @@ def line_chart(
     log: bool = False,
     x_names: Sequence[str] = (),
 ) -> Markup:
-    """Lines over a common x axis that starts at 0, as y does on demand; a point tells its values under the pointer.
+    """Return lines over a common x axis that starts at 0; each point has a tooltip with its values.
 
-    With `log` the x axis goes from the least to the most x, which are above 0, by factors, and names the values shown.
-    With `x_names` the places 0, 1 … along x have these names instead of numbers.
+    With `from_zero`, the y axis starts at 0 too. With `log`, the x axis is logarithmic from the smallest to the largest
+    x, which must be positive, with ticks at the values. With `x_names`, the positions 0, 1 … have names instead of
+    numbers.
     """
     lines = [line._replace(points=[p for p in line.points if math.isfinite(p[1])]) for line in series]
     if not any(line.points for line in lines):
@@ -41,83 +66,107 @@ def line_chart(
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)
     y_ticks = nice_ticks(min(0.0, *ys) if from_zero else min(ys), max(ys))
     listed = [line for line in lines if line.listed]
-    places = _legend([shorten(line.name, 40) for line in listed]) if len(listed) > 1 else []
-    lower = places[-1][1] if places else 0  # further lines of the legend push the chart down
-    across = Axis(0, max(xs) or 1, LEFT, WIDTH - RIGHT)
-    x_ticks = nice_ticks(0, across.high, 6)
-    if log and min(xs) < max(xs):
-        across = LogAxis(min(xs), max(xs), LEFT + 10, WIDTH - RIGHT - 10)
-        x_ticks = _apart(sorted(set(xs)), across)
-    if x_names:
-        across = Axis(-0.4, len(x_names) - 0.6, LEFT, WIDTH - RIGHT)
-    up = Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM + lower, TOP + lower)
+    places = _legend_places([shorten(line.name, 40) for line in listed]) if len(listed) > 1 else []
+    shift = places[-1][1] if places else 0  # further lines of the legend push the chart down
+    across, x_ticks = _x_axis(xs, log, len(x_names))
+    up = Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM + shift, TOP + shift)
     marks, height = _x_marks(across, up.start, x_label, x_ticks, x_names)
     parts = [Markup('<svg viewBox="0 0 {} {:.0f}" class="lines" role="img">').format(WIDTH, height)]
     for tick in y_ticks:
         parts.append(svg_line(LEFT, up(tick), WIDTH - RIGHT, up(tick)))
         parts.append(svg_text(LEFT - 6, up(tick) + 4, f"{tick:g}", "end"))
     parts += marks
+    dot = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="4" class="c{}{}"><title>{}</title></circle>')
     for whole, line in zip(series, lines, strict=True):
-        shade = Markup(' opacity="{:.2f}"').format(line.strength) if line.strength < 1 else ""
-        parts.append(Markup('<path d="{}" class="c{}"{}/>').format(_path(whole, across, up), line.color, shade))
-        seen = " seen" if len(line.points) <= FEW and line.strength == 1 else ""
+        parts.append(
+            Markup('<path d="{}" class="c{}"{}/>').format(_path(whole, across, up), line.color, _opacity(line))
+        )
+        visible = " seen" if len(line.points) <= FEW_POINTS and line.strength == 1 else ""
         for x, y in line.points:
-            told = f"{line.name} {y:.4g}, {x_label} {x_names[round(x)] if x_names else f'{x:.4g}'}"
-            dot = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="4" class="c{}{}"><title>{}</title></circle>')
-            parts.append(dot.format(across(x), up(y), line.color, seen, told))
+            tooltip = f"{line.name} {y:.4g}, {x_label} {x_names[round(x)] if x_names else f'{x:.4g}'}"
+            parts.append(dot.format(across(x), up(y), line.color, visible, tooltip))
     for (x, y), line in zip(places, listed, strict=False):
-        shade = Markup(' opacity="{:.2f}"').format(line.strength) if line.strength < 1 else ""
-        parts.append(Markup('<path d="M{:.1f} {}h12" class="c{}"{}/>').format(x, y + 11, line.color, shade))
+        parts.append(Markup('<path d="M{:.1f} {}h12" class="c{}"{}/>').format(x, y + 11, line.color, _opacity(line)))
         parts.append(svg_text(x + 16, y + 15, shorten(line.name, 40)))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
-def _apart(values: Sequence[float], across: Axis) -> list[float]:
-    """Of rising values those whose names have room beside one another."""
-    chosen: list[float] = []
+def range_chart(ranges: Sequence[SeedRange], *, x_label: str = "epoch") -> Markup:
+    """Return mean, one standard deviation, minimum and maximum of several runs by epoch."""
+    lines = {
+        "mean": [(float(at.epoch), at.mean) for at in ranges],
+        "min, max": [(float(at.epoch), at.low) for at in ranges],
+        "± one deviation": [(float(at.epoch), at.mean - at.std) for at in ranges],
+    }
+    upper = {
+        "min, max": [(float(at.epoch), at.high) for at in ranges],
+        "± one deviation": [(float(at.epoch), at.mean + at.std) for at in ranges],
+    }
+    styles = {"mean": (0, 1.0), "± one deviation": (0, 0.45), "min, max": (1, 0.6)}
+    series = [Series(name, points, *styles[name]) for name, points in lines.items()]
+    series += [Series(name, points, *styles[name], listed=False) for name, points in upper.items()]
+    return line_chart(series, x_label=x_label)
+
+
+def _x_axis(xs: Sequence[float], log: bool, names: int) -> tuple[Axis, list[float]]:
+    if names:
+        return Axis(-0.4, names - 0.6, LEFT, WIDTH - RIGHT), []
+    if log and min(xs) < max(xs):
+        axis = LogAxis(min(xs), max(xs), LEFT + 10, WIDTH - RIGHT - 10)
+        return axis, _readable_ticks(sorted(set(xs)), axis)
+    linear = Axis(0, max(xs) or 1, LEFT, WIDTH - RIGHT)
+    return linear, nice_ticks(0, linear.high, 6)
+
+
+def _readable_ticks(values: Sequence[float], across: Axis) -> list[float]:
+    """Return those of the rising values whose labels do not overlap."""
+    ticks: list[float] = []
     for value in values:
-        if not chosen or across(value) - across(chosen[-1]) > LETTER * max(len(f"{value:g}"), len(f"{chosen[-1]:g}")):
-            chosen.append(value)
-    return chosen
+        if not ticks or across(value) - across(ticks[-1]) > LETTER * max(len(f"{value:g}"), len(f"{ticks[-1]:g}")):
+            ticks.append(value)
+    return ticks
 
 
 def _x_marks(
     across: Axis, bottom: float, label: str, ticks: Sequence[float], names: Sequence[str]
 ) -> tuple[list[Markup], float]:
-    """Ticks below `bottom` with numbers, or with names, tilted where they are wide; and where the chart ends."""
-    parts, deep = [], 17.0
+    """Return the ticks below `bottom` with numbers or names (tilted if they are wide), and the height of the chart."""
+    parts, depth = [], 17.0
     if names:
         short = [shorten(name, 16) for name in names]
         widest = LETTER * max(map(len, short))
         tilted = widest > across(1) - across(0) - 4
-        deep = 12 + 0.57 * widest if tilted else deep
+        depth = 12 + 0.57 * widest if tilted else depth
         for place, name in enumerate(short):
-            turn = f"translate({across(place) + 4:.1f} {bottom + 14:.1f}) rotate(-35)"
+            tilt = f"translate({across(place) + 4:.1f} {bottom + 14:.1f}) rotate(-35)"
             parts.append(svg_line(across(place), bottom, across(place), bottom + 4))
             parts.append(
-                svg_text(0, 0, name, "end", turn) if tilted else svg_text(across(place), bottom + 17, name, "middle")
+                svg_text(0, 0, name, "end", tilt) if tilted else svg_text(across(place), bottom + 17, name, "middle")
             )
-    else:
-        for tick in ticks:
-            if tick <= across.high:
-                parts.append(svg_line(across(tick), bottom, across(tick), bottom + 4))
-                middle = min(across(tick), WIDTH - LETTER * len(f"{tick:g}") / 2)  # inside the chart
-                parts.append(svg_text(middle, bottom + 17, f"{tick:g}", "middle"))
-    end = bottom + deep + BOTTOM - 17
+    for tick in ticks:
+        if tick <= across.high:
+            parts.append(svg_line(across(tick), bottom, across(tick), bottom + 4))
+            middle = min(across(tick), WIDTH - LETTER * len(f"{tick:g}") / 2)  # inside the chart
+            parts.append(svg_text(middle, bottom + 17, f"{tick:g}", "middle"))
+    end = bottom + depth + BOTTOM - 17
     return [*parts, svg_text((across.start + across.end) / 2, end - 4, label, "middle")], end
 
 
-def _legend(names: Sequence[str]) -> list[tuple[float, int]]:
-    """Where each name of a legend begins: side by side, and on a further line where the chart ends."""
+def _legend_places(names: Sequence[str]) -> list[tuple[float, int]]:
+    """Return where each name of a legend starts: side by side, wrapped at the width of the chart."""
     places: list[tuple[float, int]] = []
     x, y = float(LEFT), 0
     for name in names:
-        wide = 28 + LETTER * len(name)
-        if x > LEFT and x + wide > WIDTH:
+        width = 28 + LETTER * len(name)
+        if x > LEFT and x + width > WIDTH:
             x, y = float(LEFT), y + LEGEND_LINE
         places.append((x, y))
-        x += wide
+        x += width
     return places
+
+
+def _opacity(line: Series) -> Markup | str:
+    return Markup(' opacity="{:.2f}"').format(line.strength) if line.strength < 1 else ""
 
 
 def _path(line: Series, across: Axis, up: Axis) -> str:

@@ -1,23 +1,34 @@
-"""Points by two numbers, coloured by group."""
+"""Scatter charts, colored by group."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
 
-from patchloom.report.charts.axes import BOTTOM, LEFT, RIGHT, Axis, nice_ticks
-from patchloom.report.charts.svg import LEGEND_LINE, LETTER, PALETTE, shorten, svg_line, svg_text
+from patchloom.report.charts.svg import (
+    BOTTOM,
+    LEFT,
+    LEGEND_LINE,
+    LETTER,
+    PALETTE,
+    RIGHT,
+    Axis,
+    nice_ticks,
+    shorten,
+    svg_line,
+    svg_text,
+)
 
-SCATTER = 460  # side of its field
-GROUPS_TOLD = 24  # in a legend
+SIDE = 460  # pixels of the plot area
+MAX_LEGEND = 24  # groups
 
 
 class Point(NamedTuple):
-    """A point of a scatter; points of one group have one colour."""
+    """A point of a scatter chart; points of a group share a color."""
 
     x: float
     y: float
-    name: str = ""  # told under the pointer, or written beside it
+    name: str = ""  # in the tooltip, or written next to the point
     group: str = ""
 
 
@@ -29,23 +40,23 @@ def scatter_chart(
     named: bool = False,
     groups: Sequence[str] = (),
     line: tuple[float, float] | None = None,
-    side: int = SCATTER,
+    side: int = SIDE,
 ) -> Markup:
-    """Points coloured by group, with a legend; axes without labels have no numbers, as those of a t-SNE mean nothing.
+    """Return points colored by group, with a legend; axes without labels have no numbers, as for t-SNE.
 
-    `named` writes each point's name beside it; `groups` gives the order of the legend, otherwise that of the points.
-    `line` is a straight one through them: its slope and its height at x = 0. `side` is that of the field, in pixels.
+    `named` writes each point's name next to it. `groups` is the order of the legend (default: that of the points).
+    `line` is the slope and intercept of a straight line. `side` is the side of the plot area in pixels.
     """
     names = list(dict.fromkeys([*groups, *(point.group for point in points)]))
-    told = [name for name in names if name][:GROUPS_TOLD]
+    listed = [name for name in names if name][:MAX_LEGEND]
     left, below = (LEFT + 12, BOTTOM + 4) if x_label else (8, 8)
-    legend = 30 + LETTER * max(len(shorten(name, 24)) for name in told) if told else RIGHT if x_label else 8
-    width, height = left + side + legend, max(side + 10 + below, LEGEND_LINE * (len(told) + 2))
+    legend = 30 + LETTER * max(len(shorten(name, 24)) for name in listed) if listed else RIGHT if x_label else 8
+    width, height = left + side + legend, max(side + 10 + below, LEGEND_LINE * (len(listed) + 2))
     across, up = _scatter_axes(points, left, side, ticked=bool(x_label))
     parts = [
         Markup('<svg viewBox="0 0 {0:.0f} {1:.0f}" width="{0:.0f}" class="scatter" role="img">').format(width, height),
         *_frame(across, up, x_label, y_label),
-        *([_straight(*line, across, up)] if line else []),
+        *([_straight_line(*line, across, up)] if line else []),
     ]
     dot = Markup('<circle cx="{:.2f}" cy="{:.2f}" r="{}" style="fill:{};fill-opacity:.8"><title>{}</title></circle>')
     for point in points:
@@ -54,18 +65,18 @@ def scatter_chart(
         color = _group_color(names.index(point.group))
         parts.append(dot.format(across(point.x), up(point.y), 4 if named else 3, color, text))
     if named:
-        parts += _beside(points, across, up)
-    for i, name in enumerate(told):
+        parts += _point_names(points, across, up)
+    for i, name in enumerate(listed):
         y = 10 + LEGEND_LINE * (i + 0.5)
         parts.append(dot.format(left + side + 14, y, 4, _group_color(names.index(name)), name))
         parts.append(svg_text(left + side + 24, y + 4, shorten(name, 24)))
-    if (more := len([name for name in names if name]) - len(told)) > 0:
-        parts.append(svg_text(left + side + 24, 14 + LEGEND_LINE * (len(told) + 0.5), f"{more} more"))
+    if (more := len([name for name in names if name]) - len(listed)) > 0:
+        parts.append(svg_text(left + side + 24, 14 + LEGEND_LINE * (len(listed) + 0.5), f"{more} more"))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
 def _scatter_axes(points: Sequence[Point], left: float, side: int, *, ticked: bool) -> tuple[Axis, Axis]:
-    """Axes that hold all points; those with numbers end at ticks."""
+    """Return axes that contain all points; axes with numbers end at ticks."""
     ends = []
     for values in ([point.x for point in points], [point.y for point in points]):
         low, high = min(values), max(values)
@@ -91,8 +102,8 @@ def _frame(across: Axis, up: Axis, x_label: str, y_label: str) -> list[Markup]:
     return [*parts, svg_text(0, 0, y_label, "middle", middle)]
 
 
-def _straight(slope: float, height: float, across: Axis, up: Axis) -> Markup:
-    """A straight line, dashed, as far as it is within the frame."""
+def _straight_line(slope: float, height: float, across: Axis, up: Axis) -> Markup:
+    """Return a dashed straight line, clipped to the frame."""
     low, high = sorted(((up.low - height) / slope, (up.high - height) / slope)) if slope else (across.low, across.high)
     ends = [max(across.low, low), min(across.high, high)]
     (x1, y1), (x2, y2) = ((across(x), up(height + slope * x)) for x in ends)
@@ -100,8 +111,8 @@ def _straight(slope: float, height: float, across: Axis, up: Axis) -> Markup:
     return shape.format(x1, y1, x2, y2)
 
 
-def _beside(points: Sequence[Point], across: Axis, up: Axis) -> list[Markup]:
-    """Each name right or left of its point, or up to two lines lower or higher, where it covers least of the others."""
+def _point_names(points: Sequence[Point], across: Axis, up: Axis) -> list[Markup]:
+    """Return the names, each next to its point or up to two lines above or below, where it overlaps least."""
     taken = [(across(p.x) - 5, up(p.y) - 5, across(p.x) + 5, up(p.y) + 5) for p in points]
     parts = []
     for point in points:
@@ -128,6 +139,6 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
 
 
 def _group_color(number: int) -> str:
-    turn, place = divmod(number, len(PALETTE))
-    # Every further dozen is mixed with more white, so that neighbours in a long list still differ.
-    return f"color-mix(in srgb, {PALETTE[place]} {max(30, 100 - 25 * turn)}%, white)" if turn else PALETTE[place]
+    lap, place = divmod(number, len(PALETTE))
+    # Every further dozen is mixed with more white, so that neighbors in a long list differ.
+    return f"color-mix(in srgb, {PALETTE[place]} {max(30, 100 - 25 * lap)}%, white)" if lap else PALETTE[place]

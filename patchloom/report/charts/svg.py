@@ -1,18 +1,23 @@
-"""What every chart is made of: words, lines and boxes as SVG text, their colours, and a chart as a file of its own.
+"""Parts that all charts share: axes and their ticks, text, lines and boxes as SVG, colors, and charts as SVG files.
 
-Colours and fonts come from the style sheet of the page a chart stands in; only a scatter has many colours of its own.
+Colors and fonts come from the style sheet of the page; only scatter charts have more colors of their own.
 """
+
+import math
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-LETTER = 6.3  # pixels a letter takes on average in the charts' font, 11 pixels high
-LEGEND_LINE = 16  # from one line of a legend to the next
-# Twelve that are told apart on light and dark pages; more groups than that take shades of them.
+WIDTH, HEIGHT = 360, 230
+LEFT, RIGHT, TOP, BOTTOM = 46, 14, 28, 36  # margins of a line chart
+LETTER = 6.3  # average width of a letter in pixels, in the charts' font of 11 pixels
+LEGEND_LINE = 16  # pixels from one line of a legend to the next
+# Twelve colors that differ on light and dark pages; more groups get shades of them.
 PALETTE = (
     "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2",
     "#db2777", "#65a30d", "#92400e", "#64748b", "#c026d3", "#0d9488",
 )  # fmt: skip
-LINE_COLORS = 8  # classes c0 … c7 of a page's style
+LINE_COLORS = 8  # classes c0 … c7 of the style sheet
 STYLE = (
     "svg{background:#fff} text{fill:#1a2230;font:11px sans-serif} path{fill:none;stroke-width:1.8} "
     "path.grid{stroke:#e2e6ec;stroke-width:1} circle{fill:transparent} circle.seen{r:2.5px} .track{fill:#eef1f5} "
@@ -23,29 +28,62 @@ STYLE = (
 )
 
 
+class Axis(NamedTuple):
+    """A linear map from values (`low` to `high`) to pixels (`start` to `end`)."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """Return the pixel of a value."""
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+class LogAxis(Axis):
+    """A logarithmic axis, for values above 0."""
+
+    def __call__(self, value: float) -> float:
+        """Return the pixel of a value."""
+        return Axis(math.log(self.low), math.log(self.high), self.start, self.end)(math.log(value))
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return about `count` ticks that span `low` to `high`, in steps of 1, 2 or 5 times a power of ten."""
+    span = high - low if high - low > 1e-9 * max(abs(low), abs(high)) else 0.0  # ignore rounding errors
+    rough = (span or abs(high) or 1.0) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    if first == last:  # a single value that is a tick: the axis ends there (as at 100 %), or begins at 0
+        first, last = (first - 1, last) if high > 0 else (first, last + 1)
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+
+
 def svg_file(chart: Markup) -> str:
-    """The chart as a file of its own, in the colours of a light page."""
+    """Return the chart as an SVG file of its own, in the colors of a light page."""
     head, _, rest = str(chart).partition(">")
     return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{rest}'
 
 
 def svg_line(x1: float, y1: float, x2: float, y2: float) -> Markup:
-    """A line of the grid."""
+    """Return a grid line."""
     return Markup('<path d="M{:.2f} {:.2f}L{:.2f} {:.2f}" class="grid"/>').format(x1, y1, x2, y2)
 
 
 def svg_text(x: float, y: float, text: str, anchor: str = "start", transform: str = "") -> Markup:
-    """Words at a place; `anchor` says which part of them is there."""
-    turned = Markup(' transform="{}"').format(transform) if transform else ""
-    return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}"{}>{}</text>').format(x, y, anchor, turned, text)
+    """Return text whose `anchor` (start, middle or end) is at (x, y)."""
+    attribute = Markup(' transform="{}"').format(transform) if transform else ""
+    return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}"{}>{}</text>').format(x, y, anchor, attribute, text)
 
 
 def svg_box(x: float, y: float, width: float, height: float, kind: str, opacity: float = 1.0) -> Markup:
-    """A rectangle; `kind` is its class in the page's style."""
+    """Return a rectangle; `kind` is its class in the style sheet."""
     shape = Markup('<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" class="{}" fill-opacity="{:.3f}"/>')
     return shape.format(x, y, width, height, kind, opacity)
 
 
 def shorten(name: str, letters: int) -> str:
-    """The name, cut to so many letters."""
+    """Cut a name to at most `letters` letters."""
     return name if len(name) <= letters else name[: letters - 1] + "…"

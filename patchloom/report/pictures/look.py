@@ -13,7 +13,7 @@ from patchloom.data.images.image_batch import normalize
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.models.network import Network
 from patchloom.report.charts import bars
-from patchloom.report.notebook import likeliest, piece
+from patchloom.report.notebook import html_card, likeliest
 from patchloom.report.page import data_uri
 from patchloom.report.pictures.attention import (
     attention_rollout,
@@ -100,7 +100,7 @@ class ImageLook:
         return f"Look({likeliest(self.answers) or 'no classes'}{f'; maps: {maps}' if maps else ''})"
 
     def _repr_html_(self) -> str:
-        return piece(likeliest(self.answers, 1) or "What the network saw", looks=[self.card()])
+        return html_card(likeliest(self.answers, 1) or "What the network saw", looks=[self.card()])
 
 
 class ImageLooks(list[ImageLook]):
@@ -109,7 +109,7 @@ class ImageLooks(list[ImageLook]):
     def _repr_html_(self) -> str:
         notes = [f"and {len(self) - LOOKS_SHOWN} more"] if len(self) > LOOKS_SHOWN else []
         cards = [one.card() for one in self[:LOOKS_SHOWN]]
-        return piece(f"{len(self)} picture{'s' * (len(self) != 1)}", looks=cards, notes=notes)
+        return html_card(f"{len(self)} picture{'s' * (len(self) != 1)}", looks=cards, notes=notes)
 
 
 @with_near_options

@@ -1,17 +1,19 @@
-"""Small images on a labelled sheet, and the colours that numbers have on it.
+"""Sheets of small labeled images, and the colors of numbers on them.
 
-Weights have a sign: red is positive, blue negative, white zero. Shares, such as attention, go from dark blue to yellow
-(cividis, which the thesis uses and which colour-blind eyes read the same way).
+Weights have a sign: red is positive, blue negative, white zero. Shares, such as attention, range from dark blue to
+yellow (cividis, which the thesis uses and which is readable for color-blind people).
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
 
 from patchloom_runtime.errors import NumericalError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NEGATIVE, POSITIVE = np.array([33, 102, 172]), np.array([178, 24, 43])
 # matplotlib's cividis at 0, 1/8 … 1.
@@ -29,53 +31,48 @@ CIVIDIS = np.array(
     ]
 )
 PAPER, SEAM, INK, FADED = (245, 245, 245), (110, 110, 110), (40, 40, 40), (100, 100, 100)
-TILE = 32  # pixels a small image is brought to, by a whole factor
-GAP, MARGIN, LABEL = 2, 12, 22  # pixels between small images, around blocks, and for a line of text
-BLOCKS_A_LINE = 6
-PAGE = 1360  # pixels a sheet may be wide
-_MOST_LETTERS = 200  # of a title or caption, about the same
+TILE = 32  # pixels that small images are enlarged to, by a whole factor
+GAP, MARGIN, LABEL = 2, 12, 22  # pixels between small images, around blocks, and per line of text
+BLOCKS_PER_LINE = 6
+PAGE = 1360  # largest width of a sheet in pixels
+_MAX_LETTERS = 200  # of a title or caption; about the width of a sheet
 
 
 class SheetCell(NamedTuple):
-    """An image with the text under it."""
+    """An image with a caption."""
 
     image: Image.Image
     caption: str = ""
 
 
 class SheetRow(NamedTuple):
-    """Cells side by side under a title."""
+    """A row of cells under a title."""
 
     title: str
     cells: Sequence[SheetCell]
 
 
-def _start(text: str) -> str:
-    """As much as a page is wide: a class may have any name."""
-    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 1]}…"
-
-
-def sheet(lines: Sequence[SheetRow]) -> Image.Image:
-    """Lines of images; columns stand below one another, and a line wider than a page goes on in the next."""
+def sheet(rows: Sequence[SheetRow]) -> Image.Image:
+    """Draw rows of images in columns; a row wider than a page wraps."""
     font = ImageFont.load_default(13)
-    lines = [
-        SheetRow(_start(line.title), [SheetCell(cell.image, _start(cell.caption)) for cell in line.cells])
-        for line in lines
+    rows = [
+        SheetRow(_shortened(row.title), [SheetCell(cell.image, _shortened(cell.caption)) for cell in row.cells])
+        for row in rows
     ]
-    cells = [cell for line in lines for cell in line.cells]
+    cells = [cell for row in rows for cell in row.cells]
     column = MARGIN + int(max(max(cell.image.width, font.getlength(cell.caption)) for cell in cells))
-    across = max(1, min(max(len(line.cells) for line in lines), (PAGE - MARGIN) // column))
-    titles = int(max(font.getlength(line.title) for line in lines))
-    rows = [(line, start) for line in lines for start in range(0, len(line.cells), across)]
-    heights = [_row_height(line, start, across) for line, start in rows]
+    across = max(1, min(max(len(row.cells) for row in rows), (PAGE - MARGIN) // column))
+    titles = int(max(font.getlength(row.title) for row in rows))
+    lines = [(row, start) for row in rows for start in range(0, len(row.cells), across)]
+    heights = [_line_height(row, start, across) for row, start in lines]
     paper = Image.new("RGB", (MARGIN + max(across * column, titles + MARGIN), MARGIN + sum(heights)), PAPER)
     draw, y = ImageDraw.Draw(paper), MARGIN
-    for (line, start), height in zip(rows, heights, strict=True):
+    for (row, start), height in zip(lines, heights, strict=True):
         top = y
-        if start == 0 and line.title:
-            draw.text((MARGIN, top), line.title, fill=INK, font=font)
+        if start == 0 and row.title:
+            draw.text((MARGIN, top), row.title, fill=INK, font=font)
             top += LABEL
-        for place, cell in enumerate(line.cells[start : start + across]):
+        for place, cell in enumerate(row.cells[start : start + across]):
             x = MARGIN + place * column
             paper.paste(cell.image, (x, top))
             draw.text((x, top + cell.image.height + 4), cell.caption, fill=FADED, font=font)
@@ -83,15 +80,20 @@ def sheet(lines: Sequence[SheetRow]) -> Image.Image:
     return paper
 
 
-def _row_height(line: SheetRow, start: int, across: int) -> int:
-    cells = line.cells[start : start + across]
-    title = LABEL if start == 0 and line.title else 0
+def _shortened(text: str) -> str:
+    """Cut a text to about the width of a page: class names may have any length."""
+    return text if len(text) <= _MAX_LETTERS else f"{text[: _MAX_LETTERS - 1]}…"
+
+
+def _line_height(row: SheetRow, start: int, across: int) -> int:
+    cells = row.cells[start : start + across]
+    title = LABEL if start == 0 and row.title else 0
     caption = LABEL if any(cell.caption for cell in cells) else 0
     return title + max(cell.image.height for cell in cells) + caption + MARGIN
 
 
 def grid_sheet(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[Image.Image | None]]]) -> Image.Image:
-    """Images of one size in rows and columns, named at the left and at the top; None leaves a place empty."""
+    """Draw images of one size in named rows and columns; None leaves a place empty."""
     font = ImageFont.load_default(13)
     images = [image for _, row in rows for image in row if image is not None]
     width, height = (max(getattr(image, side) for image in images) + GAP for side in ("width", "height"))
@@ -110,11 +112,11 @@ def grid_sheet(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[Image.
 
 
 def tiled(blocks: Sequence[tuple[str, np.ndarray]], *, group: int = 1) -> Image.Image:
-    """Labelled blocks of small images (lines, columns, h, w), six blocks a line, each coloured on its own scale."""
+    """Draw labeled blocks of small images (lines, columns, h, w), six blocks per line, each on its own color scale."""
     pictures = [
         (f"{label}   ±{np.abs(tiles).max():.2g}", joined(colored(tiles), group=group)) for label, tiles in blocks
     ]
-    across = min(BLOCKS_A_LINE, len(pictures))
+    across = min(BLOCKS_PER_LINE, len(pictures))
     width = max(picture.width for _, picture in pictures) + MARGIN
     height = max(picture.height for _, picture in pictures) + LABEL + MARGIN
     lines = -(-len(pictures) // across)
@@ -130,9 +132,9 @@ def tiled(blocks: Sequence[tuple[str, np.ndarray]], *, group: int = 1) -> Image.
 def joined(
     tiles: np.ndarray, side: int = TILE, *, gap: int = GAP, seam: tuple[int, int, int] = SEAM, group: int = 1
 ) -> Image.Image:
-    """Small images of bytes (lines, columns, h, w, 3) beside one another, enlarged to `side` pixels or nearly.
+    """Join small uint8 images (lines, columns, h, w, 3), enlarged by a whole factor to at most `side` pixels.
 
-    Groups of more than one column stand apart.
+    Groups of `group` columns have a wider gap between them.
     """
     lines, columns, h, w, _ = tiles.shape
     factor = max(1, side // max(h, w))
@@ -149,12 +151,12 @@ def joined(
 
 
 def enlarged(pixels: np.ndarray, side: int) -> Image.Image:
-    """Bytes (h, w, 3) as an image whose longer side is nearly `side`, by a whole factor, pixels kept crisp."""
+    """Return uint8 pixels (h, w, 3) as an image, enlarged by a whole factor to at most `side` pixels."""
     return joined(pixels[None, None], side)
 
 
 def displayed(image: Image.Image, side: int) -> Image.Image:
-    """In RGB, its longer side of `side` pixels; a small one enlarged with crisp pixels."""
+    """Return the image in RGB with a longer side of `side` pixels; small images are enlarged without interpolation."""
     factor = side / max(image.size)
     size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
     way = Image.Resampling.NEAREST if factor >= 2 else Image.Resampling.LANCZOS
@@ -162,22 +164,22 @@ def displayed(image: Image.Image, side: int) -> Image.Image:
 
 
 def colored(values: np.ndarray) -> np.ndarray:
-    """Signed numbers of any shape → that shape × 3 bytes, white at zero, full colour at the largest of them all."""
+    """Return signed numbers of any shape as colors (…, 3) uint8: white at zero, full color at the largest of all."""
     strength = (values / (np.abs(values).max() or 1.0))[..., None]
     full = np.where(strength < 0, NEGATIVE, POSITIVE)
     return np.rint(255 + np.abs(strength) * (full - 255)).astype(np.uint8)
 
 
 def heat(shares: np.ndarray) -> np.ndarray:
-    """Numbers 0…1 of any shape → that shape × 3 bytes of cividis."""
+    """Return numbers 0…1 of any shape as cividis colors (…, 3) uint8."""
     places = np.linspace(0, 1, len(CIVIDIS))
     channels = [np.interp(shares, places, CIVIDIS[:, channel]) for channel in range(3)]
     return np.rint(np.stack(channels, axis=-1)).astype(np.uint8)
 
 
-def numbers(tensor: Tensor, what: str = "the weights") -> np.ndarray:
-    """A tensor as float64; a picture of numbers that are not finite would show nothing true."""
+def numbers(tensor: "Tensor", what: str = "the weights") -> np.ndarray:
+    """Return a tensor as a float64 array; raise NumericalError if some numbers are not finite."""
     values = tensor.detach().double().cpu().numpy()
     if not np.isfinite(values).all():
-        raise NumericalError(f"There is no picture of {what}: some are not finite. Look at an earlier checkpoint.")
+        raise NumericalError(f"{what} cannot be drawn: some are not finite. Use an earlier checkpoint.")
     return values

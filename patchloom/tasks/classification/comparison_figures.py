@@ -6,8 +6,16 @@ from functools import partial
 
 from markupsafe import Markup
 
-from patchloom.report.charts import LINE_COLORS, Point, Series, line_chart, scatter_chart
-from patchloom.report.charts.seeds import SeedRange, histogram_chart, range_chart
+from patchloom.report.charts import (
+    LINE_COLORS,
+    Point,
+    SeedRange,
+    Series,
+    histogram_chart,
+    line_chart,
+    range_chart,
+    scatter_chart,
+)
 from patchloom.report.pictures.branches import branch_epoch_charts
 from patchloom.runs.branch_norms import read_branch_norms
 from patchloom.tasks.classification.levels import FINEST, MEASURES, LevelEvaluations

@@ -20,11 +20,11 @@ from patchloom.recipes.schema import flatten
 from patchloom.report.charts import LINE_COLORS, Series, line_chart
 from patchloom.report.page import write_page
 from patchloom.report.pictures.embeddings import pca_energy_chart
-from patchloom.report.run_report import curve, neighbours_of, steps_per_unit, value_text
+from patchloom.report.run_report import curve, neighbor_count, steps_per_unit, value_text
 from patchloom.tasks.classification.comparison_figures import branch_charts, cloud_chart, level_charts, seed_figures
 from patchloom.tasks.classification.levels import MEASURES, LevelEvaluations, evaluate_levels
 from patchloom.tasks.classification.seeds import cloud
-from patchloom.tasks.classification.several_runs import RunEvaluations, evaluate_runs, named
+from patchloom.tasks.classification.several_runs import RunEvaluations, evaluate, named
 from patchloom.tasks.images.run_contents import LOOKED_AT, RunParts, count_cost, neighbour_score, read_run
 from patchloom_runtime.errors import PatchloomError, UsageError, attempted
 
@@ -49,7 +49,7 @@ def report_runs(
     notes = [f"{name}: {note}" for name, each in parts.items() for note in each.notes]
     together: RunEvaluations | None = None
     try:
-        together = evaluate_runs(runs, data, **shown)
+        together = evaluate(runs, data, **shown)
         judged = {name: evaluation.report for name, evaluation in together.evaluations.items()}
     except PatchloomError as error:
         notes.append(f"not compared image by image: {error}")
@@ -188,7 +188,7 @@ def _curves(parts: dict[str, RunParts]) -> list[tuple[str, Markup]]:
     for i, (name, each) in enumerate(parts.items()):
         records = each.metrics
         steps = steps_per_unit(records)[1]
-        neighbours = neighbours_of(records)
+        neighbours = neighbor_count(records)
         judged = {"Validation top-1, %": "top1", f"Top-1 of the {neighbours} nearest, %": f"knn{neighbours}_top1"}
         of_run = {
             title: curve(records, steps, "evaluation", "ema", key) or curve(records, steps, "evaluation", "model", key)
@@ -215,7 +215,7 @@ def _cloud(
     """Top-1 on `val`, or else on the val split each run was trained with, and on `data`."""
     if val is None:
         return cloud_chart(together.cloud(), parts, "its val split", _short(data) or data)
-    first = evaluate_runs([str(folder) for folder in together.folders.values()], val)
+    first = evaluate([str(folder) for folder in together.folders.values()], val)
     own = {name: of.report.top(1) for name, of in zip(together.folders, first.evaluations.values(), strict=True)}
     here = {name: of.report.top(1) for name, of in together.evaluations.items()}
     return cloud_chart(cloud(own, here), parts, _short(val) or val, _short(data) or data)

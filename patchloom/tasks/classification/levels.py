@@ -22,7 +22,7 @@ from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieva
 from patchloom.evaluation.separability import separability
 from patchloom.inference.classifier import load
 from patchloom.inference.evaluations import EvaluationSettings, embed_on
-from patchloom.runs.run_record import data_files
+from patchloom.runs.run_metadata import recorded_reading
 from patchloom.tasks.classification.several_runs import Runs, named
 from patchloom_runtime.errors import UsageError, with_near_options
 
@@ -115,7 +115,7 @@ def open_leveled(
     data: str, runs: Runs, *, strict: bool = False, needed: bool = True, reading: Reading = AS_IT_IS
 ) -> LevelData:
     """Data with levels of their own, or of the file one of the runs had on them; without any an error, if `needed`."""
-    remembered = (data_files(folder, data) for folder in named(runs).values())
+    remembered = (recorded_reading(folder, data) for folder in named(runs).values())
     own = next((each for each in remembered if each.given()), AS_IT_IS)
     splits = open_data(data, strict=strict, reading=reading.filled_from(own))
     if needed and not splits.classes.levels:

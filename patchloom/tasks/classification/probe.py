@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.inference.classifier import load
-from patchloom.inference.evaluations import Probes
+from patchloom.inference.probes import Probes
 from patchloom.tasks.classification.several_runs import Runs, named
 from patchloom_runtime.errors import with_near_options
 

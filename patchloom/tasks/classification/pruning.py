@@ -15,11 +15,11 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.evaluations import Evaluation, EvaluationSettings, evaluate_on
 from patchloom.report.charts import Series, line_chart
-from patchloom.report.notebook import piece
+from patchloom.report.notebook import html_card
 from patchloom.report.page import write_page
 from patchloom.report.pictures.matrices import LETTERS, Matrix, matrices_of, prune_, quantize_
 from patchloom.runs.locate import run_folder
-from patchloom.runs.modified import write_altered
+from patchloom.runs.modified import write_modified_run
 from patchloom.runs.predictions import FILE as PREDICTIONS
 from patchloom.runs.predictions import Predictions, load_predictions
 from patchloom_runtime.errors import UsageError, with_near_options
@@ -133,7 +133,7 @@ class Pruning:
 
     def _repr_html_(self) -> str:
         columns, rows = self.table("share")
-        return piece(self.run, columns=[c.removeprefix("#") for c in columns], rows=rows, notes=self.notes)
+        return html_card(self.run, columns=[c.removeprefix("#") for c in columns], rows=rows, notes=self.notes)
 
 
 @with_near_options
@@ -282,7 +282,7 @@ def _save(classifier: Classifier, folder: Path, out: Path, point: Pruned, evalua
     if evaluation is not None and (folder / PREDICTIONS).is_file():
         decided = Predictions(evaluation.report, evaluation.fingerprint)
         decided = decided if load_predictions(folder).fingerprint == decided.fingerprint else None
-    write_altered(folder, out, classifier.save_pretrained, note, decided)
+    write_modified_run(folder, out, classifier.save_pretrained, note, decided)
 
 
 def _told(letters: str) -> str:

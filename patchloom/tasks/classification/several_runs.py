@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from patchloom.data.datasets import LabeledImages, Progress
+from patchloom.data.datasets import Progress
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.evaluation.agreement import DisagreementTable, disagreement
 from patchloom.evaluation.comparison import Comparison, compare
 from patchloom.inference.classifier import load
-from patchloom.inference.evaluations import Evaluation, EvaluationSettings, evaluate_on
+from patchloom.inference.evaluations import Evaluation, EvaluationData, EvaluationSettings, evaluate_on
 from patchloom.models.cost import Tradeoff, tradeoffs
 from patchloom.recipes.schema import difference
-from patchloom.report.notebook import number_texts, numbers_line, piece
+from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.config import is_run, read_run_files
 from patchloom.runs.locate import find_run
 from patchloom.runs.predictions import FILE, Predictions, load_predictions
@@ -57,7 +57,7 @@ class RunEvaluations:
         rows = [[printable(name), *(values.get(column, "–") for column in columns)] for name, values in told.items()]
         notes = [f"{name}: {note}" for name, of in self.evaluations.items() for note in of.notes]
         pairs = self.comparisons() if len(self.evaluations) > 1 else []
-        return piece("Evaluations", columns=["run", *columns], rows=rows, notes=[*map(_in_words, pairs), *notes])
+        return html_card("Evaluations", columns=["run", *columns], rows=rows, notes=[*map(_in_words, pairs), *notes])
 
     def values(self) -> dict[str, dict[str, float]]:
         """Run → its numbers."""
@@ -161,17 +161,10 @@ def evaluate(
         kept = {name: _kept(folder) for name, folder in folders.items()}
         found = {name: Evaluation(each.report, None, (), each.fingerprint) for name, each in kept.items()}
     else:
-        # All runs are shown the same: what the first run on these data held out, where one is.
-        kept_apart = (settings.held_out(folder, data) for folder in folders.values() if not is_artifact(folder))
-        held_out = next((pictures for pictures in kept_apart if pictures is not None), None)
-        found = {
-            name: _evaluate_run(folder, data, settings, held_out, device, heads) for name, folder in folders.items()
-        }
+        opened = EvaluationData(data, settings, [folder for folder in folders.values() if not is_artifact(folder)])
+        found = {name: _evaluate_run(folder, opened, settings, device, heads) for name, folder in folders.items()}
     _check_same(found)
     return RunEvaluations(folders, found)
-
-
-evaluate_runs = evaluate  # the name it had when it took several runs only
 
 
 def _in_words(pair: Comparison) -> str:
@@ -185,17 +178,17 @@ def _kept(folder: Path) -> Predictions:
     if not files.decides:
         raise UsageError(
             f"{folder} names no classes, so it kept no decisions. Measure its features: "
-            f"patchloom evaluate {shlex.quote(str(folder))} DATA --knn"
+            f"patchloom probe {shlex.quote(str(folder))} DATA --knn"
         )
     return load_predictions(folder, len(files.labels))
 
 
 def _evaluate_run(
-    folder: Path, data: str, shown: EvaluationSettings, held_out: LabeledImages | None, device: str, heads: bool
+    folder: Path, data: EvaluationData, settings: EvaluationSettings, device: str, heads: bool
 ) -> Evaluation:
     classifier = open_exported(folder) if is_artifact(folder) else load(folder, device=device)
     classifier.check_decides()
-    return evaluate_on(classifier, shown.open(data, classifier, held_out), shown, heads=heads)
+    return evaluate_on(classifier, data.open(classifier), settings, heads=heads)
 
 
 def named(runs: Runs) -> dict[str, Path]:
@@ -222,5 +215,5 @@ def _check_same(found: dict[str, Evaluation]) -> None:
         if evaluation.fingerprint != first.fingerprint:
             raise UsageError(
                 f"{other} and {name} kept decisions about different images. "
-                "Evaluate both on the same data: patchloom evaluate RUN… DATA"
+                "Evaluate both on the same data: patchloom compare RUN… DATA"
             )

@@ -6,7 +6,7 @@ from pathlib import Path
 from patchloom.data.datasets import ImageSet, LabeledImages
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_data
-from patchloom.runs.run_record import data_files, read_run_record
+from patchloom.runs.run_metadata import read_run_metadata, recorded_reading
 from patchloom_runtime.errors import DataError, UsageError
 
 
@@ -17,7 +17,7 @@ def open_objects(
     if split not in (None, "train", "val", "test"):
         raise UsageError(f"--split is {split!r}, expected train, val or test")
     if folder is not None:
-        reading = reading.filled_from(data_files(folder, data))
+        reading = reading.filled_from(recorded_reading(folder, data))
     splits = open_data(data, labeled=False, reading=reading)
     images = getattr(splits, split or "val")
     if images is None:
@@ -28,7 +28,7 @@ def open_objects(
     if folder is None:  # an artifact, which keeps no level: that of its classes
         level = next((name for name, (names, _) in images.classes.levels.items() if set(classes) <= {*names}), None)
     else:
-        level = found.level if (found := read_run_record(folder)) else None
+        level = found.level if (found := read_run_metadata(folder)) else None
     told = telling(images, tuple(classes), level)
     unknown = [
         name for name, number in zip(images.images.object_names, told.categories or (), strict=False) if number < 0

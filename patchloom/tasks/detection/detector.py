@@ -19,7 +19,7 @@ from patchloom.disk import atomic_write, make_folder
 from patchloom.evaluation.detect import find_objects
 from patchloom.evaluation.detection import Detections
 from patchloom.models.dense.detector import Detector
-from patchloom.report.pictures.object_overlays import DrawnObject, drawn_objects, named
+from patchloom.report.pictures.overlays import DrawnObject, draw_objects, object_text
 from patchloom.runs.config import RunFiles
 from patchloom.tasks.detection.run_files import coco_box, load_detector
 from patchloom_runtime.artifacts.detected_object import SURE, DetectedObject, surest_first
@@ -134,7 +134,7 @@ def detected_objects(found: Detections, labels: Sequence[str], min_score: float 
 
 def draw_detections(one: DetectedObject, labels: Sequence[str]) -> DrawnObject:
     """An object as it is drawn."""
-    return DrawnObject(named(one.name, one.score), one.box, labels.index(one.name), one.outline)
+    return DrawnObject(object_text(one.name, one.score), one.box, labels.index(one.name), one.outline)
 
 
 class DetectionFiles:
@@ -166,7 +166,7 @@ class DetectionFiles:
             if one.outline is not None:
                 told |= {"segmentation": one.outline.to_coco(answer.size), "area": one.outline.area}
             self._annotations.append(told)
-        drawn = drawn_objects(answer.picture, [draw_detections(one, self._labels) for one in answer.objects])
+        drawn = draw_objects(answer.picture, [draw_detections(one, self._labels) for one in answer.objects])
         overlay = self._folder / f"{number:05d}-{printable(Path(answer.path).stem)}.jpg"
         encoded = io.BytesIO()
         drawn.save(encoded, "JPEG", quality=JPEG_QUALITY)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from patchloom.evaluation.detection import DetectionReport
 from patchloom.evaluation.detection_mistakes import ImageMistakes, outcome, taken_for
-from patchloom.report.pictures.object_overlays import DrawnObject, drawn_objects, named
+from patchloom.report.pictures.overlays import DrawnObject, draw_objects, object_text
 from patchloom.report.sections import gallery_section, table_section
 from patchloom_runtime.errors import DataError
 
@@ -84,7 +84,7 @@ def draw_with_truth(picture: Image.Image, report: DetectionReport, number: int) 
     one = _outcome(report, number)
     there = [
         DrawnObject(
-            ("missed: " if missed else "crowd: " if truth.crowd[i] else "") + named(names[truth.categories[i]]),
+            ("missed: " if missed else "crowd: " if truth.crowd[i] else "") + object_text(names[truth.categories[i]]),
             truth.boxes[i],
             int(truth.categories[i]),
             truth.masks[i] if truth.masks else None,
@@ -95,11 +95,11 @@ def draw_with_truth(picture: Image.Image, report: DetectionReport, number: int) 
     seen = []
     for i, thing, false in zip(one.sure.tolist(), one.object_of.tolist(), one.false.tolist(), strict=True):
         other = thing >= 0 and truth.categories[thing] != found.categories[i]
-        text = ("false: " if false else "") + named(names[found.categories[i]], float(found.scores[i]))
-        text += f", is {named(names[truth.categories[thing]])}" if other else ""
+        text = ("false: " if false else "") + object_text(names[found.categories[i]], float(found.scores[i]))
+        text += f", is {object_text(names[truth.categories[thing]])}" if other else ""
         mask = found.masks[i] if found.masks else None
         seen.append(DrawnObject(text, found.boxes[i], int(found.categories[i]), mask, mistake=bool(false or other)))
-    return [drawn_objects(picture, there), drawn_objects(picture, seen)]
+    return [draw_objects(picture, there), draw_objects(picture, seen)]
 
 
 def _outcome(report: DetectionReport, number: int) -> ImageMistakes:

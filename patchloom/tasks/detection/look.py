@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from patchloom.report.page import write_page
-from patchloom.report.pictures.object_overlays import drawn_objects
+from patchloom.report.pictures.overlays import draw_objects
 from patchloom.report.sections import gallery_section
 from patchloom.tasks.artifact_models import open_exported
 from patchloom.tasks.detection.detector import (
@@ -67,8 +67,8 @@ def _given(
             continue
         answer, detail = _answer(detector, one.name, picture, top)
         looks.append((one.name, detail, answer))
-        drawn = drawn_objects(picture, [draw_detections(thing, detector.labels) for thing in answer.objects])
-        row = [drawn_objects(picture, []), drawn]  # of one size
+        drawn = draw_objects(picture, [draw_detections(thing, detector.labels) for thing in answer.objects])
+        row = [draw_objects(picture, []), drawn]  # of one size
         sections.append(gallery_section(f"picture-{number}", one.name, detail, [(row, answer.in_words())]))
     if not looks:
         first = notes[0] if notes else "there is none"

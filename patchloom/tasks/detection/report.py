@@ -21,7 +21,7 @@ from patchloom.objectives.detection import CHARTS
 from patchloom.report.charts import Series, line_chart
 from patchloom.report.run_report import training, validation
 from patchloom.report.sections import picture_section, table_section
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.artifact_models import open_exported
 from patchloom.tasks.detection.data import open_objects
 from patchloom.tasks.detection.detector import load_object_detector
@@ -220,10 +220,8 @@ def detection_page(folder: Path, asked: Any) -> TaskPage:
     notes: list[str] = []
     kept = attempted(lambda: read_val(folder), notes)
     if asked.split is not None:
-        record = read_run_record(folder)
-        place = asked.data or (record.data if record else None)
-        if place is None:
-            raise UsageError("where the data lie was not recorded; say it with --data")
+        record = read_run_metadata(folder)
+        place = data_path(folder, record, asked.data)
         kept, notes = judge_on(folder, place, split=asked.split, device="auto", reading=asked.reading)
     elif kept is None and not notes:
         notes.append(f"{folder} has no {VAL}: what was found in val is not shown")
@@ -326,6 +324,6 @@ def images_of(folder: Path, asked: Any, report: DetectionReport) -> LabeledImage
     if asked.plan is not None:
         val: LabeledImages = asked.plan.splits.val
         return val
-    record = read_run_record(folder)
+    record = read_run_metadata(folder)
     place = asked.data or (record.data if record else None)
     return None if place is None else open_objects(folder, place, asked.split, report.classes, asked.reading)[0]

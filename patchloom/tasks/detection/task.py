@@ -150,13 +150,13 @@ class Detection(ImageTask):
     def write_files(self, plan: "ImagePlan", network: Any) -> None:
         """Config, recipe, labels, what it began with and what was left out."""
         from patchloom.runs.config import Preprocessing, write_run_files
-        from patchloom.runs.data_record import write_left_out, write_record
+        from patchloom.runs.provenance import write_left_out, write_provenance
 
         shown = Preprocessing(network.pixel_mean, network.pixel_std, network.image_size, 1.0)
         level = plan.settings.level
         write_run_files(plan.folder, network, shown, plan.recipe, self.classes(plan), level, task=self.name)
         assert plan.record is not None
-        write_record(plan.folder, plan.record)
+        write_provenance(plan.folder, plan.record)
         write_left_out(plan.folder, plan.left_out)
 
     def keep(self, plan: "ImagePlan", judged: "ValDetections") -> None:

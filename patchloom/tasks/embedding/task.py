@@ -53,7 +53,7 @@ class Embedding(ImageTask):
         """Judge it at levels or by probes, search by it, or train a classifier from it."""
         folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
         if plan.settings.level:
-            return f"patchloom evaluate {folder} {data} --levels", f"patchloom look {folder} --ranked"
+            return f"patchloom probe {folder} {data} --levels", f"patchloom look {folder} --ranked"
         if len(plan.splits.classes):
-            return f"patchloom evaluate {folder} {data} --knn --linear", f"patchloom train {data} --init {folder}"
+            return f"patchloom probe {folder} {data} --knn --linear", f"patchloom train {data} --init {folder}"
         return f"patchloom index {folder} {data} --out {folder}.index", f"patchloom train LABELLED --init {folder}"

@@ -14,7 +14,7 @@ from patchloom.models.registry import build_model
 from patchloom.objectives.teacher import Mixture, Teacher, load_teacher
 from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
-from patchloom.runs.locate import find_run, is_foreign, run_folder
+from patchloom.runs.locate import find_run, is_third_party, run_folder
 from patchloom.runs.weights import load_backbone, load_network
 from patchloom_runtime.errors import UsageError
 
@@ -41,7 +41,7 @@ def network_options(recipe: Recipe) -> tuple[str, dict[str, Any]]:
     """Name and options of the recipe's network, as `create_model` takes them."""
     part = recipe.model
     name, options = part.name, dict(part.options)
-    if is_foreign(name):
+    if is_third_party(name):
         options = {"backbone": name.removeprefix("timm:"), "pool": "average", **options}
         name = "resnet50_attention_pool"
     options |= {"drop_path": part.drop_path, "drop_path_rule": part.drop_path_rule}
@@ -100,7 +100,7 @@ def teacher_names(spec: str) -> list[str]:
 def _one_teacher(spec: str, splits: Splits) -> Teacher:
     """A run or published weights, or any name `load_teacher` knows; its classes are compared with the data's."""
     names = splits.classes.names
-    if is_foreign(spec) or not (folder := find_run(spec)):
+    if is_third_party(spec) or not (folder := find_run(spec)):
         return load_teacher(spec, len(names), names)
     network, files = load_network(folder)
     if not files.decides:

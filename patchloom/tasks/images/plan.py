@@ -27,8 +27,8 @@ from patchloom.recipes.fit import Facts, advice
 from patchloom.recipes.methods import Method, method_of
 from patchloom.recipes.schema import Recipe, flatten, override
 from patchloom.runs.config import Preprocessing, check_preprocessing, read_recipe
-from patchloom.runs.data_record import LEFT_OUT, record_of
 from patchloom.runs.locate import find_run
+from patchloom.runs.provenance import LEFT_OUT, provenance_of
 from patchloom.tasks.images.init_weights import InitWeights, find_init_weights
 from patchloom.tasks.images.networks import make_network, teacher_names
 from patchloom.tasks.plan import (
@@ -121,7 +121,7 @@ def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> I
         source = _readable(seen, settings)
         whole = task.shown(make_splits(source, copies=seen.copies() if source.val is None else (), **chosen))
         splits = share_of_train(whole, share)
-    record = starting_record(record_of(whole, seen), settings.data, settings.init)
+    record = starting_record(provenance_of(whole, seen), settings.data, settings.init)
     record = replace(record, options=options_set(settings))
     begins = resolved
 

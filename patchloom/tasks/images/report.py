@@ -22,7 +22,7 @@ from patchloom.recipes.methods import method_of
 from patchloom.recipes.schema import Recipe
 from patchloom.report.pictures.branches import branch_epoch_charts
 from patchloom.report.pictures.pictures import Picture, pictures_of
-from patchloom.report.run_report import Charts, neighbours_of, training, validation
+from patchloom.report.run_report import Charts, neighbor_count, training, validation
 from patchloom.report.sections import class_section, confusion_section, mistake_section, picture_section
 from patchloom.runs.branch_norms import read_branch_norms
 from patchloom.runs.predictions import Predictions
@@ -69,7 +69,7 @@ def image_page(folder: Path, asked: ReportSettings) -> TaskPage:
 
 def _charts(recipe: Recipe | None, metrics: Sequence[Mapping[str, Any]]) -> Charts:
     """Accuracy, and what the method's own module says is worth watching."""
-    neighbours = neighbours_of(metrics)
+    neighbours = neighbor_count(metrics)
     own = import_module(method_of(recipe.objective.method).objective).CHARTS if recipe else {}
     return {
         "Validation top-1, %": validation("top1"),

@@ -15,11 +15,11 @@ from patchloom.models.cost import Cost, cost
 from patchloom.models.from_config import make_frame
 from patchloom.models.network import Network
 from patchloom.models.registry import build_model
-from patchloom.report.run_report import neighbours_of
+from patchloom.report.run_report import neighbor_count
 from patchloom.runs.config import RunFiles, is_run, read_run_files
 from patchloom.runs.metrics import read_metrics
 from patchloom.runs.predictions import Predictions, fingerprint, load_predictions
-from patchloom.runs.run_record import RunRecord, read_run_record
+from patchloom.runs.run_metadata import RunMetadata, read_run_metadata
 from patchloom.runs.weights import load_network
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError, attempted
 
@@ -34,7 +34,7 @@ class RunParts:
 
     folder: Path
     files: RunFiles
-    record: RunRecord | None = None
+    record: RunMetadata | None = None
     predictions: Predictions | None = None
     network: Network | None = None
     metrics: list[Record] = field(default_factory=list)
@@ -50,7 +50,7 @@ def read_run(folder: Path, network: Network | None = None) -> RunParts:
     if not is_run(folder):
         raise UsageError(f"{folder} is not the folder of a run: it has no config.json")
     parts = RunParts(folder, read_run_files(folder))
-    parts.record = parts.attempt(lambda: read_run_record(folder))
+    parts.record = parts.attempt(lambda: read_run_metadata(folder))
     if parts.files.decides:
         parts.predictions = parts.attempt(lambda: load_predictions(folder, len(parts.files.labels)))
     parts.network = network or parts.attempt(lambda: load_network(folder)[0])
@@ -60,7 +60,7 @@ def read_run(folder: Path, network: Network | None = None) -> RunParts:
 
 def neighbour_score(parts: RunParts, metrics: Sequence[Mapping[str, Any]]) -> tuple[int, float] | None:
     """How many neighbours judged a run that names no classes, and its best top-1; None where none did."""
-    neighbours = 0 if parts.files.decides else neighbours_of(metrics)
+    neighbours = 0 if parts.files.decides else neighbor_count(metrics)
     key = f"knn{neighbours}_top1"
     scores = [value for r in metrics if (value := r["values"].get(key)) is not None] if neighbours else []
     return (neighbours, max(scores)) if scores else None

@@ -219,7 +219,7 @@ class ImageTask(Task["ImagePlan"]):
     def write_files(self, plan: "ImagePlan", network: "Network") -> None:
         """Config, recipe, labels, what it began with and what was left out."""
         from patchloom.runs.config import write_run_files
-        from patchloom.runs.data_record import write_left_out, write_record
+        from patchloom.runs.provenance import write_left_out, write_provenance
         from patchloom.tasks.images.plan import preprocessing_of
 
         shown = preprocessing_of(plan.recipe, network)
@@ -227,7 +227,7 @@ class ImageTask(Task["ImagePlan"]):
         labels = plan.splits.classes.names if plan.method.learns_from in ("labels", "masks", "boxes") else ()
         write_run_files(plan.folder, network, shown, plan.recipe, labels, plan.settings.level, task=self.name)
         assert plan.record is not None
-        write_record(plan.folder, plan.record)
+        write_provenance(plan.folder, plan.record)
         write_left_out(plan.folder, plan.left_out)
 
     def final(self, plan: "ImagePlan", run: Any, network: "Network") -> Any:

@@ -9,7 +9,7 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.mask_classes import of_masks
 from patchloom.data.sources.source import find_source, split_source
 from patchloom.runs.config import read_recipe, read_run_files
-from patchloom.runs.run_record import data_files
+from patchloom.runs.run_metadata import recorded_reading
 from patchloom_runtime.errors import UsageError
 
 
@@ -22,7 +22,7 @@ def open_masks(
     recipe = read_recipe(folder) if folder else None
     level = read_run_files(folder).level if folder else None
     reduced = bool(recipe and recipe.segment.reduce_zero_label)
-    reading = reading.filled_from(data_files(folder, data)) if folder else reading
+    reading = reading.filled_from(recorded_reading(folder, data)) if folder else reading
     source = of_masks(find_source(data, reading=reading), reduce_zero_label=reduced, level=level)
     if split == "test" and source.test is None:
         raise UsageError(f"{source.name} has no test split; it has {' and '.join(source.listings)}")

@@ -12,9 +12,9 @@ from PIL import Image
 
 from patchloom.data.datasets import ImageSet
 from patchloom.report.page import write_page
-from patchloom.report.pictures.mask_overlays import colored, overlaid
+from patchloom.report.pictures.overlays import color_mask, overlay_mask
 from patchloom.report.sections import gallery_section
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.artifact_models import ExportedSegmenter, open_exported
 from patchloom.tasks.images.look_page import LookPage, across
 from patchloom.tasks.report import ReportSettings
@@ -110,7 +110,7 @@ def _given(
 def _sets(folder: Path, data: str | None) -> Iterator[ImageSet]:
     """The splits of the run's data, as far as they can be opened: they only tell true masks."""
     try:
-        record = read_run_record(folder)
+        record = read_run_metadata(folder)
     except PatchloomError:
         record = None
     place = data or (record.data if record else None)
@@ -143,10 +143,8 @@ def _worst(
     segmenter: Segmenter, folder: Path, data: str | None, count: int
 ) -> tuple[list[SegmentationLookRequest], list[Any]]:
     """Val images with the least mean IoU, and a table of the classes that are confused most."""
-    kept, record = read_segmented(folder), read_run_record(folder)
-    place = data or (record.data if record else None)
-    if place is None:
-        raise UsageError(f"{folder} does not record its data path; pass --data")
+    kept, record = read_segmented(folder), read_run_metadata(folder)
+    place = data_path(folder, record, data)
     images, report = images_of(folder, ReportSettings(data=data), place, kept), kept.report
     wanted = []
     for at in np.argsort(report.image_miou, kind="stable")[:count].tolist():
@@ -175,10 +173,10 @@ def _drawn(
     seen = set(np.flatnonzero(shares).tolist())
     row = {"image": shown}
     if truth is not None:
-        row["true mask"] = colored(truth, len(labels)).resize(shown.size, Image.Resampling.NEAREST)
+        row["true mask"] = color_mask(truth, len(labels)).resize(shown.size, Image.Resampling.NEAREST)
         seen |= set(np.unique(truth).tolist())
-    row["predicted mask"] = colored(numbers, len(labels))
-    row["prediction over the image"] = overlaid(shown, numbers, len(labels))
+    row["predicted mask"] = color_mask(numbers, len(labels))
+    row["prediction over the image"] = overlay_mask(shown, numbers, len(labels))
     strips: list[tuple[list[Image.Image], str | list[str]]] = [(of_one_height(list(row.values())), list(row))]
     if likely is not None:
         maps = [Image.fromarray(np.round(255 * likely[k]).astype(np.uint8)) for k in common]

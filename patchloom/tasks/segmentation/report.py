@@ -12,12 +12,12 @@ from patchloom.data.datasets import ImageSet
 from patchloom.evaluation.intervals import LEVEL
 from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.objectives.segmentation import CHARTS
-from patchloom.report.pictures.mask_overlays import NO_CLASS, colored, palette
+from patchloom.report.pictures.overlays import NO_CLASS, color_mask, palette
 from patchloom.report.run_report import training, validation
 from patchloom.report.sections import gallery_section, table_section
 from patchloom.runs.config import read_run_files
 from patchloom.runs.predictions import fingerprint
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import data_path, read_run_metadata
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.segmentation.data import open_masks
 from patchloom.tasks.segmentation.evaluation import evaluate_on
@@ -39,11 +39,12 @@ def segmentation_page(folder: Path, asked: ReportSettings) -> TaskPage:
     files = read_run_files(folder)
     network = asked.network or attempted(lambda: load_segmentation(folder)[0], notes)
     segmenter = Segmenter(network, files) if network is not None else None
-    record = attempted(lambda: read_run_record(folder), notes)
+    record = attempted(lambda: read_run_metadata(folder), notes)
     place = asked.data or (record.data if record else None)
     if asked.split is not None:
-        if place is None or segmenter is None:
-            raise UsageError("where the data lie was not recorded; say it with --data")
+        place = data_path(folder, record, asked.data)
+        if segmenter is None:
+            raise UsageError(f"{folder} has no weights that can be read: {notes[-1]}")
         kept, said = evaluate_on(segmenter, folder, place, asked.split, asked.reading)
         notes += said
     else:
@@ -76,8 +77,7 @@ def images_of(folder: Path, asked: ReportSettings, place: str | None, kept: ValS
     if plan is not None:
         val: ImageSet = plan.splits.val
         return val
-    if place is None:
-        raise UsageError("where the data lie was not recorded: no pictures are shown; say it with --data")
+    place = data_path(folder, None, place)
     images, _ = open_masks(place, asked.split, folder, asked.reading)
     if fingerprint(images) != kept.fingerprint:
         raise DataError(f"no pictures are shown: those of {place} are not those the run was validated on")
@@ -152,7 +152,7 @@ def _strip(
         return None
     known, names = true_numbers(sample, images, segmenter.labels), segmenter.labels
     answer = segmenter.numbers(sample.picture)
-    pictures = [sample.picture, colored(known, len(names)), colored(answer, len(names))]
+    pictures = [sample.picture, color_mask(known, len(names)), color_mask(answer, len(names))]
     shown = {int(number) for numbers in (known, answer) for number in np.unique(numbers)}
     return of_one_height(pictures), f"{images.where(row)}: {report.image_miou[place]:.1f} %", shown
 

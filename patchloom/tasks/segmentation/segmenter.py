@@ -14,7 +14,7 @@ from PIL import Image
 from patchloom.disk import atomic_write, make_folder
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.models.from_config import load_weights, make_for
-from patchloom.report.pictures.mask_overlays import class_shares, colored, index_image, overlaid
+from patchloom.report.pictures.overlays import class_shares, color_mask, index_image, overlay_mask
 from patchloom.runs.config import RunFiles, read_run_files
 from patchloom.runs.locate import run_folder
 from patchloom.runs.weights import WEIGHTS, read_weights
@@ -95,8 +95,8 @@ class Segmenter:
         classes = len(self.labels)
         made = {
             f"{name}.png": index_image(numbers, classes),
-            f"{name}.colour.png": colored(numbers, classes),
-            f"{name}.overlay.jpg": overlaid(picture, numbers, classes),
+            f"{name}.colour.png": color_mask(numbers, classes),
+            f"{name}.overlay.jpg": overlay_mask(picture, numbers, classes),
         }
         make_folder(folder)
         for file, image in made.items():

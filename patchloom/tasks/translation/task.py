@@ -28,7 +28,7 @@ from patchloom.objectives.objective import Ingredients, Objective, make_objectiv
 from patchloom.recipes.choices import base_recipe, changed_recipe
 from patchloom.recipes.schema import Recipe, override
 from patchloom.runs.config import is_run, read_config
-from patchloom.runs.data_record import LEFT_OUT, DataRecord, write_left_out, write_record
+from patchloom.runs.provenance import LEFT_OUT, Provenance, write_left_out, write_provenance
 from patchloom.tasks.plan import Plan, TrainingSettings, check_numbers, placed, refuse_unread, same_run
 from patchloom.tasks.provenance import changes_since, place_of, refuse_other_data, refuse_other_start, starting_record
 from patchloom.tasks.task import Judge, Scores, Task, TaskPage
@@ -141,7 +141,7 @@ class Translation(Task[TextPlan]):
         lost = (*text.left_out, *train.left_out)
         if plan.settings.strict and lost:
             raise DataError(f"{lost[0].where}: {lost[0].reason}, and {len(lost) - 1:,} more pairs do not fit")
-        found = DataRecord((text.source, text.target), len(train), len(val), _digest(train, val), "")
+        found = Provenance((text.source, text.target), len(train), len(val), _digest(train, val), "")
         record = starting_record(found, plan.settings.data, plan.settings.init)
         refuse_other_data(plan.folder, record)
         refuse_other_start(plan.folder, record)
@@ -244,7 +244,7 @@ class Translation(Task[TextPlan]):
             longest=plan.known.train.longest,
         )
         assert plan.record is not None
-        write_record(plan.folder, plan.record)
+        write_provenance(plan.folder, plan.record)
         write_left_out(plan.folder, plan.left_out)
 
     def final(self, plan: TextPlan, run: Any, network: Seq2Seq) -> TextEvaluation:

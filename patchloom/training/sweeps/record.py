@@ -8,7 +8,7 @@ from typing import Any
 
 from patchloom.disk import atomic_write
 from patchloom.runs.files import json_bytes, parsed, read_whole, refuse_shape
-from patchloom.runs.run_record import FILE as RUN_RECORD
+from patchloom.runs.run_metadata import FILE as RUN_RECORD
 from patchloom_runtime.errors import CheckpointError
 
 FILE = "sweep.json"

@@ -17,7 +17,7 @@ from patchloom.engine.rendezvous import place_from
 from patchloom.engine.signals import Stopped
 from patchloom.options import renamed
 from patchloom.recipes.schema import Recipe
-from patchloom.runs.run_record import read_run_record
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.classification.several_runs import evaluate
 from patchloom.tasks.plan import TrainingSettings, folder_name
 from patchloom.training.run import printer, run_training, silent
@@ -173,7 +173,7 @@ def _do(found: _Found, say: Callable[[str], None]) -> None:
             say(f"failed     {about}: {reason}")
             found.keep(run.name, RunResult(data=run.data, setting=run.setting, failed=reason or type(error).__name__))
             continue
-        record = read_run_record(trained.folder)
+        record = read_run_metadata(trained.folder)
         result = RunResult(
             data=run.data,
             setting=run.setting,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchloom.report.notebook import piece
+from patchloom.report.notebook import html_card
 from patchloom.tasks.classification.seeds import SeedSpread, spread
 from patchloom.training.sweeps.grid import SEED, Setting, drop_seed, in_words, short_names, value_text
 from patchloom.training.sweeps.record import RunResult
@@ -157,7 +157,9 @@ class Sweep:
     def _repr_html_(self) -> str:
         columns, rows = self.table()
         shown_as = [column.removeprefix("#") for column in columns]
-        return piece(str(self.folder), detail=f"{self.metric} on val", columns=shown_as, rows=rows, notes=self.notes)
+        return html_card(
+            str(self.folder), detail=f"{self.metric} on val", columns=shown_as, rows=rows, notes=self.notes
+        )
 
 
 def rows_of(settings: Sequence[Setting], runs: Sequence[RunResult]) -> list[SettingRow]:

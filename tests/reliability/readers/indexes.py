@@ -7,7 +7,8 @@ from typing import Any
 from PIL import Image
 
 from patchloom.data.checking.check import check
-from patchloom.inference.index import index, open_index
+from patchloom.inference.index import open_index
+from patchloom.inference.index_build import index
 from tests.reliability.readers.reader import Reader, copy, made, pixels, queries
 from tests.reliability.readers.repairs import repair_index
 from tests.reliability.readers.runs import verified

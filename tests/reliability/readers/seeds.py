@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from patchloom.inference.index import index
+from patchloom.inference.index_build import index
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training, silent
 from patchloom.training.sweeps.sweep import sweep

@@ -31,7 +31,7 @@ _SHAPE = {
 
 
 @dataclass(frozen=True)
-class DataRecord:
+class Provenance:
     """Which pictures a run trains and validates on, where they lie, and what its weights started from.
 
     Of a run with a recipe.train_share they are those that the share was taken of.
@@ -47,13 +47,13 @@ class DataRecord:
     init_weights: str = ""  # digest of them
     options: tuple[str, ...] = ()  # recipe fields that the command set
 
-    def is_of(self, other: "DataRecord") -> bool:
+    def is_of(self, other: "Provenance") -> bool:
         """Whether both are of one set of data: at one place, or the same pictures where they have moved to."""
         same = (self.rows, self.contents) == (other.rows, other.contents)
         return same or (self.place is not None and self.place == other.place)
 
 
-def record_of(splits: Splits, seen: Survey | None = None) -> DataRecord:
+def provenance_of(splits: Splits, seen: Survey | None = None) -> Provenance:
     """The record of a run on `splits`, of which `seen` is the scan."""
     rows = hashlib.sha256()
     for pictures in (splits.train, splits.val):
@@ -63,10 +63,10 @@ def record_of(splits: Splits, seen: Survey | None = None) -> DataRecord:
         rows.update(b"\0")
     of_files = b"".join(digest for split in ("train", "val") for digest in seen.digests(split)) if seen else b""
     contents = hashlib.sha256(of_files).hexdigest() if seen else ""
-    return DataRecord(tuple(splits.classes.names), len(splits.train), len(splits.val), rows.hexdigest(), contents)
+    return Provenance(tuple(splits.classes.names), len(splits.train), len(splits.val), rows.hexdigest(), contents)
 
 
-def read_record(folder: Path) -> DataRecord | None:
+def read_provenance(folder: Path) -> Provenance | None:
     """What the run in `folder` began with; None where it kept none, a CheckpointError where it is damaged."""
     file = folder / RECORD
     if not os.path.lexists(file):
@@ -74,15 +74,15 @@ def read_record(folder: Path) -> DataRecord | None:
     try:
         values = parse_json(read_checked(folder, RECORD).decode("utf-8", "surrogateescape"))
         check_shape(values, _SHAPE)
-        known = DataRecord.__dataclass_fields__
+        known = Provenance.__dataclass_fields__
         values = {name: value for name, value in values.items() if name in known}  # a newer one may have more
         lists = {name: tuple(values.get(name, ())) for name in ("classes", "options")}
-        return DataRecord(**(values | lists))
+        return Provenance(**(values | lists))
     except ValueError as error:
         raise CheckpointError(f"{file} is damaged: {error}. Restore it, or remove it.") from error
 
 
-def write_record(folder: Path, record: DataRecord) -> None:
+def write_provenance(folder: Path, record: Provenance) -> None:
     """Keep what the run begins with."""
     if not (folder / RECORD).exists():
         text = json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n"

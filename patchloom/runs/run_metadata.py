@@ -12,7 +12,7 @@ from patchloom.data.splits import TEST_NAMES, VAL_NAMES
 from patchloom.runs.checkpoints import lines_written
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.metrics import damaged_lines, read_metrics
-from patchloom_runtime.errors import CheckpointError
+from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import check_shape, parse_json
 
 FILE = "run.json"
@@ -47,7 +47,7 @@ _SHAPE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunMetadata:
     """What neither the recipe nor the metrics tell."""
 
     data: str  # as it was given
@@ -88,19 +88,26 @@ class RunRecord:
         return "".join(["patchloom train ", what, self.reading.options(), *options, " --out NEW-FOLDER"])
 
 
-def write_run_record(folder: Path, record: RunRecord) -> None:
+def write_run_metadata(folder: Path, record: RunMetadata) -> None:
     """Write the file, whole or not at all."""
     text = json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n"
     write_checked(folder, {FILE: text.encode("utf-8", "surrogateescape")})
 
 
-def data_files(folder: Path, data: str) -> Reading:
+def recorded_reading(folder: Path, data: str) -> Reading:
     """How a run read its data, where it was trained on these; else nothing is said about them."""
-    record = read_run_record(folder)
-    return record.reading if record and is_place_of(data, record.data) else AS_IT_IS
+    record = read_run_metadata(folder)
+    return record.reading if record and is_same_data(data, record.data) else AS_IT_IS
 
 
-def is_place_of(data: str, trained_on: str) -> bool:
+def data_path(folder: Path | None, record: RunMetadata | None, data: str | None = None) -> str:
+    """Return `data`, or else the path in the record of the run in `folder`; raise UsageError if both are missing."""
+    if data is None and record is None:
+        raise UsageError(f"{folder or 'the model'} does not record its data path; pass --data")
+    return data if data is not None else record.data  # type: ignore[union-attr]
+
+
+def is_same_data(data: str, trained_on: str) -> bool:
     """Whether both are the same data, or the first a val or test folder of the second."""
     if data == trained_on:
         return True
@@ -109,7 +116,7 @@ def is_place_of(data: str, trained_on: str) -> bool:
     return os.path.exists(one) and (one == other or (folder == other and name.lower() in (*VAL_NAMES, *TEST_NAMES)))
 
 
-def read_run_record(folder: Path) -> RunRecord | None:
+def read_run_metadata(folder: Path) -> RunMetadata | None:
     """What `write_run_record` wrote; None where the run has not ended, or is of a version that kept no record."""
     path = folder / FILE
     if not os.path.lexists(path):
@@ -117,8 +124,8 @@ def read_run_record(folder: Path) -> RunRecord | None:
     try:
         values: dict[str, Any] = parse_json(read_checked(folder, FILE).decode("utf-8", "surrogateescape"))
         check_shape(values, _SHAPE)
-        known = RunRecord.__dataclass_fields__  # a newer one may have more
-        record = RunRecord(**{name: value for name, value in values.items() if name in known})
+        known = RunMetadata.__dataclass_fields__  # a newer one may have more
+        record = RunMetadata(**{name: value for name, value in values.items() if name in known})
         if min(record.epochs, record.seconds) < 0:
             raise ValueError("it counts epochs or seconds below 0")
         Reading.of(record)  # which refuses words that it does not know
@@ -127,7 +134,7 @@ def read_run_record(folder: Path) -> RunRecord | None:
         raise CheckpointError(f"{path} is damaged: {error}. Restore it, or remove it.") from error
 
 
-def fault_of_metrics(folder: Path) -> str:
+def metrics_fault(folder: Path) -> str:
     """What is wrong with the lines of a run's `metrics.jsonl`, in one sentence; '' where they are as they were written.
 
     The last ones may be lost where they are younger than the newest checkpoint, as after a power cut.

@@ -1,0 +1,286 @@
+"""`index`: embed a collection of images into an index, or add images to one.
+
+A file with the same size and modification time is not embedded again, so an interrupted build continues where it
+stopped. New classes need no training.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from patchloom.data.datasets import Progress, file_state
+from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.sources.source import list_labeled
+from patchloom.disk import locked
+from patchloom.evaluation.exact_search import import_faiss
+from patchloom.inference.classifier import Classifier, load
+from patchloom.inference.embedding import EmbeddedFiles, embed_files, embed_images
+from patchloom.inference.index import Index, ListedFile, Paths
+from patchloom.inference.index_files import (
+    FILE,
+    IndexMetadata,
+    IndexPart,
+    IndexRow,
+    StoredVectors,
+    read_about,
+    write_about,
+    write_lists,
+    write_part,
+)
+from patchloom.inference.neighbors import check_model, index_preprocessing
+from patchloom.runs.config import is_run
+from patchloom.runs.weights import weights_digest
+from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
+from patchloom_runtime.printable import printable
+
+EXACT_UP_TO = 1_000_000  # files; two cores compare a query with that many in less than a second
+# A part is written when it has this many files or is this old, so a killed build loses no more than that.
+PART_FILES, PART_SECONDS = 4096, 60.0
+
+
+@dataclass(frozen=True)
+class BuildSummary:
+    """The result of a build."""
+
+    index: Index
+    embedded: int
+    unchanged: int
+    gone: int  # files that were removed from the index because they no longer exist
+    unreadable: dict[str, str]  # path → error
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Image files with their finest labels, and the levels above these."""
+
+    files: list[ListedFile]
+    levels: dict[str, dict[str, str]]  # level → {label: coarse label}
+    level: str  # the requested one, or that of the model's classes
+
+
+@with_near_options
+def index(
+    model: str,
+    images: Paths,
+    *,
+    out: str | os.PathLike[str],
+    batch: int = 64,
+    workers: int = 0,
+    device: str = "auto",
+    exact: bool = False,
+    prune: bool = False,
+    trunk: bool = False,
+    reading: Reading = AS_IT_IS,
+    level: str | None = None,
+    progress: Progress | None = None,
+) -> BuildSummary:
+    """Embed image files and the images of folders into the index `out`, which may already exist.
+
+    Files in folders get the labels that training would read (options in `reading`), with the levels above them; `level`
+    is the one that is shown (default: that of the model's classes). Beyond a million files, faiss makes the search fast
+    and approximate; `exact` prevents that. `prune` removes files of the given folders that no longer exist; files of
+    other folders stay, since their disk may only be unmounted. `trunk` drops the model's projector and compares images
+    by its input vectors.
+    """
+    at_least("batch", batch, 1)
+    at_least("workers", workers, 0)
+    for path in images:
+        if not os.path.exists(path):
+            raise UsageError(f"{os.fspath(path)}: no such file or folder")
+    folder, classifier = Path(out), load(model, device=device)
+    collection = collect([os.fspath(path) for path in images], classifier, reading=reading, level=level)
+    if trunk:
+        if classifier.model.config.projector == "none":
+            raise UsageError(f"{model} has no projector: its vectors are the trunk's already; leave --trunk out")
+        classifier.model.drop_projector()
+    with locked(folder):
+        before = _open_or_create(folder, classifier, model, trunk=trunk)
+        about = _with_levels(before, collection, level_requested=level is not None)
+        if about != before:
+            write_about(folder, about)
+        build = _Build(folder, about)
+        gone = build.drop_gone([os.path.abspath(path) for path in images if os.path.isdir(path)]) if prune else 0
+        missing = build.missing(collection.files)
+        uses_faiss = not exact and len(build.about) + len(missing) > EXACT_UP_TO
+        if uses_faiss:
+            import_faiss()  # fails now if it is missing, not after hours of work
+        unreadable = build.embed(classifier, missing, batch, workers, progress)
+        about = _with_search(folder, build.about, uses_faiss=uses_faiss, exact=exact)
+    if not len(about):
+        first = next(iter(unreadable.values()))
+        raise DataError(f"none of {len(collection.files)} images can be read; the first: {first}")
+    opened, unchanged = Index(folder, about, classifier, images), len(collection.files) - len(missing)
+    return BuildSummary(opened, len(missing) - len(unreadable), unchanged, gone, unreadable)
+
+
+def collect(
+    paths: Iterable[str], classifier: Classifier, *, reading: Reading = AS_IT_IS, level: str | None = None
+) -> Collection:
+    """List image files, and those inside folders with the classes that the model's training would read."""
+    files: dict[str, str] = {}
+    levels: dict[str, dict[str, str]] = {}
+    first_level = ""
+    for path in paths:
+        if not os.path.isdir(path):
+            absolute = os.path.abspath(path)
+            files[absolute] = files.get(absolute, "")
+            continue
+        listing = list_labeled(Path(path), classifier.labels, reading=classifier.reading_of(path, reading), level=level)
+        for file, label in listing.files:
+            absolute = os.path.abspath(file)
+            files[absolute] = files.get(absolute) or label
+        for name, coarse_labels in listing.levels.items():
+            _add_level(levels.setdefault(name, {}), coarse_labels, name, path)
+        first_level = first_level or listing.level
+    return Collection([ListedFile(path, label) for path, label in files.items()], levels, first_level)
+
+
+def _add_level(known: dict[str, str], coarse_labels: Mapping[str, str], level: str, path: str) -> None:
+    for label, coarse in coarse_labels.items():
+        if known.setdefault(label, coarse) != coarse:
+            raise DataError(
+                f"{printable(path)}: {label!r} is in {coarse!r} at level {level!r}, and in {known[label]!r} in the "
+                "folders before it; use one of the two, or build separate indexes"
+            )
+
+
+def _with_levels(about: IndexMetadata, collection: Collection, *, level_requested: bool) -> IndexMetadata:
+    """Add the levels of a collection; they replace the coarse labels that the index has for the same labels."""
+    levels = {name: dict(coarse_labels) for name, coarse_labels in about.levels.items()}
+    for name, coarse_labels in collection.levels.items():
+        levels.setdefault(name, {}).update(coarse_labels)
+    level = collection.level if level_requested or not about.levels else about.level
+    return replace(about, levels=levels, level=level)
+
+
+def _with_search(folder: Path, about: IndexMetadata, *, uses_faiss: bool, exact: bool) -> IndexMetadata:
+    """Write faiss lists if they are needed and missing, or drop them if the search must be exact."""
+    if uses_faiss and about.exact:
+        return write_lists(folder, about)
+    if exact and not about.exact:
+        about = replace(about, faiss_sha256="")
+        write_about(folder, about)
+    return about
+
+
+def _open_or_create(folder: Path, classifier: Classifier, model: str, *, trunk: bool) -> IndexMetadata:
+    """Read the existing index, or create an empty one; raise UsageError for a folder with other files."""
+    if (folder / FILE).exists():
+        about = read_about(folder)
+        if about.trunk != trunk:
+            was, now = ("with", "with it too") if about.trunk else ("without", "without it too")
+            raise UsageError(f"{folder} was made {was} --trunk; add to it {now}, or build another index")
+        check_model(about, classifier, folder, model)
+        return about
+    if others := sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")):
+        raise UsageError(f"{folder} contains other files ({others[0]}) and no {FILE}. Pass a new folder with --out.")
+    source = os.path.abspath(model) if is_run(model) else model
+    dimension = embed_images(classifier, [Image.new("RGB", classifier.preprocessing.image_size[::-1])]).shape[1]
+    about = IndexMetadata(
+        source, weights_digest(dict(classifier.model.state_dict())), index_preprocessing(classifier), dimension, trunk
+    )
+    write_about(folder, about)
+    return about
+
+
+class _Build:
+    """A build in progress. Leaving its context writes what was embedded, even if the build is interrupted."""
+
+    def __init__(self, folder: Path, about: IndexMetadata) -> None:
+        self.about, self._folder = about, folder
+        self._stored: dict[str, tuple[int, int, IndexRow]] = {}  # path → number of its part, row in the part, the row
+        stored = StoredVectors(folder, about)
+        for number, part in enumerate(about.parts):
+            rows = stored.rows_of(part)
+            self._stored |= {rows[at].path: (number, at, rows[at]) for at in part.valid_rows().tolist()}
+        self._labels = Counter(about.labels)
+        self._expected: dict[str, IndexRow] = {}
+        self._waiting: list[tuple[IndexRow, Tensor]] = []
+        self._last_write = time.monotonic()
+
+    def missing(self, files: Sequence[ListedFile]) -> list[str]:
+        """Return the files that are new or changed; a file with a new label only keeps its vector."""
+        missing, vectors = [], StoredVectors(self._folder, self.about)
+        for path, label in files:
+            part, at, before = self._stored.get(path, (0, 0, None))
+            # Taken before the file is read: a file that changes meanwhile is embedded again by the next build.
+            state = file_state(path)
+            now = IndexRow(path, label or (before.label if before else ""), *(state or (0, 0)))
+            if before is None or state != (before.size, before.changed_ns):
+                missing.append(path)
+                self._expected[path] = now
+            elif now != before:
+                self._waiting.append((now, vectors.row(self.about.parts[part], at)))
+        return missing
+
+    def drop_gone(self, folders: Sequence[str]) -> int:
+        """Drop the rows of files in these folders that no longer exist, and return their number."""
+        inside = tuple(os.path.join(folder, "") for folder in folders)
+        gone = [path for path in self._stored if path.startswith(inside) and file_state(path) is None]
+        if gone:
+            parts = self._without(list(self.about.parts), [self._stored.pop(path) for path in gone])
+            self._replace_about(parts)
+        return len(gone)
+
+    def embed(
+        self, classifier: Classifier, paths: Sequence[str], batch: int, workers: int, progress: Progress | None
+    ) -> dict[str, str]:
+        """Embed the files and write them in parts; return the unreadable ones with their errors."""
+        unreadable: dict[str, str] = {}
+        done = 0
+        with self:
+            for files in embed_files(classifier, paths, batch=batch, workers=workers):
+                self._add(files)
+                unreadable |= files.unreadable
+                done += len(files.paths) + len(files.unreadable)
+                if progress:
+                    progress(done, len(paths))
+        return unreadable
+
+    def _add(self, files: EmbeddedFiles) -> None:
+        self._waiting += [
+            (self._expected[path], vector) for path, vector in zip(files.paths, files.vectors, strict=True)
+        ]
+        if len(self._waiting) >= PART_FILES or time.monotonic() - self._last_write > PART_SECONDS:
+            self._write()
+
+    def __enter__(self) -> "_Build":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        # Emptied first: if the build is interrupted in here, the part is lost rather than written twice.
+        waiting, self._waiting, self._last_write = self._waiting, [], time.monotonic()
+        if not waiting:
+            return
+        rows, number = [row for row, _ in waiting], len(self.about.parts)
+        vectors = torch.stack([vector for _, vector in waiting]).numpy()
+        parts = [*self.about.parts, write_part(self._folder, number, vectors, rows)]
+        parts = self._without(parts, [self._stored[row.path] for row in rows if row.path in self._stored])
+        self._labels.update(row.label for row in rows if row.label)
+        self._stored |= {row.path: (number, at, row) for at, row in enumerate(rows)}
+        self._replace_about(parts)
+
+    def _without(self, parts: list[IndexPart], rows: Sequence[tuple[int, int, IndexRow]]) -> list[IndexPart]:
+        """Return the parts with these rows dropped, and subtract the rows from the label counts."""
+        dropped: dict[int, list[int]] = {}
+        for number, at, row in rows:
+            dropped.setdefault(number, []).append(at)
+            self._labels.subtract([row.label] if row.label else [])
+        for number, places in dropped.items():
+            parts[number] = replace(parts[number], dropped=(*parts[number].dropped, *places))
+        return parts
+
+    def _replace_about(self, parts: Sequence[IndexPart]) -> None:
+        labels = dict(sorted((+self._labels).items()))
+        self.about = replace(self.about, parts=tuple(parts), labels=labels, faiss_sha256="")
+        write_about(self._folder, self.about)
