@@ -194,7 +194,7 @@ def spread_of(values: list[float], digits: int) -> str:
 def cifar100(data: str, run: Path) -> None:
     """The table of the ways of int8 that were tried, up to the one that is kept."""
     import patchloom
-    from patchloom.export.parity import columns
+    from patchloom.exporters.parity import columns
 
     if not (run / "run.json").exists():
         command = [sys.executable, "-m", "patchloom.cli", "train", data, "--out", str(run), *SMALL]

@@ -32,7 +32,7 @@ from patchloom.data.batches.loader import Loader
 from patchloom.data.batches.sampler import step_seed
 from patchloom.data.datasets import ClassTable, LabeledImages
 from patchloom.data.images.image_batch import IMAGENET_MEAN, IMAGENET_STD, normalize
-from patchloom.data.trees.files import ImageFiles
+from patchloom.data.trees.tree import ImageFiles
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.images.decode import decode_shrunk
 from patchloom_runtime.images.samples import Sample

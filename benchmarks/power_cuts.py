@@ -27,10 +27,10 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 from patchloom.data.checking.check import check as check_data
 from patchloom.data.checking.scan_cache import ScanCache
-from patchloom.data.trees.unpack import plain_tar
-from patchloom.export.export import export
+from patchloom.data.trees.compressed_tar import plain_tar
 from patchloom.inference import index_build as indexing
 from patchloom.inference.index_files import StoredVectors, read_about
+from patchloom.tasks.export import export
 from patchloom.tasks.verify import verify
 from patchloom.training.sweeps import sweep as sweeping
 from patchloom.training.sweeps.record import read_results

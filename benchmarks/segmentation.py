@@ -25,11 +25,11 @@ from timing import per_image_ms
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from patchloom.data.annotations.mask_classes import of_masks
 from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import LabeledImages
 from patchloom.data.images.image_batch import ImageBatch, normalize
-from patchloom.data.sources.mask_classes import of_masks
 from patchloom.data.sources.source import find_source, split_source
 from patchloom.machine import cores
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork

@@ -20,8 +20,8 @@ from PIL import Image
 
 import patchloom
 from patchloom.data.sources.source import find_source
-from patchloom.export.single_page.page import export_page, write_classifier_page
-from patchloom.export.single_page.program import Weights
+from patchloom.exporters.single_page.page import export_page, write_classifier_page
+from patchloom.exporters.single_page.program import Weights
 from patchloom.inference.classifier import Classifier, load
 from patchloom.runs.config import Preprocessing, RunFiles
 

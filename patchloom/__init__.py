@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from patchloom.errors import PatchloomError as PatchloomError
     from patchloom.errors import ResourceError as ResourceError
     from patchloom.errors import UsageError as UsageError
-    from patchloom.export.export import export as export
     from patchloom.inference.classifier import Classifier as Classifier
     from patchloom.inference.index import Index as Index
     from patchloom.inference.index import open_index as open_index
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from patchloom.tasks.classification.pruning import prune as prune
     from patchloom.tasks.classification.several_runs import evaluate as evaluate
     from patchloom.tasks.detection.detector import ObjectDetector as ObjectDetector
+    from patchloom.tasks.export import export as export
     from patchloom.tasks.load import load as load
     from patchloom.tasks.segmentation.segmenter import Segmenter as Segmenter
     from patchloom.tasks.translation.translator import Translator as Translator
@@ -80,7 +80,7 @@ _WHERE = {
     "create_model": "patchloom.models.registry",
     "evaluate": "patchloom.tasks.classification.several_runs",
     "evaluate_levels": "patchloom.tasks.classification.levels",
-    "export": "patchloom.export.export",
+    "export": "patchloom.tasks.export",
     "get_recipe": "patchloom.recipes",
     "index": "patchloom.inference.index_build",
     "list_models": "patchloom.models.registry",

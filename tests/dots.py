@@ -22,7 +22,7 @@ from patchloom.runs.provenance import Provenance, write_provenance
 from patchloom.runs.weights import read_weights
 from patchloom.tasks.plan import Plan, TrainingSettings, check_numbers, chosen_folder, same_run
 from patchloom.tasks.provenance import refuse_other_data, starting_record
-from patchloom.tasks.task import Judge, Scores, Task, TaskPage
+from patchloom.tasks.task import Judge, ModelLoader, Reporting, Scores, Task, TaskPage, Training
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.decode import decode
 from patchloom_runtime.images.inputs import list_image_files
@@ -124,6 +124,21 @@ class DotPlan(Plan):
     train: Dots
     val: Dots
 
+    @property
+    def examples(self) -> Dots:
+        return self.train
+
+    @property
+    def data_name(self) -> str:
+        return self.settings.data
+
+    def data_lines(self, *, dry_run: bool) -> list[str]:
+        del dry_run
+        return [f"data       {len(self.train.counts)} pictures of dots, {len(self.val.counts)} to validate"]
+
+    def data_facts(self) -> dict[str, Any]:
+        return {"train": len(self.train.counts)}
+
 
 @dataclass(frozen=True)
 class Counted:
@@ -152,8 +167,7 @@ class DotCounter:
                 yield Counted(str(path), [("dots", float(self.network(pixels)))])
 
 
-class Counting(Task[DotPlan]):
-    name = "counting"
+class CountingTraining(Training[DotPlan]):
     compiles_by_default = False
 
     def plan(self, settings: TrainingSettings, device: str) -> DotPlan:
@@ -170,19 +184,9 @@ class Counting(Task[DotPlan]):
         refuse_other_data(folder, record)
         same_run(folder, recipe)
         return DotPlan(
-            task=self, settings=settings, recipe=recipe, choices=choices, folder=folder, why_folder=why, record=record,
-            train=train, val=val,
+            task=self.task, settings=settings, recipe=recipe, choices=choices, folder=folder, why_folder=why,
+            record=record, train=train, val=val,
         )  # fmt: skip
-
-    def data_lines(self, plan: DotPlan, *, dry_run: bool) -> list[str]:
-        del dry_run
-        return [f"data       {len(plan.train.counts)} pictures of dots, {len(plan.val.counts)} to validate"]
-
-    def data_facts(self, plan: DotPlan) -> dict[str, Any]:
-        return {"train": len(plan.train.counts)}
-
-    def examples(self, plan: DotPlan) -> Dots:
-        return plan.train
 
     def network(self, plan: DotPlan) -> Counter:
         return Counter(Config(**plan.recipe.model.options))
@@ -200,27 +204,19 @@ class Counting(Task[DotPlan]):
         return Errors(plan.val)
 
     def write_files(self, plan: DotPlan, network: Counter) -> None:
-        write_config(plan.folder, self.name, network.config, plan.recipe)
+        write_config(plan.folder, self.task.name, network.config, plan.recipe)
         assert plan.record is not None
         write_provenance(plan.folder, plan.record)
 
-    def final(self, plan: DotPlan, run: Any, network: Counter) -> Mapping[str, float]:
+    def evaluate_best(self, plan: DotPlan, run: Any, network: Counter) -> Mapping[str, float]:
         del run
         return dict(Errors(plan.val).report(network))
 
-    def keep(self, plan: DotPlan, judged: Mapping[str, float]) -> None:
-        write_checked(plan.folder, {"off_by.txt": f"{judged['off_by']:.6f}".encode()})
+    def write_val(self, plan: DotPlan, report: Mapping[str, float]) -> None:
+        write_checked(plan.folder, {"off_by.txt": f"{report['off_by']:.6f}".encode()})
 
-    def in_words(self, run: Any, metrics: Mapping[str, float]) -> str:
-        del run
-        return f"off by {metrics['off_by']:.2f} dots"
 
-    def data_name(self, plan: DotPlan) -> str:
-        return plan.settings.data
-
-    def next_commands(self, plan: DotPlan) -> Sequence[str]:
-        return (f"patchloom predict {plan.folder} IMAGE…",)
-
+class CounterLoader(ModelLoader):
     def load_network(self, folder: Path) -> Counter:
         network = Counter(Config(**read_config(folder)["options"]))
         load_weights(network, read_weights(folder / "weights.safetensors"), str(folder))
@@ -230,17 +226,27 @@ class Counting(Task[DotPlan]):
         del device
         return DotCounter(self.load_network(folder))
 
-    def evaluate(self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str) -> Scores:
-        del split, device
+
+class CountingReporting(Reporting):
+    def metrics_text(self, metrics: Mapping[str, float]) -> str:
+        return f"off by {metrics['off_by']:.2f} dots"
+
+    def next_commands(self, plan: DotPlan) -> Sequence[str]:
+        return (f"patchloom predict {plan.folder} IMAGE…",)
+
+    def evaluate(
+        self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, **options: Any
+    ) -> Scores:
+        del split, device, options
         if data is None:
             raise UsageError("say how many dots: patchloom evaluate RUN dots:COUNT")
         _, val = dots_of(data)
-        found = {name: dict(Errors(val).report(self.load_network(folder))) for name, folder in runs.items()}
+        found = {name: dict(Errors(val).report(TASK.model.load_network(folder))) for name, folder in runs.items()}
         rows = [(name, f"{values['off_by']:.2f}", f"{values['right']:.1f}") for name, values in found.items()]
         return Scores(columns=["run", "#off by", "#right"], rows=rows, values=found)
 
-    def page(self, folder: Path, asked: Any) -> TaskPage:
-        del asked
+    def page(self, folder: Path, settings: Any) -> TaskPage:
+        del settings
         off_by = read_checked(folder, "off_by.txt").decode()
         return TaskPage(
             best=f"{float(off_by):.2f}",
@@ -248,6 +254,14 @@ class Counting(Task[DotPlan]):
             charts={"Off by, dots": validation("off_by")},
             sections=[table_section("Dots that were counted", ["split", "off by"], [["val", off_by]])],
         )
+
+
+TASK = Task(
+    name="counting",
+    training="tests.dots:CountingTraining",
+    model="tests.dots:CounterLoader",
+    report="tests.dots:CountingReporting",
+)
 
 
 def dots_of(data: str) -> tuple[Dots, Dots]:

@@ -16,7 +16,7 @@ from patchloom.models import registry
 from patchloom.models.pretrained.conversion import TIMM, converted, network_of
 from patchloom.models.pretrained.names import named_as, namings, renamed
 from patchloom.runs.convert import file_to_run, run_to_file
-from patchloom.runs.published import write_published
+from patchloom.runs.folders import write_published
 from patchloom_runtime.errors import CheckpointError, UsageError
 from tests.messages import refused
 from tests.models.test_parity import STORED, built, state_of

@@ -219,8 +219,8 @@ class OneOfTwo(Processes):
 
 def test_two_processes_judge_as_one(run, tmp_path):
     plan = make_plan(settings(tmp_path / "other"), "cpu")
-    task = plan.task
-    network = task.load_network(run)
+    task = plan.task.training
+    network = plan.task.model.load_network(run)
     alone = dict(task.judge(plan, Processes("fp32", device="cpu"))(network))
     told = [None, None]
     task.judge(plan, OneOfTwo(0, told))(network)
@@ -232,8 +232,8 @@ def test_two_processes_judge_as_one(run, tmp_path):
 
 def test_another_run_gives_the_backbone(run, tmp_path):
     plan = make_plan(replace(settings(tmp_path / "next"), init=str(run), model=None), "cpu")
-    network = plan.task.network(plan)
-    before = plan.task.load_network(run)
+    network = plan.task.training.network(plan)
+    before = plan.task.model.load_network(run)
     for name, tensor in before.backbone.state_dict().items():
         assert torch.equal(network.backbone.state_dict()[name], tensor), name
     assert not torch.equal(network.rpn.head.cls_logits.weight, before.rpn.head.cls_logits.weight)
@@ -246,7 +246,7 @@ def test_a_classifier_gives_the_backbone_and_it_can_be_frozen(tmp_path):
     given = replace(settings(tmp_path / "boxes"), init=str(golden), model=None)
     given = replace(given, changes=changes | {"model.freeze": "backbone", "detect.masks": False})
     plan = make_plan(given, "cpu")
-    network = plan.task.network(plan)
+    network = plan.task.training.network(plan)
     trained, _ = load_network(golden)
     assert network.backbone.config.name == trained.config.name
     blocks = {name: tensor for name, tensor in trained.state_dict().items() if "blocks" in name and "channels" in name}
@@ -281,7 +281,7 @@ def test_mistakes_are_said_before_any_work(tmp_path):
         make_plan(replace(settings(tmp_path / "run"), data=str(tmp_path / "plain"), level=None), "cpu")
     plan = make_plan(replace(settings(tmp_path / "run"), changes=TINY | {"augment.policy": "randaugment"}), "cpu")
     with refused(UsageError, "augment.policy", "randaugment"):
-        plan.task.loader(plan, Processes("fp32", device="cpu"), {})
+        plan.task.training.loader(plan, Processes("fp32", device="cpu"), {})
     for given, facts in (
         ({"recipe": "mask_rcnn", "fit": True}, ("--fit", "mask_rcnn")),
         ({"teacher": "x"}, ("--teacher",)),
@@ -295,9 +295,9 @@ def test_mistakes_are_said_before_any_work(tmp_path):
 def test_networks_of_one_size_and_recipes_by_name(tmp_path):
     plan = make_plan(replace(settings(tmp_path / "run"), model="resmlp_s12"), "cpu")
     assert plan.recipe.model.image_size == 32
-    network = plan.task.network(plan)
-    loader, _ = plan.task.loader(plan, Processes("fp32", device="cpu"), {})
-    objective = plan.task.objective(plan, network, loader, Processes("fp32", device="cpu"), False)
+    network = plan.task.training.network(plan)
+    loader, _ = plan.task.training.loader(plan, Processes("fp32", device="cpu"), {})
+    objective = plan.task.training.objective(plan, network, loader, Processes("fp32", device="cpu"), False)
     assert not objective.cut
     assert np.isfinite(objective(network.train(), next(iter(loader.epoch(0))), epoch=0, step=0)["loss"].item())
     published = patchloom.get_recipe("mask_rcnn")
@@ -341,7 +341,7 @@ def test_two_processes_train_as_one(tmp_path):
     given = settings(tmp_path / "x", batch=8, epochs=1, model="resmlp_s12")
     plan = make_plan(replace(given, changes=changes), "cpu")
     torch.manual_seed(plan.recipe.seed)
-    begun = dict(plan.task.network(plan).named_parameters())
+    begun = dict(plan.task.training.network(plan).named_parameters())
     one, two = (read_weights(tmp_path / name / "weights.safetensors") for name in ("one", "two"))
     moved = sum(((one[name] - tensor) ** 2).sum().item() for name, tensor in begun.items())
     apart = sum(((one[name] - two[name]) ** 2).sum().item() for name in begun)

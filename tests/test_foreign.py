@@ -12,7 +12,7 @@ import patchloom
 from patchloom.models.pretrained.conversion import converted
 from patchloom.models.registry import build_model
 from patchloom.runs.config import read_run_files
-from patchloom.runs.locate import is_here
+from patchloom.runs.locate import is_downloaded
 from patchloom.runs.third_party import third_party_run
 from patchloom.runs.weights import load_network
 from patchloom_runtime.errors import CheckpointError, ResourceError, UsageError
@@ -106,10 +106,10 @@ def test_the_folder_is_made_once_and_a_changed_file_makes_another(tmp_path, cach
     theirs = timm.create_model("test_resnet", num_classes=2)
     spec = f"timm:test_resnet@{tmp_path}/w.safetensors"
     save_file(theirs.state_dict(), tmp_path / "w.safetensors")
-    assert not is_here(spec)
+    assert not is_downloaded(spec)
     first = third_party_run(spec)
     assert third_party_run(spec) == first
-    assert is_here(spec)
+    assert is_downloaded(spec)
     save_file(shaken(theirs).state_dict(), tmp_path / "w.safetensors")
     assert third_party_run(spec) != first
     assert first.parent == cache

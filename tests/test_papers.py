@@ -17,8 +17,8 @@ from patchloom.models import cost
 from patchloom.models.catalog import CATALOG
 from patchloom.models.cost import Cost
 from patchloom.recipes import get_recipe
-from patchloom.tasks.detection.task import plan as detection_plan
-from patchloom.tasks.images.task import plan as image_plan
+from patchloom.tasks.detection import plan as detection_plan
+from patchloom.tasks.images import plan as image_plan
 from patchloom.training import run as training
 from tests.deployment.conftest import trained  # noqa: F401
 from tests.deployment.test_levels import colors, make_run

@@ -23,9 +23,9 @@ from patchloom.models.pretrained.downloads import url_path
 from patchloom.models.pretrained.table import Weights
 from patchloom.runs import locate as named
 from patchloom.runs.config import read_run_files
+from patchloom.runs.folders import published_folder
 from patchloom.runs.imagenet_names import imagenet_labels
 from patchloom.runs.locate import find_run, run_folder
-from patchloom.runs.published import published_folder
 from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan
@@ -115,8 +115,8 @@ def test_a_killed_maker_leaves_nothing_that_is_taken_for_whole(online) -> None:
 
 def test_of_two_at_once_one_makes_it(online, monkeypatch) -> None:
     makes, both_came = [], threading.Barrier(2, timeout=30)
-    make = named._make
-    monkeypatch.setattr(named, "_make", lambda *given: (makes.append(given), make(*given)))
+    make = named._write_published_run
+    monkeypatch.setattr(named, "_write_published_run", lambda *given: (makes.append(given), make(*given)))
 
     def come(_: int) -> Path:
         both_came.wait()
@@ -159,7 +159,7 @@ def test_a_file_that_is_not_the_network_is_one_line(online, tmp_path, monkeypatc
 def test_a_full_disk_leaves_no_folder(online, monkeypatch) -> None:
     import errno
 
-    from patchloom.runs import published as module
+    from patchloom.runs import folders as module
     from patchloom_runtime.errors import ResourceError
 
     def full(*_, **__):
@@ -309,10 +309,10 @@ def test_a_folder_of_that_name_is_the_users(online, tmp_path) -> None:
 
 
 def test_is_here_asks_nobody(online) -> None:
-    assert not named.is_here(NAME)
+    assert not named.is_downloaded(NAME)
     assert online.asked == []
     run_folder(NAME)
-    assert named.is_here(NAME)
+    assert named.is_downloaded(NAME)
 
 
 # Every family, from the file to the outputs that the authors' code gave --------------------------------------------

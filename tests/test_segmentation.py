@@ -142,8 +142,8 @@ def test_data_laid_out_otherwise_are_named_by_options_and_remembered(
 
 
 def test_windows_and_whole_pictures_agree_about_most_pixels(run: Path, data: Path) -> None:
-    task = task_of_run(run)
-    whole, slid = (task.evaluate({"run": run}, str(data), split="val", device="cpu", mode=mode).values["run"]["miou"]
+    evaluate = task_of_run(run).report.evaluate
+    whole, slid = (evaluate({"run": run}, str(data), split="val", device="cpu", mode=mode).values["run"]["miou"]
                    for mode in ("whole", "slide"))  # fmt: skip
     assert whole == pytest.approx(slid, abs=20)
 
@@ -152,7 +152,7 @@ def test_two_runs_are_compared_image_by_image(run: Path, data: Path, tmp_path: P
     import shutil
 
     other = shutil.copytree(run, tmp_path / "other")
-    found = task_of_run(run).evaluate({"run": run, "other": other}, None, split=None, device="cpu")
+    found = task_of_run(run).report.evaluate({"run": run, "other": other}, None, split=None, device="cpu")
     compared = found.values["comparisons"][0]
     assert (compared["difference"], compared["p"]) == (0, 1)
     assert missing(found.lines[-1], "run", "other", "+0.00", "mIoU") == []
@@ -192,13 +192,13 @@ def test_an_animation_has_masks_for_its_frames(run: Path, tmp_path: Path) -> Non
     frames = [Image.new("RGB", (40, 36), color) for color in ("red", "blue")]
     frames[0].save(tmp_path / "clip.gif", save_all=True, append_images=frames[1:], duration=100)
     answers = list(
-        task_of_run(run).predictor(run, device="cpu").predict_files([tmp_path / "clip.gif"], out=tmp_path / "o")
+        task_of_run(run).model.predictor(run, device="cpu").predict_files([tmp_path / "clip.gif"], out=tmp_path / "o")
     )
     assert [Path(each.written[0]).name for each in answers] == ["clip-frame-0.png", "clip-frame-1.png"]
 
 
 def test_python_gives_class_numbers(run: Path, data: Path) -> None:
-    segmenter = task_of_run(run).load(run, device="cpu")
+    segmenter = task_of_run(run).model.load(run, device="cpu")
     one = segmenter.predict(data / "images" / "val" / "0.jpg")
     assert one.shape == (36, 44)
     assert [each.shape for each in segmenter.predict([np.zeros((20, 30, 3), np.uint8)] * 2)] == [(20, 30)] * 2

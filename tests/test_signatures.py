@@ -19,8 +19,7 @@ from patchloom.cli.index import IndexOptions
 from patchloom.cli.probe import ProbeOptions
 from patchloom.cli.prune import PruneOptions
 from patchloom.cli.sweep import SweepOptions
-from patchloom.data.sources.source import Spec
-from patchloom.export.export import export as patchloom_export
+from patchloom.data.sources.specs import Spec
 from patchloom.inference.classifier import Classifier
 from patchloom.inference.evaluations import EvaluationSettings
 from patchloom.options import Option
@@ -37,7 +36,7 @@ FUNCTIONS += [
     patchloom.bench,
     patchloom.convert,
     patchloom.verify,
-    patchloom_export,
+    patchloom.export,
 ]
 METHODS = [
     Classifier.predict,
@@ -117,7 +116,7 @@ VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
     "check": (CheckOptions, patchloom.check, {"page", "list", "strict"}, {"progress"}),
     "sweep": (SweepOptions, patchloom.sweep, set(), {"say"}),
     "index": (IndexOptions, patchloom.index, {"dry_run"}, {"progress"}),
-    "export": (ExportOptions, patchloom_export, {"dry_run"}, set()),
+    "export": (ExportOptions, patchloom.export, {"dry_run"}, set()),
     "prune": (PruneOptions, patchloom.prune, {"dry_run", "page"}, {"reading"}),
     "bench": (BenchOptions, patchloom.bench, {"memory"}, set()),
     "convert": (ConvertOptions, patchloom.convert, set(), set()),
@@ -190,12 +189,6 @@ def test_old_names_work_with_a_warning(old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"patchloom.{new}$"):
         assert callable(getattr(patchloom, old))
     assert old not in patchloom.__all__
-
-
-def test_export_is_a_function_after_its_package_is_imported() -> None:
-    import patchloom.export.parity
-
-    assert callable(patchloom.export)
 
 
 def test_evaluate_has_the_name_of_its_verb() -> None:

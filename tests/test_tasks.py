@@ -38,8 +38,7 @@ schedule: {epochs: 6, decay: constant}
 def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The rows of the two tables, and a recipe."""
     monkeypatch.setitem(METHODS, "counting", dots.METHOD)
-    monkeypatch.setitem(TASKS, "counting", "tests.dots:Counting")
-    task_named.cache_clear()
+    monkeypatch.setitem(TASKS, "counting", dots.TASK)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dots.yaml").write_text(RECIPE)
     return tmp_path
@@ -114,14 +113,12 @@ def test_every_method_has_a_task_and_an_objective() -> None:
 # What may name a task or a method: the two tables, its own files, and recipes, which choose one. "segmentation" is also
 # a key of files of COCO.
 OWN = {
-    "classification": ("tasks/classification/task.py", "objectives/classification.py"),
-    "embedding": ("tasks/embedding/task.py",),
-    "translation": ("tasks/translation/task.py", "recipes/translation.py"),
+    "classification": ("objectives/classification.py",),
+    "translation": ("recipes/translation.py",),
     "segmentation": (
-        "tasks/segmentation/task.py",
         "recipes/segmentation.py",
         "tasks/detection/run_files.py",
-        "data/sources/coco.py",
+        "data/annotations/coco.py",
     ),
     "dino": ("objectives/dino.py", "recipes/dino.py"),
 }
@@ -155,8 +152,8 @@ def test_no_file_tests_the_name_of_a_task_or_method(path: Path) -> None:
 
 
 def test_a_training_resolves_its_recipe_once_and_builds_its_network_once(tmp_path: Path, monkeypatch, capsys) -> None:
-    from patchloom.tasks.images.task import networks as image_networks
-    from patchloom.tasks.images.task import plan as image_plan
+    from patchloom.tasks.images import networks as image_networks
+    from patchloom.tasks.images import plan as image_plan
     from tests.reliability.commands import OPTIONS, class_folders
 
     data, built, resolved = class_folders(tmp_path / "data"), [], []

@@ -68,7 +68,7 @@ def shrunk(name: str):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in list_recipes() if task_of_method(get_recipe(name).objective.method).judges_decisions]
+    "name", [name for name in list_recipes() if task_of_method(get_recipe(name).objective.method).whole_images]
 )
 def test_every_recipe_takes_two_steps(name, shapes) -> None:
     recipe = shrunk(name)

@@ -48,7 +48,7 @@ def test_every_recipe_takes_two_steps(name, tmp_path) -> None:
     changes = {"schedule.warmup_steps": get_recipe(name).schedule.warmup_steps, "model.dropout": 0.3}
     processes = Processes("fp32", device="cpu")
     plan = make_plan(settings(tmp_path, recipe=name, changes=changes), "cpu")
-    plan = plan.task.prepare(plan, processes)
+    plan = plan.task.training.prepare(plan, processes)
     run, _, _ = make_run(plan, processes, str)
     run.loader, run.evaluators, run.metric, run.saver = TwoSteps(run.loader), (), None, None
     run.schedule = type(run.schedule)(plan.recipe.optim, type(plan.recipe.schedule)(epochs=1, decay="constant"), 2)
@@ -122,7 +122,7 @@ def test_a_run_stopped_in_mid_epoch_ends_with_the_same_weights(step, whole, tmp_
         run_training(settings(tmp_path), say=str)
     monkeypatch.undo()
     # The vocabulary is the run's: it is not learned again.
-    monkeypatch.setattr("patchloom.tasks.translation.task.learn_vocabulary", None)
+    monkeypatch.setattr("patchloom.tasks.translation.vocabulary.learn_vocabulary", None)
     said: list[str] = []
     run_training(settings(tmp_path), say=said.append)
     assert any(missing(line, tmp_path, step + 1) == [] for line in said)

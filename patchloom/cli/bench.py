@@ -91,9 +91,9 @@ def _print_memory(
     """Print peak memory against image size, as in figure 5.3 of the thesis."""
     from patchloom.cli.output import print_json
     from patchloom.cli.table import mebibytes, print_table
-    from patchloom.models.bench import device_named
+    from patchloom.machine import resolve_device
 
-    device = device_named(options.device)
+    device = resolve_device(options.device)
     if options.as_json:
         print_json({"batch": batch, "device": device, "dtype": options.dtype, "peak_mem_mib": peaks})
         return

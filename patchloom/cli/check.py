@@ -19,7 +19,7 @@ from patchloom_runtime.errors import UsageError
 from patchloom_runtime.printable import plural, printable
 
 if TYPE_CHECKING:
-    from patchloom.data.checking.check import CheckReport
+    from patchloom.data.checking.check_report import CheckReport
     from patchloom.data.checking.survey import ImageLocation
 
 LISTED = 5  # files, groups or classes per line in the terminal; the page, --json and --verbose have all
@@ -53,7 +53,7 @@ def check(options: CheckOptions) -> None:
     """Find unreadable and odd files, duplicates, leaks and imbalance. Exits with 3 if there are problems."""
     from patchloom.cli.output import print_json
     from patchloom.data.checking.check import check as check_data
-    from patchloom.data.checking.progress_bar import scan_bar
+    from patchloom.data.checking.scan import scan_bar
 
     data, against = options.data, options.against
     page = Path(options.page) if options.page else None
@@ -106,7 +106,7 @@ def _print(
     number = len(report.classes) or len(report.annotated)
     classes = f"{plural(number, 'class')}, " if number else ""
     task = {"segment": "segmentation, ", "detect": "detection, "}.get(report.task, "")
-    decoded = f", {report.decoded:,} decoded" if report.unit == "picture" else ""
+    decoded = f", {report.decoded:,} decoded" if report.unit == "image" else ""
     speed = f"{seconds:.1f} s ({report.images / seconds:,.0f}/s{decoded})"
     print_result(f"{options.data}  {task}{classes}{counted}   {speed}")
     rows = [(printable(name), count, printable(detail)) for name, count, detail in _rows(report, options.data)]
@@ -222,7 +222,7 @@ def _write_list(report: "CheckReport", options: CheckOptions) -> Path | None:
 
 
 def _refuse_inside(target: Path, *data: str, what: str = "page") -> None:
-    from patchloom.data.sources.source import split_specs
+    from patchloom.data.sources.specs import split_specs
 
     for part in [part for one in data if one for part in split_specs(one)]:
         folder = Path(part).expanduser()

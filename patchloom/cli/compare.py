@@ -37,7 +37,7 @@ def compare(options: CompareOptions) -> None:
     runs, data = runs_and_data(options)
     task = task_of(runs)
     views = changed(options, "agreement", "seeds", "cost")
-    if not task.judges_decisions:
+    if not task.whole_images:
         evaluate_task(task, runs, data, options, views)
         return
     check_image_options(options, runs, data, [])

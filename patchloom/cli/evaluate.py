@@ -92,7 +92,7 @@ def evaluate(options: EvaluateOptions) -> None:
     if len(runs) > 1:
         print(hint("evaluate RUN RUN …", "compare RUN RUN …"), file=sys.stderr)
     task = task_of(runs)
-    if not task.judges_decisions:
+    if not task.whole_images:
         evaluate_task(task, runs, data, options, changed(options, "sweep"))
         return
     check_image_options(options, runs, data, changed(options, "sweep"))
@@ -122,7 +122,7 @@ def evaluate_images(
     runs: list[str], data: str | None, options: EvaluationOptions, *, heads: bool = False
 ) -> "RunEvaluations":
     """Evaluate classifiers on images, with a progress bar."""
-    from patchloom.data.checking.progress_bar import scan_bar
+    from patchloom.data.checking.scan import scan_bar
     from patchloom.tasks.classification.several_runs import evaluate as evaluate_runs
 
     with scan_bar(what="evaluating") as progress:
@@ -131,9 +131,7 @@ def evaluate_images(
         )
 
 
-def evaluate_task(
-    task: "Task[Any]", runs: list[str], data: str | None, options: EvaluationOptions, more: list[str]
-) -> None:
+def evaluate_task(task: "Task", runs: list[str], data: str | None, options: EvaluationOptions, more: list[str]) -> None:
     """Evaluate runs of a task that has its own numbers. `more` are options given that such tasks do not read."""
     from patchloom.tasks.classification.several_runs import named
     from patchloom_runtime.errors import UsageError
@@ -141,12 +139,14 @@ def evaluate_task(
     own = {name: value for name in ("multi_scale", "mode") if (value := getattr(options, name))}
     read = ("--split", *map(spelled, READ_BY_EVERY_TASK))
     unread = more + [option for option in options.changed_image_options() if option not in read]
-    unread += [spelled(name) for name in own if name not in task.evaluation_options]
+    unread += [spelled(name) for name in own if name not in task.report.evaluation_options]
     if unread:
-        raise UsageError(f"{unread[0]} {task.not_read}")
+        raise UsageError(f"{unread[0]} {task.refusal}")
     if options.reading.given():
         own["reading"] = options.reading
-    _print_scores(task.evaluate(named(runs), data, split=options.split, device=options.device, **own), options.as_json)
+    _print_scores(
+        task.report.evaluate(named(runs), data, split=options.split, device=options.device, **own), options.as_json
+    )
 
 
 def check_image_options(options: EvaluationOptions, runs: list[str], data: str | None, alone: list[str]) -> None:
@@ -161,7 +161,7 @@ def check_image_options(options: EvaluationOptions, runs: list[str], data: str |
         raise UsageError(f"{need[0]} needs images: patchloom evaluate {runs[0]} DATA {need[0]}")
 
 
-def task_of(runs: list[str]) -> "Task[Any]":
+def task_of(runs: list[str]) -> "Task":
     """Return the task of runs, which must be the same kind for all."""
     from pathlib import Path
 
@@ -176,7 +176,7 @@ def task_of(runs: list[str]) -> "Task[Any]":
         return task_of_method(None)
     first, *others = tasks.items()
     for run, task in others:
-        if task.judges_decisions != first[1].judges_decisions:
+        if task.whole_images != first[1].whole_images:
             raise UsageError(
                 f"{first[0]} is a run of the task {first[1].name}, {run} of {task.name}: evaluate them one by one"
             )

@@ -9,8 +9,8 @@ from patchloom.cli.options import DryRun, Json, keywords
 from patchloom.options import Argument, Option
 
 if TYPE_CHECKING:
-    from patchloom.export.export import Exported
-    from patchloom.export.single_page.page import Page
+    from patchloom.exporters.export import Exported
+    from patchloom.exporters.single_page.page import Page
 
 COMPARISON = "Comparison with the run"
 
@@ -63,8 +63,8 @@ def export(options: ExportOptions) -> None:
     patchloom export runs/photos --out page.html
     """
     from patchloom.cli.output import print_json
-    from patchloom.export.export import Exported
-    from patchloom.export.export import export as export_run
+    from patchloom.exporters.export import Exported
+    from patchloom.tasks.export import export as export_run
 
     if options.dry_run:
         _print_plan(options)
@@ -80,10 +80,10 @@ def export(options: ExportOptions) -> None:
 
 def _print_plan(options: ExportOptions) -> None:
     from patchloom.cli.output import print_json, print_result
-    from patchloom.export.export import artifact_folder
+    from patchloom.exporters.export import artifact_folder
     from patchloom.runs.config import read_config
+    from patchloom.runs.folders import refuse_taken
     from patchloom.runs.locate import run_folder
-    from patchloom.runs.published import refuse_taken
     from patchloom_runtime.engines.formats import PageFormat, format_for, format_named
 
     form = format_named(options.to or format_for(options.out))
@@ -104,7 +104,7 @@ def _print_plan(options: ExportOptions) -> None:
 def _print(exported: "Exported") -> None:
     from patchloom.cli.output import print_result
     from patchloom.cli.table import print_table
-    from patchloom.export.parity import columns
+    from patchloom.exporters.parity import columns
     from patchloom_runtime.printable import printable
 
     for note in exported.notes:

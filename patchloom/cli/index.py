@@ -34,7 +34,7 @@ class IndexOptions:
 def index(options: IndexOptions) -> None:
     """Embed images for `patchloom search`. The same command resumes, or adds new and changed files."""
     from patchloom.cli.output import print_json
-    from patchloom.data.checking.progress_bar import scan_bar
+    from patchloom.data.checking.scan import scan_bar
     from patchloom.inference.index_build import index as build_index
 
     if options.dry_run:

@@ -58,7 +58,7 @@ def _look(options: LookOptions, folder: Path, page: Path) -> Any:
     from patchloom.tasks.task import Task
     from patchloom_runtime.artifacts.metadata import is_artifact, read_about
 
-    task: Task[Any] | None = None
+    task: Task | None = None
     if is_artifact(folder):
         task = task_named(read_about(folder).task)
     elif is_run(folder):
@@ -66,8 +66,8 @@ def _look(options: LookOptions, folder: Path, page: Path) -> Any:
     keywords: dict[str, Any] = {"data": options.data, "out": page, "top": TOP if options.top is None else options.top}
     if options.count is not None:
         keywords["count"] = options.count
-    if task is not None and task.draws_looks:
-        return task.look(folder, options.images or [], **keywords)
+    if task is not None and task.report.draws_looks:
+        return task.report.look(folder, options.images or [], **keywords)
     return look_at(options.run, options.images or [], **keywords)
 
 

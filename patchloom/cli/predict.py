@@ -76,23 +76,21 @@ def _open_model(options: PredictOptions) -> tuple[Any, dict[str, Any]]:
     from patchloom_runtime.errors import UsageError
 
     folder, task, is_exported = _find_model(options.run)
-    if options.out is not None and not task.writes_predictions:
-        raise UsageError(f"--out {task.not_read}")
+    if options.out is not None and not task.model.writes_files:
+        raise UsageError(f"--out {task.refusal}")
     by_index = changed(options, "index", "level", "neighbors")
-    if by_index and not task.judges_decisions:
-        raise UsageError(f"{by_index[0]} {task.not_read}")
+    if by_index and not task.whole_images:
+        raise UsageError(f"{by_index[0]} {task.refusal}")
     if is_exported and by_index:
         raise UsageError(f"{by_index[0]} needs a run to compare images; {options.run} is an artifact: give the run")
     named = {"index": options.index, "level": options.level, "neighbours": options.neighbors, "out": options.out}
     keywords = {name: value for name, value in named.items() if value is not None}
     if is_exported:
-        from patchloom.tasks.artifact_models import open_exported
-
-        return open_exported(folder), keywords
-    return task.predictor(folder, device=options.device), keywords
+        return task.model.open_artifact(folder), keywords
+    return task.model.predictor(folder, device=options.device), keywords
 
 
-def _find_model(run: str) -> "tuple[Path, Task[Any], bool]":
+def _find_model(run: str) -> "tuple[Path, Task, bool]":
     """Return the folder of a run or artifact, its task, and whether it is an artifact."""
     from patchloom.runs.config import is_run
     from patchloom.tasks.table import task_named, task_of_run

@@ -74,8 +74,8 @@ def probe(options: ProbeOptions) -> None:
     runs, data = _runs_and_data(options)
     given = changed(options, *PROBES)
     task = task_of(runs)
-    if not task.judges_decisions:
-        raise UsageError(f"{(given or changed(options, 'levels') or ['--knn'])[0]} {task.not_read}")
+    if not task.whole_images:
+        raise UsageError(f"{(given or changed(options, 'levels') or ['--knn'])[0]} {task.refusal}")
     if options.levels:
         _check_levels(options, given)
         from patchloom.cli.evaluation_tables import print_levels

@@ -1,1 +1,1 @@
-"""Images, labels and taxonomies → batches. `source.open_data` is the way in."""
+"""Images, labels and text as batches. `sources.source.open_data` is the entry point."""

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from patchloom.data.datasets import ImageSet
 from patchloom.data.labels.taxonomy import level_named
-from patchloom.data.sources.source import list_labeled
+from patchloom.data.sources.labeled_files import list_labeled
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.embedding import embed_files, embed_images
 from patchloom.inference.index_files import IndexMetadata, StoredVectors, read_about
 from patchloom.inference.neighbors import IndexNeighbors, check_model
 from patchloom.inference.search import SearchResult, SearchSettings
 from patchloom.report.notebook import first_names, html_card
-from patchloom.runs.locate import is_here, is_on_hub
+from patchloom.runs.locate import is_downloaded, is_on_hub
 from patchloom_runtime.errors import DataError, UsageError, at_least, with_near_options
 from patchloom_runtime.images.inputs import ImageLike, ImagesLike, is_single_image, items_of
 from patchloom_runtime.printable import printable
@@ -181,7 +181,7 @@ def open_index(
             f"{folder} was made by {source}, a repository of the Hugging Face hub. To download it, pass "
             f"--model {source}"
         )
-    if model is None and not is_here(source):
+    if model is None and not is_downloaded(source):
         raise UsageError(f"{folder} was made by {source}, which no longer exists. Pass its new path: --model RUN")
     classifier = load(source, device=device, trunk=about.trunk)
     check_model(about, classifier, Path(folder), source)

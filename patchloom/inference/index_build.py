@@ -17,7 +17,7 @@ from torch import Tensor
 
 from patchloom.data.datasets import Progress, file_state
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.data.sources.source import list_labeled
+from patchloom.data.sources.labeled_files import list_labeled
 from patchloom.disk import locked
 from patchloom.evaluation.exact_search import import_faiss
 from patchloom.inference.classifier import Classifier, load

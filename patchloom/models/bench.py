@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import nn
 
+from patchloom.machine import resolve_device
 from patchloom.models.absorb import absorb as absorb_affine
 from patchloom.models.cost import Cost, Speed, cost, measure
 from patchloom.models.network import Network
@@ -59,7 +60,7 @@ def bench(
         networks = {name: torch.compile(network) for name, network in networks.items()}  # type: ignore[misc]
     speeds = measure(
         networks,
-        device=device_named(device),
+        device=resolve_device(device),
         dtype=getattr(torch, dtype),
         image_size=size,
         batch_sizes=list(batches),
@@ -79,14 +80,9 @@ def bench_memory(
             return make_network(name, size)
 
         peaks[name] = memory_by_size(
-            make, list(sizes), batch=batch, device=device_named(device), dtype=getattr(torch, dtype)
+            make, list(sizes), batch=batch, device=resolve_device(device), dtype=getattr(torch, dtype)
         )
     return peaks
-
-
-def device_named(device: str) -> str:
-    """Return a device, with 'auto' replaced by cuda or cpu."""
-    return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def make_network(name: str, size: int) -> nn.Module:

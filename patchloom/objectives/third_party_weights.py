@@ -17,7 +17,7 @@ def read_weights(path: str) -> dict[str, Any]:
     try:
         return load_state_dict(path, weights_only=True)
     except Exception as error:  # torch, pickle and safetensors raise kinds of their own
-        raise CheckpointError(f"The teacher's weights in {path} cannot be read: {_in_one_line(error)}") from error
+        raise CheckpointError(f"The weights in {path} cannot be read: {_in_one_line(error)}") from error
 
 
 def imagenet_classes(count: int) -> list[str] | None:

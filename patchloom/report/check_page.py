@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from patchloom.data.checking.check import CheckReport
+from patchloom.data.checking.check_report import CheckReport
 from patchloom.data.checking.survey import ImageLocation
 from patchloom.data.datasets import Listing
 from patchloom.report.page import data_uri, write_page

@@ -1,7 +1,7 @@
-"""`checkpoints/`: what an exact resume needs; and the folder as the engine saves into it.
+"""`checkpoints/`: the state for an exact resume, and the saver that the engine uses.
 
-A checkpoint is written into a hidden folder, synced, and renamed; its manifest, with the SHA-256 of every file, is
-written last. Whatever interrupts a write, the checkpoint before it stays as it was. There is no pickle anywhere.
+A checkpoint is written into a hidden folder, synced and renamed. Its manifest, with the SHA-256 of every file, is
+written last. An interrupted write leaves the previous checkpoint unchanged. Nothing is pickled.
 """
 
 import dataclasses
@@ -51,13 +51,13 @@ _STATE = {
     "optimizer": {"kind": str, "plain": dict},
     "scaler": dict | None,
 }
-_RANDOM = {"python": 627, "numpy": 627}  # numbers of the states of generators
+_RANDOM = {"python": 627, "numpy": 627}  # length of the generators' states
 _NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 
 
 @dataclass(frozen=True)
 class LatestCheckpoint:
-    """The newest checkpoint that is whole, and why newer ones were passed over."""
+    """The newest intact checkpoint, and the reasons for skipping newer ones."""
 
     path: Path
     snapshot: Snapshot
@@ -65,28 +65,26 @@ class LatestCheckpoint:
 
 
 class CheckpointFolder:
-    """The engine's saver: a run folder."""
+    """A run folder as the engine's saver."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: Lock | None = None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep what a resume needs."""
         save_checkpoint(self.path, snapshot)
 
     def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
-        """Keep the best weights so far."""
         save_weights(self.path, weights, about)
         self._hold_weights()
 
     def guard(self, lock: Lock, write_files: Callable[[], None]) -> None:
-        """From now on `restore` makes the folder again where somebody removes or renames it."""
+        """Prepare `restore`, which writes the folder again if somebody removes or renames it."""
         self._lock, self._write_files = lock, write_files
         self._hold_weights()
 
     def restore(self) -> str:
-        """Make the folder again, with all that is still known, where it was removed or renamed; a line that says so."""
+        """Write a removed or renamed folder again, as far as possible. Returns a warning, or '' if it is in place."""
         if self._lock is None or not self._lock.is_gone():
             return ""
         self._lock.take()
@@ -97,12 +95,12 @@ class CheckpointFolder:
             atomic_write(path, os.pread(weights.fileno(), os.fstat(weights.fileno()).st_size, 0))
             self._hold_weights()
         return (
-            f"warning: {self.path} was removed or renamed while this run was writing to it. The run goes on and writes "
-            "what it still has into a new folder of that name."
+            f"warning: {self.path} was removed or renamed while this run was writing to it. The run continues and "
+            "writes what it still has into a new folder of that name."
         )
 
     def _hold_weights(self) -> None:
-        """Keep the file open: until it is closed, its bytes are there, whoever removes its name."""
+        """Keep the weights file open, so that its contents survive the removal of its name."""
         if self._lock is None:
             return
         if self._lock.kept_open:
@@ -113,7 +111,7 @@ class CheckpointFolder:
 
 
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
-    """Write a checkpoint beside the last, then remove all but the newest two."""
+    """Write a checkpoint, then remove all but the newest two. Returns its folder."""
     for part, tensors in snapshot.tensors.items():
         refuse_bad(tensors, f"{part} at step {snapshot.step}")
     parent = folder / "checkpoints"
@@ -141,16 +139,16 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
 
 
 def _rename_old(folder: Path, newest: Path) -> None:
-    """Give all but the newest two the names of unfinished ones: whatever interrupts their removal, none is half one."""
-    # By the time of writing: a damaged one of a later step must not push out those of the run that went on.
+    """Rename all but the newest two to temporary names, so that an interrupted removal leaves no partial checkpoint."""
+    # Sorted by time of writing: a damaged checkpoint of a later step must not displace those of the resumed run.
     others = sorted((p for p in checkpoints_of(folder) if p != newest), key=_written_at, reverse=True)
     for old in others[KEPT - 1 :]:
-        if old.is_dir() and not old.is_symlink():  # what a stranger put there stays
+        if old.is_dir() and not old.is_symlink():  # links are not ours
             os.rename(old, temporary_path(old))
 
 
 def load_checkpoint(path: Path) -> Snapshot:
-    """Read one checkpoint; every file is compared with the manifest before it is used."""
+    """Read a checkpoint. Every file is compared with the manifest before it is used."""
     packed = read_whole(path / "manifest.json")
     manifest = parsed(packed, path / "manifest.json", {"format": int, "sha256": dict[str, str]})
     refuse_format(manifest, path / "manifest.json")
@@ -173,7 +171,7 @@ def load_checkpoint(path: Path) -> Snapshot:
 
 
 def read_checkpoint(path: Path) -> Snapshot:
-    """What `load_checkpoint` gives, where it can be that of a run: its values and parts are of the shapes of one."""
+    """Read a checkpoint and check that its values and tensors have the shapes that a training run needs."""
     snapshot = load_checkpoint(path)
     _check_state(snapshot.values, path / "state.json")
     if "weights" not in snapshot.tensors:
@@ -184,9 +182,9 @@ def read_checkpoint(path: Path) -> Snapshot:
 
 
 def find_checkpoint(folder: Path, read: Callable[[Path], Snapshot] = load_checkpoint) -> LatestCheckpoint | None:
-    """The newest checkpoint that is whole; None where there never was one, an error where all are damaged.
+    """Return the newest intact checkpoint, or None if there is none. Raise CheckpointError if all are damaged.
 
-    To go on with a run, `read` is `read_checkpoint`: one of another shape is then passed over too.
+    To resume a run, pass `read=read_checkpoint`, which also skips checkpoints of another shape.
     """
     notes: list[str] = []
     for path in checkpoints_of(folder):
@@ -196,16 +194,16 @@ def find_checkpoint(folder: Path, read: Callable[[Path], Snapshot] = load_checkp
             notes.append(f"skipped {path.name}: {error}")
     if notes:
         raise CheckpointError(
-            f"No checkpoint in {folder / 'checkpoints'} can be used. {' '.join(notes)} "
+            f"No checkpoint in {folder / 'checkpoints'} can be read. {' '.join(notes)} "
             "Restore one from a backup, or remove the folder to start again."
         )
     return None
 
 
 def epochs_begun(folder: Path) -> int:
-    """Epochs of which the newest checkpoint that can be read has at least a part; 0 where there is none.
+    """Return the number of epochs that the newest readable checkpoint has begun; 0 without a checkpoint.
 
-    A run that is fitted to a time budget may have more of them than its recipe plans; these count as planned.
+    A run that is fitted to a time budget may begin more epochs than planned; the planned number is then returned.
     """
     values = _newest_state(folder)
     if not values:
@@ -215,7 +213,7 @@ def epochs_begun(folder: Path) -> int:
 
 
 def lines_written(folder: Path) -> int:
-    """Lines that `metrics.jsonl` had at the newest checkpoint that can be read; 0 where there is none."""
+    """Return the number of lines in `metrics.jsonl` at the newest readable checkpoint; 0 without a checkpoint."""
     values = _newest_state(folder)
     return values["progress"].get("records", 0) if values else 0
 
@@ -232,17 +230,18 @@ def _newest_state(folder: Path) -> dict[str, Any]:
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
-    """The checkpoints of a run, newest first."""
+    """Return the checkpoint folders of a run, newest first."""
     try:
         names = os.listdir(folder / "checkpoints")
     except OSError:
         return []
-    found = [(m, folder / "checkpoints" / name) for name in names if (m := _NAME.fullmatch(name))]
-    return [p for _, p in sorted(found, key=lambda f: (int(f[0][1]), int(f[0][2] or 1)), reverse=True)]
+    matches = [match for name in names if (match := _NAME.fullmatch(name))]
+    matches.sort(key=lambda match: (int(match[1]), int(match[2] or 1)), reverse=True)
+    return [folder / "checkpoints" / match[0] for match in matches]
 
 
 def _check_state(values: dict[str, Any], path: Path) -> None:
-    """A CheckpointError where what stands in `state.json` is not that of a run, or its numbers do not fit together."""
+    """Raise CheckpointError if `state.json` lacks a field or its counts contradict each other."""
     refuse_shape(values, _STATE, path)
     progress, steps = values["progress"], values["steps_per_epoch"]
     if unknown := progress.keys() - {field.name for field in dataclasses.fields(Progress)}:
@@ -250,21 +249,21 @@ def _check_state(values: dict[str, Any], path: Path) -> None:
     counts = [progress.get(name, 0) for name in ("step", "epoch", "best_step", "not_better", "records")]
     fits = steps > 0 and progress["epoch"] * steps <= progress["step"] <= (progress["epoch"] + 1) * steps
     if min(counts) < 0 or values["averaged"] < 0 or values["world"] < 1 or not fits:
-        raise CheckpointError(f"{path} is damaged: its counts of steps and epochs do not fit together.")
+        raise CheckpointError(f"{path} is damaged: its counts of steps and epochs contradict each other.")
 
 
 def _check_part(part: str, tensors: dict[str, Tensor], path: Path) -> None:
-    """What every run keeps in one shape; parts with the shapes of a network are compared with it by whoever has it."""
+    """Check the tensors whose shapes are the same in every run. The others are checked against the network."""
     for name, tensor in tensors.items():
         expected = (_RANDOM.get(name),) if part.startswith("random-") and name in _RANDOM else ()
         if (part == "averages" or expected) and (tensor.shape != expected or not tensor.is_floating_point()):
             raise CheckpointError(f"{path} is damaged: {name} is {tuple(tensor.shape)}, expected {expected}.")
     if part.startswith("random-") and not tensors.keys() >= {*_RANDOM, "torch"}:
-        raise CheckpointError(f"{path} is damaged: it lacks the state of a generator.")
+        raise CheckpointError(f"{path} is damaged: it lacks the state of a random generator.")
 
 
 def _remove_unfinished(parent: Path) -> None:
-    """Remove what a killed save left, and old ones; links are left alone."""
+    """Remove the remains of killed saves and renamed old checkpoints, but no links."""
     for path in parent.glob(".step-*.tmp"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -275,7 +274,7 @@ def _written_at(path: Path) -> int:
 
 
 def _free_name(parent: Path, step: int) -> Path:
-    """A step may be saved twice (stopped again before the next); the first stays until the second is whole."""
+    """Return an unused name. A step is saved twice if a resumed run stops before the next step."""
     path, number = parent / f"step-{step:08d}", 2
     while path.exists():
         path, number = parent / f"step-{step:08d}-{number}", number + 1
@@ -283,6 +282,6 @@ def _free_name(parent: Path, step: int) -> Path:
 
 
 def _manifest(digests: dict[str, str]) -> bytes:
-    """Checksums of the other files, and one of the manifest itself."""
+    """Return `manifest.json`: the checksums of the other files and its own."""
     own = hashlib.sha256(json_bytes([FORMAT, digests])).hexdigest()
     return json_bytes({"format": FORMAT, "sha256": digests, "own_sha256": own})

@@ -1,9 +1,9 @@
-"""`checksums.json` of a folder: what patchloom wrote into its other files, so that a changed byte is noticed.
+"""`checksums.json`: the SHA-256 of the other files of a folder, so that a changed byte is noticed.
 
-It has one or two SHA-256 of each file. Before a file is replaced, the new checksum is written beside that of the file
-as it lies there: whenever a writer is killed, what lies there is one of the two. A folder without this file, or with
-none for a file in it, is of an earlier version and is read as it is. `patchloom verify RUN --accept` takes files that
-somebody changed on purpose, such as names in `labels.json`, for right.
+A file has one or two checksums. Before a file is replaced, its new checksum is stored next to the current one, so that
+the file on disk matches one of the two whenever the writer is killed. Files without a checksum, as in folders of
+earlier versions, are not checked. `patchloom verify RUN --accept` updates the checksums of files that were edited on
+purpose, such as the class names in `labels.json`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from patchloom_runtime.untrusted import MOST_BYTES, check_shape, own_sha256, par
 FILE = "checksums.json"
 FORMAT = 1
 _MOST_OWN = 1 << 20  # bytes of checksums.json; a folder has a handful of files
-_MOST_ANY = 1 << 32  # of a file that is about to be replaced
+_MOST_ANY = 1 << 32  # bytes of a file that is about to be replaced
 
 Checksums = dict[str, list[str]]
 
@@ -47,27 +47,8 @@ def reading_once() -> Iterator[None]:
         _read_before.reset(token)
 
 
-def write_checked(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files of a folder, each whole or not at all, in the order given, so that `read_checked` knows them."""
-    known = _for_writing(folder)
-    new = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    there = {name: _digest_of(folder / name) for name in files}
-    if all(new[name] == there[name] and known.get(name) == [new[name]] for name in files):
-        return
-    wanted = dict(known)
-    for name in files:
-        before = there[name]
-        # Of a damaged file nothing is remembered.
-        is_good = before is not None and before != new[name] and (name not in known or before in known[name])
-        wanted[name] = [new[name], *([before] if is_good and before else [])]
-    _write(folder, wanted)
-    for name, data in files.items():
-        if new[name] != there[name]:
-            atomic_write(folder / name, data)
-
-
 def read_checked(folder: Path, name: str, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a file of a folder, `most` of them; a CheckpointError where they are not those that were written."""
+    """Return the contents of a file of at most `most` bytes. Raise CheckpointError if it is damaged or missing."""
     path, before = folder / name, _read_before.get() or _ReadBefore()
     if path in before.files:
         return before.files[path]
@@ -75,20 +56,39 @@ def read_checked(folder: Path, name: str, most: int = MOST_BYTES) -> bytes:
         data = read_plain(path, most)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    if folder not in before.checksums:
-        before.checksums[folder] = read_checksums(folder)
-    known = before.checksums[folder].get(name)
-    if known is not None and hashlib.sha256(data).hexdigest() not in known:
+    digest = hashlib.sha256(data).hexdigest()
+    if folder not in before.checksums or digest not in before.checksums[folder].get(name, [digest]):
+        before.checksums[folder] = read_checksums(folder)  # again, in case the file was replaced since
+    if digest not in before.checksums[folder].get(name, [digest]):
         raise CheckpointError(
-            f"{path} is damaged: its checksum is not the one in {FILE}. Restore it; if it was changed on purpose, say "
-            f"so: patchloom verify {shlex.quote(str(folder))} --accept"
+            f"{path} is damaged: its checksum is not the one in {FILE}. Restore it. If it was changed on purpose, "
+            f"accept the change: patchloom verify {shlex.quote(str(folder))} --accept"
         )
     before.files[path] = data
     return data
 
 
+def write_checked(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files and their checksums. Each file is written atomically, in the order of the mapping."""
+    known = _checksums_or_none(folder)
+    new = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    current = {name: _file_digest(folder / name) for name in files}
+    if all(new[name] == current[name] and known.get(name) == [new[name]] for name in files):
+        return
+    updated = dict(known)
+    for name in files:
+        before = current[name]
+        # The checksum of a damaged file is not stored.
+        is_good = before is not None and before != new[name] and (name not in known or before in known[name])
+        updated[name] = [new[name], *([before] if is_good and before else [])]
+    _write(folder, updated)
+    for name, data in files.items():
+        if new[name] != current[name]:
+            atomic_write(folder / name, data)
+
+
 def read_checksums(folder: Path) -> Checksums:
-    """File → the checksums it may have; nothing where the folder is of a version that kept none."""
+    """Return the valid checksums of each file, or an empty dict if the folder has no `checksums.json`."""
     path = folder / FILE
     try:
         data = read_plain(path, _MOST_OWN)
@@ -99,45 +99,45 @@ def read_checksums(folder: Path) -> Checksums:
     try:
         values = parse_json(data)
         check_shape(values, {"format": int, "sha256": dict[str, list[str]]})
-        found = values["sha256"]
+        checksums = values["sha256"]
         if values["format"] > FORMAT:
             raise CheckpointError(f"{path} was written by a newer patchloom. Update patchloom.")
-        if data != _packed(found):
+        if data != _to_json(checksums):
             raise ValueError("its checksum is not its own")
-        return {plain_name(name, path): digests for name, digests in found.items()}
+        return {plain_name(name, path): digests for name, digests in checksums.items()}
     except ValueError as error:
         raise CheckpointError(
-            f"{path} is damaged: {error}. Restore it; or, if the other files are right, write it again: "
+            f"{path} is damaged: {error}. Restore it. If the other files are intact, write it again: "
             f"patchloom verify {shlex.quote(str(folder))} --accept"
         ) from error
 
 
 def accept(folder: Path, names: Iterable[str]) -> None:
-    """Take the files as they are for right."""
-    known = _for_writing(folder)
-    found = {name: _digest_of(folder / name) for name in names}
-    _write(folder, known | {name: [digest] for name, digest in found.items() if digest})
+    """Store the current checksums of files as the valid ones."""
+    known = _checksums_or_none(folder)
+    current = {name: _file_digest(folder / name) for name in names}
+    _write(folder, known | {name: [digest] for name, digest in current.items() if digest})
 
 
-def _for_writing(folder: Path) -> Checksums:
-    """What is known; where that is damaged it is forgotten, as the files are about to be written again."""
+def _checksums_or_none(folder: Path) -> Checksums:
+    """Return the checksums, or none if they are damaged: the caller is about to write them again."""
     try:
         return read_checksums(folder)
     except CheckpointError:
         return {}
 
 
-def _digest_of(path: Path) -> str | None:
+def _file_digest(path: Path) -> str | None:
     try:
         return hashlib.sha256(read_plain(path, _MOST_ANY)).hexdigest()
     except OSError:
         return None
 
 
-def _packed(checksums: Any) -> bytes:
+def _to_json(checksums: Any) -> bytes:
     values: dict[str, Any] = {"format": FORMAT, "sha256": checksums}
     return (json.dumps(values | {"own_sha256": own_sha256(values)}, indent=1) + "\n").encode()
 
 
 def _write(folder: Path, checksums: Checksums) -> None:
-    atomic_write(folder / FILE, _packed(dict(sorted(checksums.items()))))
+    atomic_write(folder / FILE, _to_json(dict(sorted(checksums.items()))))

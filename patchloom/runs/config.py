@@ -1,10 +1,13 @@
-"""`config.json`, `recipe.yaml` and `labels.json`: what is known of a run before its weights are read."""
+"""`config.json`, `recipe.yaml`, `labels.json` and `names.json`: the facts about a run that are read before its weights.
+
+`patchloom predict` imports this module, so it must not import torch or the recipes.
+"""
 
 import dataclasses
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,17 +23,20 @@ if TYPE_CHECKING:
     from patchloom.models.network import Network
     from patchloom.recipes.schema import Recipe
 
+CONFIG = "config.json"
+LABELS = "labels.json"
 RECIPE = "recipe.yaml"
-OTHER_NAMES = "names.json"  # of the classes of a published network, as data may call them
+OTHER_NAMES = "names.json"  # synonyms of the class names of a published network
 CHANNELS = 3
-RESIZES = ("short_side", "square")  # test.resize of recipes
-MOST_PIXELS = 4096  # of a side
-LARGER = 8  # times the size of training at which a config may show pictures, from 1,024 pixels on
+RESIZES = ("short_side", "square")  # values of test.resize in recipes
+MOST_PIXELS = 4096  # longest image side
+LARGER = 8  # most times the training resolution that a config may request, from 1,024 pixels on
+POOLED = "resnet50_attention_pool"  # name of timm's and torchvision's networks in `config.json`
 _CONFIG = {"format": int, "task?": str, "network": str, "options": dict}
-_OF_PICTURES = {
+_IMAGE_CONFIG = {
     "options": {"num_classes": int, "image_size": list[int]},
     "preprocessing": {
-        "mean": Any,  # these four are looked at by `_usable`, which has more to say of them
+        "mean": Any,  # these four are checked by `_check_values`, whose messages say more
         "std": Any,
         "image_size": Any,
         "crop_ratio": Any,
@@ -41,38 +47,36 @@ _OF_PICTURES = {
 }
 
 
-POOLED = "resnet50_attention_pool"  # what networks of timm and torchvision are called in `config.json`
-
-
 @dataclass(frozen=True)
 class Preprocessing:
-    """From a picture to what the network was trained on."""
+    """How an image file becomes the input of the network."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     image_size: tuple[int, int]  # height, width
     crop_ratio: float
     interpolation: str = "bicubic"
-    resize: str = "short_side"  # or square: as test.resize of the recipe
+    resize: str = "short_side"  # or "square", as test.resize of the recipe
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What is known of a run before its weights are read."""
+    """Everything a run folder says about its network besides the weights."""
 
     network: str
     options: dict[str, Any]
     preprocessing: Preprocessing
     folder: Path | None
     labels: tuple[str, ...]
-    level: str | None = None  # of the taxonomy whose classes `labels` are; None: the finest of its data
-    task: str = ""  # of a run from before it was written down
+    level: str | None = None  # taxonomy level of `labels`; None: the finest level of the data
+    task: str = ""  # empty for runs of versions that did not store it
+    recipe_yaml: bytes | None = field(default=None, repr=False)
 
     @property
     def model(self) -> str:
-        """Its network as recipes and --model call it: torchvision:mobilenet_v2, timm:resnet18, resmlp_s12."""
+        """Network name as recipes and --model use it: torchvision:mobilenet_v2, timm:resnet18, resmlp_s12."""
         inner = self.options.get("backbone")
-        options = inner if isinstance(inner, Mapping) else self.options  # of the network under the heads of a task
+        options = inner if isinstance(inner, Mapping) else self.options  # of a dense network, the backbone's
         if self.network == POOLED and options.get("pool") == "average":
             backbone = str(options["backbone"])
             return backbone if ":" in backbone else f"timm:{backbone}"
@@ -80,12 +84,12 @@ class RunFiles:
 
     @cached_property
     def recipe(self) -> "Recipe | None":
-        """What was asked for; None where that is not known."""
-        return read_recipe(self.folder) if self.folder else None
+        """Recipe of the run, or None if it is not known."""
+        return _parse_recipe(self.recipe_yaml, Path(self.folder or "", RECIPE)) if self.recipe_yaml else None
 
     @cached_property
     def also(self) -> dict[str, int]:
-        """What else the classes of a published network are called (`plain_form`) → their numbers."""
+        """Synonym (in `plain_form`) → class index, for published networks."""
         if (data := self.other_names) is None:
             return {}
         lists = parsed(data, Path(self.folder or "", OTHER_NAMES), list[list[str]])
@@ -93,17 +97,17 @@ class RunFiles:
 
     @property
     def other_names(self) -> bytes | None:
-        """The file of these names; None where there is none."""
+        """Contents of `names.json`, or None if there is no such file."""
         is_there = self.folder is not None and os.path.lexists(self.folder / OTHER_NAMES)
         return read_run_file(self.folder, OTHER_NAMES) if self.folder and is_there else None
 
     @property
     def table(self) -> ClassTable:
-        """Its classes, as data are matched with them."""
+        """Classes with their synonyms, for matching with those of a dataset."""
         return ClassTable(self.labels, also=self.also)
 
     def labels_as(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Its labels; a class that goes by another of its names among `names` under that name."""
+        """Return the labels, replacing each by the synonym that occurs in `names`, if any."""
         labels = list(self.labels)
         for name in set(names) - set(labels):
             if (number := self.also.get(plain_form(name))) is not None:
@@ -117,8 +121,8 @@ class RunFiles:
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is the folder of a run."""
-    return os.path.isfile(os.path.join(path, "config.json"))  # of no path an error, however long it is
+    """Return whether `path` is a run folder."""
+    return os.path.isfile(os.path.join(path, CONFIG))  # False rather than an error for any path, however long
 
 
 def write_run_files(
@@ -131,35 +135,38 @@ def write_run_files(
     *,
     task: str,
 ) -> None:
-    """Write `config.json`, `recipe.yaml` and `labels.json`: before the first step, so a bad folder is known then."""
-    told = {"preprocessing": dataclasses.asdict(preprocessing), "level": level}
-    write_config(folder, task, network.config, recipe, {"labels.json": json_bytes(list(labels))}, **told)
+    """Write `config.json`, `recipe.yaml` and `labels.json` of a run on images.
+
+    Training calls this before the first step, so that a folder that cannot be written fails early.
+    """
+    fields = {"preprocessing": dataclasses.asdict(preprocessing), "level": level}
+    write_config(folder, task, network.config, recipe, {LABELS: json_bytes(list(labels))}, **fields)
 
 
 def write_config(
     folder: Path, task: str, network: Any, recipe: "Recipe | None", others: dict[str, bytes] | None = None, **more: Any
 ) -> None:
-    """Write `config.json`, with the network's own config and what else belongs to it, `recipe.yaml` and `others`."""
+    """Write `config.json`, `recipe.yaml` and the files `others`.
+
+    `network` is the config dataclass of the network; `more` are further fields of `config.json`.
+    """
     options = dataclasses.asdict(network)
     config = {"format": FORMAT, "task": task, "network": options.pop("name"), "options": options, **more}
     files = dict(others or {})
     if recipe:
         files[RECIPE] = recipe.to_yaml().encode()
-    # Last: it is what makes the folder that of a run.
-    write_checked(folder, files | {"config.json": json_bytes(config)})
+    # config.json comes last, because a folder that has it is a run.
+    write_checked(folder, files | {CONFIG: json_bytes(config)})
 
 
-def read_config(folder: Path, shape: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What `write_config` wrote, of any kind of run; its options as they were. `shape` is what else it must have."""
-    path, config = folder / "config.json", _parse_config(folder)
-    refuse_shape(config, shape or {}, path)
-    config["options"] = {name: _tuples(value) for name, value in config["options"].items()}
-    return config
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the contents of `config.json` of any run. Lists in `options` become tuples."""
+    return _with_tuples(_parse_config(folder))
 
 
 def _parse_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    config: dict[str, Any] = parsed(read_run_file(folder, path.name), path, {"format": int})
+    path = folder / CONFIG
+    config: dict[str, Any] = parsed(read_run_file(folder, CONFIG), path, {"format": int})
     refuse_format(config, path)
     refuse_shape(config, _CONFIG, path)
     return config
@@ -167,81 +174,82 @@ def _parse_config(folder: Path) -> dict[str, Any]:
 
 @reading_once()
 def read_run_files(folder: Path) -> RunFiles:
-    """What `write_run_files` wrote."""
-    if "vocabulary" in read_config(folder):
+    """Return what `write_run_files` wrote. Every file is read once."""
+    raw = _parse_config(folder)
+    if "vocabulary" in raw:
         raise UsageError(
-            f"{folder} translates and knows no images; use it with `patchloom translate` or `evaluate --text`"
+            f"{folder} is a translation run and takes no images; use it with `patchloom translate` or `evaluate --text`"
         )
-    config = read_config(folder, _OF_PICTURES)
+    refuse_shape(raw, _IMAGE_CONFIG, folder / CONFIG)
+    config = _with_tuples(raw)
     options, labels = config["options"], _read_labels(folder)
     try:
-        shown = _usable(Preprocessing(**{k: _tuples(v) for k, v in config["preprocessing"].items()}))
-        _check_size(shown, options["image_size"])
+        preprocessing = Preprocessing(**{name: _tuples(value) for name, value in config["preprocessing"].items()})
+        check_preprocessing(preprocessing, options["image_size"])
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / 'config.json'} lacks a field or has one too many: {error}.") from error
+        raise CheckpointError(f"{folder / CONFIG} lacks a field or has one too many: {error}.") from error
     if labels and options["num_classes"] not in (0, len(labels)):
         raise CheckpointError(
-            f"{folder / 'labels.json'} is damaged: it names {len(labels):,} classes, and the network of config.json "
-            f"tells {options['num_classes']:,} apart. Restore it."
+            f"{folder / LABELS} is damaged: it names {len(labels):,} classes, but the network of {CONFIG} has "
+            f"{options['num_classes']:,} outputs. Restore it."
         )
-    if os.path.lexists(folder / RECIPE):
-        read_run_file(folder, RECIPE)  # it is read when it is asked for; a changed byte is told now
-    return RunFiles(config["network"], options, shown, folder, labels, config.get("level"), config.get("task", ""))
+    # The recipe is parsed on first use, but a changed byte is reported now.
+    recipe = read_run_file(folder, RECIPE) if os.path.lexists(folder / RECIPE) else None
+    return RunFiles(
+        config["network"], options, preprocessing, folder, labels, config.get("level"), config.get("task", ""), recipe
+    )
 
 
 def read_recipe(folder: Path) -> "Recipe | None":
-    """What a run in this folder was asked for; None where there is none."""
-    from patchloom.recipes.schema import Recipe  # which predicting does not need
-
+    """Return the recipe of a run folder, or None if it has none."""
     path = folder / RECIPE
     if not os.path.lexists(path):
         return None
+    return _parse_recipe(read_run_file(folder, RECIPE), path)
+
+
+def _parse_recipe(data: bytes, path: Path) -> "Recipe":
+    from patchloom.recipes.schema import Recipe  # not needed by `predict`
+
     try:
-        return Recipe.from_yaml(read_run_file(folder, RECIPE).decode())
+        return Recipe.from_yaml(data.decode())
     except (UsageError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"{path} is damaged: {error} Restore it, or remove it to continue with the settings given."
+            f"{path} is damaged: {error} Restore it, or remove it to continue with the settings of the command."
         ) from error
 
 
-def _usable(shown: Preprocessing) -> Preprocessing:
-    """The same; a ValueError where pictures could not be shown so, or would become numbers that mean nothing."""
+def check_preprocessing(preprocessing: Preprocessing, trained_at: Sequence[int]) -> None:
+    """Raise ValueError if values are out of range or images far larger than the training resolution."""
+    _check_values(preprocessing)
+    most = max(1024, LARGER * max(trained_at, default=0))
+    if max(preprocessing.image_size) > most:
+        raise ValueError(
+            f"preprocessing.image_size is {_list(preprocessing.image_size)}, expected at most {most} pixels for a "
+            f"network of {_list(tuple(trained_at))}"
+        )
+
+
+def _check_values(preprocessing: Preprocessing) -> None:
     for name in ("mean", "std"):
-        values = getattr(shown, name)
+        values = getattr(preprocessing, name)
         if not isinstance(values, tuple) or len(values) != CHANNELS or not all(map(_is_finite, values)):
             raise ValueError(f"{name} is {_list(values)}, expected {CHANNELS} finite numbers")
-    if min(shown.std) <= 0:
-        raise ValueError(f"std is {_list(shown.std)}, expected numbers above 0")
-    size = shown.image_size
+    if min(preprocessing.std) <= 0:
+        raise ValueError(f"std is {_list(preprocessing.std)}, expected numbers above 0")
+    size = preprocessing.image_size
     if not isinstance(size, tuple) or len(size) != 2 or not all(type(n) is int and 0 < n <= MOST_PIXELS for n in size):
         raise ValueError(f"image_size is {_list(size)}, expected height and width of 1 to {MOST_PIXELS} pixels")
-    if not _is_finite(shown.crop_ratio) or not 0 < shown.crop_ratio <= 1:
-        raise ValueError(f"crop_ratio is {shown.crop_ratio}, expected a number above 0 and up to 1")
-    if max(size) / shown.crop_ratio > 2 * MOST_PIXELS:
-        raise ValueError(
-            f"crop_ratio is {shown.crop_ratio}, which resizes pictures to more than {2 * MOST_PIXELS} pixels"
-        )
-    if shown.interpolation.upper() not in Image.Resampling.__members__:
+    ratio = preprocessing.crop_ratio
+    if not _is_finite(ratio) or not 0 < ratio <= 1:
+        raise ValueError(f"crop_ratio is {ratio}, expected a number above 0 and up to 1")
+    if max(size) / ratio > 2 * MOST_PIXELS:
+        raise ValueError(f"crop_ratio is {ratio}, which resizes images to more than {2 * MOST_PIXELS} pixels")
+    if preprocessing.interpolation.upper() not in Image.Resampling.__members__:
         known = ", ".join(name.lower() for name in Image.Resampling.__members__)
-        raise ValueError(f"interpolation is {shown.interpolation!r}, expected one of {known}")
-    if shown.resize not in RESIZES:
-        raise ValueError(f"resize is {shown.resize!r}, expected one of {', '.join(RESIZES)}")
-    return shown
-
-
-def check_preprocessing(shown: Preprocessing, trained_at: Sequence[int]) -> None:
-    """A ValueError where a folder with it could not be read again."""
-    _check_size(_usable(shown), trained_at)
-
-
-def _check_size(shown: Preprocessing, trained_at: Sequence[int]) -> None:
-    """A ValueError where pictures would be shown so large that the network for them has no end."""
-    most = max(1024, LARGER * max(trained_at, default=0))
-    if max(shown.image_size) > most:
-        raise ValueError(
-            f"preprocessing.image_size is {_list(shown.image_size)}, expected at most {most} pixels for a network of "
-            f"{_list(tuple(trained_at))}"
-        )
+        raise ValueError(f"interpolation is {preprocessing.interpolation!r}, expected one of {known}")
+    if preprocessing.resize not in RESIZES:
+        raise ValueError(f"resize is {preprocessing.resize!r}, expected one of {', '.join(RESIZES)}")
 
 
 def _is_finite(value: Any) -> bool:
@@ -253,8 +261,11 @@ def _list(values: Any) -> Any:
 
 
 def _read_labels(folder: Path) -> tuple[str, ...]:
-    path = folder / "labels.json"
-    return tuple(parsed(read_run_file(folder, path.name), path, list[str]))
+    return tuple(parsed(read_run_file(folder, LABELS), folder / LABELS, list[str]))
+
+
+def _with_tuples(config: dict[str, Any]) -> dict[str, Any]:
+    return config | {"options": {name: _tuples(value) for name, value in config["options"].items()}}
 
 
 def _tuples(value: Any) -> Any:

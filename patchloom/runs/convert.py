@@ -1,4 +1,4 @@
-"""Published weights as the folder of a run, and a run's weights as a file for timm's and the authors' code."""
+"""Convert weight files to run folders, and run folders to weight files for timm, torchvision or the authors' code."""
 
 import io
 import os
@@ -16,9 +16,9 @@ from patchloom.models.pretrained.conversion import converted, network_of
 from patchloom.models.pretrained.names import State
 from patchloom.models.pretrained.table import published, unknown_network
 from patchloom.runs.config import Preprocessing, is_run
+from patchloom.runs.folders import default_preprocessing, refuse_taken, write_published
 from patchloom.runs.imagenet_names import names_for
 from patchloom.runs.locate import is_third_party, run_folder
-from patchloom.runs.published import default_preprocessing, refuse_taken, write_published
 from patchloom.runs.weights import load_network, packed
 from patchloom_runtime.errors import CheckpointError, UsageError, with_near_options
 from patchloom_runtime.untrusted import read_plain
@@ -29,61 +29,62 @@ PUBLISHERS = ("timm", "authors", "torchvision")
 
 @dataclass(frozen=True)
 class ConversionSummary:
-    """What was converted, for whoever tells of it."""
+    """Facts about a conversion, for the command to print."""
 
     network: Network
     labels: tuple[str, ...]
     preprocessing: Preprocessing
-    as_of: str = ""  # the published weights whose preprocessing it was given
-    use: str = ""  # how the other code makes the network
+    as_of: str = ""  # name of the published weights whose preprocessing is used
+    use: str = ""  # how the other library creates the network
     notes: tuple[str, ...] = ()
 
 
 def file_to_run(
     file: str | os.PathLike[str], model: str, out: Path, labels: Sequence[str] | None = None
 ) -> ConversionSummary:
-    """Weights in the authors', timm's, Flax's or patchloom's layout → the folder of a run of the network `model`.
+    """Convert weights in the authors', timm's, Flax's or patchloom's layout to a run folder of the network `model`.
 
-    Image size and number of classes are those of the file; what it does not say, crop and pixel statistics, are those
-    that the network was published with at this size.
+    Image size and number of classes come from the file. Crop ratio and pixel statistics, which it does not contain,
+    are those of the weights published for this size.
     """
     refuse_taken(out)
     if is_third_party(model):
-        return _foreign_to_run(file, model, out, labels)
+        return _third_party_to_run(file, model, out, labels)
     if model not in CATALOG:
         raise unknown_network(model)
     try:
         network = network_of(model, file)
     except CheckpointError as error:
-        told = str(error)
-        raise CheckpointError(told if told.startswith(os.fspath(file)) else f"{os.fspath(file)}: {told}") from error
-    shown, as_of = _preprocessing(network)
-    names, others = names_for(network.config.num_classes, labels)
+        message = str(error)
+        prefix = "" if message.startswith(os.fspath(file)) else f"{os.fspath(file)}: "
+        raise CheckpointError(f"{prefix}{message}") from error
+    preprocessing, as_of = _published_preprocessing(network)
+    names, synonyms = names_for(network.config.num_classes, labels)
     write_published(
         network,
         out,
         origin=f"Converted from {Path(file).name}",
         labels=names,
-        other_names=others,
-        preprocessing=shown,
+        other_names=synonyms,
+        preprocessing=preprocessing,
     )
-    return ConversionSummary(network, names, shown, as_of)
+    return ConversionSummary(network, names, preprocessing, as_of)
 
 
-def _foreign_to_run(
+def _third_party_to_run(
     file: str | os.PathLike[str], model: str, out: Path, labels: Sequence[str] | None
 ) -> ConversionSummary:
     from patchloom.runs.third_party import write_third_party_run
 
     if "@" in model:
-        raise UsageError(f"--model {model} names a file, and {os.fspath(file)} is to be converted; leave @… out")
+        raise UsageError(f"--model {model} names a file, but the file to convert is {os.fspath(file)}; remove @…")
     write_third_party_run(f"{model}@{os.fspath(file)}", out, labels)
     network, files = load_network(out)
     return ConversionSummary(network, files.labels, files.preprocessing, as_of=model)
 
 
-def _preprocessing(network: Network) -> tuple[Preprocessing, str]:
-    """How pictures are shown to it: as they are to what is published of it, best at its size."""
+def _published_preprocessing(network: Network) -> tuple[Preprocessing, str]:
+    """Return the preprocessing and the name of the published weights, preferably those of the same image size."""
     size = network.config.image_size
     known = published(network.config.name)
     rows = [row for row in known if (row.image_size, row.image_size) == size] or known
@@ -94,44 +95,42 @@ def _preprocessing(network: Network) -> tuple[Preprocessing, str]:
 
 
 def run_to_file(run: str | os.PathLike[str], to: str, out: Path) -> ConversionSummary:
-    """The weights of a run under timm's, torchvision's or the authors' names, as .safetensors, .pth or .npz."""
+    """Write the weights of a run with timm's, torchvision's or the authors' names, as .safetensors, .pth or .npz."""
     if to not in PUBLISHERS:
-        raise UsageError(f"--to is one of {', '.join(PUBLISHERS)}; given {to!r}")
+        raise UsageError(f"--to is {to!r}, expected one of {', '.join(PUBLISHERS)}")
     if out.suffix not in SUFFIXES:
-        raise UsageError(f"{out} is no name of a file of weights: it ends with one of {', '.join(SUFFIXES)}")
+        raise UsageError(f"{out} is not a weights file; use a name that ends with one of {', '.join(SUFFIXES)}")
     if os.path.lexists(out):
-        raise UsageError(f"{out} exists already; give another file, or remove it")
+        raise UsageError(f"{out} exists already; choose another file or remove it")
     network, files = load_network(run_folder(run))
-    found = converted(network, to)
-    atomic_write(out, _as_file(found.state, out.suffix, wrapped=to == "authors"))
-    return ConversionSummary(network, files.labels, files.preprocessing, use=found.use, notes=found.notes)
+    result = converted(network, to)
+    atomic_write(out, _to_bytes(result.state, out.suffix, wrapped=to == "authors"))
+    return ConversionSummary(network, files.labels, files.preprocessing, use=result.use, notes=result.notes)
 
 
-def _as_file(state: State, suffix: str, *, wrapped: bool) -> bytes:
+def _to_bytes(state: State, suffix: str, *, wrapped: bool) -> bytes:
     if suffix == ".safetensors":
         return packed(state, {"format": "pt"})
     target = io.BytesIO()
     if suffix == ".npz":
         arrays: dict[str, np.ndarray] = {key: tensor.numpy() for key, tensor in state.items()}
         np.savez(target, allow_pickle=False, **arrays)
-    else:  # the authors' scripts look for the weights under `model`
+    else:  # the authors' scripts read the weights from the key `model`
         torch.save({"model": state} if wrapped else state, target)
     return target.getvalue()
 
 
 def read_names(file: str | os.PathLike[str]) -> list[str]:
-    """Names of classes, one per line, in the order of the outputs."""
+    """Return the class names of a text file, one per line, in the order of the outputs."""
     try:
         lines = read_plain(Path(file)).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{os.fspath(file)}: the names cannot be read: {error}") from error
+        raise UsageError(f"{os.fspath(file)}: the class names cannot be read: {error}") from error
     names = [line.strip() for line in lines]
     while names and not names[-1]:
         names.pop()
     if not all(names):
-        raise UsageError(
-            f"{os.fspath(file)}: line {names.index('') + 1} is empty, expected the name of a class per line"
-        )
+        raise UsageError(f"{os.fspath(file)}: line {names.index('') + 1} is empty, expected one class name per line")
     return names
 
 

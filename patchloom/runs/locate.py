@@ -1,8 +1,12 @@
-"""Runs by name: a folder, 'hub:user/name' of the Hugging Face hub, published weights such as 'resmlp_s12:in1k', or
-'timm:NAME' and 'torchvision:NAME' (`foreign`).
+"""Run names → run folders.
 
-Published weights become the folder of a run in $XDG_CACHE_HOME/patchloom/published, made once by one of the processes
-that ask for it, so that whatever takes a run takes them. Nothing is fetched that was not named.
+    PATH                             a run folder
+    hub:user/name                    a repository of the Hugging Face hub
+    resmlp_s12:in1k                  published weights (`models.pretrained.table`)
+    timm:NAME, torchvision:NAME      networks of other libraries (`third_party`)
+
+Published weights become a run folder in $XDG_CACHE_HOME/patchloom/published, written once by the first process that
+needs it, so that every command that takes a run accepts them. Nothing is downloaded unless the user names it.
 """
 
 import dataclasses
@@ -15,55 +19,55 @@ from typing import Any
 from patchloom.disk import atomic_write, disk_errors, one_at_a_time
 from patchloom.models.pretrained.table import Weights, is_published_name, weights_named
 from patchloom.runs.config import Preprocessing, is_run
-from patchloom.runs.published import published_folder, write_published
+from patchloom.runs.folders import published_folder, write_published
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import parse_json, read_plain
 
 PREFIX = "hub:"
-ORIGIN = "published.json"  # the row of the table that a folder was made from
+ORIGIN = "published.json"  # the row of the table of weights that a folder was written from
 
 
 def run_folder(source: str | os.PathLike[str]) -> Path:
-    """The folder of the run that a user names; a UsageError where there is none."""
+    """Return the folder of a run, downloading it if needed. Raise UsageError if `source` does not name a run."""
     if (folder := find_run(source)) is not None:
         return folder
-    given = os.fspath(source)
-    if given.count("/") == 1 and not given.startswith((".", "/", "~")) and not os.path.exists(given):
-        raise UsageError(f"{given}: no such folder; for a repository of the Hugging Face hub write {PREFIX}{given}")
-    raise UsageError(f"{given} is not the folder of a run: it has no config.json")
+    name = os.fspath(source)
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not os.path.exists(name):
+        raise UsageError(f"{name}: no such folder; for a repository of the Hugging Face hub write {PREFIX}{name}")
+    raise UsageError(f"{name} is not a run folder: it has no config.json")
 
 
 def find_run(source: str | os.PathLike[str]) -> Path | None:
-    """The same; None where what is named is something else, such as a file of weights."""
+    """Return the folder of a run, or None if `source` names something else, such as a weights file."""
     if is_run(source):
         return Path(source)
-    given = os.fspath(source)
-    if is_on_hub(given):
-        folder = _from_hub(given)
+    name = os.fspath(source)
+    if is_on_hub(name):
+        folder = _download_from_hub(name)
         if not is_run(folder):
-            raise UsageError(f"{given} is no model of patchloom: it has no config.json")
+            raise UsageError(f"{name} is not a patchloom model: it has no config.json")
         return folder
-    if is_third_party(given):
-        from patchloom.runs.third_party import third_party_run  # which patchloom's own networks do without
+    if is_third_party(name):
+        from patchloom.runs.third_party import third_party_run  # loads timm and torchvision
 
-        return third_party_run(given)
-    if is_published_name(given) and not os.path.exists(given):
-        return _published(weights_named(given))
+        return third_party_run(name)
+    if is_published_name(name) and not os.path.exists(name):
+        return _published_run(weights_named(name))
     return None
 
 
 def names_run(source: str | os.PathLike[str]) -> bool:
-    """Whether a user names a run, be it one that would have to be fetched."""
+    """Return whether `source` names a run, without downloading anything."""
     return is_run(source) or is_on_hub(source) or is_third_party(source) or is_published_name(os.fspath(source))
 
 
 def is_on_hub(source: str | os.PathLike[str]) -> bool:
-    """Whether a user names a repository of the hub: hub:user/name."""
+    """Return whether `source` names a repository of the hub: hub:user/name."""
     return os.fspath(source).startswith(PREFIX)
 
 
 def is_third_party(source: str | os.PathLike[str]) -> bool:
-    """Whether a user names a network of timm or torchvision; torchvision:cifar10 is data."""
+    """Return whether `source` names a network of timm or torchvision. torchvision:cifar10 is a dataset."""
     library, _, rest = os.fspath(source).partition(":")
     if library != "torchvision":
         return library == "timm"
@@ -72,20 +76,19 @@ def is_third_party(source: str | os.PathLike[str]) -> bool:
     return rest.partition("@")[0] not in NAMES
 
 
-def is_here(source: str) -> bool:
-    """Whether a run can be read without asking any network."""
+def is_downloaded(source: str) -> bool:
+    """Return whether a run can be read without network access."""
     if is_third_party(source):
-        from patchloom.runs.third_party import is_made
+        from patchloom.runs.third_party import is_written
 
-        return is_made(source)
+        return is_written(source)
     if is_published_name(source) and not os.path.exists(source):
         weights = weights_named(source)
-        return _is_made(published_folder(weights.name), weights)
+        return _is_current(published_folder(weights.name), weights)
     return is_run(source)
 
 
-def _from_hub(source: str) -> Path:
-    """The folder of 'hub:user/name', fetched where it is not here yet."""
+def _download_from_hub(source: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -94,33 +97,32 @@ def _from_hub(source: str) -> Path:
         return Path(snapshot_download(repository))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).split("\n")[0]
-        raise UsageError(f"{repository} cannot be fetched from the Hugging Face hub: {reason}") from error
+        raise UsageError(f"{repository} cannot be downloaded from the Hugging Face hub: {reason}") from error
 
 
 # Published weights --------------------------------------------------------------------------------------------------
 
 
-def _published(weights: Weights) -> Path:
-    """The folder of published weights, made where it is not here yet."""
+def _published_run(weights: Weights) -> Path:
     folder = published_folder(weights.name)
-    if not _is_made(folder, weights):
+    if not _is_current(folder, weights):
         lock = folder.with_name(f".{folder.name}.lock")
-        with disk_errors(folder), one_at_a_time(lock, f"fetches {weights.name}"):
-            if not _is_made(folder, weights):
-                _make(weights, folder)
+        with disk_errors(folder), one_at_a_time(lock, f"downloads {weights.name}"):
+            if not _is_current(folder, weights):
+                _write_published_run(weights, folder)
     return folder
 
 
-def _is_made(folder: Path, weights: Weights) -> bool:
-    """Whether the folder was made from this row: another version of patchloom may know more of the weights."""
+def _is_current(folder: Path, weights: Weights) -> bool:
+    """Return whether the folder was written from this row; another version of patchloom may have another row."""
     try:
         return is_run(folder) and bool(parse_json(read_plain(folder / ORIGIN)) == _row(weights))
     except (OSError, ValueError):
         return False
 
 
-def _make(weights: Weights, folder: Path) -> None:
-    # Runs that are read do without these, which know every family and the names of its published weights.
+def _write_published_run(weights: Weights, folder: Path) -> None:
+    # Imported here, because reading an existing run needs neither the families nor their published weights.
     from patchloom.models.pretrained.downloads import fetch_weights
     from patchloom.models.pretrained.published import load_published
     from patchloom.models.registry import create_model
@@ -134,19 +136,21 @@ def _make(weights: Weights, folder: Path) -> None:
         load_published(network, file, new_head=weights.classes == 0)
     except CheckpointError as error:
         reason = str(error).rstrip(".")
-        raise CheckpointError(f"{file} is not {weights.name}: {reason}. Remove it, and it is fetched anew.") from error
-    labels, others = imagenet_labels(weights.classes)
+        raise CheckpointError(
+            f"{file} is not {weights.name}: {reason}. Remove the file to download it again."
+        ) from error
+    labels, synonyms = imagenet_labels(weights.classes)
     size = (weights.image_size, weights.image_size)
-    for leftover in [folder, *folder.parent.glob(f".{folder.name}.*.tmp")]:  # older, or of a killed process
+    for leftover in [folder, *folder.parent.glob(f".{folder.name}.*.tmp")]:  # outdated, or of a killed process
         shutil.rmtree(leftover, ignore_errors=True)
     write_published(
         network,
         folder,
         origin=f"Published weights, trained on {weights.trained_on}",
         labels=labels,
-        other_names=others,
+        other_names=synonyms,
         preprocessing=Preprocessing(weights.mean, weights.std, size, weights.crop_ratio, weights.interpolation),
-        facts=_facts(weights),
+        facts=_card_facts(weights),
     )
     atomic_write(folder / ORIGIN, json.dumps(_row(weights), indent=1).encode())
 
@@ -155,12 +159,12 @@ def _row(weights: Weights) -> Any:
     return json.loads(json.dumps(dataclasses.asdict(weights)))
 
 
-def _facts(weights: Weights) -> dict[str, str]:
-    told = {
+def _card_facts(weights: Weights) -> dict[str, str]:
+    facts = {
         "name": weights.name,
         "published at": ", ".join(filter(None, (weights.url, weights.hub and f"huggingface.co/{weights.hub}"))),
-        "top-1 on ImageNet-1k's val, as published": weights.score,
+        "top-1 on ImageNet-1k val, as published": weights.score,
         "licence": weights.licence or "not stated",
         "parameters": f"{weights.parameters:,}",
     }
-    return {name: fact for name, fact in told.items() if fact}
+    return {name: fact for name, fact in facts.items() if fact}

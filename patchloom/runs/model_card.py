@@ -1,35 +1,42 @@
-"""`README.md` of a model: what a stranger needs to know of it, in the Hugging Face hub's form."""
+"""`README.md`: the model card, in the form of the Hugging Face hub."""
 
 from collections.abc import Mapping, Sequence
 
 from patchloom.runs.config import Preprocessing
 
-_NAMES_SHOWN = 20
+_MOST_NAMES = 20
 
 
 def card(
     network: str,
-    shown: Preprocessing,
+    preprocessing: Preprocessing,
     labels: Sequence[str],
     *,
     decides: bool,
     origin: str,
     facts: Mapping[str, str] | None = None,
 ) -> str:
-    """The text of a card; `decides` says that `labels` are the classes of a classifier, `origin` is a sentence.
+    """Return the text of a model card.
 
-    `facts` are further lines of a table: licence, accuracy, where it was published …
+    Args:
+        network: Name of the network.
+        preprocessing: How images become inputs of the network.
+        labels: Class names.
+        decides: Whether `labels` are the classes of a classifier.
+        origin: First sentence, without a full stop.
+        facts: Rows of a table: license, accuracy, publisher …
     """
-    names = ", ".join(labels[:_NAMES_SHOWN]) + (" …" if len(labels) > _NAMES_SHOWN else "")
+    names = ", ".join(labels[:_MOST_NAMES]) + (" …" if len(labels) > _MOST_NAMES else "")
     tag = "image-classification" if decides else "image-feature-extraction"
-    told = f"{origin}. Classes: {names}" if labels else f"{origin}."
+    summary = f"{origin}. Classes: {names}" if labels else f"{origin}."
+    size = preprocessing.image_size
     table = (
         "\n".join(["| | |", "|---|---|", *(f"| {name} | {fact} |" for name, fact in facts.items())]) if facts else ""
     )
     use = (
         'classifier.predict("photo.jpg")  # names and probabilities; also PIL images, arrays, tensors, folders'
         if decides
-        else 'classifier.embed("photo.jpg")  # a vector; also PIL images, arrays, tensors, folders'
+        else 'classifier.embed("photo.jpg")  # one vector; also PIL images, arrays, tensors, folders'
     )
     return f"""---
 library_name: patchloom
@@ -39,11 +46,11 @@ tags: [{tag}, patchloom]
 
 # {network}, {len(labels)} classes
 
-{told}
+{summary}
 {f"{chr(10)}{table}{chr(10)}" if table else ""}
-Images are resized so that a centre crop of {shown.image_size[0]}×{shown.image_size[1]} is {shown.crop_ratio:g} of the
-short side ({shown.interpolation}), divided by 255, and normalised by mean {list(shown.mean)} and deviation
-{list(shown.std)}.
+Images are resized so that a center crop of {size[0]}×{size[1]} is {preprocessing.crop_ratio:g} of the
+short side ({preprocessing.interpolation}), divided by 255, and normalized by mean {list(preprocessing.mean)} and
+standard deviation {list(preprocessing.std)}.
 
 ```python
 import patchloom

@@ -1,7 +1,7 @@
-"""What a run decided about each image of its val split, kept in its folder: `predictions.safetensors`.
+"""`predictions.safetensors`: the prediction of a classifier for each validation image.
 
-24 bytes per image: place in the set, label, prediction, rank of the label, confidence and loss. With them runs are
-compared image by image without their data or a GPU. A fingerprint of the images tells whether two runs saw the same.
+24 bytes per image: index, label, prediction, rank of the label, confidence and loss. They allow comparing runs image by
+image without the data or a GPU. A fingerprint of the images tells whether two runs were validated on the same ones.
 """
 
 import hashlib
@@ -16,42 +16,42 @@ import numpy as np
 
 from patchloom.data.datasets import ImageSet
 from patchloom.evaluation.classification import ClassificationReport
-from patchloom.runs.image_rows import read_columns, write_columns
+from patchloom.runs.files import read_columns, write_columns
 from patchloom_runtime.errors import CheckpointError, UsageError
 
 FILE = "predictions.safetensors"
-FORMAT = 2  # 1 named the ks of its top-k too
-MOST_BYTES = 1 << 31  # 24 an image
+FORMAT = 2  # format 1 also had the values of k for top-k
+MOST_BYTES = 1 << 31  # 24 per image
 _ABOUT = {"format": int, "fingerprint": str, "classes": list[str]}
-_WHOLE = ("index", "labels", "predictions", "ranks")
-_REAL = ("confidence", "losses")
+_INTEGERS = ("index", "labels", "predictions", "ranks")
+_FLOATS = ("confidence", "losses")
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """A report, and which images it is about."""
+    """A report and the fingerprint of its images."""
 
     report: ClassificationReport
     fingerprint: str
 
 
-def fingerprint(pictures: ImageSet) -> str:
-    """Equal for two sets with the same images, by name, in the same order and with the same labels.
+def fingerprint(images: ImageSet) -> str:
+    """Return a digest of image names and labels, in order.
 
-    Names are those within the data set, so a set that moves to another folder stays the same. Pixels are not read.
+    Names are relative to the dataset, so moving it does not change the fingerprint. Pixels are not read.
     """
     digest = hashlib.sha256()
-    names = (*pictures.classes.names, "")  # an unlabelled image has number −1
-    for i, label in enumerate(pictures.labels.tolist()):
-        digest.update(json.dumps([pictures.key(i), names[label]]).encode())
+    names = (*images.classes.names, "")  # an unlabeled image has label −1
+    for i, label in enumerate(images.labels.tolist()):
+        digest.update(json.dumps([images.key(i), names[label]]).encode())
     return digest.hexdigest()
 
 
 def save_predictions(folder: Path, predictions: Predictions) -> Path:
-    """Write the file of a run folder, whole or not at all."""
+    """Write `predictions.safetensors` atomically and return its path."""
     report = predictions.report
-    columns = {name: getattr(report, name).astype(np.int32) for name in _WHOLE}
-    columns |= {name: getattr(report, name).astype(np.float32) for name in _REAL}
+    columns = {name: getattr(report, name).astype(np.int32) for name in _INTEGERS}
+    columns |= {name: getattr(report, name).astype(np.float32) for name in _FLOATS}
     about = {
         "format": FORMAT,
         "fingerprint": predictions.fingerprint,
@@ -62,47 +62,50 @@ def save_predictions(folder: Path, predictions: Predictions) -> Path:
 
 
 def load_predictions(folder: Path, classes: int | None = None) -> Predictions:
-    """What `save_predictions` wrote, of so many `classes` where these are known; a UsageError where there is none."""
+    """Return the predictions of a run. Raise UsageError if there are none.
+
+    If `classes`, the number of classes of the run, is given, the file must have as many.
+    """
     path = folder / FILE
     if not os.path.lexists(path):
         raise UsageError(
-            f"{folder} keeps no decisions ({FILE}): it was not trained to its end by this version. "
-            "Give the data too: patchloom evaluate RUN… DATA"
+            f"{folder} has no {FILE}: its training did not finish, or an earlier version trained it. "
+            "Pass the data as well: patchloom evaluate RUN… DATA"
         )
 
-    def made(columns: dict[str, np.ndarray], about: Any) -> Predictions:
+    def make(columns: dict[str, np.ndarray], about: Any) -> Predictions:
         if classes not in (None, len(about["classes"])):
-            raise ValueError(f"it is about {len(about['classes']):,} classes, the run tells {classes:,} apart")
+            raise ValueError(f"it has {len(about['classes']):,} classes, the run has {classes:,}")
         _check_columns(columns, len(about["classes"]))
-        whole = [columns[name].astype(np.int64) for name in _WHOLE]
-        real = [columns[name] for name in _REAL]
-        report = ClassificationReport(tuple(about["classes"]), *whole, *real)
+        integers = [columns[name].astype(np.int64) for name in _INTEGERS]
+        floats = [columns[name] for name in _FLOATS]
+        report = ClassificationReport(tuple(about["classes"]), *integers, *floats)
         return Predictions(report, about["fingerprint"])
 
-    return read_columns(folder, FILE, _ABOUT, FORMAT, MOST_BYTES, made)
+    return read_columns(folder, FILE, _ABOUT, FORMAT, MOST_BYTES, make)
 
 
 def _check_columns(columns: Mapping[str, np.ndarray], classes: int) -> None:
-    """A ValueError where the columns are not rows about images of so many classes."""
-    for name in (*_WHOLE, *_REAL):
+    """Raise ValueError if a column has the wrong type, length or values for this number of classes."""
+    for name in (*_INTEGERS, *_FLOATS):
         if name not in columns:
             raise ValueError(f"it has no column {name}")
-        column, expected = columns[name], np.int32 if name in _WHOLE else np.float32
+        column, expected = columns[name], np.int32 if name in _INTEGERS else np.float32
         if column.dtype != expected or column.shape != columns["index"].shape or column.ndim != 1 or not len(column):
             shape = columns["index"].shape[:1]
             raise ValueError(f"{name} is {column.shape} {column.dtype}, expected {shape} {np.dtype(expected)}")
-        # Places rise, since an image counts once; the others are numbers of classes.
+        # The index rises, since each image occurs once; the other integers are class indices.
         low, high = (0, None) if name == "index" else (0, classes - 1)
-        if name in _WHOLE and (column.min() < low or (high is not None and column.max() > high)):
+        if name in _INTEGERS and (column.min() < low or (high is not None and column.max() > high)):
             raise ValueError(f"{name} has {column.min()} to {column.max()}, expected {low} to {high or 'any'}")
     if (np.diff(columns["index"]) <= 0).any():
-        raise ValueError("index names an image twice, or not in their order")
+        raise ValueError("index has an image twice, or is not sorted")
     if not ((columns["confidence"] >= 0) & (columns["confidence"] <= 1 + 1e-3)).all():
-        raise ValueError("confidence is no probability")
+        raise ValueError("confidence is not between 0 and 1")
 
 
 def check_predictions(folder: Path) -> None:
-    """A CheckpointError where the numbers that were kept are not what they were, or not finite."""
+    """Raise CheckpointError if the predictions are damaged or not finite."""
     report = load_predictions(folder).report
     if not (np.isfinite(report.losses).all() and np.isfinite(report.confidence).all()):
         raise CheckpointError(f"{folder / FILE} holds numbers that are not finite")

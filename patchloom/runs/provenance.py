@@ -1,4 +1,4 @@
-"""`data.json` and `left_out.tsv`: what a run trains and validates on, what it started from, what was of no use."""
+"""`data.json` and `left_out.tsv`: what a run trains and validates on, its initial weights, and its skipped files."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from patchloom_runtime.errors import CheckpointError
 from patchloom_runtime.printable import table_cell
 from patchloom_runtime.untrusted import check_shape, parse_json
 
-RECORD = "data.json"
+PROVENANCE = "data.json"
 LEFT_OUT = "left_out.tsv"
 _SHAPE = {
     "classes": list[str],
@@ -32,65 +32,65 @@ _SHAPE = {
 
 @dataclass(frozen=True)
 class Provenance:
-    """Which pictures a run trains and validates on, where they lie, and what its weights started from.
+    """The data and the initial weights of a run, by digest.
 
-    Of a run with a recipe.train_share they are those that the share was taken of.
+    With recipe.train_share, these are the data before the share is taken.
     """
 
     classes: tuple[str, ...]
-    train: int  # pictures
+    train: int  # images
     val: int
-    rows: str  # digest of their names and classes, in order
-    contents: str  # digest of their files; '' where there are none
-    place: str | None = None  # absolute path or spec of the data; None where it was not kept
-    init: str | None = None  # what --init named, '' for nothing; None where it was not kept
-    init_weights: str = ""  # digest of them
+    rows: str  # digest of image names and classes, in order
+    contents: str  # digest of the image files; '' if there are none
+    place: str | None = None  # absolute path or spec of the data; None if it was not stored
+    init: str | None = None  # value of --init, '' for none; None if it was not stored
+    init_weights: str = ""  # digest of the initial weights
     options: tuple[str, ...] = ()  # recipe fields that the command set
 
     def is_of(self, other: "Provenance") -> bool:
-        """Whether both are of one set of data: at one place, or the same pictures where they have moved to."""
+        """Return whether both have the same data: the same path, or the same images wherever they are."""
         same = (self.rows, self.contents) == (other.rows, other.contents)
         return same or (self.place is not None and self.place == other.place)
 
 
-def provenance_of(splits: Splits, seen: Survey | None = None) -> Provenance:
-    """The record of a run on `splits`, of which `seen` is the scan."""
+def provenance_of(splits: Splits, survey: Survey | None = None) -> Provenance:
+    """Return the provenance of a run on `splits`. `survey` has the digests of the files."""
     rows = hashlib.sha256()
-    for pictures in (splits.train, splits.val):
-        for i, label in enumerate(pictures.labels.tolist()):
-            line = f"{pictures.key(i)}\0{'' if label < 0 else pictures.classes.names[label]}\n"
+    for images in (splits.train, splits.val):
+        for i, label in enumerate(images.labels.tolist()):
+            line = f"{images.key(i)}\0{'' if label < 0 else images.classes.names[label]}\n"
             rows.update(line.encode("utf-8", "surrogateescape"))
         rows.update(b"\0")
-    of_files = b"".join(digest for split in ("train", "val") for digest in seen.digests(split)) if seen else b""
-    contents = hashlib.sha256(of_files).hexdigest() if seen else ""
+    digests = b"".join(digest for split in ("train", "val") for digest in survey.digests(split)) if survey else b""
+    contents = hashlib.sha256(digests).hexdigest() if survey else ""
     return Provenance(tuple(splits.classes.names), len(splits.train), len(splits.val), rows.hexdigest(), contents)
 
 
 def read_provenance(folder: Path) -> Provenance | None:
-    """What the run in `folder` began with; None where it kept none, a CheckpointError where it is damaged."""
-    file = folder / RECORD
-    if not os.path.lexists(file):
+    """Return the provenance of a run, or None if it has none. Raise CheckpointError if it is damaged."""
+    path = folder / PROVENANCE
+    if not os.path.lexists(path):
         return None
     try:
-        values = parse_json(read_checked(folder, RECORD).decode("utf-8", "surrogateescape"))
+        values = parse_json(read_checked(folder, PROVENANCE).decode("utf-8", "surrogateescape"))
         check_shape(values, _SHAPE)
         known = Provenance.__dataclass_fields__
-        values = {name: value for name, value in values.items() if name in known}  # a newer one may have more
+        values = {name: value for name, value in values.items() if name in known}  # newer versions may have more
         lists = {name: tuple(values.get(name, ())) for name in ("classes", "options")}
         return Provenance(**(values | lists))
     except ValueError as error:
-        raise CheckpointError(f"{file} is damaged: {error}. Restore it, or remove it.") from error
+        raise CheckpointError(f"{path} is damaged: {error}. Restore it, or remove it.") from error
 
 
-def write_provenance(folder: Path, record: Provenance) -> None:
-    """Keep what the run begins with."""
-    if not (folder / RECORD).exists():
-        text = json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n"
-        write_checked(folder, {RECORD: text.encode("utf-8", "surrogateescape")})
+def write_provenance(folder: Path, provenance: Provenance) -> None:
+    """Write `data.json` unless the run has one, as when it is resumed."""
+    if not (folder / PROVENANCE).exists():
+        text = json.dumps(asdict(provenance), indent=1, ensure_ascii=False) + "\n"
+        write_checked(folder, {PROVENANCE: text.encode("utf-8", "surrogateescape")})
 
 
 def write_left_out(folder: Path, files: Iterable[tuple[str, str]]) -> None:
-    """The files (name, reason) that cannot be read, a line each; no list where there is none."""
+    """Write `left_out.tsv` with one (name, reason) per unreadable file, or remove it if there are none."""
     lines = [f"{table_cell(name)}\t{table_cell(reason)}\n" for name, reason in files]
     if lines:
         atomic_write(folder / LEFT_OUT, "".join(["file\treason\n", *lines]).encode("utf-8", "surrogateescape"))

@@ -1,9 +1,9 @@
-"""timm's and torchvision's networks with their trained weights, as folders of runs.
+"""Networks of timm and torchvision with trained weights, as run folders.
 
-timm:mobilenetv2_100[.TAG]      with its published weights, fetched by timm
-timm:mobilenetv2_100@FILE       the same network with weights of one's own; torchvision:mobilenet_v2[@FILE] likewise
+timm:mobilenetv2_100[.TAG]      published weights, downloaded by timm
+timm:mobilenetv2_100@FILE       the same network with the user's weights; also torchvision:mobilenet_v2[@FILE]
 
-The folder lies with other published weights in the user's cache; that of a file is known by the file's contents.
+The folder is kept with other published weights in the user's cache. For a weights file, its name contains the digest.
 """
 
 import hashlib
@@ -21,66 +21,65 @@ from patchloom.models.network import Network
 from patchloom.models.registry import build_model
 from patchloom.models.torchvision_trunk import check_name, last_linear, made
 from patchloom.objectives.third_party_weights import fetching, misfits, read_weights
-from patchloom.runs.config import Preprocessing, is_run
+from patchloom.runs.config import POOLED, Preprocessing, is_run
+from patchloom.runs.folders import published_folder, write_published
 from patchloom.runs.imagenet_names import names_for
-from patchloom.runs.published import published_folder, write_published
-from patchloom_runtime.errors import CheckpointError, UsageError, nearest
+from patchloom_runtime.errors import UsageError, nearest
 
-NETWORK = "resnet50_attention_pool"  # what timm's and torchvision's networks are called in `config.json`
 _DIGITS = 16  # of a file's SHA-256, in the name of its folder
-_CLOSE = 1e-3  # as a share of the largest output
+_TOLERANCE = 1e-3  # as a share of the largest output
 
 
 @dataclass(frozen=True)
 class ThirdPartyNetwork:
-    """A network of another library with its weights, and what is known of it."""
+    """A network of another library with its weights and preprocessing."""
 
     spec: str
     module: nn.Module
     classifier: Any  # its last layer
-    prefix: str  # of the names of its weights, as patchloom's trunk has them
-    shown: Preprocessing
-    facts: dict[str, str]
+    prefix: str  # of its weights' names within patchloom's trunk
+    preprocessing: Preprocessing
+    facts: dict[str, str]  # for the model card
 
 
 def third_party_run(spec: str) -> Path:
-    """The folder of the run that 'timm:NAME', 'torchvision:NAME' or one with '@FILE' names; it is made once."""
-    library, name, path, known = _parsed(spec)
+    """Return the run folder of 'timm:NAME[@FILE]' or 'torchvision:NAME[@FILE]', writing it on first use."""
+    library, name, path, known = _parse_spec(spec)
     folder = published_folder(_folder_name(library, name, known, path))
     if is_run(folder):
         return folder
     lock = folder.with_name(f".{folder.name}.lock")
-    with disk_errors(folder), one_at_a_time(lock, f"makes a run of {spec}"):
+    with disk_errors(folder), one_at_a_time(lock, f"writes the run of {spec}"):
         if not is_run(folder):
             write_third_party_run(spec, folder)
     return folder
 
 
+def is_written(spec: str) -> bool:
+    """Return whether the run folder of `spec` exists."""
+    library, name, path, known = _parse_spec(spec)
+    return is_run(published_folder(_folder_name(library, name, known, path)))
+
+
 def write_third_party_run(spec: str, folder: Path, labels: Sequence[str] | None = None) -> None:
-    """Make the folder of a run of it anywhere, with names for its classes."""
-    library, name, path, known = _parsed(spec)
-    foreign = (_from_timm if library == "timm" else _from_torchvision)(spec, name, path, known)
-    network = _network(foreign)
-    names, others = names_for(network.config.num_classes, labels)
+    """Write the run folder of `spec`, with `labels` as class names."""
+    library, name, path, known = _parse_spec(spec)
+    source = (_from_timm if library == "timm" else _from_torchvision)(spec, name, path, known)
+    network = _convert(source)
+    names, synonyms = names_for(network.config.num_classes, labels)
     write_published(
         network,
         folder,
         origin=f"Weights of {library}:{name}{f', from {Path(path).name}' if path else ''}",
         labels=names,
-        other_names=others,
-        preprocessing=foreign.shown,
-        facts=foreign.facts,
+        other_names=synonyms,
+        preprocessing=source.preprocessing,
+        facts=source.facts,
     )
 
 
-def is_made(spec: str) -> bool:
-    """Whether that folder is here already."""
-    library, name, path, known = _parsed(spec)
-    return is_run(published_folder(_folder_name(library, name, known, path)))
-
-
-def _parsed(spec: str) -> tuple[str, str, str, Any]:
-    """Library, name, file, and what the library says of the network's weights; a UsageError where it knows none."""
+def _parse_spec(spec: str) -> tuple[str, str, str, Any]:
+    """Return library, name, file and the library's config of the network. Raise UsageError if it is unknown."""
     library, _, rest = spec.partition(":")
     name, _, path = rest.partition("@")
     if path and not os.path.isfile(path):
@@ -96,29 +95,30 @@ def _folder_name(library: str, name: str, known: Any, path: str) -> str:
     return f"{library}:{name}" if not tag or "." in name else f"{library}:{name}.{tag}"
 
 
-def _network(foreign: ThirdPartyNetwork) -> Network:
-    """The same network as one of patchloom, which must answer as it does in its library."""
-    kind, _, rest = foreign.spec.partition(":")
+def _convert(source: ThirdPartyNetwork) -> Network:
+    """Return the same network in patchloom. Its outputs are compared with those of the library."""
+    kind, _, rest = source.spec.partition(":")
     name = rest.partition("@")[0]
     backbone = name.partition(".")[0] if kind == "timm" else f"{kind}:{name}"
-    head = _linear(foreign.classifier)
+    head = _linear(source.classifier)
     network = build_model(
-        NETWORK,
+        POOLED,
         backbone=backbone,
         pool="average",
         num_classes=len(head["weight"]) if head else 0,
-        image_size=foreign.shown.image_size,
+        image_size=source.preprocessing.image_size,
     )
-    theirs = {f"trunk.{foreign.prefix}{key}": tensor for key, tensor in foreign.module.state_dict().items()}
+    theirs = {f"trunk.{source.prefix}{key}": tensor for key, tensor in source.module.state_dict().items()}
     own = network.state_dict()
     state = {key: theirs.get(key, own[key]) for key in own} | {f"classifier.{key}": each for key, each in head.items()}
     network.load_state_dict(state)
-    _check_answers(network.eval(), foreign.module.eval(), foreign, decides=bool(head))
-    return network
+    if head:
+        _check_outputs(network.eval(), source)
+    return network.eval()
 
 
 def _linear(classifier: Any) -> dict[str, Tensor]:
-    """Weight and bias of a classifier that is one linear layer; of another kind none, and the run has no classes."""
+    """Return weight and bias of a linear classifier. Any other classifier is dropped: the run then has no classes."""
     if not isinstance(classifier, nn.Linear | nn.Conv2d):
         return {}
     weight = classifier.weight.detach().flatten(1)
@@ -127,15 +127,14 @@ def _linear(classifier: Any) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _check_answers(network: Network, module: nn.Module, foreign: ThirdPartyNetwork, *, decides: bool) -> None:
-    images = torch.randn(1, 3, *foreign.shown.image_size, generator=torch.Generator().manual_seed(0))
-    if not decides:
-        return
-    ours, theirs = network(images), module(images)
-    if not torch.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE * float(theirs.abs().max())):
+def _check_outputs(network: Network, source: ThirdPartyNetwork) -> None:
+    size = source.preprocessing.image_size
+    images = torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(0))
+    ours, theirs = network(images), source.module.eval()(images)
+    if not torch.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE * float(theirs.abs().max())):
         raise UsageError(
-            f"{foreign.spec} does more between its features and its classes than patchloom knows of, and would answer "
-            "otherwise here; choose another network"
+            f"{source.spec} has layers between its features and its classifier that patchloom does not support, so its "
+            "predictions would differ; choose another network"
         )
 
 
@@ -161,20 +160,20 @@ def _from_timm(spec: str, name: str, path: str, config: Mapping[str, Any]) -> Th
 
     module: Any
     if path:
-        state = _read(path)
+        state = read_weights(path)
         heads = config.get("classifier") or ()
         heads = (heads,) if isinstance(heads, str) else heads
         rows = next((len(state[key]) for key in (f"{head}.weight" for head in heads) if key in state), 0)
-        given = {"state_dict": state, "num_classes": rows, "custom_load": False}
+        overlay = {"state_dict": state, "num_classes": rows, "custom_load": False}
         with misfits(f"timm's {name}", path):
-            module = timm.create_model(name, True, pretrained_cfg_overlay=given, num_classes=rows)
+            module = timm.create_model(name, True, pretrained_cfg_overlay=overlay, num_classes=rows)
     else:
         if not any(config.get(place) for place in ("url", "file", "hf_hub_id")):
-            raise UsageError(f"timm has no published weights of {name}; give timm:{name}@FILE")
+            raise UsageError(f"timm has no published weights of {name}; pass your own as timm:{name}@FILE")
         with fetching(spec):
             module = timm.create_model(name, pretrained=True)
     height, width = config["input_size"][1:]
-    shown = Preprocessing(
+    preprocessing = Preprocessing(
         tuple(config["mean"]),
         tuple(config["std"]),
         (height, width),
@@ -182,14 +181,14 @@ def _from_timm(spec: str, name: str, path: str, config: Mapping[str, Any]) -> Th
         _resampling(config["interpolation"]),
     )
     licence = {} if path or not config.get("license") else {"licence": config["license"]}
-    return ThirdPartyNetwork(spec, module, module.get_classifier(), "", shown, licence)
+    return ThirdPartyNetwork(spec, module, module.get_classifier(), "", preprocessing, licence)
 
 
 # torchvision --------------------------------------------------------------------------------------------------------
 
 
 def _torchvision_weights(name: str, path: str) -> Any:
-    """The published weights of torchvision's network: those of the file's name, else the newest."""
+    """Return the published weights whose file name is that of `path`, else the newest ones."""
     from torchvision import models
 
     check_name(name)
@@ -204,7 +203,7 @@ def _from_torchvision(spec: str, name: str, path: str, weights: Any) -> ThirdPar
     preset = weights.transforms()
     side = preset.crop_size[0]
     if path:
-        state = _read(path)
+        state = read_weights(path)
         head = last_linear(made(name, (side, side), num_classes=1))
         rows = len(state[f"{head}.weight"]) if f"{head}.weight" in state else 0
         module = made(name, (side, side), num_classes=max(rows, 1))
@@ -216,7 +215,7 @@ def _from_torchvision(spec: str, name: str, path: str, weights: Any) -> ThirdPar
         with fetching(spec):
             module = models.get_model(name, weights=weights)
         head = last_linear(module)
-    shown = Preprocessing(
+    preprocessing = Preprocessing(
         tuple(preset.mean),
         tuple(preset.std),
         (side, side),
@@ -224,16 +223,9 @@ def _from_torchvision(spec: str, name: str, path: str, weights: Any) -> ThirdPar
         _resampling(preset.interpolation.value),
     )
     facts = {} if path else {"weights": str(weights), "licence": "BSD-3-Clause"}
-    return ThirdPartyNetwork(spec, module, module.get_submodule(head), "net.", shown, facts)
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        return read_weights(path)
-    except CheckpointError as error:
-        raise CheckpointError(str(error).replace("The teacher's weights", "The weights")) from error
+    return ThirdPartyNetwork(spec, module, module.get_submodule(head), "net.", preprocessing, facts)
 
 
 def _resampling(name: str) -> str:
-    """Pillow's word; timm also says 'random' and 'bicubic-tv'."""
+    """Return Pillow's name of a filter. timm also has 'random' and 'bicubic-tv'."""
     return name if name in ("bilinear", "bicubic", "lanczos", "box", "hamming", "nearest") else "bicubic"

@@ -1,97 +1,116 @@
-"""`weights.safetensors`: the best weights so far, with their checksum; and the network they belong to."""
+"""`weights.safetensors`: the best weights so far with their checksum, and the network that they belong to."""
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchloom.disk import atomic_write
 from patchloom.models.from_config import load_weights, make_for
 from patchloom.models.network import Network
 from patchloom.models.registry import build_model
-from patchloom.runs.config import RunFiles, read_run_files
+from patchloom.runs.config import CONFIG, RunFiles, read_run_files
 from patchloom.runs.files import read_whole
 from patchloom_runtime.errors import CheckpointError, NumericalError, UsageError
+from patchloom_runtime.untrusted import parse_json
 
 WEIGHTS = "weights.safetensors"
-BACKBONE = "backbone."  # how the weights of a network under heads are called
+BACKBONE = "backbone."  # prefix of the backbone's weights in a dense network
 MOST_WEIGHTS = 1 << 40  # bytes
-_MOST_DIMENSIONS = 64  # that torch computes with
+_MOST_DIMENSIONS = 64  # torch's limit
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def save_weights(folder: Path, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """Write `weights.safetensors`, with a checksum of the weights and what is known of them in its header."""
+    """Write `weights.safetensors`. Its header holds a checksum of the tensors and the facts `about`."""
     refuse_bad(weights, "weights")
-    # One key: safetensors writes several in an order that changes from file to file.
+    # A single key, because safetensors writes several in an order that differs from file to file.
     header = {"patchloom": json.dumps({"sha256": weights_digest(weights), **about})}
     atomic_write(folder / WEIGHTS, packed(weights, header))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The weights of a safetensors file; one that `save_weights` wrote is compared with its checksum."""
+    """Return the tensors of a safetensors file. A checksum by `save_weights`, if present, must match."""
     data = read_whole(path, MOST_WEIGHTS)
     weights = unpacked(data, path)
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
-    ours = header.get("patchloom")
-    if ours is not None and weights_digest(weights) not in ours:
+    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
+    if "patchloom" in metadata and weights_digest(weights) != _stored_digest(metadata["patchloom"]):
         raise CheckpointError(f"{path} is damaged: its checksum is not that of its weights. Train or copy it again.")
     refuse_bad(weights, str(path), CheckpointError)
     return weights
 
 
+def _stored_digest(header: str) -> Any:
+    try:
+        values = parse_json(header)
+    except ValueError:
+        return None
+    return values.get("sha256") if isinstance(values, dict) else None
+
+
+def load_trained(folder: Path, make: Callable[[], M], options: Mapping[str, Any], *, prefix: str = "") -> M:
+    """Build a network with `make` and load the checked weights of a run folder into it. Returns it in eval mode.
+
+    `options` are those that `make` builds the network with; they are compared with the weights before any memory is
+    allocated. With `prefix`, only the weights whose names start with it are loaded, without the prefix.
+    """
+    path = folder / WEIGHTS
+    weights = read_weights(path)
+    if prefix:
+        weights = {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
+    network = make_for(weights, make, options, config=str(folder / CONFIG))
+    load_weights(network, weights, str(path))
+    return network.eval()
+
+
 def load_network(folder: Path) -> tuple[Network, RunFiles]:
-    """The trained network of a run folder, in eval mode, and what belongs to it."""
+    """Return the network of a run without dense heads, in eval mode, and the other files of the run."""
     files = read_run_files(folder)
     if isinstance(files.options.get("backbone"), dict):
         raise UsageError(
-            f"{folder} answers at every place of an image and names no class of it; use it with `patchloom predict`, "
+            f"{folder} predicts a map or boxes rather than one class per image; use it with `patchloom predict`, "
             "`evaluate` or `train --init`"
         )
-    weights, options = read_weights(folder / WEIGHTS), files.options
-    network = make_for(
-        weights, lambda: build_model(files.network, **options), options, config=str(folder / "config.json")
-    )
-    load_weights(network, weights, str(folder / WEIGHTS))
-    network.pixel_mean, network.pixel_std = files.preprocessing.mean, files.preprocessing.std
-    return network.eval(), files
+    return _load_image_network(folder, files, files.options), files
 
 
 def load_backbone(folder: Path) -> tuple[Network, RunFiles]:
-    """The network of a run; of one with heads of its task on it (see `models.dense`), the network under them."""
+    """Return the network of a run, or the backbone of a dense one (`models.dense`), and the other files of the run."""
     files = read_run_files(folder)
     options = files.options.get("backbone")
-    if not isinstance(options, dict):
-        return load_network(folder)
-    every = read_weights(folder / WEIGHTS)
-    weights = {name.removeprefix(BACKBONE): tensor for name, tensor in every.items() if name.startswith(BACKBONE)}
-    network = make_for(
-        weights, lambda: build_model(files.network, **options), options, config=str(folder / "config.json")
-    )
-    load_weights(network, weights, str(folder / WEIGHTS))
+    if isinstance(options, dict):
+        return _load_image_network(folder, files, options, BACKBONE), files
+    return _load_image_network(folder, files, files.options), files
+
+
+def _load_image_network(folder: Path, files: RunFiles, options: Mapping[str, Any], prefix: str = "") -> Network:
+    network = load_trained(folder, lambda: build_model(files.network, **options), options, prefix=prefix)
     network.pixel_mean, network.pixel_std = files.preprocessing.mean, files.preprocessing.std
-    return network.eval(), files
+    return network
 
 
 def packed(tensors: dict[str, Tensor], header: dict[str, str] | None = None) -> bytes:
-    """A safetensors file."""
+    """Return tensors in the safetensors format."""
     on_host: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    addresses: set[int] = set()
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
-        # A weight used in two places is stored twice: safetensors refuses to guess which one owns it.
-        shared = tensor.numel() > 0 and tensor.data_ptr() in seen
+        # A weight that is used twice is stored twice: safetensors refuses tensors that share memory.
+        shared = tensor.numel() > 0 and tensor.data_ptr() in addresses
         on_host[name] = tensor.clone() if shared else tensor
-        seen.add(tensor.data_ptr())
+        addresses.add(tensor.data_ptr())
     return save(on_host, header)
 
 
 def unpacked(data: bytes, path: Path) -> dict[str, Tensor]:
-    """What `packed` made; a CheckpointError where it is not whole."""
+    """Return the tensors of a safetensors file. Raise CheckpointError if it is truncated or damaged."""
     try:
         tensors = load(data)
         if any(tensor.dim() > _MOST_DIMENSIONS for tensor in tensors.values()):
@@ -103,7 +122,7 @@ def unpacked(data: bytes, path: Path) -> dict[str, Tensor]:
 
 
 def weights_digest(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of names, kinds, shapes and values, whatever the order."""
+    """Return the SHA-256 of names, dtypes, shapes and values, independent of the order."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -114,13 +133,13 @@ def weights_digest(tensors: dict[str, Tensor]) -> str:
 
 
 def refuse_bad(tensors: dict[str, Tensor], where: str, error: type[Exception] = NumericalError) -> None:
-    """An error that names the first tensor with NaN or infinity in it."""
+    """Raise `error`, naming the first tensor with NaN or infinity, if there is one."""
     names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
     if not names:
         return
-    # Of numbers of 8 bits torch cannot tell.
+    # torch has no isfinite for 8-bit floats.
     wide = [tensors[name].float() if tensors[name].itemsize == 1 else tensors[name] for name in names]
-    # A sum is finite only of finite numbers, and takes a quarter of the time; one that is not may be of large numbers.
+    # A finite sum has finite terms and takes a quarter of the time. An infinite sum may be an overflow: look closer.
     sums = torch.stack([tensor.sum().float().cpu() for tensor in wide]).isfinite().tolist()
     finite = [good or bool(tensor.isfinite().all()) for good, tensor in zip(sums, wide, strict=True)]
     bad = [name for name, good in zip(names, finite, strict=True) if not good]

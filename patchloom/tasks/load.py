@@ -27,4 +27,4 @@ def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = 
 
         return load_classifier(source, device=device, trunk=True)
     folder = run_folder(source)
-    return task_of_run(folder).load(folder, device=device)
+    return task_of_run(folder).model.load(folder, device=device)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from patchloom.data.datasets import Source
+from patchloom.data.sources.archives import is_archive
 from patchloom.data.sources.labels_file import split_of
-from patchloom.data.sources.source import split_specs
+from patchloom.data.sources.specs import split_specs
 from patchloom.data.trees.archive import archive_stem
-from patchloom.data.trees.open_archive import is_archive
 from patchloom.recipes.choices import Choice, base_recipe
 from patchloom.recipes.parts import fields_of
 from patchloom.recipes.schema import Recipe, difference
@@ -21,11 +21,9 @@ from patchloom.runs.config import read_recipe
 from patchloom.runs.provenance import Provenance
 from patchloom.tasks.provenance import OtherRunError, default_folder
 from patchloom.tasks.settings import TrainingSettings
+from patchloom.tasks.task import Task
 from patchloom_runtime.errors import UsageError, at_least
 from patchloom_runtime.printable import plural
-
-if TYPE_CHECKING:
-    from patchloom.tasks.task import Task
 
 T = TypeVar("T")
 
@@ -38,11 +36,22 @@ class OpenedSettings(TrainingSettings):
     source: Source | None = None
 
 
+# Settings that are about the labels of whole images.
+LABEL_OPTIONS = ("teacher", "pictures", "labels", "label_column", "label_pattern", "classes")
+
+
+class TrainingExamples(Protocol):
+    """The training samples, by index."""
+
+    def where(self, index: int, /) -> str:
+        """Return the file of one sample."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A run that could start now; each task adds what it has opened."""
 
-    task: "Task[Any]"
+    task: Task
     settings: TrainingSettings
     recipe: Recipe
     choices: list[Choice]
@@ -54,10 +63,33 @@ class Plan:
     advice: tuple[str, ...] = ()  # what of a named recipe does not suit the data
     time_s: float | None = None  # into which the run is to be planned; None: its epochs are known
 
+    @property
+    def examples(self) -> "TrainingExamples":
+        """The training samples, which know the file of each."""
+        raise NotImplementedError
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data in reports."""
+        raise NotImplementedError
+
+    def data_lines(self, *, dry_run: bool) -> list[str]:
+        """Return the lines of the plan on the data and the network."""
+        raise NotImplementedError
+
+    def data_facts(self) -> dict[str, Any]:
+        """Return the facts about the data for `--dry-run --json`."""
+        raise NotImplementedError
+
+    def model_facts(self) -> dict[str, Any]:
+        """Return further facts about the network for `--dry-run --json`."""
+        return {}
+
     def lines(self, *, dry_run: bool = False) -> list[str]:
-        """The plan for a person, with the reason of each automatic choice."""
+        """Return the plan as text, with the reason of each automatic choice."""
         r = self.recipe
-        counted = self.task.counts if self.task.counts != "images" else ""
+        unit = self.task.training.batch_unit
+        counted = unit if unit != "images" else ""
         recipe = (
             f"recipe     {r.name}: {plural(r.schedule.epochs, 'epoch')}, {r.optim.name} at {r.optim.peak_lr:.2g}, "
             f"batch {r.optim.batch_size:{',' if counted else ''}}{f' {counted}' if counted else ''}"
@@ -66,7 +98,7 @@ class Plan:
         why = chosen.why_task if isinstance(chosen, OpenedSettings) else ""
         return [
             *([f"task       {chosen.task}: {why}"] if why else []),
-            *self.task.data_lines(self, dry_run=dry_run),
+            *self.data_lines(dry_run=dry_run),
             recipe,
             *(f"           note: {line}" for line in self.advice),
             *(f"           {c.key} = {c.value}   ({c.why})" for c in self.choices),

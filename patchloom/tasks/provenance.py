@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from patchloom.data.sources.source import join_specs, split_specs
+from patchloom.data.sources.specs import join_specs, split_specs
 from patchloom.runs.locate import find_run
-from patchloom.runs.provenance import RECORD, Provenance, read_provenance
+from patchloom.runs.provenance import PROVENANCE, Provenance, read_provenance
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
 from patchloom_runtime.printable import plural, printable
 
@@ -111,7 +111,7 @@ def changes_since(folder: Path, record: Provenance) -> list[str]:
     try:
         before = read_provenance(folder)
     except CheckpointError:
-        return [f"{folder / RECORD}, which says what the run began with, cannot be read: not compared with the data"]
+        return [f"{folder / PROVENANCE}, the data of the run, cannot be read: not compared with the data"]
     if before is None:
         return []
     if before.classes != record.classes:

@@ -7,8 +7,8 @@ from typing import Any
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.report.run_report import Report, Summary, recipe_rows, write_report
 from patchloom.runs.config import is_run, read_recipe, read_run_files
-from patchloom.runs.metrics import read_metrics
-from patchloom.runs.run_metadata import RunMetadata, metrics_fault, read_run_metadata
+from patchloom.runs.metrics import metrics_fault, read_metrics
+from patchloom.runs.run_metadata import RunMetadata, read_run_metadata
 from patchloom.tasks.plan import Plan
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import TaskPage
@@ -59,9 +59,9 @@ def report_run(
         notes.append(f"{folder} has no run.json: how it went, where and on what is not shown")
     asked = ReportSettings(data=data, split=split, reading=reading, level=level, v2=v2, plan=plan, network=network)
     task = task_of_run(folder)
-    if v2 and not task.judges_decisions:
-        raise UsageError(f"--v2 {task.not_read}")
-    found = task.page(folder, asked)
+    if v2 and not task.whole_images:
+        raise UsageError(f"--v2 {task.refusal}")
+    found = task.report.page(folder, asked)
     metrics = attempted(lambda: read_metrics(folder / "metrics.jsonl"), notes) or []
     if fault := attempted(lambda: metrics_fault(folder), notes):
         notes.append(f"{fault}; the curves show the others")

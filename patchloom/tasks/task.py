@@ -1,236 +1,277 @@
-"""What a task says of itself. `training/` has one path for all of them and knows none by name.
+"""A task: one row that names its parts, and the interfaces of those parts.
 
-A task is one file in this folder and a row in `tasks.table`. It says how its data open, what network, batches,
-objective and evaluator it has, what a run of it keeps and reads back, what its report shows, its number in a sentence,
-and what a user may do next. A file of a task imports at its head what reading a run needs; what training, evaluation
-and reports need is imported by the method that does it, so that predicting loads none of it.
+Each task is a folder of `tasks/`. Its `__init__.py` holds the row, `TASK`, and `tasks.table` lists all rows. A part is
+given as "module:Name" and imported when it is first used, so that predicting loads no training code and each module of
+a task can import what it needs at its head.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 if TYPE_CHECKING:
     from torch import nn
 
     from patchloom.engine.distribution import Processes
     from patchloom.engine.run import Average, Batches, Run
+    from patchloom.exporters.subject import ExportSubject
     from patchloom.objectives.objective import Objective
     from patchloom.recipes.choices import Choice
     from patchloom.tasks.plan import Plan, TrainingSettings
     from patchloom.tasks.report import ReportSettings
 
-
+T = TypeVar("T")
 P = TypeVar("P", bound="Plan")
 
 
-class Judge(ABC):
-    """What judges a network while it is trained; every process calls it, and gets the same numbers."""
+class Part(Generic[T]):
+    """A field that is set to "module:Name" and gives the named object when read; None if it was not set.
 
-    metric: str  # of its names: what "best" means
-    tie_breaker: str | None = None  # what decides between equal values of the metric, the less the better
+    A subclass of `TaskPart` is instantiated with the row of its task.
+    """
+
+    def __init__(self, *, optional: bool = False) -> None:
+        self._optional = optional
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __set__(self, row: "Task", value: str) -> None:
+        row.__dict__[self._name] = value
+
+    @overload
+    def __get__(self, row: None, owner: type) -> str: ...
+
+    @overload
+    def __get__(self, row: "Task", owner: type) -> T: ...
+
+    def __get__(self, row: "Task | None", owner: type) -> Any:
+        if row is None:  # `dataclass` asks for the default of the field
+            if self._optional:
+                return ""
+            raise AttributeError(self._name)
+        value = row.__dict__[self._name]
+        if isinstance(value, str):
+            module, _, attribute = value.partition(":")
+            value = getattr(import_module(module), attribute) if value else None
+            if isinstance(value, type) and issubclass(value, TaskPart):
+                value = value(row)
+            row.__dict__[self._name] = value
+        return value
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Task:
+    """One row of the table of tasks."""
+
+    name: str  # in config.json, in artifacts and in recipes/methods.py
+    training: "Part[Training[Any]]" = Part()
+    model: "Part[ModelLoader]" = Part()
+    report: "Part[Reporting]" = Part()
+    export: "Part[type[ExportSubject] | None]" = Part(optional=True)
+    serving: "Part[Callable[[Any], Mapping[str, Any]] | None]" = Part(optional=True)  # model → answers by endpoint
+    word: str | None = None  # in `train --task`; None if the task is chosen by a recipe alone
+    noun: str = "run"  # in `patchloom verify`
+    whole_images: bool = False  # classes or vectors of whole images: probes, levels, indexes, comparisons apply
+    refusal: str = "is not an option for runs of this task"  # follows the name of an option of other tasks
+
+    def __repr__(self) -> str:
+        return f"Task({self.name})"
+
+
+class TaskPart:
+    """Base class of the parts that are instantiated with the row of their task."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+
+class Judge(ABC):
+    """Evaluates a network during training. Every process calls it and gets the same numbers."""
+
+    metric: str  # the one of its metrics that selects the best weights
+    tie_breaker: str | None = None  # a metric that decides between equal values; lower is better
     lower_is_better: bool = False
-    batch_size: int = 1  # less where that of the recipe does not fit in memory
+    batch_size: int = 1  # lower than the recipe's if that does not fit in memory
 
     @property
     def broken(self) -> Mapping[Any, str]:
-        """What could not be read and does not count, and why."""
+        """Return the samples that could not be read and do not count, with the reason."""
         return {}
 
     @abstractmethod
     def report(self, model: "nn.Module") -> Iterable[tuple[str, float]]:
-        """The whole evaluation; (name, value) pairs."""
+        """Evaluate the model on the whole val split and return (name, value) pairs."""
 
     def __call__(self, model: "nn.Module") -> Iterable[tuple[str, float]]:
-        """(name, value) pairs, as the engine wants them."""
+        """Return what `report` returns; the engine calls this."""
         return self.report(model)
 
     def seconds(self, run: "Run") -> tuple[float, float]:
-        """Of one evaluation, and of what is done once before the first; zeros where it is not worth measuring."""
+        """Estimate the seconds per evaluation, and those spent once before the first; zeros if not worth measuring."""
         del run
         return 0.0, 0.0
 
 
+class Training(TaskPart, ABC, Generic[P]):
+    """How a run of the task is planned, assembled and concluded; `patchloom/training` calls these in this order."""
+
+    batch_unit: ClassVar[str] = "images"  # what optim.batch_size counts
+    speed_unit: ClassVar[str] = "img"
+    compiles_by_default: ClassVar[bool] = True  # on a GPU, if the run is long
+    compile_options: ClassVar[Mapping[str, Any]] = {}
+
+    @abstractmethod
+    def plan(self, settings: "TrainingSettings", device: str) -> P:
+        """Plan a run. Errors in options, recipe and data are raised here, before any work."""
+
+    def prepare(self, plan: P, processes: "Processes") -> P:
+        """Finish the plan after the processes are connected; all ranks must return the same plan."""
+        del processes
+        return plan
+
+    def with_epochs(self, plan: P, epochs: "Choice", device: str) -> P:
+        """Return the plan with another number of epochs and what depends on it; needed for --time."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def network(self, plan: P) -> "nn.Module":
+        """Build the network with random or initial weights."""
+
+    def begin(self, plan: P, network: Any, processes: "Processes", say: Callable[[str], None]) -> None:
+        """Change the network, already on its device, before the first step of a new run."""
+        del plan, network, processes, say
+
+    def images_before(self, plan: P) -> int:
+        """Return the number of images that `begin` passes through the network, for the planned time."""
+        del plan
+        return 0
+
+    @abstractmethod
+    def loader(self, plan: P, processes: "Processes", stores: Any) -> "tuple[Batches, str]":
+        """Return the training batches and a note on how they are made; `stores` holds images decoded earlier."""
+
+    @abstractmethod
+    def objective(self, plan: P, network: Any, loader: Any, processes: "Processes", compiles: bool) -> "Objective":
+        """Return the objective to minimize."""
+
+    @abstractmethod
+    def judge(self, plan: P, processes: "Processes") -> "Judge | None":
+        """Return the evaluator; None if there is nothing to evaluate with."""
+
+    def average(self, plan: P, network: Any, loader: Any) -> "Average | None":
+        """Return an average of the weights to evaluate as well."""
+        del plan, network, loader
+        return None
+
+    def compile_extras(self, plan: P, network: Any, mode: str | None) -> None:
+        """Compile what the objective runs apart from the network's forward pass."""
+        del plan, network, mode
+
+    def after_epoch(self, plan: P, network: Any, processes: "Processes") -> "Callable[[Any, int], None] | None":
+        """Return a function of the model and the completed epochs, called after each epoch."""
+        del plan, network, processes
+        return None
+
+    @abstractmethod
+    def write_files(self, plan: P, network: Any) -> None:
+        """Write the files that are known before the first step; an unwritable folder fails here."""
+
+    @abstractmethod
+    def evaluate_best(self, plan: P, run: "Run", network: Any) -> Any:
+        """Evaluate the best weights on val: an iterable of (name, value) pairs, or None if nothing evaluates them."""
+
+    def write_val(self, plan: P, report: Any) -> None:
+        """Write the predictions for val, as `evaluate_best` returned them, into the run folder."""
+        del plan, report
+
+
+class ModelLoader(TaskPart, ABC):
+    """How a trained model is read from a run folder or an artifact."""
+
+    writes_files: ClassVar[bool] = False  # whether `predict --out` writes files
+
+    @abstractmethod
+    def load_network(self, folder: Path) -> "nn.Module":
+        """Load the trained network of a run, in eval mode."""
+
+    @abstractmethod
+    def load(self, folder: Path, *, device: str = "auto") -> Any:
+        """Load the model of a run as users get it from `patchloom.load`."""
+
+    def predictor(self, folder: Path, *, device: str = "auto") -> Any:
+        """Load a model with `predict_files(paths, top=, every=)`, which yields one prediction per image."""
+        return self.load(folder, device=device)
+
+    def open_artifact(self, folder: Path) -> Any:
+        """Load the model of an artifact with the methods of that of a run."""
+        raise NotImplementedError
+
+    def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
+        """Return the files that only runs of this task have, each with a function that reads and checks it."""
+        del folder
+        return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskPage:
-    """What a report shows beside what every run has: curves of the loss, recipe, notes, environment."""
+    """What the report of a run contains besides loss curves, recipe, notes and environment."""
 
-    best: str = ""  # its number, with its unit
-    measure: str = "best"  # what that number is called
+    best: str = ""  # the main metric with its unit
+    measure: str = "best"  # its name
     interval: tuple[float, float] | None = None
-    numbers: Sequence[tuple[str, str, str]] = ()  # name, value, what it is
-    charts: Mapping[str, Any] = field(default_factory=dict)  # see `pages.report.Charts`
+    numbers: Sequence[tuple[str, str, str]] = ()  # name, value, explanation
+    charts: Mapping[str, Any] = field(default_factory=dict)  # see `report.run_report.Charts`
     trained_on: str = "augmented images with the targets of the objective"  # what the training loss is computed on
-    sections: Sequence[Any] = ()  # HTML, see `pages.sections`
-    cost: Sequence[tuple[str, str, str]] = ()  # name, value, what it is
+    sections: Sequence[Any] = ()  # HTML, see `report.sections`
+    cost: Sequence[tuple[str, str, str]] = ()  # name, value, explanation
     notes: Sequence[str] = ()
     next_command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What `patchloom evaluate` prints: a table, with notes before and lines after it; and the same for machines."""
+    """The output of `patchloom evaluate`: a table with notes before and lines after it, and the values for --json."""
 
-    columns: Sequence[str]  # '#' before those of numbers
+    columns: Sequence[str]  # numeric ones begin with '#'
     rows: Sequence[Sequence[str]]
-    values: Mapping[str, Any]  # run → what machines read
+    values: Mapping[str, Any]  # run → its metrics
     notes: Sequence[str] = ()
     lines: Sequence[str] = ()
 
 
-class Task(ABC, Generic[P]):
-    """Base of all tasks; one instance serves all runs."""
+class Reporting(TaskPart, ABC):
+    """How the results of a run are presented: one line, a page, a table of several runs."""
 
-    name: ClassVar[str]  # as `config.json` and the table of tasks call it
-    kind: ClassVar[str] = "run"  # what `patchloom verify` calls it
-    counts: ClassVar[str] = "images"  # what a batch counts
-    unit: ClassVar[str] = "img"  # of the speed
-    judges_decisions: ClassVar[bool] = False  # by classes named and vectors found alike: probes, levels, sweeps …
-    not_read: ClassVar[str] = "is no option for runs of this task"  # what is said of an option of other tasks
-    compiles_by_default: ClassVar[bool] = True  # on a GPU, where the run is long
-    compile_options: ClassVar[dict[str, Any]] = {}
-    fits_recipes: ClassVar[bool] = True  # whether --fit fits a named recipe to the data; else `auto` is its fitted form
-    writes_predictions: ClassVar[bool] = False  # whether `predict --out` has files to write
-    draws_looks: ClassVar[bool] = False  # whether `look` is the task's own
-    evaluation_options: ClassVar[tuple[str, ...]] = ()  # of `patchloom evaluate`, that `evaluate` takes too
-
-    # Before ---------------------------------------------------------------------------------------------------------
+    draws_looks: ClassVar[bool] = False  # whether the task has its own `look`
+    evaluation_options: ClassVar[tuple[str, ...]] = ()  # options of `patchloom evaluate` that `evaluate` takes
 
     @abstractmethod
-    def plan(self, settings: "TrainingSettings", device: str) -> P:
-        """What will be run; whatever can be wrong with options, recipe and data is found here."""
+    def metrics_text(self, metrics: Mapping[str, float]) -> str:
+        """Return the main metrics in a few words."""
 
-    def prepare(self, plan: P, processes: "Processes") -> P:
-        """What is left to do once the processes know each other; every rank must then plan the same."""
-        del processes
-        return plan
-
-    def planned_for(self, plan: P, epochs: "Choice", device: str) -> P:
-        """The same run with so many epochs, and with what follows from them."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def data_lines(self, plan: P, *, dry_run: bool) -> list[str]:
-        """The data and the network of a plan for a person."""
-
-    @abstractmethod
-    def data_facts(self, plan: P) -> dict[str, Any]:
-        """The data of a plan for machines."""
-
-    def model_facts(self, plan: P) -> dict[str, Any]:
-        """What else is known of the network of a plan, for machines."""
-        del plan
-        return {}
-
-    @abstractmethod
-    def examples(self, plan: P) -> Any:
-        """What is trained on, which knows `where` each of its rows came from."""
-
-    # The objects of a run -------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def network(self, plan: P) -> "nn.Module":
-        """With random weights, or those it starts from."""
-
-    def begin(self, plan: P, network: Any, processes: "Processes", say: Callable[[str], None]) -> None:
-        """What is done once to the network, on its device, before the first step of a run that does not go on."""
-        del plan, network, processes, say
-
-    def shown_before(self, plan: P) -> int:
-        """Images that `begin` shows the network without training on them: a planned time counts them too."""
-        del plan
-        return 0
-
-    @abstractmethod
-    def loader(self, plan: P, processes: "Processes", stores: Any) -> "tuple[Batches, str]":
-        """Batches to train on, and how they are made; what an earlier run decoded is taken from `stores`."""
-
-    @abstractmethod
-    def objective(self, plan: P, network: Any, loader: Any, processes: "Processes", compiles: bool) -> "Objective":
-        """What is minimised."""
-
-    @abstractmethod
-    def judge(self, plan: P, processes: "Processes") -> "Judge | None":
-        """What judges the network; None where nothing can."""
-
-    def average(self, plan: P, network: Any, loader: Any) -> "Average | None":
-        """An average of the weights that is evaluated beside them."""
-        del plan, network, loader
-        return None
-
-    def prepare_compiling(self, plan: P, network: Any, mode: str | None) -> None:
-        """Compile what runs beside the network."""
-        del plan, network, mode
-
-    def after_epoch(self, plan: P, network: Any, processes: "Processes") -> Any:
-        """What is called with the model and the epochs done, after each; None for nothing."""
-        del plan, network, processes
-
-    # After ----------------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def write_files(self, plan: P, network: Any) -> None:
-        """Write what is known before the first step, so that a bad folder is known then."""
-
-    @abstractmethod
-    def final(self, plan: P, run: "Run", network: Any) -> Any:
-        """The best weights on val: an iterable of (name, value); None where nothing judges them."""
-
-    def keep(self, plan: P, judged: Any) -> None:
-        """Keep what the run decided about val in its folder."""
-        del plan, judged
-
-    @abstractmethod
-    def in_words(self, run: "Run", metrics: Mapping[str, float]) -> str:
-        """Its number in a sentence."""
-
-    def more_words(self, plan: P, judged: Any) -> Iterator[str]:
-        """Lines that follow."""
-        del plan, judged
+    def result_lines(self, plan: Any, report: Any) -> Iterator[str]:
+        """Yield the lines that follow the main metrics at the end of a training."""
+        del plan, report
         return iter(())
 
     @abstractmethod
-    def data_name(self, plan: P) -> str:
-        """What its data are called in reports."""
+    def next_commands(self, plan: Any) -> Sequence[str]:
+        """Return the commands that a user may want to run after training."""
 
     @abstractmethod
-    def next_commands(self, plan: P) -> Sequence[str]:
-        """What a user may want to do now."""
+    def page(self, folder: Path, settings: "ReportSettings") -> TaskPage:
+        """Return what the report of a run contains for this task."""
 
-    # A run's folder -------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def load_network(self, folder: Path) -> "nn.Module":
-        """The trained network, in eval mode."""
-
-    @abstractmethod
-    def load(self, folder: Path, *, device: str = "auto") -> Any:
-        """The trained model as it is used."""
-
-    def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
-        """Files that only runs of this task have, each with what reads it, or says what is wrong with it."""
-        del folder
-        return {}
-
-    def predictor(self, folder: Path, *, device: str = "auto") -> Any:
-        """What `patchloom predict` asks: `predict_files(paths, top=, every=)` gives an `Answer` per picture."""
-        return self.load(folder, device=device)
+    def look(self, folder: Path, images: Sequence[str], **options: Any) -> Any:
+        """Write a page on some images, or on the worst of val; options are `data`, `out`, `top` and `count`."""
+        raise NotImplementedError
 
     def evaluate(
         self, runs: Mapping[str, Path], data: str | None, *, split: str | None, device: str, **options: Any
-    ) -> "Scores":
-        """The numbers of runs on data; tasks with `judges_decisions` are judged by `patchloom.evaluate` instead."""
+    ) -> Scores:
+        """Evaluate runs on data. Tasks of `whole_images` are evaluated by `patchloom.evaluate` instead."""
         raise NotImplementedError
-
-    def look(self, folder: Path, images: Sequence[str], **options: Any) -> Any:
-        """A page on pictures, or on the worst of val, where the task draws one of its own (`draws_looks`).
-
-        Options are `data`, `out`, `top` and `count`.
-        """
-        raise NotImplementedError
-
-    @abstractmethod
-    def page(self, folder: Path, asked: "ReportSettings") -> TaskPage:
-        """What the page of a run shows of this task."""

@@ -6,35 +6,33 @@ from typing import Any
 from patchloom.data.labels.unlabeled import task_of_data
 from patchloom.data.sources.source import find_source
 from patchloom.tasks.plan import OpenedSettings, TrainingSettings, method_of_settings
-from patchloom.tasks.table import TASKS, WORDS, task_named, task_of_method
+from patchloom.tasks.table import TASKS, task_of_method
 from patchloom.tasks.task import Task
 from patchloom_runtime.errors import DataError, UsageError, nearest
 
 
-def choose_task(settings: TrainingSettings) -> tuple[Task[Any], TrainingSettings]:
-    """The task of a training; and the settings, with the data where they were opened to know it."""
-    known = {word: name for word, name in WORDS.items() if name in TASKS}
+def choose_task(settings: TrainingSettings) -> tuple[Task, TrainingSettings]:
+    """Return the task of a training and its settings, with the source if it was opened to choose the task."""
+    known = {task.word: task for task in TASKS.values() if task.word}
     if settings.task is not None and settings.task not in known:
         words = ", ".join(known)
         raise UsageError(f"--task is {settings.task!r}, expected one of {words}.{nearest(settings.task, list(known))}")
     method = method_of_settings(settings)
     if method is not None:
         task = task_of_method(method)
-        if settings.task and known[settings.task] != task.name:
+        if settings.task and known[settings.task] is not task:
             raise UsageError(
-                f"--task {settings.task}, but recipe {settings.recipe} is of the task {task.name}; leave one of "
-                "the two out"
+                f"--task {settings.task}, but recipe {settings.recipe} is for {task.name}; drop one of the two"
             )
         return task, settings
     if settings.task:
-        return task_named(known[settings.task]), _with(settings, task=settings.task, why_task="as asked")
+        return known[settings.task], _with(settings, task=settings.task, why_task="as asked")
     try:
         source = find_source(settings.data, reading=settings.reading, strict=settings.strict)
     except (DataError, UsageError):
         return task_of_method(None), settings  # what is wrong with the data is said where they are planned with
     word, why = task_of_data(source)
-    word = word if word in known else "classify"
-    return task_named(known[word]), _with(settings, task=word, why_task=why, source=source)
+    return known[word], _with(settings, task=word, why_task=why, source=source)
 
 
 def _with(settings: TrainingSettings, **more: Any) -> OpenedSettings:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from patchloom.disk import locked
 from patchloom.inference.index_files import FAISS, IndexMetadata, IndexPart, StoredVectors, read_about, write_about
@@ -16,11 +15,11 @@ from patchloom.runs.checkpoints import checkpoints_of, read_checkpoint
 from patchloom.runs.checksums import FILE as CHECKSUMS
 from patchloom.runs.checksums import accept, read_checked, read_checksums
 from patchloom.runs.config import read_recipe
+from patchloom.runs.metrics import METRICS, metrics_fault
 from patchloom.runs.predictions import MOST_BYTES
-from patchloom.runs.provenance import RECORD as DATA_RECORD
-from patchloom.runs.provenance import read_provenance
-from patchloom.runs.run_metadata import FILE as RUN_RECORD
-from patchloom.runs.run_metadata import METRICS, metrics_fault, read_run_metadata
+from patchloom.runs.provenance import PROVENANCE, read_provenance
+from patchloom.runs.run_metadata import FILE as RUN_METADATA
+from patchloom.runs.run_metadata import read_run_metadata
 from patchloom.runs.weights import WEIGHTS
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Task
@@ -33,7 +32,7 @@ from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceEr
 from patchloom_runtime.untrusted import parse_json, read_plain
 
 # What a person may change on purpose: text. Numbers and weights are as they were computed, or damaged.
-BY_HAND = ("config.json", "labels.json", "recipe.yaml", DATA_RECORD, RUN_RECORD)
+BY_HAND = ("config.json", "labels.json", "recipe.yaml", PROVENANCE, RUN_METADATA)
 
 
 @dataclass
@@ -95,7 +94,7 @@ def _verify_run(folder: Path) -> VerifyReport:
     found.look(CHECKSUMS, lambda: read_checksums(folder))
     known = {} if CHECKSUMS in found.wrong else read_checksums(folder)
     task = _task_of(folder)
-    own = task.readers(folder) if task else {}
+    own = task.model.readers(folder) if task else {}
     kept = [name for name in dict.fromkeys((*BY_HAND, *own)) if os.path.lexists(folder / name)]
     if not os.path.lexists(folder / CHECKSUMS):
         found.checked.remove(CHECKSUMS)
@@ -105,19 +104,19 @@ def _verify_run(folder: Path) -> VerifyReport:
     found.without_checksum = [name for name in kept if name not in known]
     found.look("recipe.yaml", lambda: read_recipe(folder))
     found.look("config.json", lambda: task_of_run(folder))
-    found.kind = task.kind if task else "run"
+    found.kind = task.noun if task else "run"
     for name, read in own.items() if not found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml"} else ():
         if os.path.lexists(folder / name):
             found.look(name, read)
     if os.path.lexists(folder / WEIGHTS):
         # Into the network they belong to; where that is not known, what is wrong has been said of another file.
         if task and not found.wrong.keys() & {"config.json", "labels.json", "recipe.yaml", *own}:
-            found.look(WEIGHTS, lambda: task.load_network(folder))
+            found.look(WEIGHTS, lambda: task.model.load_network(folder))
     else:
         found.missing.append(WEIGHTS)
-    found.look(RUN_RECORD, lambda: read_run_metadata(folder))
-    found.look(DATA_RECORD, lambda: read_provenance(folder))
-    if os.path.lexists(folder / METRICS) or not os.path.lexists(folder / RUN_RECORD):
+    found.look(RUN_METADATA, lambda: read_run_metadata(folder))
+    found.look(PROVENANCE, lambda: read_provenance(folder))
+    if os.path.lexists(folder / METRICS) or not os.path.lexists(folder / RUN_METADATA):
         found.look(METRICS, lambda: _read_metrics(folder))
     else:
         found.missing.append(METRICS)
@@ -127,7 +126,7 @@ def _verify_run(folder: Path) -> VerifyReport:
     return found
 
 
-def _task_of(folder: Path) -> Task[Any] | None:
+def _task_of(folder: Path) -> Task | None:
     """The task of the run; None where its config, or its recipe, cannot tell."""
     try:
         return task_of_run(folder)

@@ -40,7 +40,7 @@ def make_run(
 
     A run that `begins` is trained from its first step on, neither only measured nor continued.
     """
-    task, recipe, settings = plan.task, plan.recipe, plan.settings
+    task, recipe, settings = plan.task.training, plan.recipe, plan.settings
     torch.manual_seed(recipe.seed)
     if processes.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -77,7 +77,7 @@ def make_run(
         lower_is_better=judge.lower_is_better if judge else False,
         patience=settings.patience,
         after_epoch=_AfterEpoch(task.after_epoch(plan, network, processes), objective, say),
-        unit=task.unit,
+        unit=task.speed_unit,
     )
     run.accumulate = micro_batches(run, settings.micro_batches)
     if run.accumulate > 1:
@@ -101,7 +101,7 @@ def _shard(plan: Plan, network: nn.Module, processes: Processes) -> None:
 
 
 def _compiles(plan: Plan, schedule: Schedule, processes: Processes) -> bool:
-    if plan.settings.compiled is not None or not plan.task.compiles_by_default:
+    if plan.settings.compiled is not None or not plan.task.training.compiles_by_default:
         return bool(plan.settings.compiled)
     long = schedule.total_steps >= COMPILE_FROM_STEPS and (plan.time_s or COMPILE_FROM_S) >= COMPILE_FROM_S
     return processes.device.type == "cuda" and long
@@ -127,7 +127,7 @@ def compiles_by_block(network: nn.Module) -> bool:
 
 def _compile(plan: Plan, run: Run, network: nn.Module) -> None:
     """Compile the network and what runs beside it: followers, and what its task adds."""
-    options = plan.task.compile_options
+    options = plan.task.training.compile_options
     graphs = runs_as_graphs(run) and not options
     mode = "reduce-overhead" if graphs else None
     by_block = compiles_by_block(network)
@@ -136,7 +136,7 @@ def _compile(plan: Plan, run: Run, network: nn.Module) -> None:
     run.model = CapturedNetwork(compiled) if graphs else compiled
     for follower in run.objective.followers:
         follower.compile(mode=mode)
-    plan.task.prepare_compiling(plan, network, mode)
+    plan.task.training.compile_extras(plan, network, mode)
 
 
 def release(run: Run) -> None:

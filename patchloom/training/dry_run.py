@@ -12,16 +12,16 @@ from patchloom.training.measuring import StepTimes
 
 def planned(plan: Plan, run: Run, measured: StepTimes, seconds: float) -> dict[str, Any]:
     """All that the printed plan says, as fields."""
-    recipe, task = plan.recipe, plan.task
+    recipe = plan.recipe
     return {
-        "task": task.name,
-        "data": task.data_facts(plan),
+        "task": plan.task.name,
+        "data": plan.data_facts(),
         "model": {
             "name": recipe.model.name,
             "image_size": recipe.model.image_size,
             "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
             "multiply_adds": None,
-            **task.model_facts(plan),
+            **plan.model_facts(),
         },
         "recipe": recipe.to_dict(),
         "choices": [{"key": each.key, "value": _plain(each.value), "why": each.why} for each in plan.choices],

@@ -19,7 +19,7 @@ from patchloom.tasks.report import report_run
 def best_network(plan: Plan, run: Run) -> nn.Module:
     """The run's network with its best weights, in eval mode; where weights are split over processes, a new one."""
     if plan.settings.shard:
-        return plan.task.load_network(plan.folder)
+        return plan.task.model.load_network(plan.folder)
     network = unwrap(run.model)
     load_weights(network, read_weights(plan.folder / WEIGHTS), str(plan.folder / WEIGHTS))
     return network.eval()
@@ -31,10 +31,10 @@ def keep_and_report(
     """Write what the run decided about val, `run.json` and `report.html`."""
     settings = plan.settings
     if judged is not None:
-        plan.task.keep(plan, judged)
+        plan.task.training.write_val(plan, judged)
     record = RunMetadata(
         data=settings.data,
-        data_name=plan.task.data_name(plan),
+        data_name=plan.data_name,
         level=settings.level,
         **settings.reading.given(),  # type: ignore[arg-type]
         init=settings.init,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,9 +28,9 @@ from patchloom.runs.checkpoints import (
 )
 from patchloom.runs.metrics import open_records
 from patchloom.runs.provenance import LEFT_OUT, write_left_out
-from patchloom.runs.run_metadata import FILE as RUN_RECORD
+from patchloom.runs.run_metadata import FILE as RUN_METADATA
 from patchloom.runs.weights import read_weights, save_weights
-from patchloom.tasks.plan import Plan, TrainingSettings, seconds_of
+from patchloom.tasks.plan import Plan, TrainingExamples, TrainingSettings, seconds_of
 from patchloom.tasks.provenance import OtherRunError
 from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Judge
@@ -45,13 +45,6 @@ from patchloom_runtime.errors import CheckpointError, DataError, NumericalError
 from patchloom_runtime.printable import plural, printable
 
 FILES_SHOWN = 4
-
-
-class TrainingExamples(Protocol):
-    """What was trained on, by number."""
-
-    def where(self, index: int, /) -> str:
-        """The file of one."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class TrainingResult:
     @property
     def model(self) -> Any:
         """The trained model as it is used: a classifier, a translator."""
-        return task_of_run(self.folder).load(self.folder)
+        return task_of_run(self.folder).model.load(self.folder)
 
     classifier = translator = model  # as it is called where one knows
 
@@ -109,12 +102,11 @@ def run_training(
             raise
         say(f"note: {error}")
         plan = make_plan(replace(settings, out=None), device)
-    task = plan.task
     processes = Processes(plan.recipe.precision, device=device)
     say = printer(say) if processes.is_main else silent
     with ExitStack() as stack:
         stack.callback(processes.close)
-        plan = task.prepare(plan, processes)
+        plan = plan.task.training.prepare(plan, processes)
         _same_on_all(plan, processes)
         stores: Stores = {}
         budget = None
@@ -133,7 +125,10 @@ def run_training(
         if dry_run:
             measured = measure(run)
             seconds = measured.total_s(run, EVALUATIONS)
-            for line in (times_text(run, measured, EVALUATIONS, task.counts), *takes_days(plan, seconds)):
+            for line in (
+                times_text(run, measured, EVALUATIONS, plan.task.training.batch_unit),
+                *takes_days(plan, seconds),
+            ):
                 say(line)
             say("Nothing was trained.   Next: the same command without --dry-run")
             return TrainingResult(plan.folder, None, {}, len(plan.left_out), planned(plan, run, measured, seconds))
@@ -146,7 +141,7 @@ def run_training(
 def make_plan(settings: TrainingSettings, device: str) -> Any:
     """What will be run: the plan of the task that recipe, user or data ask for."""
     task, settings = choose_task(settings)
-    return task.plan(settings, device)
+    return task.training.plan(settings, device)
 
 
 def _time_limit_s(settings: TrainingSettings, started: float) -> float | None:
@@ -184,35 +179,35 @@ def _train_and_report(
             say(f"note: {note}")
         if not has_ended(found, run):
             say(f"resuming {folder} at step {found.snapshot.step} of {run.schedule.total_steps}")
-    restore = guarded(run, lock, lambda: task.write_files(plan, network))
+    restore = guarded(run, lock, lambda: task.training.write_files(plan, network))
     run.records = open_records(folder, is_main=processes.is_main, trackers=plan.settings.trackers, restore=restore)
     started = clock.perf_counter()
     try:
         with processes.ranks_watched():
             outcome = run_loop(replace(run, time_limit_s=time_limit_s), found.snapshot if found else None)
     except NumericalError as error:
-        raise with_files(error, task.examples(plan)) from error
+        raise with_files(error, plan.examples) from error
     seconds = clock.perf_counter() - started
     metrics: dict[str, float] = {}
     if processes.is_main:
         for line in [*filter(None, [restore()]), *_lost_since(run, plan)]:
             say(line)
         best = best_network(plan, run)
-        judged = task.final(plan, run, best)
+        judged = task.training.evaluate_best(plan, run, best)
         metrics = dict(judged or ())
         weights = {"model": "", "": "", "ema": "EMA "}.get(outcome.progress.best_weights, "averaged ")
         which = f"(best {weights}weights, from step {outcome.progress.best_step})"
         done = found is not None and has_ended(found, run)
         how = already_ended(outcome) if done else f"{outcome.ended} after {duration(seconds)}"
-        said = f"val {task.in_words(run, metrics)}" if metrics else "not evaluated"
+        said = f"val {task.report.metrics_text(metrics)}" if metrics else "not evaluated"
         say(f"{how}: {said} {which}")
-        for line in task.more_words(plan, judged) if metrics else ():
+        for line in task.report.result_lines(plan, judged) if metrics else ():
             say(line)
-        if not done or not (folder / RUN_RECORD).is_file():  # what it says of time and machine stays true
+        if not done or not (folder / RUN_METADATA).is_file():  # what it says of time and machine stays true
             with disk_errors(folder / "report.html"):
                 keep_and_report(plan, best, judged, outcome, seconds=seconds, machine=machine_of(processes))
         say(f"{folder / 'report.html'}")
-        say(f"Next: {'   |   '.join(task.next_commands(plan))}")
+        say(f"Next: {'   |   '.join(task.report.next_commands(plan))}")
     lower = run.lower_is_better
     return TrainingResult(folder, outcome, metrics, len(plan.left_out), metric=run.metric or "", lower_is_better=lower)
 

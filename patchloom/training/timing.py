@@ -32,7 +32,7 @@ def planned_into_time(plan: Plan, processes: Processes, stores: Stores, started:
     try:
         measured = measure(run, most_s=max(1.0, MEASURING_SHARE * plan.time_s))
         compiling_s = COMPILING_S if unwrap(run.model) is not run.model else 0.0
-        before_s = FORWARD_SHARE * plan.task.shown_before(plan) / measured.images_per_s
+        before_s = FORWARD_SHARE * plan.task.training.images_before(plan) / measured.images_per_s
         left_s = plan.time_s - (clock.perf_counter() - started) - compiling_s - before_s
         choice = chosen_epochs(plan, measured, run.loader.steps_per_epoch, left_s)
         budget = TimeBudget(
@@ -46,7 +46,7 @@ def planned_into_time(plan: Plan, processes: Processes, stores: Stores, started:
     finally:
         release(run)
         run.loader.close()
-    return plan.task.planned_for(plan, processes.from_main(choice), str(processes.device)), budget
+    return plan.task.training.with_epochs(plan, processes.from_main(choice), str(processes.device)), budget
 
 
 def chosen_epochs(plan: Plan, measured: StepTimes, steps_per_epoch: int, left_s: float) -> Choice:

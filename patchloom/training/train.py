@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from patchloom.data.batches.loader import WORKER_TIMEOUT_S
-from patchloom.data.sources.source import Spec, join_specs, split_specs
+from patchloom.data.sources.specs import Spec, join_specs, split_specs
 from patchloom.options import renamed
 from patchloom.recipes.schema import Recipe
 from patchloom.tasks.settings import TrainingSettings

@@ -14,7 +14,7 @@ from PIL import Image
 from patchloom.data.checking.survey import survey
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source, open_data
-from patchloom.data.trees import unpack as unpacked
+from patchloom.data.trees import compressed_tar
 from patchloom_runtime.errors import DataError, ResourceError
 from patchloom_runtime.images.decode import MAX_FILE_BYTES
 from tests.data.facts import facts, has_facts
@@ -227,11 +227,11 @@ def test_a_compressed_tar_is_unpacked_once(tmp_path, monkeypatch):
 
 def test_compressed_tars_that_are_bombs_or_do_not_fit(tmp_path, monkeypatch):
     path = packed(tmp_path / "a.tar.gz", {"cat/0.png": bytes(4_000_000)})
-    monkeypatch.setattr(unpacked, "_SMALL", 1_000_000)
+    monkeypatch.setattr(compressed_tar, "_ALWAYS_ALLOWED_BYTES", 1_000_000)
     with pytest.raises(DataError, match=facts("a.tar.gz", "1.0 MB")):
         find_source(path)
-    monkeypatch.setattr(unpacked, "_SMALL", 1 << 30)
-    monkeypatch.setattr(unpacked, "_KEPT_FREE", 1 << 60)
+    monkeypatch.setattr(compressed_tar, "_ALWAYS_ALLOWED_BYTES", 1 << 30)
+    monkeypatch.setattr(compressed_tar, "_MIN_FREE_BYTES", 1 << 60)
     with pytest.raises(ResourceError, match=r"a\.tar\.gz"):
         find_source(path)
     assert not list((tmp_path / "cache" / "patchloom" / "archives").glob("*-*"))

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from patchloom.data.checking import scan
-from patchloom.data.checking import scan_cache as module_of_seen
+from patchloom.data.checking import scan, scan_cache
 from patchloom.data.checking.check import check
 from patchloom.data.checking.duplicates import MAX_BITS, linked, near_pairs
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
@@ -252,7 +251,7 @@ def test_a_wait_for_a_stopped_process_is_said(tmp_path, monkeypatch, capsys):
         if len(asked) > 10:
             holder.kill()
 
-    monkeypatch.setattr(module_of_seen, "_ASKED_EVERY_S", 0.01)
+    monkeypatch.setattr(scan_cache, "_POLL_EVERY_S", 0.01)
     with taking_turns([seen], waiting):
         pass
     holder.communicate()
@@ -273,13 +272,13 @@ def test_of_two_processes_one_looks_and_the_other_waits(tmp_path):
 
 
 def decoded_by(root, start, answers):
-    look = scan.look
+    look = scan.scan_image
 
     def slow(pictures, row):
         time.sleep(0.02)
         return look(pictures, row)
 
-    scan.look = slow
+    scan.scan_image = slow
     start.wait()
     answers.put(check(root, workers=1).decoded)
 
@@ -299,7 +298,7 @@ def test_workers_end_when_the_process_they_work_for_is_killed(tmp_path):
 
 def look_for_ever(root):
     scan._FEW = scan._CHUNK = 1
-    scan.look = lambda *_: time.sleep(600)
+    scan.scan_image = lambda *_: time.sleep(600)
     check(root, workers=2)
 
 

@@ -4,8 +4,8 @@ import pytest
 from PIL import Image
 
 from patchloom.data.labels.label_pattern import read_pattern, suggest_pattern
-from patchloom.data.sources.labels_in_names import open_by_pattern
-from patchloom.data.trees.files import FolderTree
+from patchloom.data.sources.labeled_folder import open_by_pattern
+from patchloom.data.trees.tree import FolderTree
 from patchloom_runtime.errors import DataError, UsageError
 from tests.data.facts import facts, has_facts
 

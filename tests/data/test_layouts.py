@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patchloom.data.annotations import evidence
+from patchloom.data.annotations.evidence import Evidence
+from patchloom.data.annotations.mask_classes import has_masks, ignored_number, of_masks
 from patchloom.data.checking.check import check
 from patchloom.data.datasets import Source
 from patchloom.data.labels.unlabeled import task_of_data
 from patchloom.data.reading import Reading
-from patchloom.data.sources import evidence
-from patchloom.data.sources.evidence import Evidence
-from patchloom.data.sources.mask_classes import has_masks, ignored_number, of_masks
 from patchloom.data.sources.source import find_source, open_data, split_source
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError
 from tests.data.facts import any_has, facts, has_facts

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchloom.data.annotations.mask_classes import ignored_number, of_masks
 from patchloom.data.checking.check import check
 from patchloom.data.reading import Reading
-from patchloom.data.sources.mask_classes import ignored_number, of_masks
 from patchloom.data.sources.source import find_source
 from patchloom.report.pictures.overlays import color_mask, index_image, palette
 from patchloom_runtime.errors import DataError, UsageError

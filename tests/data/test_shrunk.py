@@ -11,7 +11,7 @@ from PIL import Image
 from patchloom.data.augmentation.augment import train_transform
 from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import ClassTable, LabeledImages
-from patchloom.data.trees.files import ImageFiles
+from patchloom.data.trees.tree import ImageFiles
 from patchloom.recipes.parts import AugmentPart
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.decode import decode, decode_shrunk

@@ -19,11 +19,12 @@ from PIL import Image
 
 import patchloom
 from patchloom.data.images.image_batch import normalize
-from patchloom.export import export as exporting
-from patchloom.export.export import Exported, artifact_folder, export, is_integer
-from patchloom.export.graph import ClassifierGraph
-from patchloom.export.parity import TOLERANCE
+from patchloom.exporters import export as exporting
+from patchloom.exporters.export import Exported, artifact_folder, is_integer
+from patchloom.exporters.graph import ClassifierGraph
+from patchloom.exporters.parity import TOLERANCE
 from patchloom.tasks.classification.export import ClassifierSubject
+from patchloom.tasks.export import export
 from patchloom_runtime.artifacts.artifact import Artifact, load
 from patchloom_runtime.engines.formats import GRAPHS, GraphFormat, format_named
 from patchloom_runtime.errors import CheckpointError, NumericalError, ResourceError, UsageError

@@ -14,13 +14,14 @@ from PIL import Image
 from torchvision.ops import batched_nms
 
 import patchloom
-from patchloom.export.export import Exported, export
+from patchloom.exporters.export import Exported
 from patchloom.models.dense.detector import Detector
 from patchloom.runs.config import Preprocessing
 from patchloom.tasks.detection.export import DetectorSubject, as_array, choice_of, pairs
 from patchloom.tasks.detection.graph import traced_detector
 from patchloom.tasks.detection.look import look_at_detected
-from patchloom.tasks.detection.report import evaluate_detectors
+from patchloom.tasks.detection.page import evaluate_detectors
+from patchloom.tasks.export import export
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
 from patchloom_runtime.artifacts.artifact import load

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.images.image_batch import normalize
-from patchloom.export.graph import (
+from patchloom.exporters.graph import (
     EMBEDDING,
     LOGITS,
     MAPS,
@@ -20,7 +20,7 @@ from patchloom.export.graph import (
     SegmenterGraph,
     Traced,
 )
-from patchloom.export.parity import TOLERANCE
+from patchloom.exporters.parity import TOLERANCE
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.models.network import Network
 from patchloom_runtime.engines.formats import GRAPHS, graph_format

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.export.export import Exported, export
+from patchloom.exporters.export import Exported
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import create_seq2seq
+from patchloom.tasks.export import export
 from patchloom.tasks.translation.graph import kept_of, traced_translator
 from patchloom_runtime.artifacts.metadata import STEP
 from patchloom_runtime.artifacts.translator import BeamSearch

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.export.graph import Traced
+from patchloom.exporters.graph import Traced
 from patchloom_runtime.artifacts.artifact import load
 from patchloom_runtime.engines.formats import graph_format
 from patchloom_runtime.engines.onnx_check import check_onnx

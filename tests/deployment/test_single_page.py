@@ -16,13 +16,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import patchloom.export.single_page.page as single_page
+import patchloom.exporters.single_page.page as single_page
 from patchloom.data.images.image_batch import ImageBatch, normalize
-from patchloom.export.single_page.drawing import how_drawn
-from patchloom.export.single_page.kernels import kernels
-from patchloom.export.single_page.networks import write_network
-from patchloom.export.single_page.page import described, export_page
-from patchloom.export.single_page.program import PageProgram, Weights
+from patchloom.exporters.single_page.drawing import how_drawn
+from patchloom.exporters.single_page.kernels import kernels
+from patchloom.exporters.single_page.networks import write_network
+from patchloom.exporters.single_page.page import described, export_page
+from patchloom.exporters.single_page.program import PageProgram, Weights
 from patchloom.inference.classifier import Classifier
 from patchloom.layers.attention import record_attention
 from patchloom.models.absorb import absorb

@@ -10,7 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from patchloom.cli import make_app
-from patchloom.export.single_page.page import export_page
+from patchloom.exporters.single_page.page import export_page
 from patchloom.inference.classifier import Classifier, load
 from patchloom.runs.config import Preprocessing, RunFiles
 from patchloom.runs.run_metadata import RunMetadata, write_run_metadata

@@ -23,6 +23,9 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from patchloom.cli.options import parse_pairs
+from patchloom.data.annotations.mask_classes import has_masks, of_masks
+from patchloom.data.annotations.mask_names import FILES as MASK_NAMES
+from patchloom.data.annotations.mask_names import names_of_masks
 from patchloom.data.checking.scan_cache import ScanCache
 from patchloom.data.labels.class_names import find_class_names, names_by_line
 from patchloom.data.labels.label_pattern import read_pattern
@@ -30,13 +33,11 @@ from patchloom.data.labels.taxonomy import read_taxonomy
 from patchloom.data.reading import Reading
 from patchloom.data.sources.builtin import open_shapes
 from patchloom.data.sources.exclusions import read_list
-from patchloom.data.sources.mask_classes import has_masks, of_masks
-from patchloom.data.sources.mask_names import FILES as MASK_NAMES
-from patchloom.data.sources.mask_names import names_of_masks
-from patchloom.data.sources.source import find_source, split_specs
+from patchloom.data.sources.source import find_source
+from patchloom.data.sources.specs import split_specs
 from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.sentences import check_sentences, find_sentences
-from patchloom.data.trees.files import FolderTree
+from patchloom.data.trees.tree import FolderTree
 from patchloom.evaluation.imagenet_labels import read_real_labels
 from patchloom.inference import index_files
 from patchloom.models.pretrained.downloads import _state_of

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from patchloom.runs.checkpoints import CheckpointFolder, find_checkpoint, read_checkpoint
-from patchloom.runs.metrics import METRICS, read_metrics
-from patchloom.runs.run_metadata import metrics_fault
+from patchloom.runs.metrics import METRICS, metrics_fault, read_metrics
 from patchloom.runs.weights import WEIGHTS
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.tasks.verify import verify

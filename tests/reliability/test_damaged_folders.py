@@ -25,7 +25,7 @@ import torch
 from safetensors.numpy import load as load_columns
 from safetensors.numpy import save as save_columns
 
-from patchloom.data.checking import scan_cache as seen
+from patchloom.data.checking import scan_cache
 from patchloom.data.checking.scan_cache import ImageScan, ScanCache, taking_turns
 from patchloom.inference.classifier import load
 from patchloom.inference.evaluations import EvaluationData, EvaluationSettings
@@ -631,7 +631,7 @@ def test_rows_of_another_kind_begin_the_cache_anew(tmp_path: Path, monkeypatch, 
 
 def test_no_query_of_the_cache_goes_on_for_ever(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(seen, "_LOOKS", 10)
+    monkeypatch.setattr(scan_cache, "_CHECKS", 10)
     ScanCache("home").write([(STAMP, SEEN)])
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c"
     with closing(ScanCache("home")._open()) as database, pytest.raises(sqlite3.OperationalError, match="interrupted"):
@@ -700,8 +700,8 @@ def test_no_path_is_too_long_for_one_line(
 FEW = """
 import resource, sys
 from patchloom import cli
-from patchloom.deployment import classifier
-from patchloom.judging import several_runs as runs
+from patchloom.inference import classifier
+from patchloom.tasks.classification import several_runs as runs
 from patchloom.tasks import verify
 from patchloom.data.checking import check
 used = len(__import__("os").listdir("/proc/self/fd")) - 1

@@ -218,7 +218,7 @@ def test_the_head_first(narrow: Path, tmp_path: Path) -> None:
     _, network, _ = assemble.make_run(plan, cpu, said.append, begins=True)
     (told,) = [line for line in said if line.startswith("head")]
     assert re.search(r"\b32\b", told)
-    found = dict(plan.task.judge(plan, cpu).report(network))
+    found = dict(plan.task.training.judge(plan, cpu).report(network))
     assert found["top1"] == 100
     _, measured, _ = assemble.make_run(plan, cpu, said.append)  # a trial of its speed fits nothing
     assert not torch.equal(measured.classifier.weight, network.classifier.weight)

@@ -1,1 +1,1 @@
-"""Every picture looked at once: what is wrong with data, before training finds it."""
+"""Scan of all images of a dataset, and reports of what is wrong with them."""

@@ -1,8 +1,9 @@
-"""Which pictures are the same: pixel for pixel by digest, nearly by a 64-bit difference hash (dHash).
+"""Duplicates: equal images by a digest of their pixels, near-duplicates by a 64-bit difference hash (dHash).
 
-The hash says of a 9×8 grey thumbnail where it brightens to the right. Two pictures are near-duplicates when at most
-`MAX_BITS` of their hashes differ and their colour thumbnails agree to `MAX_LEVELS` on average: saved again, scaled or
-slightly retouched, not cropped or turned. Flat pictures have no such pattern and are compared by digest alone.
+A bit of the hash is set where a 9×8 gray thumbnail brightens to the right. Two images are near-duplicates if at most
+`MAX_BITS` bits of their hashes differ and their color thumbnails differ by at most `MAX_LEVELS` on average. That finds
+images that were saved again, scaled or slightly retouched, but not cropped or rotated ones. Flat images have no such
+pattern and are compared by digest alone.
 """
 
 import hashlib
@@ -16,26 +17,26 @@ COLUMNS, ROWS = 9, 8
 DIGEST_BYTES, THUMBNAIL_BYTES = 16, ROWS * COLUMNS * 3
 MAX_BITS = 3  # of 64
 MAX_LEVELS = 4.0  # of 255, mean over the thumbnail
-FLAT_LEVELS = 16  # brightest minus darkest of the grey thumbnail
-_PARTS = 6  # of a hash, its bits dealt out in turn, so that each part comes from all over the picture
-_COMPARED = 128  # hashes that each is compared with, of those that agree with it in half of the parts
-_BLOCK = 1 << 11  # thumbnails compared at a time
+FLAT_LEVELS = 16  # brightest minus darkest pixel of the gray thumbnail
+_PARTS = 6  # of a hash; bits are assigned in turn, so that each part samples the whole image
+_COMPARED = 128  # hashes compared with each hash, among those that agree with it in half of the parts
+_BLOCK = 1 << 11  # pairs of thumbnails compared at a time
 
 
 def digest(content: Image.Image | bytes) -> bytes:
-    """Equal for equal pixels, however stored; or for equal bytes of a file, which takes a tenth of the time."""
+    """Return a digest of the pixels of an image, or of the bytes of a file, which takes a tenth of the time."""
     if isinstance(content, Image.Image):
         content = f"{content.width}×{content.height}".encode() + content.tobytes()
     return hashlib.sha256(content).digest()[:DIGEST_BYTES]
 
 
 def thumbnail(image: Image.Image) -> bytes:
-    """(8, 9, 3) uint8. Bilinear, since boxes of whole pixels shift as a picture is scaled."""
+    """Return an (8, 9, 3) uint8 thumbnail. Bilinear, since boxes of whole pixels shift when an image is scaled."""
     return image.resize((COLUMNS, ROWS), Image.Resampling.BILINEAR, reducing_gap=4.0).tobytes()
 
 
 def equal_groups(digests: Sequence[bytes]) -> list[list[int]]:
-    """Positions that share a digest, two or more each, in order of the first."""
+    """Return groups of two or more positions that share a digest, ordered by their first position."""
     groups: dict[bytes, list[int]] = {}
     for position, value in enumerate(digests):
         groups.setdefault(value, []).append(position)
@@ -43,11 +44,11 @@ def equal_groups(digests: Sequence[bytes]) -> list[list[int]]:
 
 
 def similar_pairs(thumbnails: Sequence[bytes]) -> np.ndarray:
-    """(pairs, 2) positions of near-duplicates, each pair once, the smaller first."""
+    """Return (pairs, 2) positions of near-duplicates, each pair once, the smaller position first."""
     colors = np.frombuffer(b"".join(thumbnails), np.uint8).reshape(-1, ROWS * COLUMNS * 3)
-    grey = colors.reshape(-1, ROWS, COLUMNS, 3).mean(axis=3)
-    textured = np.flatnonzero(np.ptp(grey, axis=(1, 2)) >= FLAT_LEVELS)
-    pairs = textured[near_pairs(hashes_of(grey[textured]))]
+    gray = colors.reshape(-1, ROWS, COLUMNS, 3).mean(axis=3)
+    textured = np.flatnonzero(np.ptp(gray, axis=(1, 2)) >= FLAT_LEVELS)
+    pairs = textured[near_pairs(hashes_of(gray[textured]))]
     apart = [
         np.abs(colors[block[:, 0]].astype(np.int16) - colors[block[:, 1]]).mean(axis=1)
         for block in np.split(pairs, range(_BLOCK, len(pairs), _BLOCK))
@@ -55,39 +56,39 @@ def similar_pairs(thumbnails: Sequence[bytes]) -> np.ndarray:
     return pairs[np.concatenate(apart) <= MAX_LEVELS]
 
 
-def hashes_of(grey: np.ndarray) -> np.ndarray:
-    """(N, 8, 9) thumbnails → (N,) uint64."""
-    brighter = (grey[:, :, 1:] > grey[:, :, :-1]).reshape(-1, 64)
+def hashes_of(gray: np.ndarray) -> np.ndarray:
+    """Return the (N,) uint64 hashes of (N, 8, 9) gray thumbnails."""
+    brighter = (gray[:, :, 1:] > gray[:, :, :-1]).reshape(-1, 64)
     return np.packbits(brighter, axis=1).view(np.uint64)[:, 0]
 
 
 def near_pairs(hashes: np.ndarray) -> np.ndarray:
-    """(pairs, 2) positions of (N,) uint64 that differ in at most MAX_BITS.
+    """Return (pairs, 2) positions of (N,) uint64 hashes that differ in at most MAX_BITS bits.
 
-    So few bits leave half of a hash's parts as they are: for each choice of that many parts, hashes that agree in them
-    are compared. Where very many agree (frames of a still camera), each is compared with the next _COMPARED.
+    So few bits change at most half of the parts of a hash. For each choice of that many parts, hashes that agree in
+    them are compared. If very many agree (frames of a static camera), each is compared with the next _COMPARED only.
     """
     parts = [np.uint64(sum(1 << bit for bit in range(part, 64, _PARTS))) for part in range(_PARTS)]
-    found = [np.zeros(0, np.int64)]
+    pairs = [np.zeros(0, np.int64)]
     for chosen in combinations(range(_PARTS), _PARTS - MAX_BITS):
         keys = hashes & np.bitwise_or.reduce([parts[part] for part in chosen])
         for one, other in _pairs_of_runs(hashes, keys):
-            # A pair that agrees in more parts is found by several choices; the first of them has it.
+            # Several choices of parts produce a pair that agrees in more parts; only the first of them adds it.
             changed = hashes[one] ^ hashes[other]
             earlier = [changed & parts[part] != 0 for part in range(chosen[-1]) if part not in chosen]
             first = np.logical_and.reduce(earlier) if earlier else slice(None)
-            found.append(one[first] * len(hashes) + other[first])
-    return np.stack(np.divmod(np.sort(np.concatenate(found)), max(len(hashes), 1)), axis=1)
+            pairs.append(one[first] * len(hashes) + other[first])
+    return np.stack(np.divmod(np.sort(np.concatenate(pairs)), max(len(hashes), 1)), axis=1)
 
 
 def _pairs_of_runs(hashes: np.ndarray, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Near pairs among hashes of equal keys, by their distance in the sorted order."""
+    """Yield near pairs among hashes of equal keys, by their distance in sorted order."""
     order = np.argsort(keys, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(keys[order])) + 1, len(keys))
     counts = np.diff(ends, prepend=0)
     agreeing = np.repeat(counts, counts)
     for apart in range(1, _COMPARED + 1):
-        if apart.bit_count() == 1:  # now and then, runs that are too short by now are dropped
+        if apart.bit_count() == 1:  # drop runs that have become too short, not at every step
             order, agreeing = order[agreeing > apart], agreeing[agreeing > apart]
             ordered, sorted_keys = hashes[order], keys[order]
         if not len(order):
@@ -98,7 +99,7 @@ def _pairs_of_runs(hashes: np.ndarray, keys: np.ndarray) -> Iterator[tuple[np.nd
 
 
 def linked(count: int, pairs: np.ndarray) -> list[list[int]]:
-    """Positions joined by pairs, directly or over others: groups of two or more, in order."""
+    """Return groups of positions that pairs connect, directly or through others."""
     parent = list(range(count))
 
     def root(position: int) -> int:

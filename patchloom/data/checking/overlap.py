@@ -1,6 +1,6 @@
-"""Training pictures that a test set holds too, the same or nearly (Mixer, section 3): `check A --against B`.
+"""Training images that a test set also contains (MLP-Mixer, section 3): `check A --against B`.
 
-The means are those that find copies between splits: digests of pixels, difference hashes and colour thumbnails.
+Equal and nearly equal images are found as between splits: by pixel digests, difference hashes and color thumbnails.
 """
 
 from collections.abc import Sequence
@@ -16,68 +16,67 @@ SAME, NEARLY = "the same as", "nearly the same as"
 
 @dataclass(frozen=True)
 class Overlap:
-    """A training picture, and one of the other set that shows the same."""
+    """A training image, and an equal or nearly equal image of the other dataset."""
 
     place: ImageLocation
-    key: str  # its name within its data set
+    key: str  # of the training image, within its dataset
     of: ImageLocation
     near: bool  # nearly the same: saved again, scaled, slightly retouched
 
     @property
     def reason(self) -> str:
-        """In words, as a list has it."""
+        """The reason that a list of exclusions gives."""
         return f"{NEARLY if self.near else SAME} {self.of.where}"
 
 
 @dataclass(frozen=True)
 class OverlapReport:
-    """What train shares with another data set."""
+    """Training images that another dataset also contains."""
 
-    name: str  # which split of which set
-    why: str  # this split
-    images: int  # of it that can be read
-    overlaps: tuple[Overlap, ...]  # each training picture once, in the order of train
+    name: str  # split and dataset
+    why: str  # the reason for the choice of the split
+    images: int  # readable ones in that split
+    overlaps: tuple[Overlap, ...]  # each training image once, in the order of train
     listing: Listing = field(repr=False, compare=False)
 
     @property
     def same(self) -> list[Overlap]:
-        """Pixel for pixel."""
+        """Overlaps with equal pixels."""
         return [overlap for overlap in self.overlaps if not overlap.near]
 
     @property
     def near(self) -> list[Overlap]:
-        """Nearly the same."""
+        """Overlaps that are nearly equal."""
         return [overlap for overlap in self.overlaps if overlap.near]
 
 
 def against(
-    seen: Survey,
+    own: Survey,
     other: Source,
     *,
     workers: int | None = None,
     cache: bool = True,
     progress: Progress | None = None,
 ) -> OverlapReport:
-    """Compare the training pictures of a source that was looked through with the test pictures of another."""
+    """Compare the training images of a survey with the test images of another source."""
     split, listing, why = _tested(other)
     name = f"{split} of {other.name}" if split else other.name
-    looked = survey(Source(other.name, listing), workers=workers, cache=cache, progress=progress)
-    own = [(place, sight) for place, sight in _readable(seen) if place.split == "train"]
-    theirs = [(replace(place, split=name), sight) for place, sight in _readable(looked)]
-    places, sights = [place for place, _ in [*own, *theirs]], [sight for _, sight in [*own, *theirs]]
-    digests = pixel_digests(sights, places, {"train": seen.source.train, name: listing})
-    found = _crossing(equal_groups(digests), len(own))
-    near = _crossing(similar_pairs([sight.thumbnail for sight in sights]).tolist(), len(own))
-    train = seen.source.train.images
+    tested = survey(Source(other.name, listing), workers=workers, cache=cache, progress=progress)
+    ours = [(place, scan) for place, scan in _readable(own) if place.split == "train"]
+    theirs = [(replace(place, split=name), scan) for place, scan in _readable(tested)]
+    places, scans = [place for place, _ in [*ours, *theirs]], [scan for _, scan in [*ours, *theirs]]
+    digests = pixel_digests(scans, places, {"train": own.source.train, name: listing})
+    same = _crossing(equal_groups(digests), len(ours))
+    near = _crossing(similar_pairs([scan.thumbnail for scan in scans]).tolist(), len(ours))
+    train = own.source.train.images
     overlaps = tuple(
-        Overlap(places[i], train.key(places[i].row), places[j], i not in found)
-        for i, j in sorted((near | found).items())
+        Overlap(places[i], train.key(places[i].row), places[j], i not in same) for i, j in sorted((near | same).items())
     )
     return OverlapReport(name, why, len(theirs), overlaps, listing)
 
 
 def _tested(source: Source) -> tuple[str, Listing, str]:
-    """Its test split, else val, else everything; and why."""
+    """Return the test split, or else val, or else everything, and the reason."""
     if source.test is not None:
         return "test", source.test, "it has a test split"
     if source.val is not None:
@@ -85,16 +84,16 @@ def _tested(source: Source) -> tuple[str, Listing, str]:
     return "", source.train, "it has no splits: all of it"
 
 
-def _readable(seen: Survey) -> list[tuple[ImageLocation, ImageScan]]:
-    return [(place, sight) for place, sight in zip(seen.places, seen.sights, strict=True) if not sight.error]
+def _readable(scanned: Survey) -> list[tuple[ImageLocation, ImageScan]]:
+    return [(place, scan) for place, scan in zip(scanned.places, scanned.scans, strict=True) if not scan.error]
 
 
 def _crossing(groups: Sequence[Sequence[int]], own: int) -> dict[int, int]:
-    """Position among the first `own` → the first beyond them that it is in a group with."""
-    found: dict[int, int] = {}
+    """Map positions among the first `own` to the first later position in one of their groups."""
+    crossing: dict[int, int] = {}
     for group in groups:
         beyond = [int(i) for i in group if i >= own]
         for i in group:
             if i < own and beyond:
-                found[int(i)] = min(beyond[0], found.get(int(i), beyond[0]))
-    return found
+                crossing[int(i)] = min(beyond[0], crossing.get(int(i), beyond[0]))
+    return crossing

@@ -1,7 +1,7 @@
-"""What was seen of each picture, kept in the user's cache folder until the picture's file changes.
+"""Cache of image scans, in the user's cache folder. An entry is valid until the image's file changes.
 
-One SQLite file for each folder of data, in $XDG_CACHE_HOME/patchloom/check or ~/.cache/patchloom/check. Processes that
-look through the same folder take turns, so that the later ones find what the first has seen.
+There is one SQLite file per data folder, in $XDG_CACHE_HOME/patchloom/check or ~/.cache/patchloom/check. Processes that
+scan the same folder take turns, so that later ones use the results of the first.
 """
 
 import fcntl
@@ -17,67 +17,74 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from patchloom.data.annotations.faults import AnnotationFault
 from patchloom.data.batches.workers import is_stopped
 from patchloom.data.checking.duplicates import DIGEST_BYTES, THUMBNAIL_BYTES
 from patchloom.data.datasets import Stamp
 from patchloom.disk import open_lock
 
-_LAYOUT = 4  # of the cached rows, and of what they were computed by
-_ASKED_EVERY_S = 0.3  # while another process looks
-_SAID_AFTER = 10  # times asked
+_LAYOUT = 4  # version of the cached rows, and of the code that computed them
+_POLL_EVERY_S = 0.3  # while another process scans
+_REPORT_AFTER = 10  # polls
 
 
 class ImageScan(NamedTuple):
-    """What one look at a picture showed; everything after `error` is empty where it could not be read."""
+    """Result of scanning one image. If it could not be read, `error` says why and the other fields are empty."""
 
     error: str = ""
-    mode: str = ""  # of the file; '' where the source has no files
-    width: int = 0  # upright
+    mode: str = ""  # of the file; '' if the source has no files
+    width: int = 0  # of the upright image
     height: int = 0
     rotated: bool = False
     animated: bool = False
-    digest: bytes = b""  # of the file; of the pixels where the source has no files
+    digest: bytes = b""  # of the file; of the pixels if the source has no files
     thumbnail: bytes = b""
-    faults: str = ""  # of its mask and boxes: lines of kind, tab, detail
+    faults: tuple[AnnotationFault, ...] = ()  # of its mask and boxes
 
 
 _KEY = "path BLOB PRIMARY KEY, bytes INTEGER, state INTEGER"
 _TABLE = f"CREATE TABLE sights ({_KEY}, {', '.join(ImageScan._fields)}, crc32 INTEGER)"
-# All that a file of ours has. A view, a trigger or a column that is computed could go on for ever.
+# All that a file written here contains. In a foreign file, a view, a trigger or a computed column could run forever.
 _SCHEMA = [("table", "sights", _TABLE), ("index", "sqlite_autoindex_sights_1", None)]
-_LEAST_OF_ROW = 16  # bytes
-# Steps of SQLite between looks at their number; looks; bytes of the file for one look more.
-_OFTEN, _LOOKS, _BYTES_OF_LOOK = 10_000, 10_000, 1_000
-# What a file raises that was not written here; MemoryError where it declares absurd sizes.
+_MIN_ROW_BYTES = 16
+# Budget of a query: SQLite steps between checks, number of checks, and bytes of the file per additional check.
+_STEPS_PER_CHECK, _CHECKS, _BYTES_PER_CHECK = 10_000, 10_000, 1_000
+# Errors raised by files that were not written here; MemoryError if they declare absurd sizes.
 _DAMAGE = (sqlite3.Error, TypeError, UnicodeDecodeError, MemoryError)
 _TYPES = (bytes, int, int, str, str, int, int, int, int, bytes, bytes, str)  # of a row, without its checksum
 
 
 def _crc32(row: tuple[Any, ...]) -> int:
-    """The checksum of a row, which SQLite does not keep: a flipped bit would be another size of a picture."""
+    """Return the checksum of a row. SQLite has none, and a flipped bit would change the size of an image."""
     return zlib.crc32(marshal.dumps(row, 2))
 
 
-def _row(sight: tuple[Stamp, ImageScan]) -> tuple[Any, ...]:
-    """A row as SQLite returns it, which has no bool, and its checksum."""
-    values = tuple(int(value) if isinstance(value, bool) else value for part in sight for value in part)
+def _row(stamp: Stamp, scan: ImageScan) -> tuple[Any, ...]:
+    """Return a row as SQLite returns it (without bool), with its checksum. Faults are lines of kind, tab, detail."""
+    faults = "\n".join(f"{fault.kind}\t{' '.join(fault.detail.splitlines())}" for fault in scan.faults)
+    values = tuple(int(value) if isinstance(value, bool) else value for value in (*stamp, *scan[:-1], faults))
     return (*values, _crc32(values))
 
 
-def _is_whole(row: tuple[Any, ...]) -> bool:
-    """Whether a row is one that was written here, in which others rely on lengths."""
+def _scan_of_row(row: tuple[Any, ...]) -> ImageScan:
+    """Return the scan in a row. Raise TypeError if the row was not written here: readers rely on its lengths."""
     *values, crc32 = row
     if tuple(map(type, values)) != _TYPES or _crc32(tuple(values)) != crc32:
-        return False
-    sight = ImageScan._make(values[3:])
-    if sight.error:
-        return not sight.thumbnail
-    lengths = (len(sight.digest), len(sight.thumbnail))
-    return lengths == (DIGEST_BYTES, THUMBNAIL_BYTES) and min(sight.width, sight.height) > 0
+        raise TypeError("not a row that was written here")
+    lines = [line.partition("\t") for line in values[-1].split("\n") if line]
+    scan = ImageScan._make([*values[3:-1], tuple(AnnotationFault(kind, detail) for kind, _, detail in lines)])
+    lengths = (len(scan.digest), len(scan.thumbnail))
+    if scan.error:
+        intact = not scan.thumbnail
+    else:
+        intact = lengths == (DIGEST_BYTES, THUMBNAIL_BYTES) and min(scan.width, scan.height) > 0
+    if not intact:
+        raise TypeError("not a row that was written here")
+    return scan
 
 
 class ScanCache:
-    """The sights of one folder. A damaged file is begun anew; one that cannot be written is done without."""
+    """The scans of one data folder. A damaged file is replaced; if the file cannot be written, nothing is cached."""
 
     def __init__(self, home: str) -> None:
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -86,7 +93,7 @@ class ScanCache:
         self._usable = True
 
     def read(self) -> dict[Stamp, ImageScan]:
-        """Everything that is kept."""
+        """Return all cached scans."""
         try:
             with closing(self._open()) as database:
                 return dict(_rows(database, self.path))
@@ -98,7 +105,7 @@ class ScanCache:
             return {}
 
     def count(self) -> int:
-        """How many are kept."""
+        """Return the number of cached scans."""
         try:
             with closing(self._open()) as database:
                 _has_table(database)
@@ -106,9 +113,9 @@ class ScanCache:
         except (OSError, *_DAMAGE):
             return 0
 
-    def write(self, sights: Sequence[tuple[Stamp, ImageScan]]) -> None:
-        """Keep these too."""
-        if not self._usable or not sights:
+    def write(self, scans: Sequence[tuple[Stamp, ImageScan]]) -> None:
+        """Add scans to the cache."""
+        if not self._usable or not scans:
             return
         places = ", ".join("?" * (len(_TYPES) + 1))
         try:
@@ -116,11 +123,13 @@ class ScanCache:
             if os.path.lexists(self.path) and not os.path.isfile(self.path):
                 raise OSError("not a file: SQLite would wait for a pipe")
             with closing(self._connect()) as database, database:
-                # Nothing is lost when this process dies; after a power cut the file may be begun anew.
+                # Nothing is lost when this process dies; after a power cut the file may be damaged and is replaced.
                 database.execute("PRAGMA synchronous = OFF")
                 if not _has_table(database):
                     database.execute(_TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
-                database.executemany(f"INSERT OR REPLACE INTO sights VALUES ({places})", map(_row, sights))
+                database.executemany(
+                    f"INSERT OR REPLACE INTO sights VALUES ({places})", (_row(*entry) for entry in scans)
+                )
         except (OSError, *_DAMAGE):
             self._usable = False
 
@@ -130,52 +139,51 @@ class ScanCache:
         return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
-        """The database, whose queries are ended where they take more steps than a file of its size can need."""
+        """Connect to the database. Queries end if they take more steps than a file of its size can need."""
         size = os.path.getsize(self.path) if os.path.isfile(self.path) else 0
-        looks = iter(range(_LOOKS + size // _BYTES_OF_LOOK))
+        budget = iter(range(_CHECKS + size // _BYTES_PER_CHECK))
         database = sqlite3.connect(self.path)
-        database.set_progress_handler(lambda: next(looks, None) is None, _OFTEN)
+        database.set_progress_handler(lambda: next(budget, None) is None, _STEPS_PER_CHECK)
         return database
 
 
 def _has_table(database: sqlite3.Connection) -> bool:
-    """Whether there is our table; a TypeError where there is anything else."""
-    found = database.execute("SELECT type, name, sql FROM sqlite_master LIMIT 3").fetchall()
-    if found and found != _SCHEMA:
+    """Return whether the table exists. Raise TypeError if the file contains anything else."""
+    schema = database.execute("SELECT type, name, sql FROM sqlite_master LIMIT 3").fetchall()
+    if schema and schema != _SCHEMA:
         raise TypeError("not a file that was written here")
-    return bool(found)
+    return bool(schema)
 
 
 def _rows(database: sqlite3.Connection, path: Path) -> Iterator[tuple[Stamp, ImageScan]]:
-    """What is kept; a TypeError where it is not of our kind, or more than its file, as pages that form a circle are."""
+    """Yield all rows. Raise TypeError if one was not written here, or if pages that form a circle repeat rows."""
     if not _has_table(database):
         return
     rows = database.execute("SELECT * FROM sights")
-    most = os.path.getsize(path)  # from now on nobody writes
+    remaining = os.path.getsize(path)  # bytes; no process writes during the query
     for row in rows:
-        if not _is_whole(row):
-            raise TypeError("not rows that were written here")
-        most -= _LEAST_OF_ROW + sum(len(value) for value in row if isinstance(value, str | bytes))
-        if most < 0:
-            raise TypeError("more rows than its size")
-        yield row[:3], ImageScan._make(row[3:-1])
+        scan = _scan_of_row(row)
+        remaining -= _MIN_ROW_BYTES + sum(len(value) for value in row if isinstance(value, str | bytes))
+        if remaining < 0:
+            raise TypeError("more rows than the size of the file")
+        yield row[:3], scan
 
 
 @contextmanager
-def taking_turns(kept: Sequence[ScanCache], waiting: Callable[[int], None]) -> Iterator[None]:
-    """Be the only process that looks into these folders; `waiting` hears how many pictures the other one has seen."""
+def taking_turns(caches: Sequence[ScanCache], waiting: Callable[[int], None]) -> Iterator[None]:
+    """Lock these caches. While another process holds a lock, call `waiting` with the number of cached images."""
     with ExitStack() as stack:
-        for one in sorted(kept, key=lambda one: one.path):
+        for cache in sorted(caches, key=lambda cache: cache.path):
             try:
-                one.path.parent.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(open_lock(one.path.with_suffix(".lock")))
-                asked = 0
+                cache.path.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(open_lock(cache.path.with_suffix(".lock")))
+                polls = 0
                 while not _locked(file.fileno()):
-                    waiting(sum(other.count() for other in kept))
-                    time.sleep(_ASKED_EVERY_S)
-                    asked += 1
-                    if asked == _SAID_AFTER:
-                        _say_who(file)
+                    waiting(sum(other.count() for other in caches))
+                    time.sleep(_POLL_EVERY_S)
+                    polls += 1
+                    if polls == _REPORT_AFTER:
+                        _report_holder(file)
                 file.seek(0)
                 file.truncate(0)
                 file.write(str(os.getpid()))
@@ -185,15 +193,15 @@ def taking_turns(kept: Sequence[ScanCache], waiting: Callable[[int], None]) -> I
         yield
 
 
-def _say_who(file: TextIO) -> None:
-    """Who holds the lock, on stderr: a wait for a process that is stopped would never end."""
+def _report_holder(file: TextIO) -> None:
+    """Print which process holds the lock: waiting for a stopped process would never end."""
     file.seek(0)
     holder = file.read(32).strip()
     if holder.isdecimal() and is_stopped(int(holder)):
-        advice = f"it is stopped; let it go on with kill -CONT {holder}, or end it"
+        advice = f"it is stopped; resume it with kill -CONT {holder}, or end it"
     else:
-        advice = "its looks are shared"
-    print(f"waiting for process {holder or '?'}, which looks through the same pictures: {advice}", file=sys.stderr)
+        advice = "its results will be used"
+    print(f"waiting for process {holder or '?'}, which scans the same images: {advice}", file=sys.stderr)
 
 
 def _locked(descriptor: int) -> bool:

@@ -1,6 +1,6 @@
-"""A source looked through: which of its pictures can be read, and which are copies of one another.
+"""Survey of a source: which images can be read, and which are copies of one another.
 
-`check` reports it, `train` leaves out what cannot be read, and a val split that has to be made keeps copies together.
+`check` reports it, `train` skips unreadable images, and copies stay on one side of a val split that has to be made.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,64 +14,69 @@ import numpy as np
 from patchloom.data.checking.duplicates import digest, equal_groups, linked, similar_pairs
 from patchloom.data.checking.scan import ScanItem, scan
 from patchloom.data.checking.scan_cache import ImageScan
-from patchloom.data.datasets import Listing, Progress, Source
+from patchloom.data.datasets import Fault, Listing, Progress, Source
 from patchloom.data.splits import class_table
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.samples import UNLABELED
 
-NAMED = 3  # files in a line
+LISTED_FILES = 3  # in a message
 
 
 @dataclass(frozen=True)
 class ImageLocation:
-    """One picture: where it lies and what it is called."""
+    """Location and label of one image."""
 
     where: str
     split: str
-    label: str  # '' without one
-    row: int  # in the pictures of its split
+    label: str  # '' if it has none
+    row: int  # in the images of its split
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A picture that training will leave out."""
+    """An image that training will skip."""
 
     place: ImageLocation
     reason: str
 
 
 class Copies(NamedTuple):
-    """Positions of pictures that belong together."""
+    """Groups of positions of equal and nearly equal images."""
 
-    equal: list[list[int]]  # the same pixels
-    similar: list[list[int]]  # nearly the same, one of each equal group
-    together: list[list[int]]  # both joined
+    equal: list[list[int]]  # equal pixels
+    similar: list[list[int]]  # nearly equal, with one image of each equal group
+    together: list[list[int]]  # union of both
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a scan showed of each picture of a source, split by split in the order of its listings."""
+    """Scans of all images of a source, split by split, in the order of its listings."""
 
     source: Source
     listings: dict[str, Listing]
     places: list[ImageLocation]
-    sights: list[ImageScan]
-    decoded: int  # pictures; the rest were known from an earlier scan
+    scans: list[ImageScan]
+    decoded: int  # images; the others were in the cache
 
     @property
     def unreadable(self) -> tuple[Unreadable, ...]:
-        """In the order of the listings."""
-        pairs = zip(self.places, self.sights, strict=True)
-        return tuple(Unreadable(place, sight.error) for place, sight in pairs if sight.error)
+        """Images that cannot be read, in the order of the listings."""
+        pairs = zip(self.places, self.scans, strict=True)
+        return tuple(Unreadable(place, scan.error) for place, scan in pairs if scan.error)
+
+    def annotation_faults(self) -> Iterator[Fault]:
+        """Yield the faults of masks and boxes, in the order of the listings."""
+        for place, scanned in zip(self.places, self.scans, strict=True):
+            yield from (Fault(place.where, fault.kind, fault.detail) for fault in scanned.faults)
 
     def readable(self) -> Source:
-        """The source without what cannot be read."""
-        bad = {(found.place.split, found.place.row) for found in self.unreadable}
+        """Return the source without the images that cannot be read."""
+        bad = {(one.place.split, one.place.row) for one in self.unreadable}
 
         def good(split: str) -> Listing:
             listing = self.listings[split]
-            kept = np.array([(split, row) not in bad for row in listing.rows.tolist()], dtype=bool)
-            return replace(listing, rows=listing.rows[kept], labels=listing.labels[kept])
+            usable = np.array([(split, row) not in bad for row in listing.rows.tolist()], dtype=bool)
+            return replace(listing, rows=listing.rows[usable], labels=listing.labels[usable])
 
         val = good("val") if "val" in self.listings else None
         test = good("test") if "test" in self.listings else None
@@ -80,60 +85,59 @@ class Survey:
         return replace(self.source, train=good("train"), val=val, test=test)
 
     def digests(self, split: str) -> list[bytes]:
-        """Of the files of a split, in their order; b'' for what is no file."""
-        pairs = zip(self.places, self.sights, strict=True)
-        return [sight.digest for place, sight in pairs if place.split == split]
+        """Return the digests of the files of a split, with b'' for unreadable ones."""
+        pairs = zip(self.places, self.scans, strict=True)
+        return [scan.digest for place, scan in pairs if place.split == split]
 
     def leaks(self) -> dict[tuple[str, str], int]:
-        """(split, later split) → pictures of the later whose very file the other has too, where there are any."""
-        found = {}
+        """Map (split, later split) to the number of files of the later one that both contain, if there are any."""
+        leaks = {}
         for first, second in combinations(self.listings, 2):
             known = set(self.digests(first)) - {b""}
             if count := sum(digest in known for digest in self.digests(second)):
-                found[first, second] = count
-        return found
+                leaks[first, second] = count
+        return leaks
 
     def copies(self) -> list[list[int]]:
-        """Groups of equal and nearly equal pictures: positions in the readable pictures of train."""
-        good = [i for i in range(len(self.source.train)) if not self.sights[i].error]
-        sights, places = [self.sights[i] for i in good], [self.places[i] for i in good]
-        return find_copies(sights, places, self.listings).together
+        """Return groups of equal and nearly equal images, as positions in the readable images of train."""
+        good = [i for i in range(len(self.source.train)) if not self.scans[i].error]
+        return find_copies([self.scans[i] for i in good], [self.places[i] for i in good], self.listings).together
 
 
 def survey(
     source: Source, *, workers: int | None = None, cache: bool = True, progress: Progress | None = None
 ) -> Survey:
-    """Look at every picture; `workers` are processes (default: one for each core)."""
+    """Scan all images of a source with `workers` processes (default: one per core)."""
     listings = source.listings
     for listing in listings.values():
-        class_table(replace(listing, levels={}))  # refuses labels outside the names
+        class_table(replace(listing, levels={}))  # raises DataError for labels without a name
     places = [place for split, listing in listings.items() for place in _places(split, listing)]
     number = {split: i for i, split in enumerate(listings)}
-    tasks = [ScanItem(number[place.split], place.row) for place in places]
+    items = [ScanItem(number[place.split], place.row) for place in places]
     stores = [listing.images for listing in listings.values()]
-    sights, decoded = scan(stores, tasks, workers=workers, cache=cache, progress=progress)
-    return Survey(source, listings, places, sights, decoded)
+    scans, decoded = scan(stores, items, workers=workers, cache=cache, progress=progress)
+    return Survey(source, listings, places, scans, decoded)
 
 
 def is_made_in_memory(source: Source) -> bool:
-    """Whether no file of it can be damaged."""
+    """Return whether the source has no files, so that none can be damaged."""
     return all(listing.images.always_readable for listing in source.listings.values())
 
 
-def name_unreadable(found: Sequence[Unreadable]) -> str:
-    """'3 files cannot be read: a.jpg (empty file), …' in one line."""
-    shown = ", ".join(f"{bad.place.where} ({bad.reason})" for bad in found[:NAMED])
-    more = f" and {len(found) - NAMED:,} more" if len(found) > NAMED else ""
-    return f"{len(found):,} file{'s' * (len(found) != 1)} cannot be read: {shown}{more}"
+def name_unreadable(unreadable: Sequence[Unreadable]) -> str:
+    """Return one line such as '3 files cannot be read: a.jpg (empty file), …'."""
+    listed = ", ".join(f"{bad.place.where} ({bad.reason})" for bad in unreadable[:LISTED_FILES])
+    more = f" and {len(unreadable) - LISTED_FILES:,} more" if len(unreadable) > LISTED_FILES else ""
+    return f"{len(unreadable):,} file{'s' * (len(unreadable) != 1)} cannot be read: {listed}{more}"
 
 
-def find_copies(sights: Sequence[ImageScan], places: Sequence[ImageLocation], listings: dict[str, Listing]) -> Copies:
-    """Groups among pictures that could be read."""
-    equal = equal_groups(pixel_digests(sights, places, listings))
+def find_copies(scans: Sequence[ImageScan], places: Sequence[ImageLocation], listings: dict[str, Listing]) -> Copies:
+    """Return groups of copies among readable images."""
+    equal = equal_groups(pixel_digests(scans, places, listings))
     copies = {group[0]: group for group in equal}
     repeated = {i for group in equal for i in group[1:]}
-    distinct = [i for i in range(len(sights)) if i not in repeated]
-    pairs = similar_pairs([sights[i].thumbnail for i in distinct])
+    distinct = [i for i in range(len(scans)) if i not in repeated]
+    pairs = similar_pairs([scans[i].thumbnail for i in distinct])
     similar = [[distinct[i] for i in group] for group in linked(len(distinct), pairs)]
     wide = [[i for first in group for i in copies.get(first, [first])] for group in similar]
     in_wide = {i for group in wide for i in group}
@@ -146,13 +150,13 @@ def _places(split: str, listing: Listing) -> Iterator[ImageLocation]:
 
 
 def pixel_digests(
-    sights: Sequence[ImageScan], places: Sequence[ImageLocation], listings: dict[str, Listing]
+    scans: Sequence[ImageScan], places: Sequence[ImageLocation], listings: dict[str, Listing]
 ) -> list[bytes]:
-    """Equal for equal pixels. Only files that differ while their thumbnails do not are read once more for it."""
-    digests = [sight.digest for sight in sights]
-    for group in equal_groups([b"%d %d " % (s.width, s.height) + s.thumbnail for s in sights]):
+    """Return digests of pixels. Only files that differ while their thumbnails are equal are read again."""
+    digests = [scan.digest for scan in scans]
+    for group in equal_groups([b"%d %d " % (s.width, s.height) + s.thumbnail for s in scans]):
         if len({digests[i] for i in group}) > 1:
             for i in group:
-                with suppress(DataError):  # gone since the scan
+                with suppress(DataError):  # the file is gone since the scan
                     digests[i] = digest(listings[places[i].split].images.read(places[i].row))
     return digests

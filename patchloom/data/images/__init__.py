@@ -1,1 +1,1 @@
-"""Batches of images, faults of masks and boxes, frames of videos."""
+"""Batches of images, and frames of videos."""

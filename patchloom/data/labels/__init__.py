@@ -1,1 +1,1 @@
-"""What is said of classes: tables, patterns, nested folders, levels."""
+"""Class labels from tables, file names and nested folders, and levels of coarser classes."""

@@ -14,8 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from patchloom.data.trees.files import below
-from patchloom.data.trees.tree import Tree
+from patchloom.data.trees.tree import Tree, below
 from patchloom_runtime.images.decode import EXTENSIONS
 
 _UNUSUAL = re.compile(r"\\|^[/.]|/\.|//")  # what a path relative to the folder has not, spelled as on disk

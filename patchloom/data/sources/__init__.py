@@ -1,1 +1,1 @@
-"""Where data come from: one file per form, found by `source.find_source`."""
+"""Sources of labeled images, one format per file. `source.find_source` is the entry point."""

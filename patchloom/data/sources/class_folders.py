@@ -23,8 +23,7 @@ from patchloom.data.labels.nested_folders import Chain, Nesting, find_nesting
 from patchloom.data.labels.taxonomy import FILES as TAXONOMY_FILES
 from patchloom.data.labels.taxonomy import Taxonomy
 from patchloom.data.splits import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
-from patchloom.data.trees.files import FolderTree
-from patchloom.data.trees.tree import Tree
+from patchloom.data.trees.tree import FolderTree, Tree
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.folders import VisitedFolders
 from patchloom_runtime.images.decode import EXTENSIONS

@@ -1,7 +1,10 @@
-"""Training pictures that a list names and that are left out: `train A --without LIST`.
+"""Lists of training images to leave out: `train A --without LIST`.
 
-A list has a picture a line, by its name within the data set or by its path, up to the first tab; what follows says why.
-`check A --against B` writes one, and the left_out.tsv of a run is one.
+    file	reason
+    rose/12.jpg	also in test
+
+A line has the key of an image within the dataset, or its path, up to the first tab. `check A --against B` writes such a
+list, and so is the `left_out.tsv` of a run.
 """
 
 from collections.abc import Iterable
@@ -20,25 +23,25 @@ HEAD = "file"
 
 
 def leave_out(source: Source, file: Path) -> Source:
-    """The source without the training pictures that the list names, and a note on how many they are."""
+    """Return the source without the training images that the list names, with a note on their number."""
     names = read_list(file)
-    if source.is_part or not names:  # val or test by itself, of which a list says nothing
+    if source.is_part or not names:  # a val or test folder by itself has no training images
         return source
-    kept = np.array([not _is_named(source.train, row, names) for row in source.train.rows.tolist()], dtype=bool)
-    count = int(np.sum(~kept))
+    remaining = np.array([not _is_listed(source.train, row, names) for row in source.train.rows.tolist()], dtype=bool)
+    count = int(np.sum(~remaining))
     if not count:
         raise DataError(
-            f"{printable(file)} names none of the {len(kept):,} training pictures of {source.name}; "
-            f"it has {printable(min(names))!r}, expected names such as {_some_name(source.train)!r}"
+            f"{printable(file)} names none of the {len(remaining):,} training images of {source.name}; "
+            f"it has {printable(min(names))!r}, expected names such as {_first_name(source.train)!r}"
         )
-    train = replace(source.train, rows=source.train.rows[kept], labels=source.train.labels[kept])
-    others = f"; {len(names) - count:,} of its lines name none" if count < len(names) else ""
-    said = f"{count:,} training picture{'s' * (count != 1)} left out by {printable(file)}{others}"
-    return replace(source, train=train, notes=(*source.notes, said))
+    train = replace(source.train, rows=source.train.rows[remaining], labels=source.train.labels[remaining])
+    unmatched = f"; {len(names) - count:,} of its lines match none" if count < len(names) else ""
+    note = f"{count:,} training image{'s' * (count != 1)} left out by {printable(file)}{unmatched}"
+    return replace(source, train=train, notes=(*source.notes, note))
 
 
 def read_list(file: Path) -> set[str]:
-    """The names in a list."""
+    """Read the names in a list."""
     try:
         lines = read_plain(file).decode("utf-8", "surrogateescape").splitlines()
     except OSError as error:
@@ -48,15 +51,14 @@ def read_list(file: Path) -> set[str]:
 
 
 def write_list(file: Path, images: Iterable[tuple[str, str]]) -> None:
-    """Write a list of (name within the data set, why)."""
+    """Write a list of (key within the dataset, reason)."""
     lines = [f"{table_cell(name)}\t{table_cell(why)}\n" for name, why in images]
     atomic_write(file, "".join([f"{HEAD}\treason\n", *lines]).encode("utf-8", "surrogateescape"))
 
 
-def _is_named(listing: Listing, row: int, names: set[str]) -> bool:
-    images = listing.images
-    return table_cell(images.key(row)) in names or table_cell(images.where(row)) in names
+def _is_listed(listing: Listing, row: int, names: set[str]) -> bool:
+    return table_cell(listing.images.key(row)) in names or table_cell(listing.images.where(row)) in names
 
 
-def _some_name(listing: Listing) -> str:
+def _first_name(listing: Listing) -> str:
     return table_cell(listing.images.key(int(listing.rows[0]))) if len(listing) else ""

@@ -14,7 +14,7 @@ from PIL import Image
 from patchloom.data.datasets import ImageStore, Listing, Source, Stamp, common_folder, file_state
 from patchloom.data.labels.taxonomy import level_columns, levels_of_columns
 from patchloom.data.splits import group_by_split
-from patchloom.data.trees.files import below
+from patchloom.data.trees.tree import below
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.decode import decode, read_file
 from patchloom_runtime.images.samples import UNLABELED

@@ -1,10 +1,11 @@
-"""Images with a class each, in a folder: by class folders, by a list of labels in it, or by both.
+"""A folder of images with one class each: by class folders, by a list of labels, or by file names.
 
-train/rose/*.jpg  val/rose/*.jpg           class folders (`folder`), also below folders that hold nothing else
-photos and train.csv, labels.csv           a list of labels (`labels_file`) where folders are no classes
-images/rose/*.jpg  meta/train.txt          class folders, and lists that say train, val and test (Food-101, DTD)
-images/  images.txt  train_test_split.txt  the same by numbers (CUB-200)
-jpg/  imagelabels.mat  setid.mat           Flowers-102, and the devkit of Stanford Cars: need scipy
+train/rose/*.jpg  val/rose/*.jpg           class folders (`class_folders`), also below a single folder
+photos/*.jpg  labels.csv                   a list of labels (`labels_file`), if the folders are not classes
+images/rose/*.jpg  meta/train.txt          class folders, and one list per split (Food-101, DTD)
+images/  images.txt  train_test_split.txt  the same by image numbers (CUB-200)
+jpg/  imagelabels.mat  setid.mat           Flowers-102, and the devkit of Stanford Cars; both need scipy
+rose_1.jpg  tulip_2.jpg                    classes in file names, by --label-pattern '{label}_*'
 """
 
 import os
@@ -20,14 +21,15 @@ import numpy as np
 from patchloom.data.datasets import Listing, Source
 from patchloom.data.labels.class_names import FILES as CLASS_NAMES
 from patchloom.data.labels.class_names import names_by_line
+from patchloom.data.labels.label_pattern import LabelPattern, read_pattern
+from patchloom.data.labels.label_table import says_split
 from patchloom.data.labels.taxonomy import FILES as TAXONOMIES
 from patchloom.data.labels.taxonomy import Taxonomy
 from patchloom.data.reading import Reading
 from patchloom.data.sources.class_folders import open_folder, split_folders
 from patchloom.data.sources.labels_file import SUFFIXES, ListFile, open_list, split_of
 from patchloom.data.splits import listings_by_split
-from patchloom.data.trees.files import FolderTree
-from patchloom.data.trees.tree import Tree
+from patchloom.data.trees.tree import FolderTree, Tree
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError
 from patchloom_runtime.images.decode import EXTENSIONS
 from patchloom_runtime.images.samples import UNLABELED
@@ -36,13 +38,14 @@ from patchloom_runtime.untrusted import MOST_BYTES
 
 _LIST = re.compile(r"^(train|training|val|valid|validation|test|testing)(\d*)\.txt$", re.IGNORECASE)
 _LIST_FOLDERS = ("", "meta", "labels", "splits", "lists", "split")
-_NAMED = 0.9  # share of the lines of a list that name images
+_MIN_MATCHED = 0.9  # share of the lines of a list that must match images
 _NO_LABELS = ("readme", "license", "licence", "sample_submission", "samplesubmission", "requirements")
-_MOST_WRAPPERS = 4
+_MAX_WRAPPERS = 4  # folders that contain only one folder
+_LISTED_FILES = 3  # in a note
 
 
 def open_classes(root: Path, levels: Taxonomy, reading: Reading, strict: bool = False) -> Source:
-    """The folder as images with classes."""
+    """Open a folder of images with classes."""
     known = _open_flowers(root) or _open_cars(root)
     if known is not None:
         return known
@@ -52,24 +55,24 @@ def open_classes(root: Path, levels: Taxonomy, reading: Reading, strict: bool = 
     labeled = bool(np.any(source.train.labels != UNLABELED))
     listed = find_list(tree) if not labeled or not split_folders(tree)["train"] else None
     if listed is not None and (not labeled or split_of(listed) == "train"):
-        sure = not labeled and bool(split_of(listed) or "label" in listed.lower())  # by its name
+        certain = not labeled and bool(split_of(listed) or "label" in listed.lower())  # by its name
         try:
             by_list = open_list(ListFile(tree, listed), tree, levels, strict, reading.label_column, reading.names_file)
         except PatchloomError as error:
-            if sure:
+            if certain:
                 raise
-            source = replace(source, notes=(*source.notes, f"{printable(listed)} is no list of labels ({error})"))
+            source = replace(source, notes=(*source.notes, f"{printable(listed)} is not a list of labels ({error})"))
         else:
-            if sure or _tells_more(by_list, source, labeled=labeled):
+            if certain or _is_better(by_list, source, labeled=labeled):
                 return by_list
-            source = replace(source, notes=(*source.notes, f"{printable(listed)} was not taken for a list of labels"))
+            source = replace(source, notes=(*source.notes, f"{printable(listed)} was not read as a list of labels"))
     if reading.names is not None:
-        raise UsageError(f"--names names class numbers, and {printable(root)} has none; leave it out")
+        raise UsageError(f"--names names class numbers, and {printable(root)} has none; drop the option")
     return _with_listed_splits(source, inner) if labeled and source.val is None and source.test is None else source
 
 
-def _tells_more(by_list: Source, source: Source, *, labeled: bool) -> bool:
-    """Whether a list is rather to be believed than the folders: it names half of the images, or says splits too."""
+def _is_better(by_list: Source, source: Source, *, labeled: bool) -> bool:
+    """Return whether a list describes the data better than folders do: it names half of the images, or has splits."""
     if labeled:
         has_splits = by_list.val is not None or by_list.test is not None
         return has_splits and 2 * len(by_list.train.names) <= len(by_list.train)
@@ -78,7 +81,7 @@ def _tells_more(by_list: Source, source: Source, *, labeled: bool) -> bool:
 
 
 def find_list(tree: Tree) -> str | None:
-    """The labels file at the top of a tree: called labels or so, a list of train, or the only table."""
+    """Return the labels file at the root of a tree: named like one, a list of train, or the only table."""
     taken = (*CLASS_NAMES, *TAXONOMIES)
     tables = [
         entry.name
@@ -94,9 +97,9 @@ def find_list(tree: Tree) -> str | None:
 
 
 def _unwrapped(root: Path) -> Path:
-    """The folder with train, val and test below folders that hold one folder each; the root where there is none."""
+    """Return the folder with train, val and test below folders that contain one folder each, or else the root."""
     inner = root
-    for _ in range(_MOST_WRAPPERS):
+    for _ in range(_MAX_WRAPPERS):
         entries = FolderTree(inner).entries("")
         folders = [entry.name for entry in entries if entry.kind == "folder"]
         images = any(os.path.splitext(entry.name)[1].lower() in EXTENSIONS for entry in entries if entry.kind == "file")
@@ -112,36 +115,36 @@ def _unwrapped(root: Path) -> Path:
 
 
 def _with_listed_splits(source: Source, root: Path) -> Source:
-    """The source with the splits that lists in its folder say; as it is where there are none."""
-    splits, said = _numbered_splits(root) or _split_lists(root)
+    """Return the source with the splits of the lists in its folder, or unchanged if there are none."""
+    splits, lists = _numbered_splits(root) or _split_lists(root)
     if not splits:
         return source
     listing = source.train
     keys = [_last_two(listing.images.key(row)) for row in listing.rows.tolist()]
     there = set(keys)
-    named = sum(path in there for path in splits)
-    if named < _NAMED * len(splits):
+    matched = sum(path in there for path in splits)
+    if matched < _MIN_MATCHED * len(splits):
         return source
     of_rows = [splits.get(key, "") for key in keys]
     train, val, test, unused = listings_by_split(listing, of_rows)
     lost = of_rows.count("")
-    notes = (f"splits from {said}", *((f"{lost:,} images are in no list; left out",) if lost else unused))
+    notes = (f"splits from {lists}", *((f"{lost:,} images are in no list; left out",) if lost else unused))
     return replace(source, train=train, val=val, test=test, notes=(*source.notes, *notes))
 
 
 def _split_lists(root: Path) -> tuple[dict[str, str], str]:
-    """Class folder and stem of each image → its split, and the lists that say so: of several sets, the first."""
+    """Map class folder and stem of each image to its split, and name the lists used: the first of several sets."""
     for folder in _LIST_FOLDERS:
         place = root / folder
         lists = (
-            [(found, name) for name in sorted(os.listdir(place)) if (found := _LIST.match(name))]
+            [(match, name) for name in sorted(os.listdir(place)) if (match := _LIST.match(name))]
             if place.is_dir()
             else []
         )
-        folds = sorted({found[2] for found, _ in lists}, key=lambda number: (len(number), number))
+        folds = sorted({match[2] for match, _ in lists}, key=lambda number: (len(number), number))
         if not folds:
             continue
-        chosen = [name for found, name in lists if found[2] == folds[0]]
+        chosen = [name for match, name in lists if match[2] == folds[0]]
         splits: dict[str, str] = {}
         for name in chosen:
             for line in names_by_line(place / name, MOST_BYTES) or ():
@@ -153,7 +156,7 @@ def _split_lists(root: Path) -> tuple[dict[str, str], str]:
 
 
 def _numbered_splits(root: Path) -> tuple[dict[str, str], str] | None:
-    """The same by CUB's images.txt and train_test_split.txt, whose lines begin with an image's number."""
+    """Do the same with images.txt and train_test_split.txt of CUB-200, whose lines start with an image number."""
     tables: list[dict[str, str]] = []
     for name in ("images.txt", "train_test_split.txt"):
         lines = names_by_line(root / name, MOST_BYTES)
@@ -171,11 +174,57 @@ def _last_two(path: str) -> str:
     return "/".join((stem if extension.lower() in EXTENSIONS else path).split("/")[-2:])
 
 
-# MATLAB's files -------------------------------------------------------------------------------------------------------
+# Classes in file names ------------------------------------------------------------------------------------------------
+
+
+def open_by_pattern(tree: Tree, text: str, strict: bool = False) -> Source:
+    """Open the images of a tree, with classes from file names by a `label_pattern`.
+
+    Images that do not match are skipped with a note. Folders train, val and test at the root are splits.
+    """
+    pattern = read_pattern(text)
+    images = [path for path in tree.files() if posixpath.splitext(path)[1].lower() in EXTENSIONS]
+    if not images:
+        raise DataError(f"{tree.where}: no images found")
+    labels = {path: label for path in images if (label := pattern.label(path))}
+    others = [path for path in images if path not in labels]
+    if not labels:
+        example = _matched_text(pattern, others[0])
+        raise DataError(f"{tree.where}: no name matches --label-pattern {text!r}; one is {example}")
+    names = tuple(sorted(set(labels.values())))
+    if len(names) == len(labels) > 1:
+        raise DataError(
+            f"{tree.where}: with --label-pattern {text!r} every image has a class of its own, such as {names[0]!r} of "
+            f"{_matched_text(pattern, next(iter(labels)))}; expected a part that several names share"
+        )
+    notes = [f"classes from file names by {text!r} ({len(names)})"]
+    if others:
+        listed = ", ".join(_matched_text(pattern, path) for path in others[:_LISTED_FILES])
+        listed += ", …" if len(others) > _LISTED_FILES else ""
+        unmatched = f"{len(others):,} of {len(images):,} names do not match {text!r}: {listed}"
+        if strict:
+            raise DataError(f"{tree.where}: {unmatched}")
+        notes.append(f"{unmatched}; left out")
+    number = {name: i for i, name in enumerate(names)}
+    numbers = np.array([number[label] for label in labels.values()], dtype=np.int64)
+    whole = Listing(tree.images(list(labels)), np.arange(len(numbers)), numbers, names)
+    title = f"{tree.name} (classes from file names)"
+    splits = [path.split("/")[0] if "/" in path else "" for path in labels]
+    if not any(map(says_split, splits)):
+        return Source(title, whole, None, tuple(notes))
+    train, val, test, unused = listings_by_split(whole, splits)
+    return Source(title, train, val, (*notes, *unused), test=test)
+
+
+def _matched_text(pattern: LabelPattern, path: str) -> str:
+    return printable(path if "/" in pattern.text else posixpath.basename(path))
+
+
+# MATLAB files ---------------------------------------------------------------------------------------------------------
 
 
 def _open_flowers(root: Path) -> Source | None:
-    """Flowers-102: the class of each image by its number, and the numbers of each split."""
+    """Open Flowers-102: imagelabels.mat has the class of each image number, setid.mat the numbers of each split."""
     if not (root / "imagelabels.mat").is_file() or not (root / "setid.mat").is_file() or not (root / "jpg").is_dir():
         return None
     labels, sets = _matlab(root / "imagelabels.mat"), _matlab(root / "setid.mat")
@@ -195,7 +244,7 @@ def _open_flowers(root: Path) -> Source | None:
 
 
 def _open_cars(root: Path) -> Source | None:
-    """Stanford Cars: devkit/, cars_train/ and cars_test/."""
+    """Open Stanford Cars: devkit/, cars_train/ and cars_test/."""
     kit = root / "devkit"
     if not (kit / "cars_train_annos.mat").is_file() or not (root / "cars_train").is_dir():
         return None
@@ -215,8 +264,8 @@ def _open_cars(root: Path) -> Source | None:
     return _listed(root, rows, ", ".join(posixpath.relpath(file, root) for file in files.values()))
 
 
-def _listed(root: Path, rows: Sequence[tuple[str, str, str]], said: str) -> Source:
-    """Path, class and split of each image."""
+def _listed(root: Path, rows: Sequence[tuple[str, str, str]], files: str) -> Source:
+    """Return a source of rows (path, class, split), which were read from `files`."""
     names = tuple(
         sorted({label for _, label, _ in rows}, key=lambda name: (len(name) if name.isdecimal() else 0, name))
     )
@@ -226,20 +275,20 @@ def _listed(root: Path, rows: Sequence[tuple[str, str, str]], said: str) -> Sour
     whole = Listing(images, np.arange(len(rows)), labels, names)
     train, val, test, unused = listings_by_split(whole, [split for _, _, split in rows])
     title = f"{printable(root.resolve().name)} (labels file)"
-    return Source(title, train, val, (f"classes and splits from {said}", *unused), test=test)
+    return Source(title, train, val, (f"classes and splits from {files}", *unused), test=test)
 
 
 def _matlab(file: Path) -> Mapping[str, Any]:
-    """The arrays of a .mat file; nothing in it is executed."""
+    """Read the arrays of a .mat file. Nothing in it is executed."""
     try:
         from scipy.io import loadmat  # type: ignore[import-untyped]
     except ImportError:
         raise DataError(
-            f"{printable(file)} is a file of MATLAB: reading it needs scipy (pip install scipy), or give a list with "
+            f"{printable(file)} is a MATLAB file: reading it needs scipy (pip install scipy), or pass a list with "
             "--labels FILE (lines of path,label)"
         ) from None
     try:
         content: Mapping[str, Any] = loadmat(file)
-    except Exception as error:  # whatever a damaged file makes of it
+    except Exception as error:  # a damaged file may raise anything
         raise DataError(f"{printable(file)}: cannot be read as a .mat file ({error})") from error
     return content

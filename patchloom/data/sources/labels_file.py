@@ -23,8 +23,7 @@ from patchloom.data.labels.label_table import Table, parse_table
 from patchloom.data.labels.listed_paths import ListedPaths
 from patchloom.data.labels.taxonomy import Taxonomy
 from patchloom.data.splits import listings_by_split
-from patchloom.data.trees.files import FolderTree
-from patchloom.data.trees.tree import Tree
+from patchloom.data.trees.tree import FolderTree, Tree
 from patchloom_runtime.errors import DataError, PatchloomError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import printable

@@ -1,16 +1,16 @@
-"""WebDataset shards: tar files whose members come in groups, `0001.jpg` with `0001.cls` or `0001.json`.
+"""WebDataset shards: tar files with an image and its label per sample.
 
-Only headers are read to build the index (where each image lies); pictures are then read at their offset, in
-any order and from any process. The label is the text of `.cls` (a number or a name), or `label` in `.json`;
-a file `classes.txt` beside the shards, a name a line, names the numbers. Nothing is unpacked to disk.
+    train-0000.tar      0001.jpg 0001.cls 0002.jpg 0002.json …
+    classes.txt         optional, next to the shards: one class name per line, for labels that are numbers
+
+The label is the text of `.cls` (a number or a name), or `label` in `.json`. The index is built from the headers alone;
+images are then read at their offsets, in any order and from any process. Nothing is unpacked to disk.
 """
 
-import io
 import tarfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -18,6 +18,7 @@ from PIL import Image
 from patchloom.data.datasets import ImageStore, Listing, Source, Stamp, common_folder, stamps_inside
 from patchloom.data.labels.class_names import names_by_line
 from patchloom.data.splits import group_by_split, name_files
+from patchloom.data.trees.archive import TAR_FAULTS, open_tar, refuse_early_end
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.decode import EXTENSIONS, MAX_FILE_BYTES, decode, refuse_special
 from patchloom_runtime.images.samples import UNLABELED
@@ -25,29 +26,32 @@ from patchloom_runtime.untrusted import check_shape, parse_json
 
 _MAX_LABEL_BYTES = 1 << 20
 _MAX_LABEL_LETTERS = 1_000
-_MAX_READ_BYTES = 2 * _MAX_LABEL_BYTES  # at once: a label, or a long name and other headers in whole blocks
-# What `tarfile` raises for headers of any content.
-TAR_FAULTS = (tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError, RecursionError)
 
 
 class ShardImages(ImageStore):
-    """Images inside tar files, each known by shard, offset and size."""
+    """Images inside tar files, each located by shard, offset and size.
 
-    def __init__(self, shards: Sequence[Path], places: np.ndarray, keys: Sequence[str]) -> None:
+    `originals` are the paths that messages and keys name: those of `shards`, unless these are uncompressed copies.
+    """
+
+    def __init__(
+        self, shards: Sequence[Path], places: np.ndarray, keys: Sequence[str], originals: Sequence[Path]
+    ) -> None:
         self.shards = tuple(shards)
         self.home = common_folder(self.shards)
         self._places = places  # (images, 3) int64: shard, offset, size
         self._keys = tuple(keys)
+        self._originals = tuple(originals)
 
     def __len__(self) -> int:
         return len(self._places)
 
     def read(self, index: int) -> Image.Image:
-        """The picture: decoded, upright, mode RGB."""
+        """Decode the image: upright, mode RGB."""
         return decode(self.encoded(index), self.where(index))
 
     def encoded(self, index: int) -> bytes:
-        """The image's bytes."""
+        """Read the bytes of the image."""
         shard, offset, size = (int(number) for number in self._places[index])
         try:
             with open(self.shards[shard], "rb", buffering=0) as file:
@@ -57,64 +61,68 @@ class ShardImages(ImageStore):
             raise DataError(f"{self.where(index)}: cannot be read ({error.strerror})") from error
 
     def where(self, index: int) -> str:
-        """Shard and member."""
-        return f"{self.shards[int(self._places[index, 0])]}, {self._keys[index]}"
+        """Return the shard and the member."""
+        return f"{self._originals[int(self._places[index, 0])]}, {self._keys[index]}"
 
     def key(self, index: int) -> str:
-        """Shard's name and member."""
-        return f"{self.shards[int(self._places[index, 0])].name}/{self._keys[index]}"
+        """Return the name of the shard and the member."""
+        return f"{self._originals[int(self._places[index, 0])].name}/{self._keys[index]}"
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """Member, and size and time of its shard."""
+        """Return the member and the `file_state` of its shard."""
         return stamps_inside(self.shards, self.home, [(int(self._places[row, 0]), self._keys[row]) for row in rows])
 
 
 def open_shards(shards: Sequence[Path], name: str) -> Source:
-    """The data set in `shards`, its splits told by the file names (…train…, …val… or …test…)."""
+    """Open a dataset of shards. File names determine the splits (…train…, …val… or …test…)."""
     by_name = name_files(shards)
-    said = group_by_split(list(by_name))
-    notes = (f"not used: {', '.join(said.unused)}",) if said.unused else ()
-    val, test = (_listing([by_name[shard] for shard in of]) if of else None for of in (said.val, said.test))
-    return Source(name, _listing([by_name[shard] for shard in said.train]), val, notes, test=test)
+    splits = group_by_split(list(by_name))
+    notes = (f"not used: {', '.join(splits.unused)}",) if splits.unused else ()
+    train, val, test = (
+        _listing(files, files) if (files := [by_name[shard] for shard in names]) else None
+        for names in (splits.train, splits.val, splits.test)
+    )
+    assert train is not None
+    return Source(name, train, val, notes, test=test)
 
 
-def _listing(shards: Sequence[Path]) -> Listing:
+def open_shard_copy(copy: Path, original: Path, name: str) -> Source:
+    """Open the uncompressed copy of one shard. Messages name the original."""
+    return Source(name, _listing([copy], [original]))
+
+
+def _listing(shards: Sequence[Path], originals: Sequence[Path]) -> Listing:
     places: list[tuple[int, int, int]] = []
     keys: list[str] = []
     classes: list[str | None] = []
-    for number, shard in enumerate(shards):
-        images, labels = _index(shard)
+    for number, (shard, original) in enumerate(zip(shards, originals, strict=True)):
+        images, labels = _index(shard, str(original))
         for key, (member, offset, size) in images.items():
             places.append((number, offset, size))
             keys.append(member)
             classes.append(labels.get(key))
     if not places:
-        raise DataError(f"{shards[0]}: no images inside; expected members like 0001.jpg with 0001.cls")
-    names = _class_names(shards[0].parent, {label for label in classes if label is not None})
+        raise DataError(f"{originals[0]}: no images inside; expected members like 0001.jpg with 0001.cls")
+    names = _class_names(originals[0].parent, {label for label in classes if label is not None})
     number_of = {label: i for i, label in enumerate(names)}
     numbers = [UNLABELED if label is None else number_of[label] for label in classes]
-    store = ShardImages(shards, np.array(places, dtype=np.int64), keys)
+    store = ShardImages(shards, np.array(places, dtype=np.int64), keys, originals)
     return Listing(store, np.arange(len(places)), np.array(numbers, dtype=np.int64), tuple(names.values()))
 
 
-def _index(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]]:
-    """Images (name, offset, size) and labels, by key; links and paths that escape are refused."""
+def _index(file: Path, shard: str) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]]:
+    """Return the images (name, offset, size) and the labels of a shard, by key."""
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, str] = {}
     try:
-        total = refuse_special(shard, str(shard), "a tar file")
-        with open_tar(shard) as archive:
+        total = refuse_special(file, shard, "a tar file")
+        with open_tar(file) as archive:
             for member in archive:
-                where = f"{shard}, {member.name}"
                 if member.isdir():
                     continue
+                where = f"{shard}, {member.name}"
+                _check_member(member, total, where)
                 path = PurePosixPath(member.name)
-                if path.is_absolute() or ".." in path.parts:
-                    raise DataError(f"{where}: a path that leaves the archive; refused")
-                if not member.isreg() or member.sparse is not None:
-                    raise DataError(f"{where}: a link, device or sparse file; expected plain files")
-                if member.offset_data + member.size > total:
-                    raise DataError(f"{where}: the shard ends after {total} bytes (unfinished tar)")
                 stem, _, extension = path.name.partition(".")
                 key = str(path.parent / stem)
                 if f".{extension.lower()}" in EXTENSIONS:
@@ -127,7 +135,7 @@ def _index(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]
                     label = _label(content.read() if content else b"", extension, where)
                     if label is not None:
                         labels[key] = label
-            refuse_early_end(shard, archive.offset)
+            refuse_early_end(file, archive.offset, shard)
     except TAR_FAULTS as error:
         plain = isinstance(error, tarfile.ReadError) and not images
         hint = "compressed or not a tar file; expected plain .tar" if plain else f"damaged tar ({error})"
@@ -135,44 +143,15 @@ def _index(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]
     return images, labels
 
 
-class _TarBytes(io.FileIO):
-    """The bytes of a tar; a header that declares more than a name or label needs is refused, not read."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or not 0 <= size <= _MAX_READ_BYTES:
-            raise tarfile.ReadError(f"a header of {size} bytes, expected at most {_MAX_READ_BYTES:,}")
-        return super().read(size) or b""
-
-
-@contextmanager
-def open_tar(file: Path) -> Iterator[tarfile.TarFile]:
-    """Open an uncompressed tar to look through its members."""
-    with _TarBytes(file) as content, tarfile.open(fileobj=content, mode="r:") as archive:
-        yield archive
-
-
-def refuse_early_end(shard: Path, end: int) -> None:
-    """An error unless the tar's two blocks of zeros stand at `end`: `tarfile` takes a damaged header for the end."""
-    with open(shard, "rb") as file:
-        file.seek(end)
-        found = file.read(2 * tarfile.BLOCKSIZE)
-        if found == bytes(2 * tarfile.BLOCKSIZE):
-            return
-        if not any(found):
-            raise DataError(
-                f"{shard}: ends after {end + len(found):,} bytes without a tar's last blocks; it was cut short"
-            )
-        behind = list(_members_behind(file, end + tarfile.BLOCKSIZE))
-    lost = f"; {len(behind):,} members behind it are lost, the first is {behind[0]}" if behind else ""
-    raise DataError(f"{shard}: the header at byte {end:,} is damaged{lost}. Copy or pack the shard again")
-
-
-def _members_behind(file: BinaryIO, start: int) -> Iterator[str]:
-    """Names in the headers from `start` on, wherever one is whole: content never passes for one, by its checksum."""
-    file.seek(start)
-    while len(block := file.read(tarfile.BLOCKSIZE)) == tarfile.BLOCKSIZE:
-        with suppress(tarfile.HeaderError):
-            yield tarfile.TarInfo.frombuf(block, "utf-8", "backslashreplace").name
+def _check_member(member: tarfile.TarInfo, total: int, where: str) -> None:
+    """Raise DataError for paths that leave the archive, links, and members beyond the end of the file."""
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts:
+        raise DataError(f"{where}: the path leaves the archive; refused")
+    if not member.isreg() or member.sparse is not None:
+        raise DataError(f"{where}: a link, device or sparse file; expected plain files")
+    if member.offset_data + member.size > total:
+        raise DataError(f"{where}: the shard ends after {total} bytes (unfinished tar)")
 
 
 def _label(content: bytes, extension: str, where: str) -> str | None:
@@ -191,14 +170,14 @@ def _label(content: bytes, extension: str, where: str) -> str | None:
 
 
 def _class_names(folder: Path, labels: set[str]) -> dict[str, str]:
-    """Label as stored → class name, in the order of class numbers."""
+    """Return the class name of each label, in the order of class numbers."""
     if not all(label.isascii() and label.isdecimal() for label in labels):
         return {label: label for label in sorted(labels)}
     ordered = sorted(labels, key=int)
-    listed = folder / "classes.txt"
-    names = names_by_line(listed)
+    file = folder / "classes.txt"
+    names = names_by_line(file)
     if names is None:
         return {label: label for label in ordered}
     if ordered and int(ordered[-1]) >= len(names):
-        raise UsageError(f"{listed}: {len(names)} names, but the shards have label {ordered[-1]}")
+        raise UsageError(f"{file}: {len(names)} names, but the shards have label {ordered[-1]}")
     return {label: names[int(label)] for label in ordered}

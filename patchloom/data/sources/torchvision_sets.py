@@ -14,7 +14,7 @@ import numpy as np
 
 from patchloom.data.datasets import ArrayImages, Listing, Source
 from patchloom.data.sources.class_folders import list_classes
-from patchloom.data.trees.files import ImageFiles
+from patchloom.data.trees.tree import ImageFiles
 from patchloom_runtime.errors import DataError, UsageError, nearest
 
 # name → (class in torchvision.datasets, its train splits, its test split)

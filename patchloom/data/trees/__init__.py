@@ -1,1 +1,1 @@
-"""Files in folders and archives, behind one face."""
+"""File trees: folders and archives behind one interface."""

@@ -1,11 +1,12 @@
-"""A zip or tar file as a `Tree`: read in place, nothing is unpacked.
+"""A zip or tar file as a `Tree`, read in place.
 
-The index (where each member lies) comes from the headers alone; a member is then read at its place, in any order and
-from any process. Archives are untrusted: paths that leave them are refused, links are not followed, encrypted members
-are named, and no member is unpacked beyond what `decode` would take. A folder that holds everything is passed over.
+The index of members comes from the headers alone. Members are then read at their offsets, in any order and from any
+process. Archives are untrusted: paths that leave the archive and encrypted members are errors, links are not followed,
+and no member is decompressed beyond the limits of `decode`. If one folder contains everything, it counts as the root.
 """
 
 import bz2
+import io
 import os
 import stat
 import struct
@@ -13,15 +14,14 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from patchloom.data.datasets import ImageStore, Stamp, stamps_inside
-from patchloom.data.sources.shards import TAR_FAULTS, open_tar, refuse_early_end
 from patchloom.data.trees.tree import Tree
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.folders import TreeEntry
@@ -30,30 +30,33 @@ from patchloom_runtime.printable import printable
 
 _STORED, _DEFLATED, _BZIP2 = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2
 _NO_CRC = -1
-_LARGEST = np.iinfo(np.int64).max  # bytes that an index can say
-_LOOKED_AT = 200  # members by which a tar is told to be of class folders or of WebDataset
+_MAX_MEMBER_BYTES = np.iinfo(np.int64).max  # that the index can hold
+_SAMPLED_MEMBERS = 200  # that decide whether a tar contains class folders or WebDataset samples
+_MAX_READ_BYTES = 2 << 20  # at once, from a tar: a label, or a long name and other headers in whole blocks
+# The errors that `tarfile` raises for damaged headers.
+TAR_FAULTS = (tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError, RecursionError)
 
 
 class Member(NamedTuple):
-    """A file in an archive."""
+    """Location of a file in an archive."""
 
-    start: int  # of its data in a tar, of its header in a zip
+    start: int  # offset of the data in a tar, of the header in a zip
     packed: int  # bytes in the archive
-    size: int  # bytes it says it has
-    method: int  # of compression
+    size: int  # bytes according to the header
+    method: int  # compression method
     crc: int
 
 
 class ArchiveFile:
-    """One archive, and how a member of it is read; opened anew each time, so that processes do not share a position."""
+    """Reader of one archive. Each read opens the file, so that processes do not share a position."""
 
-    def __init__(self, file: Path, shown: str) -> None:
+    def __init__(self, file: Path, where: str) -> None:
         self.file = file
-        self.shown = shown
+        self.where = where
         self.zipped = file.suffix.lower() == ".zip" or _is_zip(file)
 
     def read(self, member: Member, where: str) -> bytes:
-        """The member's bytes; a DataError where they are not those that its header promises."""
+        """Read the bytes of a member. Raise DataError if they do not match its header."""
         if member.size > MAX_FILE_BYTES:
             raise DataError(f"{where}: {member.size:,} bytes, more than the limit of {MAX_FILE_BYTES:,}")
         try:
@@ -67,21 +70,21 @@ class ArchiveFile:
                 packed = file.read(min(member.packed, MAX_FILE_BYTES))
         except OSError as error:
             raise DataError(f"{where}: cannot be read ({error.strerror})") from error
-        data = _unpacked(packed, member, where)
+        data = _decompress(packed, member, where)
         if len(data) != member.size or (member.crc != _NO_CRC and zlib.crc32(data) != member.crc):
-            raise DataError(f"{where}: damaged archive (other bytes than its index promises)")
+            raise DataError(f"{where}: damaged archive (the bytes do not match its index)")
         return data
 
 
 def _is_zip(file: Path) -> bool:
     try:
         return zipfile.is_zipfile(file)
-    except zipfile.BadZipFile:  # a damaged one, as whoever reads its index says
+    except zipfile.BadZipFile:  # damaged: reading the index reports it
         return True
 
 
-def _unpacked(packed: bytes, member: Member, where: str) -> bytes:
-    """At most one byte more than the header promises, whatever the data would unpack to."""
+def _decompress(packed: bytes, member: Member, where: str) -> bytes:
+    """Return at most one byte more than the size in the header, so that a bomb cannot fill the memory."""
     try:
         if member.method == _STORED:
             return packed
@@ -91,7 +94,7 @@ def _unpacked(packed: bytes, member: Member, where: str) -> bytes:
             return bz2.BZ2Decompressor().decompress(packed, member.size + 1)
     except (zlib.error, OSError) as error:
         raise DataError(f"{where}: damaged archive ({error})") from error
-    raise DataError(f"{where}: compressed by zip's method {member.method}; expected stored, deflated or bzip2")
+    raise DataError(f"{where}: compressed with zip method {member.method}; expected stored, deflated or bzip2")
 
 
 class ArchiveImages(ImageStore):
@@ -108,34 +111,34 @@ class ArchiveImages(ImageStore):
         return len(self._paths)
 
     def read(self, index: int) -> Image.Image:
-        """The picture: decoded, upright, mode RGB."""
+        """Decode the image: upright, mode RGB."""
         return decode(self.encoded(index), self.where(index))
 
     def encoded(self, index: int) -> bytes:
-        """The member's bytes."""
+        """Read the bytes of the member."""
         return self._archive.read(Member(*self._members[index].tolist()), self.where(index))
 
     def where(self, index: int) -> str:
-        """Archive and member."""
-        return f"{self._archive.shown}, {printable(self._names[index])}"
+        """Return the archive and the member."""
+        return f"{self._archive.where}, {printable(self._names[index])}"
 
     def key(self, index: int) -> str:
-        """The path in the archive: that of the file, were it unpacked."""
+        """Return the path in the archive, which is the path of the file after unpacking."""
         return self._paths[index]
 
     def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
-        """Member, and size and time of the archive."""
+        """Return the member and the `file_state` of the archive."""
         return stamps_inside([self._archive.file], self.home, [(0, self._names[row]) for row in rows])
 
 
 class ArchiveTree(Tree):
-    """What lies in a zip or tar file; `shown` is what messages call it where the file itself is a copy."""
+    """The content of a zip or tar file. If `file` is a copy, `original` is the file that messages name."""
 
-    def __init__(self, file: Path, shown: Path | None = None) -> None:
-        shown = shown or file
+    def __init__(self, file: Path, original: Path | None = None) -> None:
+        original = original or file
         self.root = file
-        self.where = printable(shown)
-        self.name = printable(archive_stem(shown))
+        self.where = printable(original)
+        self.name = printable(archive_stem(original))
         self._archive = ArchiveFile(file, self.where)
         members, others = (_index_zip if self._archive.zipped else _index_tar)(file, self.where)
         common = _common_folder([*members, *others])
@@ -157,29 +160,29 @@ class ArchiveTree(Tree):
         self._folders[folder][last] = TreeEntry(last, "file" if kind == "file" else "other")
 
     def entries(self, folder: str) -> list[TreeEntry]:
-        """What is in a folder of the archive and not hidden, ordered by name."""
+        """Return the visible entries of a folder, ordered by name."""
         return sorted(self._folders.get(folder.rstrip("/"), {}).values(), key=lambda entry: os.fsencode(entry.name))
 
     def is_file(self, path: str) -> bool:
-        """Whether the archive has a file of this path."""
+        """Return whether `path` is a file of the archive."""
         return path in self._members
 
     def read(self, path: str) -> bytes:
-        """The member's bytes."""
+        """Read the bytes of a member."""
         return self._archive.read(self._members[path], f"{self.where}, {printable(path)}")
 
     def images(self, paths: Sequence[str]) -> ImageStore:
-        """The members of these paths."""
+        """Return a store of the members at `paths`."""
         members = [self._members[path] for path in paths]
         return ArchiveImages(self._archive, paths, members, [self._names[path] for path in paths])
 
     def identity(self, folder: str) -> str:
-        """The path itself: there are no links."""
+        """Return the path: links are not followed."""
         return folder
 
 
 def archive_stem(file: Path) -> str:
-    """The name without .zip, .tar, .tar.gz …"""
+    """Return the file name without .zip, .tar, .tar.gz …"""
     stem = file.name
     for ending in (".gz", ".bz2", ".xz", ".tgz", ".tbz2", ".txz", ".tar", ".zip"):
         if stem.lower().endswith(ending) and len(stem) > len(ending):
@@ -188,10 +191,10 @@ def archive_stem(file: Path) -> str:
 
 
 def holds_folders(file: Path) -> bool:
-    """Whether a tar is of class folders or of a labels file, rather than WebDataset's pairs of image and label."""
+    """Return whether a tar contains class folders or a labels file, rather than WebDataset pairs of image and label."""
     images, labels, folders = set(), set(), False
-    with suppress(DataError):  # what is wrong with it is said by whoever reads all of it
-        for member in _tar_members(file, printable(file), _LOOKED_AT):
+    with suppress(DataError):  # reading all of it will report the damage
+        for member in _tar_members(file, printable(file), _SAMPLED_MEMBERS):
             path = PurePosixPath(member.name)
             stem, _, extension = path.name.partition(".")
             key = str(path.parent / stem)
@@ -208,56 +211,99 @@ def holds_folders(file: Path) -> bool:
 # Indices --------------------------------------------------------------------------------------------------------------
 
 
-Index = tuple[dict[str, Member], list[str]]  # files by name, and what is neither file nor folder
+Index = tuple[dict[str, Member], list[str]]  # files by name, and the names of entries that are neither file nor folder
 
 
-def _index_zip(file: Path, shown: str) -> Index:
+def _index_zip(file: Path, where: str) -> Index:
     members: dict[str, Member] = {}
     others: list[str] = []
-    locked: list[str] = []
+    encrypted: list[str] = []
     try:
         with zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
     except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError, struct.error) as error:
-        raise DataError(f"{shown}: damaged zip ({error})") from error
+        raise DataError(f"{where}: damaged zip ({error})") from error
     for info in infos:
-        name = _safe(info.filename.replace("\\", "/"), shown)
+        name = _safe(info.filename.replace("\\", "/"), where)
         if name is None or info.is_dir():
             continue
         if name in members:
-            raise DataError(f"{shown}, {printable(name)}: two members of this name; refused")
+            raise DataError(f"{where}, {printable(name)}: two members have this name; refused")
         if stat.S_ISLNK(info.external_attr >> 16):
             others.append(name)
             continue
-        if max(info.header_offset, info.compress_size, info.file_size) > _LARGEST:
-            raise DataError(f"{shown}, {printable(name)}: damaged zip (a member of more than {_LARGEST:,} bytes)")
+        if max(info.header_offset, info.compress_size, info.file_size) > _MAX_MEMBER_BYTES:
+            raise DataError(
+                f"{where}, {printable(name)}: damaged zip (a member of more than {_MAX_MEMBER_BYTES:,} bytes)"
+            )
         if info.flag_bits & 1:
-            locked.append(name)
+            encrypted.append(name)
         members[name] = Member(info.header_offset, info.compress_size, info.file_size, info.compress_type, info.CRC)
-    if locked:
-        count = f"{len(locked):,} of {len(members):,} members are encrypted"
-        raise DataError(f"{shown}: {count}, the first is {printable(locked[0])}; unpack it with its password")
+    if encrypted:
+        count = f"{len(encrypted):,} of {len(members):,} members are encrypted"
+        raise DataError(f"{where}: {count}, the first is {printable(encrypted[0])}; unpack it with its password")
     return members, others
 
 
-def _index_tar(file: Path, shown: str) -> Index:
+def _index_tar(file: Path, where: str) -> Index:
     members: dict[str, Member] = {}
     others: list[str] = []
     total = os.path.getsize(file)
-    for member in _tar_members(file, shown):
-        name = _safe(member.name, shown)
+    for member in _tar_members(file, where):
+        name = _safe(member.name, where)
         if name is None or member.isdir():
             continue
         if not member.isreg() or member.sparse is not None:
             others.append(name)
             continue
         if member.offset_data + member.size > total:
-            raise DataError(f"{shown}, {printable(name)}: the archive ends after {total:,} bytes (unfinished tar)")
+            raise DataError(f"{where}, {printable(name)}: the archive ends after {total:,} bytes (unfinished tar)")
         members[name] = Member(member.offset_data, member.size, member.size, _STORED, _NO_CRC)
     return members, [name for name in others if name not in members]
 
 
-def _tar_members(file: Path, shown: str, limit: int | None = None) -> Iterator[tarfile.TarInfo]:
+class _TarBytes(io.FileIO):
+    """The bytes of a tar. Headers that declare more bytes than a name or label needs are errors."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _MAX_READ_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes, expected at most {_MAX_READ_BYTES:,}")
+        return super().read(size) or b""
+
+
+@contextmanager
+def open_tar(file: Path) -> Iterator[tarfile.TarFile]:
+    """Open an uncompressed tar to read its headers and small members."""
+    with _TarBytes(file) as content, tarfile.open(fileobj=content, mode="r:") as archive:
+        yield archive
+
+
+def refuse_early_end(file: Path, end: int, where: str) -> None:
+    """Raise DataError unless the two blocks of zeros that end a tar are at `end`.
+
+    `tarfile` takes a damaged header for the end of the archive. `where` names the archive in messages.
+    """
+    with open(file, "rb") as content:
+        content.seek(end)
+        last = content.read(2 * tarfile.BLOCKSIZE)
+        if last == bytes(2 * tarfile.BLOCKSIZE):
+            return
+        if not any(last):
+            raise DataError(f"{where}: ends after {end + len(last):,} bytes without a tar's last blocks; it is cut off")
+        behind = list(_members_behind(content, end + tarfile.BLOCKSIZE))
+    lost = f"; {len(behind):,} members behind it are lost, the first is {printable(behind[0])}" if behind else ""
+    raise DataError(f"{where}: the header at byte {end:,} is damaged{lost}. Copy or pack the shard again")
+
+
+def _members_behind(content: BinaryIO, start: int) -> Iterator[str]:
+    """Yield the names in all intact headers from `start` on; the checksum tells headers from other content."""
+    content.seek(start)
+    while len(block := content.read(tarfile.BLOCKSIZE)) == tarfile.BLOCKSIZE:
+        with suppress(tarfile.HeaderError):
+            yield tarfile.TarInfo.frombuf(block, "utf-8", "backslashreplace").name
+
+
+def _tar_members(file: Path, where: str, limit: int | None = None) -> Iterator[tarfile.TarInfo]:
     try:
         with open_tar(file) as archive:
             for number, member in enumerate(archive):
@@ -265,22 +311,22 @@ def _tar_members(file: Path, shown: str, limit: int | None = None) -> Iterator[t
                     return
                 yield member
             if limit is None:
-                refuse_early_end(file, archive.offset)
+                refuse_early_end(file, archive.offset, where)
     except TAR_FAULTS as error:
-        raise DataError(f"{shown}: damaged or not a tar file ({error})") from error
+        raise DataError(f"{where}: damaged or not a tar file ({error})") from error
 
 
-def _safe(name: str, shown: str) -> str | None:
-    """The member's path; None where it is hidden; a DataError where it leads out of the archive."""
+def _safe(name: str, where: str) -> str | None:
+    """Return the path of a member, or None if it is hidden. Raise DataError if it leads out of the archive."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or (path.parts and path.parts[0].endswith(":")):
-        raise DataError(f"{shown}, {printable(name)}: a path that leaves the archive; refused")
+        raise DataError(f"{where}, {printable(name)}: the path leaves the archive; refused")
     hidden = any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
     return None if hidden or not path.parts else str(path)
 
 
 def _common_folder(names: Sequence[str]) -> str:
-    """The folders that hold everything, with a slash at the end; '' for none."""
+    """Return the folders that contain everything, with a slash at the end, or '' if there are none."""
     common = ""
     while names:
         first = {name[len(common) :].partition("/")[:2] for name in names}

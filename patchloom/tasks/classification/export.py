@@ -9,9 +9,9 @@ import torch
 from patchloom.data.datasets import ImageSet
 from patchloom.data.images.image_batch import normalize
 from patchloom.data.sources.source import open_data
-from patchloom.export.graph import EMBEDDING, LOGITS, ClassifierGraph, EmbeddingGraph, FromPixels
-from patchloom.export.parity import Outputs
-from patchloom.export.subject import ExportSettings, ExportSubject, data_of, spread
+from patchloom.exporters.graph import EMBEDDING, LOGITS, ClassifierGraph, EmbeddingGraph, FromPixels
+from patchloom.exporters.parity import Outputs
+from patchloom.exporters.subject import ExportSettings, ExportSubject, data_of, spread
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.evaluations import EvaluationSettings
 from patchloom_runtime.errors import DataError, UsageError

@@ -18,8 +18,8 @@ from patchloom.report.charts import Series, line_chart
 from patchloom.report.notebook import html_card
 from patchloom.report.page import write_page
 from patchloom.report.pictures.matrices import LETTERS, Matrix, matrices_of, prune_, quantize_
+from patchloom.runs.folders import write_modified_run
 from patchloom.runs.locate import run_folder
-from patchloom.runs.modified import write_modified_run
 from patchloom.runs.predictions import FILE as PREDICTIONS
 from patchloom.runs.predictions import Predictions, load_predictions
 from patchloom_runtime.errors import UsageError, with_near_options

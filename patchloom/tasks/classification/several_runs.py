@@ -19,7 +19,7 @@ from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.config import is_run, read_run_files
 from patchloom.runs.locate import find_run
 from patchloom.runs.predictions import FILE, Predictions, load_predictions
-from patchloom.tasks.artifact_models import open_exported
+from patchloom.tasks.classification.exported import open_exported_classifier
 from patchloom.tasks.classification.seeds import (
     EarlyEpochs,
     SeedCloud,
@@ -186,7 +186,7 @@ def _kept(folder: Path) -> Predictions:
 def _evaluate_run(
     folder: Path, data: EvaluationData, settings: EvaluationSettings, device: str, heads: bool
 ) -> Evaluation:
-    classifier = open_exported(folder) if is_artifact(folder) else load(folder, device=device)
+    classifier = open_exported_classifier(folder) if is_artifact(folder) else load(folder, device=device)
     classifier.check_decides()
     return evaluate_on(classifier, data.open(classifier), settings, heads=heads)
 

@@ -1,1 +1,14 @@
 """Object detection: boxes, classes and, where the data has them, masks."""
+
+from patchloom.tasks.task import Task
+
+TASK = Task(
+    name="detection",
+    word="detect",
+    noun="detector",
+    training="patchloom.tasks.detection.training:DetectionTraining",
+    model="patchloom.tasks.detection.model:DetectorLoader",
+    report="patchloom.tasks.detection.report:DetectionReporting",
+    export="patchloom.tasks.detection.export:DetectorSubject",
+    refusal="is about classes of whole images; leave it out where objects are detected",
+)

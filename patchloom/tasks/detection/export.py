@@ -12,9 +12,9 @@ from patchloom.data.augmentation.canvas import on_canvas
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.evaluation.detect import truth_of
 from patchloom.evaluation.detection import DetectionReport, Detections, box_iou
-from patchloom.export.graph import Traced
-from patchloom.export.parity import Outputs
-from patchloom.export.subject import ExportSettings, ExportSubject, data_of, spread
+from patchloom.exporters.graph import Traced
+from patchloom.exporters.parity import Outputs
+from patchloom.exporters.subject import ExportSettings, ExportSubject, data_of, spread
 from patchloom.models.dense.detector import Detector
 from patchloom.objectives.detection import prepare_inputs
 from patchloom.tasks.detection.data import open_objects

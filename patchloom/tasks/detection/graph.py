@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from patchloom.export.graph import FromPixels, Traced
+from patchloom.exporters.graph import FromPixels, Traced
 from patchloom.models.absorb import absorb
 from patchloom.models.dense.detector import Detector
 from patchloom_runtime.artifacts.box_selection import LEVELS

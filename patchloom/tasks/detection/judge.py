@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from patchloom.data.augmentation.canvas import CanvasView
 from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import LabeledImages
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
 from patchloom.evaluation.detect import find_objects, truth_of
 from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects
+from patchloom.tasks.detection.plan import DetectionPlan
 from patchloom.tasks.detection.run_files import ValDetections
-from patchloom.tasks.images.plan import ImagePlan
 from patchloom.tasks.task import Judge
 from patchloom_runtime.errors import DataError
 
@@ -27,10 +26,9 @@ class DetectionJudge(Judge):
 
     metric = "ap"
 
-    def __init__(
-        self, plan: ImagePlan, classes: tuple[str, ...], val: LabeledImages, view: CanvasView, processes: Processes
-    ) -> None:
-        self._plan, self._classes, self._val, self._view, self._processes = plan, classes, val, view, processes
+    def __init__(self, plan: DetectionPlan, processes: Processes) -> None:
+        self._plan, self._processes = plan, processes
+        self._classes, self._val, self._view = plan.class_names, plan.objects("val"), plan.evaluation_view()
         self.batch_size = plan.recipe.optim.batch_size
         self._loaders: dict[bool, Loader] = {}
         self._truths: dict[int, TrueObjects] = {}

@@ -10,7 +10,6 @@ from PIL import Image
 from patchloom.report.page import write_page
 from patchloom.report.pictures.overlays import draw_objects
 from patchloom.report.sections import gallery_section
-from patchloom.tasks.artifact_models import open_exported
 from patchloom.tasks.detection.detector import (
     ImageDetections,
     ObjectDetector,
@@ -19,7 +18,8 @@ from patchloom.tasks.detection.detector import (
     load_object_detector,
 )
 from patchloom.tasks.detection.drawings import TOLD, confused_section, draw_with_truth, objects_text, worst_first
-from patchloom.tasks.detection.report import images_of
+from patchloom.tasks.detection.exported import open_exported_detector
+from patchloom.tasks.detection.page import images_of
 from patchloom.tasks.detection.run_files import VAL, read_val
 from patchloom.tasks.images.look_page import LookPage, across
 from patchloom.tasks.report import ReportSettings
@@ -52,7 +52,7 @@ def _given(
     folder: Path, paths: Sequence[str], top: int, count: int, notes: list[str]
 ) -> tuple[list[tuple[str, str, Any]], list[Any]]:
     """Pictures beside what is found in them."""
-    detector = open_exported(folder) if is_artifact(folder) else load_object_detector(folder)
+    detector = open_exported_detector(folder) if is_artifact(folder) else load_object_detector(folder)
     files = [*iterate_images(paths)]
     chosen = across(files, [os.path.dirname(one.name) for one in files], count)
     if len(chosen) < len(files):

@@ -15,10 +15,9 @@ import numpy as np
 
 from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects
 from patchloom.models.dense.detector import Detector, create_detector
-from patchloom.models.from_config import load_weights, make_for
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.config import RunFiles, read_run_files
-from patchloom.runs.weights import WEIGHTS, read_weights
+from patchloom.runs.weights import load_trained
 from patchloom_runtime.errors import CheckpointError, DataError
 from patchloom_runtime.images.object_masks import ObjectMask, masks_from_coco
 from patchloom_runtime.untrusted import check_shape, parse_json
@@ -43,13 +42,9 @@ class ValDetections:
 def load_detector(folder: Path) -> tuple[Detector, RunFiles]:
     """The trained network of a run's folder, in eval mode, and what belongs to it."""
     files = read_run_files(folder)
-    weights, options = read_weights(folder / WEIGHTS), files.options
-    network = make_for(
-        weights, lambda: create_detector(files.network, **options), options, config=str(folder / "config.json")
-    )
-    load_weights(network, weights, str(folder / WEIGHTS))
+    network = load_trained(folder, lambda: create_detector(files.network, **files.options), files.options)
     network.backbone.pixel_mean, network.backbone.pixel_std = files.preprocessing.mean, files.preprocessing.std
-    return network.eval(), files
+    return network, files
 
 
 def keep_val(folder: Path, kept: ValDetections) -> None:

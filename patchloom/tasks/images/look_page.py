@@ -17,7 +17,7 @@ from patchloom.report.page import write_page
 from patchloom.report.pictures.look import ImageLook, look
 from patchloom.runs.config import Preprocessing
 from patchloom.runs.locate import find_run
-from patchloom.tasks.artifact_models import open_exported
+from patchloom.tasks.classification.exported import open_exported_classifier
 from patchloom.tasks.images.run_contents import RunParts, read_run, val_of
 from patchloom_runtime.artifacts.artifact import is_artifact
 from patchloom_runtime.errors import DataError, UsageError, at_least
@@ -95,7 +95,7 @@ def _look_at_exported(folder: Path, paths: Sequence[str], out: Path, top: int, c
     """Predictions of an artifact, beside the truth; maps need the network, which a graph is not."""
     if not paths:
         raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
-    classifier = open_exported(folder)
+    classifier = open_exported_classifier(folder)
     notes = ["an artifact has no maps of where the network looks; the run that it was exported from has"]
     shown = _readable(chosen_files(paths, classifier.labels, count, notes), notes)
     transform = classifier.transform()

@@ -4,12 +4,12 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from patchloom.data.checking.progress_bar import scan_bar
+from patchloom.data.checking.scan import scan_bar
 from patchloom.data.checking.survey import Survey, Unreadable, is_made_in_memory, name_unreadable, survey
 from patchloom.data.datasets import ImageSet, Source, Splits
 from patchloom.data.labels.unlabeled import missing_labels
@@ -17,6 +17,7 @@ from patchloom.data.sources.source import find_source
 from patchloom.data.splits import make_splits, share_of_train
 from patchloom.data.text.pairs import holds_pairs
 from patchloom.engine.rendezvous import place_from
+from patchloom.machine import cores
 from patchloom.models.catalog import CATALOG
 from patchloom.models.cost import Cost, cost, human
 from patchloom.models.network import Network
@@ -49,12 +50,10 @@ from patchloom.tasks.provenance import (
     refuse_other_start,
     starting_record,
 )
+from patchloom.tasks.task import Task
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.images.samples import UNLABELED
 from patchloom_runtime.printable import plural
-
-if TYPE_CHECKING:
-    from patchloom.tasks.images.task import ImageTask
 
 # Pictures of which the median size is taken: enough to know it, few enough to open at once.
 SIZED_PICTURES = 64
@@ -64,35 +63,78 @@ ENOUGH_TO_CHOOSE_BY = 50
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePlan(Plan):
-    """A plan for pictures."""
+    """A plan for a run on images."""
 
     splits: Splits
     cost: Cost
     unreadable: tuple[Unreadable, ...] = ()
-    start: InitWeights | None = None  # the run whose weights it starts from
-    clustered: ImageSet | None = None  # the training images with clusters as labels, where those are learned
+    start: InitWeights | None = None  # the run that --init names
+    clustered: ImageSet | None = None  # the training images with clusters as labels, if those are learned
 
     @property
     def learned(self) -> ImageSet:
-        """The training images with what is learned from them as labels."""
+        """The training images, with what is learned from them as labels."""
         return self.clustered if self.clustered is not None else self.splits.train
 
     @property
     def method(self) -> Method:
-        """What is known of its method."""
+        """The row of its objective.method."""
         return method_of(self.recipe.objective.method)
 
     @property
     def workers(self) -> int:
-        """Processes that prepare pictures: as many as asked for, else the cores, up to 8."""
-        from patchloom.machine import cores
-
+        """The number of worker processes: --workers, else the number of cores, at most 8."""
         return self.settings.workers if self.settings.workers is not None else min(8, cores())
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes that are learned."""
+        return tuple(self.splits.classes.names)
+
+    @property
+    def examples(self) -> ImageSet:
+        return self.splits.train
+
+    @property
+    def data_name(self) -> str:
+        return self.splits.name
+
+    def data_lines(self, *, dry_run: bool) -> list[str]:
+        r, s = self.recipe, self.splits
+        tested = f"patchloom evaluate {shlex.quote(str(self.folder))} {shlex.quote(self.settings.data)} --split test"
+        listed = f"all: {_look(self.settings)}" if dry_run else f"all in {self.folder / LEFT_OUT}"
+        return [
+            f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate"
+            + self._targets_text(),
+            *([f"           {len(s.test):,} to test later: {tested}"] if s.test is not None and len(s.classes) else []),
+            *([f"left out   {name_unreadable(self.unreadable)}; {listed}"] if self.unreadable else []),
+            *(f"           note: {note}" for note in self.notes),
+            f"model      {r.model.name} at {r.model.image_size} px{self._cost_text()}",
+            *([f"init       {self.start.told(r, s.classes.names)}"] if self.start else _published_start(self)),
+        ]
+
+    def _targets_text(self) -> str:
+        return f", {plural(len(self.splits.classes), 'class')}" if len(self.splits.classes) else ", no labels"
+
+    def _cost_text(self) -> str:
+        return f": {human(self.cost.parameters)} parameters, {human(self.cost.multiply_adds)} multiply-adds"
+
+    def data_facts(self) -> dict[str, Any]:
+        return {
+            "name": self.splits.name,
+            "train": len(self.splits.train),
+            "val": len(self.splits.val),
+            "classes": list(self.class_names),
+            "notes": list(self.notes),
+        }
+
+    def model_facts(self) -> dict[str, Any]:
+        return {"multiply_adds": self.cost.multiply_adds}
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The recipe for some data, the choices made for it, what its network costs, and the run it starts from."""
+    """The recipe for some data, the choices made for it, the cost of its network, and the run it starts from."""
 
     recipe: Recipe
     choices: list[Choice]
@@ -101,25 +143,60 @@ class Resolved:
     start: InitWeights | None
 
 
-def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> ImagePlan:
-    """Everything that can be wrong is found here, before any work."""
+class ImagePlanner:
+    """How a task plans a run on images. The defaults are those of classification."""
+
+    plan_type: ClassVar[type[ImagePlan]] = ImagePlan
+    levels_are_of_labels: ClassVar[bool] = True  # else `source` applies --level
+    fits_recipes: ClassVar[bool] = True  # whether --fit fits a named recipe to the data
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def source(self, source: Source, settings: TrainingSettings) -> Source:
+        """Return the source with the targets that the task learns."""
+        del settings
+        return source
+
+    def with_targets(self, splits: Splits) -> Splits:
+        """Return splits whose samples include what the task reads besides images and labels."""
+        return splits
+
+    def fault_notes(self, scanned: Survey, settings: TrainingSettings) -> tuple[str, ...]:
+        """Return notes on faulty targets."""
+        del scanned, settings
+        return ()
+
+    def needs_labels(self, settings: TrainingSettings) -> bool:
+        """Return whether every image must have a label."""
+        return learns_from_labels(settings)
+
+    def resolve(
+        self, splits: Splits, settings: TrainingSettings, device: str, epochs: Choice | None = None
+    ) -> Resolved:
+        """Return the recipe for these splits and the cost of its network; `epochs` replaces the recipe's."""
+        return resolve(splits, settings, device, epochs)
+
+
+def plan_images(planner: ImagePlanner, settings: TrainingSettings, device: str) -> ImagePlan:
+    """Plan a run on images. Errors in options, recipe and data are raised here, before any work."""
     check_numbers(settings)
-    source = task.source(_found(settings), settings)
-    labeled = task.learns_from_labels(settings)
+    source = planner.source(_found(settings), settings)
+    labeled = planner.needs_labels(settings)
     if labeled and len(source.train) and np.all(source.train.labels == UNLABELED):
         raise DataError(f"{source.name}: {missing_labels(source.train)}")
-    level = settings.level if task.levels_are_of_labels else None
+    level = settings.level if planner.levels_are_of_labels else None
     chosen: dict[str, Any] = {"strict": settings.strict, "level": level, "labeled": labeled}
     # A wrong name or option is said at once, not after all pictures have been looked at.
     share = val_share_of_settings(settings)
-    whole = task.shown(make_splits(source, **chosen))
+    whole = planner.with_targets(make_splits(source, **chosen))
     splits = share_of_train(whole, share)
     settings = _with_whole_init(settings, splits, device)
-    resolved = task.resolve(splits, settings, device)
+    resolved = planner.resolve(splits, settings, device)
     seen = None if is_made_in_memory(source) else _surveyed(source, settings)
     if seen:
         source = _readable(seen, settings)
-        whole = task.shown(make_splits(source, copies=seen.copies() if source.val is None else (), **chosen))
+        whole = planner.with_targets(make_splits(source, copies=seen.copies() if source.val is None else (), **chosen))
         splits = share_of_train(whole, share)
     record = starting_record(provenance_of(whole, seen), settings.data, settings.init)
     record = replace(record, options=options_set(settings))
@@ -133,7 +210,7 @@ def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> I
         if time_s and begun:  # its epochs were planned when it began
             why_epochs = f"auto: as the run in {folder} began; --epochs trains longer"
             epochs, time_s = Choice("schedule.epochs", begun.schedule.epochs, why_epochs), None
-            resolved = task.resolve(splits, settings, device, epochs)
+            resolved = planner.resolve(splits, settings, device, epochs)
         if begun and begun.name == resolved.recipe.name:
             recipe, choices = _as_begun(begun, resolved.recipe, resolved.choices)
             resolved = replace(resolved, recipe=recipe, choices=choices)
@@ -146,10 +223,10 @@ def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> I
     folder, why, begun, time_s, resolved = placed(settings, record.is_of, in_folder)
     recipe, choices = resolved.recipe, resolved.choices
     notes = (*splits.notes, *resolved.notes, *_too_few(splits), *changes_since(folder, record))
-    notes += task.fault_notes(seen, settings) if seen else ()
+    notes += planner.fault_notes(seen, settings) if seen else ()
     unreadable = tuple(seen.unreadable) if seen else ()
-    plan = ImagePlan(
-        task=task,
+    plan = planner.plan_type(
+        task=planner.task,
         settings=settings,
         recipe=recipe,
         choices=choices,
@@ -164,32 +241,14 @@ def plan_images(task: "ImageTask", settings: TrainingSettings, device: str) -> I
         unreadable=unreadable,
         start=resolved.start,
     )
-    return replace(plan, advice=() if begun else _advice(plan, device))
+    return replace(plan, advice=() if begun else _advice(planner, plan, device))
 
 
-def planned_for(plan: ImagePlan, epochs: Choice, device: str) -> ImagePlan:
-    """The same run with so many epochs, and with what follows from them."""
-    task: Any = plan.task
-    resolved = task.resolve(plan.splits, plan.settings, device, epochs)
+def with_epochs(planner: ImagePlanner, plan: ImagePlan, epochs: Choice, device: str) -> ImagePlan:
+    """Return the plan with another number of epochs and what depends on it."""
+    resolved = planner.resolve(plan.splits, plan.settings, device, epochs)
     planned = replace(plan, recipe=resolved.recipe, choices=resolved.choices)
-    return replace(planned, advice=_advice(planned, device))
-
-
-def data_lines(plan: ImagePlan, *, dry_run: bool) -> list[str]:
-    """Pictures, what is left out, notes, the network and what it starts from."""
-    r, s = plan.recipe, plan.splits
-    tested = f"patchloom evaluate {shlex.quote(str(plan.folder))} {shlex.quote(plan.settings.data)} --split test"
-    listed = f"all: {_look(plan.settings)}" if dry_run else f"all in {plan.folder / LEFT_OUT}"
-    return [
-        f"data       {s.name}: {len(s.train):,} images to train on, {len(s.val):,} to validate, "
-        + (plural(len(s.classes), "class") if len(s.classes) else "no labels"),
-        *([f"           {len(s.test):,} to test later: {tested}"] if s.test is not None and len(s.classes) else []),
-        *([f"left out   {name_unreadable(plan.unreadable)}; {listed}"] if plan.unreadable else []),
-        *(f"           note: {note}" for note in plan.notes),
-        f"model      {r.model.name} at {r.model.image_size} px: {human(plan.cost.parameters)} parameters, "
-        f"{human(plan.cost.multiply_adds)} multiply-adds",
-        *([f"init       {plan.start.told(r, s.classes.names)}"] if plan.start else _published_start(plan)),
-    ]
+    return replace(planned, advice=_advice(planner, planned, device))
 
 
 def _published_start(plan: ImagePlan) -> list[str]:
@@ -241,7 +300,7 @@ def _found(settings: TrainingSettings) -> Source:
 
 def _surveyed(source: Source, settings: TrainingSettings) -> Survey:
     """Every picture is looked at once; with --strict one that cannot be read ends it."""
-    with scan_bar(shown=place_from(os.environ).rank == 0) as progress:
+    with scan_bar(enabled=place_from(os.environ).rank == 0) as progress:
         seen = survey(source, progress=progress)
     if settings.strict and seen.unreadable:
         raise DataError(
@@ -302,10 +361,10 @@ def median_side(dataset: ImageSet) -> int:
     return sorted(sides)[len(sides) // 2]
 
 
-def _advice(plan: ImagePlan, device: str) -> tuple[str, ...]:
+def _advice(planner: ImagePlanner, plan: ImagePlan, device: str) -> tuple[str, ...]:
     """What of a named recipe does not suit the data, where it was not fitted to them."""
     settings = plan.settings
-    if settings.fit or not plan.task.fits_recipes or base_recipe(settings.recipe, settings.model) is None:
+    if settings.fit or not planner.fits_recipes or base_recipe(settings.recipe, settings.model) is None:
         return ()
     found = advice(plan.recipe, facts_of(plan.splits, settings, device), settings.recipe_changes())
     return (found,) if found else ()

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 from PIL import Image
 
-from patchloom.data.checking.progress_bar import scan_bar
+from patchloom.data.checking.scan import scan_bar
 from patchloom.data.datasets import ImageSet
 from patchloom.evaluation.classification import ClassificationReport, Mistake
 from patchloom.evaluation.intervals import LEVEL

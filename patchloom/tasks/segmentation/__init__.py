@@ -1,1 +1,14 @@
 """Semantic segmentation: one class per pixel."""
+
+from patchloom.tasks.task import Task
+
+TASK = Task(
+    name="segmentation",
+    word="segment",
+    noun="segmenter",
+    training="patchloom.tasks.segmentation.training:SegmentationTraining",
+    model="patchloom.tasks.segmentation.model:SegmenterLoader",
+    report="patchloom.tasks.segmentation.report:SegmentationReporting",
+    export="patchloom.tasks.segmentation.export:SegmenterSubject",
+    refusal="is about whole images; leave it out where pixels are classified",
+)

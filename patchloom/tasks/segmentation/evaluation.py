@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from patchloom.data.checking.progress_bar import scan_bar
+from patchloom.data.checking.scan import scan_bar
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.evaluation.segmentation import SegmentationReport
 from patchloom.runs.predictions import fingerprint
-from patchloom.tasks.artifact_models import open_exported
 from patchloom.tasks.segmentation.data import open_masks
+from patchloom.tasks.segmentation.exported import open_exported_segmenter
 from patchloom.tasks.segmentation.judge import PixelSet, judged
 from patchloom.tasks.segmentation.run_files import ValSegmentation, read_segmented
 from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmenter
@@ -76,7 +76,7 @@ def evaluate_runs(
                 raise UsageError(
                     f"{folder} is an artifact: its windows are fixed; use --multi-scale and --mode with the run"
                 )
-            segmenter: Segmenter = open_exported(folder)
+            segmenter: Segmenter = open_exported_segmenter(folder)
         else:
             segmenter = load_segmenter(folder, device=device, multi_scale=multi_scale)
         if mode is not None:

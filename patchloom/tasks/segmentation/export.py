@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from patchloom.data.datasets import LabeledImages
 from patchloom.data.images.image_batch import normalize
 from patchloom.evaluation.segmentation import Counting
-from patchloom.export.graph import MAPS, FromPixels, SegmenterGraph
-from patchloom.export.parity import Outputs
-from patchloom.export.subject import ExportSettings, ExportSubject, data_of, spread
+from patchloom.exporters.graph import MAPS, FromPixels, SegmenterGraph
+from patchloom.exporters.parity import Outputs
+from patchloom.exporters.subject import ExportSettings, ExportSubject, data_of, spread
 from patchloom.objectives.segmentation import labeled
 from patchloom.tasks.segmentation.data import open_masks
 from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSettings

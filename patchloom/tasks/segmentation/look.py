@@ -15,11 +15,11 @@ from patchloom.report.page import write_page
 from patchloom.report.pictures.overlays import color_mask, overlay_mask
 from patchloom.report.sections import gallery_section
 from patchloom.runs.run_metadata import data_path, read_run_metadata
-from patchloom.tasks.artifact_models import ExportedSegmenter, open_exported
 from patchloom.tasks.images.look_page import LookPage, across
 from patchloom.tasks.report import ReportSettings
 from patchloom.tasks.segmentation.data import open_masks
-from patchloom.tasks.segmentation.report import confused_section, images_of, legend, of_one_height, true_numbers
+from patchloom.tasks.segmentation.exported import ExportedSegmenter, open_exported_segmenter
+from patchloom.tasks.segmentation.page import confused_section, images_of, legend, of_one_height, true_numbers
 from patchloom.tasks.segmentation.run_files import read_segmented
 from patchloom.tasks.segmentation.segmenter import Segmented, Segmenter, load_segmenter
 from patchloom_runtime.artifacts.artifact import is_artifact
@@ -47,7 +47,7 @@ def look_at_segmented(
     exported = is_artifact(folder)
     if exported and not paths:
         raise UsageError(f"{folder} is an artifact and keeps no val predictions: patchloom look {folder} IMAGE…")
-    segmenter: Segmenter = open_exported(folder) if exported else load_segmenter(folder)
+    segmenter: Segmenter = open_exported_segmenter(folder) if exported else load_segmenter(folder)
     notes: list[str] = []
     if exported:
         notes.append("an artifact gives no probabilities per pixel; the run that it was exported from does")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from patchloom.evaluation.segmentation import SegmentationReport
-from patchloom.runs.image_rows import read_columns, write_columns
+from patchloom.runs.files import read_columns, write_columns
 from patchloom_runtime.errors import UsageError
 
 FILE = "segmented.safetensors"

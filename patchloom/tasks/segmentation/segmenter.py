@@ -13,11 +13,10 @@ from PIL import Image
 
 from patchloom.disk import atomic_write, make_folder
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
-from patchloom.models.from_config import load_weights, make_for
 from patchloom.report.pictures.overlays import class_shares, color_mask, index_image, overlay_mask
 from patchloom.runs.config import RunFiles, read_run_files
 from patchloom.runs.locate import run_folder
-from patchloom.runs.weights import WEIGHTS, read_weights
+from patchloom.runs.weights import load_trained
 from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSettings
 from patchloom_runtime.errors import at_least
 from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images, list_image_files
@@ -130,17 +129,15 @@ def _encoded(image: Image.Image, file: str) -> bytes:
 def load_segmentation(folder: Path) -> tuple[SegmentationNetwork, RunFiles]:
     """The trained network of a run folder, in eval mode, and what belongs to it."""
     files = read_run_files(folder)
-    weights, options = read_weights(folder / WEIGHTS), dict(files.options)
+    options = dict(files.options)
+    flat = {**{key: value for key, value in options.items() if key != "backbone"}, **options["backbone"]}
 
     def make() -> SegmentationNetwork:
         return SegmentationNetwork(SegmentationConfig(name=files.network, **options))
 
-    flat = {**{key: value for key, value in options.items() if key != "backbone"}, **options["backbone"]}
-    network = make_for(weights, make, flat, config=str(folder / "config.json"))
-    load_weights(network, weights, str(folder / WEIGHTS))
-    shown = files.preprocessing
-    network.backbone.pixel_mean, network.backbone.pixel_std = shown.mean, shown.std
-    return network.eval(), files
+    network = load_trained(folder, make, flat)
+    network.backbone.pixel_mean, network.backbone.pixel_std = files.preprocessing.mean, files.preprocessing.std
+    return network, files
 
 
 def load_segmenter(source: str | os.PathLike[str], *, device: str = "auto", multi_scale: bool = False) -> Segmenter:

@@ -9,9 +9,9 @@ import numpy as np
 
 from patchloom.data.text.pairs import Pairs, open_parallel, open_splits
 from patchloom.evaluation.translation import translation_scores
-from patchloom.export.graph import Traced
-from patchloom.export.parity import Outputs
-from patchloom.export.subject import ExportSettings, ExportSubject, data_of
+from patchloom.exporters.graph import Traced
+from patchloom.exporters.parity import Outputs
+from patchloom.exporters.subject import ExportSettings, ExportSubject, data_of
 from patchloom.tasks.translation.graph import kept_of, traced_translator
 from patchloom.tasks.translation.run_files import load_seq2seq
 from patchloom.tasks.translation.translator import Translator

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.export.graph import Traced
+from patchloom.exporters.graph import Traced
 from patchloom.layers.sequence_mixing import AttendedSource, PositionLinear, SequenceAttention
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom_runtime.artifacts.metadata import STEP

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchloom.models.from_config import load_weights, make_for
 from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.checksums import read_checked, write_checked
 from patchloom.runs.config import read_config, read_recipe, write_config
-from patchloom.runs.weights import WEIGHTS, read_weights
+from patchloom.runs.weights import load_trained
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.text.vocabulary import Vocabulary
 from patchloom_runtime.untrusted import check_shape, parse_json, read_plain
@@ -107,12 +106,7 @@ def read_vocabulary(folder: Path, sha256: str | None) -> Vocabulary:
 def load_seq2seq(folder: Path) -> tuple[Seq2Seq, TranslationFiles]:
     """The trained network of a translation run, in eval mode, and what belongs to it."""
     files = read_translation_files(folder)
-    weights, options = read_weights(folder / WEIGHTS), files.options
-    network = make_for(
-        weights, lambda: create_seq2seq(files.network, **options), options, config=str(folder / "config.json")
-    )
-    load_weights(network, weights, str(folder / WEIGHTS))
-    return network.eval(), files
+    return load_trained(folder, lambda: create_seq2seq(files.network, **files.options), files.options), files
 
 
 def keep_val(folder: Path, judged: Any) -> None:

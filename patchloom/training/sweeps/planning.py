@@ -11,6 +11,7 @@ from typing import Any
 
 from patchloom.data.batches.sampler import epoch_length
 from patchloom.recipes.schema import Recipe, flatten
+from patchloom.tasks.classification import TASK as CLASSIFICATION
 from patchloom.tasks.images.plan import ImagePlan
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import make_plan, run_training, silent
@@ -20,7 +21,6 @@ from patchloom_runtime.errors import UsageError
 
 # Recipe fields that do not change how long an update takes.
 _NO_SLOWER = ("name", "source", "seed", SHARE, "schedule.", "optim.lr", "optim.weight_decay", "optim.betas")
-_CLASSIFIES = "classification"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _updates_per_epoch(plan: Any) -> int:
 
 def _refuse_untested(plan: Any) -> None:
     """--test needs images that were kept from training, with classes to be named."""
-    if plan.task.name != _CLASSIFIES:
+    if plan.task is not CLASSIFICATION:
         raise UsageError(
             f"--test is of runs that name classes, and {plan.settings.data} is learned as {plan.task.name}"
         )

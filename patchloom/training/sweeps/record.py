@@ -8,7 +8,7 @@ from typing import Any
 
 from patchloom.disk import atomic_write
 from patchloom.runs.files import json_bytes, parsed, read_whole, refuse_shape
-from patchloom.runs.run_metadata import FILE as RUN_RECORD
+from patchloom.runs.run_metadata import FILE as RUN_METADATA
 from patchloom_runtime.errors import CheckpointError
 
 FILE = "sweep.json"
@@ -55,7 +55,7 @@ def read_results(out: Path) -> tuple[dict[str, RunResult], str]:
         runs = {name: RunResult(**{key: values[key] for key in _RUN}) for name, values in found.items()}
     except CheckpointError as error:
         return {}, f"{error} Runs that have finished are evaluated again"
-    return {name: run for name, run in runs.items() if run.failed or (out / name / RUN_RECORD).is_file()}, ""
+    return {name: run for name, run in runs.items() if run.failed or (out / name / RUN_METADATA).is_file()}, ""
 
 
 def write_results(out: Path, results: Mapping[str, RunResult]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from patchloom.data.sources.source import Spec, join_specs, split_specs
+from patchloom.data.sources.specs import Spec, join_specs, split_specs
 from patchloom.disk import locked
 from patchloom.engine.devices import kind_of
 from patchloom.engine.display import duration

@@ -21,14 +21,14 @@ from patchloom_runtime.errors import UsageError, nearest
 from patchloom_runtime.untrusted import memory_bytes
 
 if TYPE_CHECKING:
-    from patchloom.export.graph import Traced
+    from patchloom.exporters.graph import Traced
 
 GRAPHS = {
     "onnx": "patchloom_runtime.engines.onnx_graph:Onnx",
     "torch": "patchloom_runtime.engines.torch_graph:TorchProgram",
     "openvino": "patchloom_runtime.engines.openvino_graph:OpenVino",
 }
-PAGES = {"html": "patchloom.export.html:Html"}
+PAGES = {"html": "patchloom.exporters.html:Html"}
 Graph = Callable[..., dict[str, np.ndarray]]  # arrays in order, mostly pixels (B, H, W, 3) uint8 → outputs by name
 MODEL = "model"  # the part that every artefact has
 RUN_SECONDS = 600.0  # that a graph may take for one batch of a new size, looked at between two operators

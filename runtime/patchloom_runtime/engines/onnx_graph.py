@@ -18,7 +18,7 @@ from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import read_plain
 
 if TYPE_CHECKING:
-    from patchloom.export.graph import Traced
+    from patchloom.exporters.graph import Traced
 
 ENDING = ".onnx"
 # A protocol buffer ends at 2 GiB.

@@ -21,7 +21,7 @@ from patchloom_runtime.errors import CheckpointError
 from patchloom_runtime.untrusted import read_plain
 
 if TYPE_CHECKING:
-    from patchloom.export.graph import Traced
+    from patchloom.exporters.graph import Traced
 
 ENDING, WEIGHTS = ".xml", ".bin"
 _ELEMENTS = {"net", "layers", "layer", "data", "input", "output", "port", "dim", "edges", "edge", "rt_info"}

@@ -11,7 +11,7 @@ import numpy as np
 from patchloom_runtime.engines.formats import MODEL, RUN_SECONDS, Graph, GraphFormat, run_memory
 
 if TYPE_CHECKING:
-    from patchloom.export.graph import Traced
+    from patchloom.exporters.graph import Traced
 
 ENDING = ".pt2"
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from patchloom.data.annotations.mask_classes import of_masks
 from patchloom.data.checking.check import check
-from patchloom.data.sources.mask_classes import of_masks
 from patchloom.data.sources.source import find_source, open_data
 from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.object_masks import ObjectMask

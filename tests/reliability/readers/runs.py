@@ -69,7 +69,7 @@ def read_decisions(seeds: Path, folder: Path) -> Any:
 
 def read_scores(seeds: Path, folder: Path) -> Any:
     """What `evaluate RUN` says of a detector or a segmenter, from what it kept of val."""
-    return task_of_run(folder / "run").evaluate({"run": folder / "run"}, None, split=None, device="cpu").values
+    return task_of_run(folder / "run").report.evaluate({"run": folder / "run"}, None, split=None, device="cpu").values
 
 
 def read_named(seeds: Path, folder: Path) -> Any:

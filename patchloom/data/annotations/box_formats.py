@@ -1,0 +1,303 @@
+"""Boxes and outlines as other tools write them, turned into what `coco` reads.
+
+    train-annotations-bbox.csv  _annotations.csv   a row per box (Open Images, Roboflow): image, class, xmin, ymin, …
+    project-1-at-….json                            Label Studio's export: rectangles and polygons
+    annotations.xml                                CVAT for images 1.1: boxes and polygons
+    a.json beside a.jpg                            LabelMe: rectangles and polygons
+
+What these tools know and COCO does not (ellipses, brushes, points, tracks) is a DataError that says which export to
+choose.
+"""
+
+import csv
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from patchloom.data.annotations.coco import CocoImages, Content, coco_listing, open_contents
+from patchloom.data.datasets import Objects, Source
+from patchloom.data.labels.class_names import names_by_line
+from patchloom.data.trees.tree import FolderTree
+from patchloom_runtime.errors import DataError, shortened
+from patchloom_runtime.images.decode import EXTENSIONS, upright_size
+from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import parse_json, read_plain
+
+MOST_BYTES = 1 << 30  # of one file, which is kept in memory
+DESCRIPTIONS = "class-descriptions*.csv"  # Open Images: /m/011k07,Tortoise
+_COLUMNS = {
+    "image": ("filename", "imageid", "image", "file", "path", "imagename", "img", "filepath", "imagepath"),
+    "class": ("class", "labelname", "label", "classname", "category", "name"),
+    "x0": ("xmin", "x1", "xtl", "left"), "y0": ("ymin", "y1", "ytl", "top"),
+    "x1": ("xmax", "x2", "xbr", "right"), "y1": ("ymax", "y2", "ybr", "bottom"),
+}  # fmt: skip
+_UPLOADED = re.compile(r"^[0-9a-f]{8}-")  # what Label Studio puts before the names of files
+
+Box = tuple[str, tuple[float, float, float, float]]  # class, corners
+Shape = tuple[str, list[float]]  # class, x and y of each point
+
+
+class RelativeBoxes(CocoImages):
+    """Boxes in shares of an image's sides, as Open Images has them."""
+
+    def boxes(self, index: int) -> np.ndarray:
+        """In pixels."""
+        height, width = upright_size(self.encoded(index), self.where(index))
+        return super().boxes(index) * np.array([width, height, width, height, 1])
+
+    def objects(self, index: int) -> Objects:
+        """In pixels."""
+        boxes = self.boxes(index)
+        areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+        return Objects(boxes, self.crowd(index), areas)
+
+
+class FolderImages:
+    """The images of a folder, by whatever part of their path a tool wrote down."""
+
+    def __init__(self, root: Path) -> None:
+        self._by_path: dict[str, str] = {}
+        self._by_name: dict[str, list[str]] = {}
+        for path in FolderTree(root).files():
+            stem, extension = posixpath.splitext(path)
+            if extension.lower() in EXTENSIONS:
+                self._by_path[path] = path
+                for name in (posixpath.basename(path), posixpath.basename(stem)):
+                    self._by_name.setdefault(name, []).append(path)
+
+    def find(self, name: str, beside: str = "") -> str:
+        """The path of an image; its name alone where there is none. Of several, the one in the folder `beside`."""
+        given = name.replace("\\", "/").lstrip("/")
+        base = posixpath.basename(given)
+        near = posixpath.join(beside, base)
+        known = self._by_path.get(given) or self._by_path.get(near)
+        same = self._by_name.get(base) or self._by_name.get(_UPLOADED.sub("", base)) or []
+        split = [path for path in same if beside and beside in path.split("/")] if len(same) > 1 else same
+        return known or (split[0] if len(split) == 1 else base)
+
+
+def open_table(root: Path, files: Sequence[Path], title: str) -> Source:
+    """Tables with a row per box, one per split."""
+    images, names = FolderImages(root), _descriptions(root)
+    rows = {file: list(_rows(file)) for file in files}
+    shares = all(max(corners) <= 1 for own in rows.values() for _, _, corners, _ in own)
+    contents = {}
+    for file, own in rows.items():
+        of_image: dict[str, list[tuple[Box | Shape, bool]]] = {}
+        for image, label, corners, crowd in own:
+            of_image.setdefault(image, []).append(((names.get(label, label), corners), crowd))
+        folder = _folder_of(root, file)
+        contents[file] = {images.find(image, folder): boxes for image, boxes in of_image.items()}
+    source = _opened(root, contents, title, "table of", RelativeBoxes if shares else CocoImages)
+    named = (f"classes are named by {printable(next(root.glob(DESCRIPTIONS)).name)}",) if names else ()
+    return replace(source, notes=(*source.notes, *named))
+
+
+def open_label_studio(root: Path, files: Sequence[Path], title: str) -> Source:
+    """Label Studio's JSON export of rectangles and polygons."""
+    images = FolderImages(root)
+    contents = {}
+    for file in files:
+        of_image: dict[str, list[tuple[Box | Shape, bool]]] = {}
+        with _expected(file, "Label Studio's JSON"):
+            for task in _json(file):
+                given = next(value for value in task["data"].values() if isinstance(value, str))
+                own = of_image.setdefault(images.find(given.partition("?")[0]), [])
+                for annotation in (task.get("annotations") or [])[:1]:
+                    own += [(shape, False) for shape in _label_studio_shapes(annotation.get("result") or [], file)]
+        contents[file] = of_image
+    return _opened(root, contents, title, "Label Studio")
+
+
+def open_cvat(root: Path, files: Sequence[Path], title: str) -> Source:
+    """CVAT's XML of images."""
+    images = FolderImages(root)
+    contents = {}
+    names: list[str] = []
+    for file in files:
+        data = _bytes(file)
+        if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+            raise DataError(f"{printable(file)}: declares entities, which annotations have no use for; refused")
+        try:
+            tree = ElementTree.fromstring(data)
+        except (ElementTree.ParseError, ValueError) as error:
+            raise DataError(f"{printable(file)}: cannot be read as XML ({error})") from error
+        if tree.find("track") is not None:
+            raise DataError(
+                f"{printable(file)}: has tracks of a video; export the task as 'COCO 1.0' or 'YOLO' in CVAT"
+            )
+        names += [name for label in tree.iter("label") if (name := label.findtext("name"))]
+        contents[file] = {
+            images.find(image.get("name") or ""): [(shape, False) for shape in _cvat_shapes(image, file)]
+            for image in tree.iter("image")
+        }
+    return _opened(root, contents, title, "CVAT", names=names)
+
+
+def open_labelme(root: Path, folders: Mapping[str, Sequence[tuple[str, str]]], title: str) -> Source:
+    """LabelMe's files: folder → (image, JSON) of each, below the root."""
+    contents = {
+        root / folder: {image: [(shape, False) for shape in _labelme_shapes(root / file)] for image, file in pairs}
+        for folder, pairs in folders.items()
+    }
+    return _opened(root, contents, title, "LabelMe")
+
+
+# One file of each tool ------------------------------------------------------------------------------------------------
+
+
+def box_columns(header: Sequence[str]) -> dict[str, int] | None:
+    """Which columns hold the image, the class and the corners; None where some are missing."""
+    plain = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in header]
+    found = {what: next((plain.index(n) for n in names if n in plain), -1) for what, names in _COLUMNS.items()}
+    return found if min(found.values()) >= 0 else None
+
+
+def _rows(file: Path) -> Iterator[tuple[str, str, tuple[float, float, float, float], bool]]:
+    """Image, class, corners and whether it is a group, of each row."""
+    reader = csv.reader(_bytes(file).decode("utf-8-sig", "replace").splitlines())
+    header = next(reader, [])
+    columns = box_columns(header)
+    assert columns is not None
+    group = next((i for i, name in enumerate(header) if name.strip().lower() == "isgroupof"), None)
+    for number, row in enumerate(reader, 2):
+        try:
+            x0, y0, x1, y1 = (float(row[columns[corner]]) for corner in ("x0", "y0", "x1", "y1"))
+            image, label = row[columns["image"]].strip(), row[columns["class"]].strip()
+        except (ValueError, IndexError) as error:
+            raise DataError(f"{printable(file)}, line {number}: expected an image, a class and four numbers") from error
+        yield image, label, (x0, y0, x1, y1), group is not None and row[group] == "1"
+
+
+def _label_studio_shapes(result: Sequence[Any], file: Path) -> Iterator[Box | Shape]:
+    for part in result:
+        value, kind = part.get("value") or {}, part.get("type")
+        width, height = (float(part.get(side) or 0) / 100 for side in ("original_width", "original_height"))
+        labels = value.get(kind) if isinstance(kind, str) else None
+        if kind not in ("rectanglelabels", "polygonlabels") or not labels or not width or not height:
+            how = "choose the export 'YOLO' or 'COCO' in Label Studio, or 'CSV' for classes of images"
+            raise DataError(f"{printable(file)}: results of the kind {kind!r}, expected rectangles or polygons; {how}")
+        if kind == "polygonlabels":
+            yield (
+                str(labels[0]),
+                [xy * side for point in value["points"] for xy, side in zip(point, (width, height), strict=True)],
+            )
+        else:
+            x, y, w, h = (float(value[name]) for name in ("x", "y", "width", "height"))
+            yield str(labels[0]), (x * width, y * height, (x + w) * width, (y + h) * height)
+
+
+def _cvat_shapes(image: ElementTree.Element, file: Path) -> Iterator[Box | Shape]:
+    for element in image:
+        label = element.get("label") or ""
+        try:
+            if element.tag == "box":
+                x0, y0, x1, y1 = (float(element.get(name) or "") for name in ("xtl", "ytl", "xbr", "ybr"))
+                yield label, (x0, y0, x1, y1)
+            elif element.tag == "polygon":
+                yield (
+                    label,
+                    [float(xy) for point in (element.get("points") or "").split(";") for xy in point.split(",")],
+                )
+            else:
+                how = "export the task as 'COCO 1.0' or 'YOLO' in CVAT, or 'ImageNet 1.0' for classes of images"
+                raise DataError(f"{printable(file)}: has a {element.tag}, expected boxes and polygons; {how}")
+        except ValueError as error:
+            raise DataError(f"{printable(file)}: a {element.tag} of {image.get('name')} has no corners") from error
+
+
+def _labelme_shapes(file: Path) -> Iterator[Box | Shape]:
+    with _expected(file, "LabelMe's JSON"):
+        for shape in _json(file).get("shapes") or ():
+            kind = shape.get("shape_type") or "polygon"
+            label, points = str(shape["label"]), [(float(x), float(y)) for x, y in shape["points"]]
+            if kind == "rectangle":
+                (xa, ya), (xb, yb) = points[:2]
+                yield label, (min(xa, xb), min(ya, yb), max(xa, xb), max(ya, yb))
+            elif kind == "polygon":
+                yield label, [xy for point in points for xy in point]
+            else:
+                raise DataError(f"{printable(file)}: a shape of the kind {kind!r}; expected polygons and rectangles")
+
+
+@contextmanager
+def _expected(file: Path, what: str) -> Iterator[None]:
+    """Whatever a foreign file holds in place of what is read is a DataError."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, OverflowError, StopIteration, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__} {error}".strip()
+        raise DataError(f"{printable(file)}: is not as {what} is ({shortened(reason)})") from error
+
+
+# As COCO has them -----------------------------------------------------------------------------------------------------
+
+
+def _opened(
+    root: Path,
+    contents: Mapping[Path, Mapping[str, Sequence[tuple[Box | Shape, bool]]]],
+    title: str,
+    kind: str,
+    store: type[CocoImages] = CocoImages,
+    names: Sequence[str] = (),
+) -> Source:
+    """What each file says of each image, by its path below the root; `names` are the classes that are known before."""
+    used = {shape[0] for images in contents.values() for own in images.values() for shape, _ in own}
+    classes = list(dict.fromkeys([*names, *sorted(used)]))
+    as_coco = {file: _content(images, classes) for file, images in contents.items()}
+    return open_contents(root, as_coco, title, kind, "", partial(coco_listing, make=store))
+
+
+def _content(images: Mapping[str, Sequence[tuple[Box | Shape, bool]]], classes: Sequence[str]) -> Content:
+    annotations: list[dict[str, Any]] = []
+    for image, own in images.items():
+        for (label, told), crowd in own:
+            annotation = {"id": len(annotations), "image_id": image, "category_id": label, "iscrowd": int(crowd)}
+            xs, ys = (told[0::2], told[1::2]) if isinstance(told, list) else ((told[0], told[2]), (told[1], told[3]))
+            annotation["bbox"] = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)] if xs else None
+            annotation["segmentation"] = [told] if isinstance(told, list) else None
+            annotations.append(annotation)
+    return {
+        "images": [{"id": image, "file_name": image} for image in images],
+        "annotations": annotations,
+        "categories": [{"id": name, "name": name} for name in classes],
+    }
+
+
+def _descriptions(root: Path) -> dict[str, str]:
+    """Open Images' names of its classes, by their codes."""
+    file = next(root.glob(DESCRIPTIONS), None)
+    lines = names_by_line(file) if file else None
+    return {row[0]: row[1] for row in csv.reader(lines or ()) if len(row) == 2}
+
+
+def _folder_of(root: Path, file: Path) -> str:
+    """The folder that goes with a table: the one it lies in, or that its name begins with."""
+    below = os.path.relpath(file.parent, root)
+    if below != ".":
+        return below
+    folders = [entry.name for entry in FolderTree(root).entries("") if entry.kind == "folder"]
+    return next((name for name in folders if file.name.lower().startswith(name.lower())), "")
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return read_plain(file, MOST_BYTES)
+    except OSError as error:
+        raise DataError(f"{printable(file)}: cannot be read ({error.strerror})") from error
+
+
+def _json(file: Path) -> Any:
+    try:
+        return parse_json(_bytes(file), MOST_BYTES)
+    except ValueError as error:
+        raise DataError(f"{printable(file)}: cannot be read as JSON ({error})") from error

@@ -1,0 +1,296 @@
+"""Boxes and masks as COCO keeps them: annotations/instances_SPLIT.json, SPLIT/_annotations.coco.json (Roboflow),
+lvis_v1_SPLIT.json, polygons or run lengths. Files without boxes have the class of each image (iNaturalist).
+
+Crowds are neither learned nor asked for. Where masks overlap, a pixel of the picture belongs to the smaller object; a
+network is judged by the masks as they are annotated.
+"""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchloom.data.annotations.paired_files import changed_with
+from patchloom.data.datasets import Fault, Listing, Mask, Objects, Source, Stamp, file_state
+from patchloom.data.splits import group_by_split
+from patchloom.data.trees.tree import ImageFiles, below
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.decode import upright_size
+from patchloom_runtime.images.object_masks import ObjectMask, Size, masks_from_coco, painted, refuse_many_objects
+from patchloom_runtime.images.samples import UNLABELED
+from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import check_shape, parse_json, read_plain
+
+MOST_JSON_BYTES = 1 << 30  # instances_train2017.json has 0.45 GB
+_COCO: dict[str, dict[str, Any]] = {
+    "images": {"id": float | str, "file_name": str},
+    "annotations": {},
+    "categories": {"id": float | str, "name": float | str},
+}
+Content = Mapping[str, Any]  # lists of images, annotations and categories
+_SHOWN = 60  # letters of a value in a message
+_LARGEST_BYTE = 254  # 255 stands for 'not labelled'
+
+
+@dataclass
+class _ImageAnnotations:
+    """The annotations of one picture."""
+
+    boxes: list[tuple[float, ...]] = field(default_factory=list)  # corners and category
+    crowd: list[bool] = field(default_factory=list)
+    areas: list[float] = field(default_factory=list)
+    outlines: list[Any] = field(default_factory=list)  # as the file has them
+    names: list[str] = field(default_factory=list)  # of annotations, for messages
+
+
+class CocoImages(ImageFiles):
+    """Image files with the boxes and masks of one annotations file."""
+
+    def __init__(
+        self, root: Path, paths: Sequence[str], file: Path, names: tuple[str, ...], told: Sequence[_ImageAnnotations]
+    ) -> None:
+        super().__init__(root, paths)
+        self.object_names = names
+        self._file, self._told = file, list(told)
+        self._boxes = np.concatenate([np.zeros((0, 5)), *(np.array(one.boxes).reshape(-1, 5) for one in told)])
+        self._starts = np.cumsum([0, *(len(one.boxes) for one in told)])
+        outlined = [bool(outline) for one in told for outline in one.outlines]
+        self.without_outline = len(outlined) - sum(outlined)
+        if outlined and all(outlined):
+            self.tells_objects_apart = True
+            self.mask_names = ("background", *names)
+            self.mask_dtype = np.uint8 if len(names) < _LARGEST_BYTE else np.int16
+
+    def boxes(self, index: int) -> np.ndarray:
+        """Its boxes, in fractions of pixels as COCO has them."""
+        start, end = self._starts[index : index + 2]
+        with self._named(index):
+            refuse_many_objects(end - start)
+        return self._boxes[start:end]
+
+    def crowd(self, index: int) -> np.ndarray:
+        """Which of them are crowds."""
+        return np.array(self._told[index].crowd, bool)
+
+    def objects(self, index: int) -> Objects:
+        """With areas as the file has them, and masks that may overlap."""
+        masks = self._masks(index, self._size(index)) if self.tells_objects_apart else None
+        return Objects(self.boxes(index), self.crowd(index), np.array(self._told[index].areas, np.float64), masks)
+
+    def mask(self, index: int) -> Mask | None:
+        """Of the smallest object at each pixel; of crowds the class alone."""
+        if not self.tells_objects_apart:
+            return None
+        size = self._size(index)
+        masks = self._masks(index, size)
+        return Mask(*painted(masks, self.boxes(index)[:, 4], self.crowd(index), size, self.mask_dtype))
+
+    def _size(self, index: int) -> Size:
+        return upright_size(self.encoded(index), self.where(index))
+
+    def _masks(self, index: int, size: Size) -> list[ObjectMask]:
+        annotations = self._told[index]
+        with self._named(index):
+            return masks_from_coco(annotations.outlines, size, annotations.names)
+
+    @contextmanager
+    def _named(self, index: int) -> Iterator[None]:
+        """Faults of annotations name their file and the image."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{printable(self._file)}, image {printable(self.key(index))}: {error}") from error
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Of picture and annotations."""
+        state = file_state(self._file)
+        return changed_with(super().stamps(rows), [(b"", *state) if state else None] * len(rows))
+
+
+def open_coco(root: Path, files: Sequence[Path], title: str, images: str | None = None) -> Source:
+    """Images with the annotations of COCO's files, one per split; `images` is where they lie, below the root."""
+    contents = {file: _read_coco(file) for file in files}
+    entries = [entry for content in contents.values() for entry in content["annotations"]]
+    if entries and not any("bbox" in entry or "segmentation" in entry for entry in entries):
+        return open_contents(root, contents, title, "COCO image labels", images, _labels_listing)
+    return open_contents(root, contents, title, "COCO", images)
+
+
+def open_contents(
+    root: Path,
+    contents: Mapping[Path, Content],
+    title: str,
+    kind: str,
+    images: str | None = None,
+    listing: "Callable[[Path, Path, Content, str | None, list[Fault]], Listing] | None" = None,
+) -> Source:
+    """A source of files, or of what was made of them, whose content is as COCO has it; their paths say the splits."""
+    named = {os.path.relpath(file, root): file for file in contents}
+    words = {"".join(letter for letter in name if not letter.isdigit()): file for name, file in named.items()}
+    said = group_by_split(sorted(words))
+    faults: list[Fault] = []
+    make = listing or coco_listing
+    train, val, test = (
+        make(root, words[group[0]], contents[words[group[0]]], images, faults) if group else None
+        for group in (said.train, said.val, said.test)
+    )
+    assert train is not None
+    unused = ", ".join(words[word].stem for word in said.unused)
+    notes: tuple[str, ...] = (f"annotations not used: {unused}",) if unused else ()
+    store = train.images
+    if isinstance(store, CocoImages):
+        if store.without_outline and store.without_outline < len(store._boxes):
+            lost = f"{store.without_outline:,} of {len(store._boxes):,} annotations"
+            notes += (f"{lost} of train have no segmentation: masks are not learned",)
+        kind += " boxes and masks" if store.tells_objects_apart else " boxes"
+    return Source(f"{title} ({kind})", train, val, notes, tuple(faults), test)
+
+
+def _labels_listing(root: Path, file: Path, content: Content, images: str | None, faults: list[Fault]) -> Listing:
+    """Images with a class each, as iNaturalist has them: annotations without boxes."""
+    categories = {category["id"]: str(category["name"]) for category in content["categories"]}
+    number = {identity: i for i, identity in enumerate(categories)}
+    folder = _image_folder(root, file, [image["file_name"] for image in content["images"]], images)
+    paths = {image["id"]: _image_path(root, folder, image["file_name"], file) for image in content["images"]}
+    labels: dict[str, int] = {}
+    for entry in content["annotations"]:
+        known = _is_one_of(entry.get("image_id"), paths) and _is_one_of(entry.get("category_id"), number)
+        label = number[entry["category_id"]] if known else UNLABELED
+        if not known or labels.setdefault(paths[entry["image_id"]], label) != label:
+            where = f"{printable(file)}, annotation {_shown(entry.get('id', '?'))}"
+            why = "a second class of its image" if known else "an image or a category that is not listed"
+            faults.append(Fault(where, "label cannot be read", why))
+    there = [path for path in dict.fromkeys(paths.values()) if os.path.isfile(root / path)]
+    if not there:
+        raise DataError(f"{printable(file)}: none of its {len(paths)} pictures is in {printable(root / folder)}")
+    faults += [
+        Fault(printable(root / path), "picture missing", f"{file.name} names it")
+        for path in sorted({*paths.values()} - {*there})
+    ]
+    told = np.array([labels.get(path, UNLABELED) for path in there], dtype=np.int64)
+    return Listing(ImageFiles(root, there), np.arange(len(there)), told, tuple(categories.values()))
+
+
+def coco_listing(
+    root: Path,
+    file: Path,
+    content: Content,
+    images: str | None,
+    faults: list[Fault],
+    make: "type[CocoImages] | None" = None,
+) -> Listing:
+    """The images of one file that are there, with their boxes."""
+    categories = {category["id"]: str(category["name"]) for category in content["categories"]}
+    number = {identity: i for i, identity in enumerate(categories)}
+    folder = _image_folder(root, file, [image["file_name"] for image in content["images"]], images)
+    paths = {image["id"]: _image_path(root, folder, image["file_name"], file) for image in content["images"]}
+    entries = Counter(paths.values())
+    of_path = {path: _ImageAnnotations() for path in entries if os.path.isfile(root / path)}
+    for path, count in entries.items():
+        if path not in of_path:
+            faults.append(Fault(printable(root / path), "picture missing", f"{file.name} names it"))
+        elif count > 1:
+            detail = f"{file.name} has {count:,} entries for it; their annotations are joined"
+            faults.append(Fault(printable(root / path), "picture listed several times", detail))
+    for box in content["annotations"]:
+        where = f"{printable(file)}, annotation {_shown(box.get('id', '?'))}"
+        if not _is_one_of(box.get("image_id"), paths):
+            faults.append(Fault(where, "unknown picture", f"image_id {_shown(box.get('image_id'))}"))
+        elif not _is_one_of(box.get("category_id"), categories):
+            faults.append(Fault(where, "unknown category", f"category_id {_shown(box.get('category_id'))}"))
+        elif (corners := _corners(box.get("bbox"))) is None:
+            faults.append(
+                Fault(where, "boxes cannot be read", f"bbox {_shown(box.get('bbox'))}, expected x, y, width, height")
+            )
+        elif of := of_path.get(paths[box["image_id"]]):
+            of.boxes.append((*corners, number[box["category_id"]]))
+            of.crowd.append(bool(box.get("iscrowd")))
+            of.areas.append(_area(box.get("area"), corners))
+            of.outlines.append(box.get("segmentation"))
+            of.names.append(_shown(box.get("id", "?")))
+    if not of_path:
+        raise DataError(f"{printable(file)}: none of its {len(entries)} pictures is in {printable(root / folder)}")
+    objects = tuple(categories.values())
+    store = (make or CocoImages)(root, list(of_path), file, objects, list(of_path.values()))
+    return Listing(store, np.arange(len(store)), np.full(len(store), UNLABELED), objects)
+
+
+def _read_coco(file: Path) -> Mapping[str, Any]:
+    try:
+        content = parse_json(read_plain(file, MOST_JSON_BYTES), MOST_JSON_BYTES)
+    except OSError as error:
+        raise DataError(f"{printable(file)}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise DataError(f"{printable(file)}: cannot be read as JSON ({error})") from error
+    if isinstance(content, dict) and isinstance(content.get("images"), list):
+        for image in content["images"]:  # LVIS has addresses in place of names
+            if isinstance(image, dict) and "file_name" not in image and isinstance(image.get("coco_url"), str):
+                image["file_name"] = "/".join(image["coco_url"].split("/")[-2:])
+    if not isinstance(content, dict) or not all(isinstance(content.get(name), list) for name in _COCO):
+        raise DataError(f"{printable(file)}: expected an object with lists {', '.join(_COCO)}, as COCO has them")
+    try:
+        for name, fields in _COCO.items():
+            for i, entry in enumerate(content[name]):
+                check_shape(entry, fields, f"{name}[{i}]")
+    except ValueError as error:
+        raise DataError(f"{printable(file)}: {error}") from error
+    return content
+
+
+def _image_folder(root: Path, file: Path, names: Sequence[str], images: str | None = None) -> str:
+    """Where the pictures of a split lie, below the root: as given, else the first place that has one of them."""
+    if images is not None:
+        return images
+    split = file.stem.removeprefix("instances_")
+    bases = list(dict.fromkeys(["", os.path.relpath(file.parent, root), os.path.relpath(file.parent.parent, root)]))
+    bases = [base for base in bases if not base.startswith(os.pardir)]
+    places = [os.path.join(base, p) for base in bases for p in (split, os.path.join("images", split), "images", "")]
+    return next((p for p in places if any(_is_inside(root, p, name) for name in names[:100])), split)
+
+
+def _is_inside(root: Path, folder: str, name: str) -> bool:
+    path = below(root, os.path.join(folder, name))
+    return path is not None and os.path.isfile(root / path)
+
+
+def _image_path(root: Path, folder: str, name: str, file: Path) -> str:
+    """The path from the root; a DataError where it leads out of it: whoever wrote the file may be a stranger."""
+    path = below(root, os.path.join(folder, name))
+    if path is None:
+        outside = f"file_name {printable(name)!r} is outside of {printable(root)}"
+        raise DataError(f"{printable(file)}: {outside}; expected a picture in that folder")
+    return path
+
+
+def _is_one_of(value: Any, known: Mapping[Any, Any]) -> bool:
+    return isinstance(value, int | float | str) and value in known
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+
+
+def _corners(box: Any) -> tuple[float, float, float, float] | None:
+    """Corners of (x, y, width, height); None where it is nothing of the kind."""
+    if not isinstance(box, list) or not {*map(type, box)} <= {int, float}:
+        return None
+    try:
+        x, y, width, height = map(float, box)
+    except (ValueError, OverflowError):
+        return None
+    corners = x, y, x + width, y + height
+    return corners if all(math.isfinite(each) and abs(each) < 1 << 31 for each in corners) else None
+
+
+def _area(given: Any, corners: tuple[float, ...]) -> float:
+    """As the file has it; that of the box where it has none."""
+    if type(given) in (int, float) and 0 <= given < 1 << 63:
+        return float(given)
+    return (corners[2] - corners[0]) * (corners[3] - corners[1])

@@ -1,0 +1,123 @@
+"""Images with a mask each: the class of every pixel as a number, or as a color.
+
+    images/[train/]a.jpg  masks/[train/]a.png      in folders of any name (`layout` finds them), or in one folder
+    JPEGImages/  SegmentationClass/  ImageSets/    Pascal VOC's masks: its lists say train and val
+
+What the numbers mean, and which of them stands for 'not labelled', is told by `mask_names`. An image without a mask, or
+a mask without an image, is a fault of the source.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from patchloom.data.annotations.mask_names import MaskNames, names_of_masks
+from patchloom.data.annotations.paired_files import (
+    Pair,
+    changed_with,
+    files_of_pair,
+    lonely,
+    source_of_splits,
+    split_of_path,
+)
+from patchloom.data.datasets import NOT_LABELED, Mask, Source, Stamp
+from patchloom.data.labels.class_names import names_by_line
+from patchloom.data.splits import group_by_split
+from patchloom.data.trees.tree import ImageFiles
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.decode import decode_ids, read_file
+from patchloom_runtime.printable import printable
+
+VOC_LISTS = os.path.join("ImageSets", "Segmentation")
+MOST_NAMES_BYTES = 1 << 20  # of a list of pictures
+_LOOKED_AT = 8  # masks by whose values they are understood
+
+
+class MaskedFiles(ImageFiles):
+    """Image files, each with a file of class numbers."""
+
+    def __init__(self, root: Path, paths: Sequence[str], masks: Sequence[str], named: MaskNames) -> None:
+        super().__init__(root, paths)
+        self.mask_names = named.names
+        self.mask_ignore = named.ignore
+        self._named = named
+        self._masks = ImageFiles(root, masks)
+
+    def mask(self, index: int) -> Mask:
+        """The numbers in the mask's file, or of its colours."""
+        if self._named.colors:
+            pixels = np.asarray(self._masks.read(index))
+            return Mask(self._named.numbers(pixels, self._masks.where(index)), None)
+        numbers = decode_ids(self._masks.encoded(index), self._masks.where(index))
+        if self._named.meaning:
+            numbers = np.array(self._named.meaning, np.uint8)[numbers]
+        if self.mask_ignore not in (None, NOT_LABELED) and len(self.mask_names) <= NOT_LABELED:
+            numbers = np.where(numbers == NOT_LABELED, np.uint8(self.mask_ignore), numbers)
+        return Mask(numbers, None)
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Of picture and mask."""
+        return changed_with(super().stamps(rows), self._masks.stamps(rows))
+
+
+def open_masks(
+    root: Path, pairs: Sequence[Pair], title: str, ignore: int | None = None, names: Path | None = None
+) -> Source:
+    """Images and masks of pairs of folders; `ignore` and `names` go before what the data say of themselves."""
+    rows: list[tuple[str, str, str]] = []  # split, image, mask
+    faults = []
+    for pair in pairs:
+        images, masks = files_of_pair(root, pair, masks=True)
+        listed = _listed(root / os.path.dirname(pair.others))
+        if listed:
+            images, masks = ({stem: path for stem, path in of.items() if stem in listed} for of in (images, masks))
+        faults += lonely(root / pair.images, images, masks, "picture without mask", pair.others)
+        faults += lonely(root / pair.others, masks, images, "mask without picture", pair.images)
+        rows += [
+            (
+                listed[stem] if listed else split_of_path(pair, stem),
+                os.path.join(pair.images, path),
+                os.path.join(pair.others, masks[stem]),
+            )
+            for stem, path in images.items()
+            if stem in masks
+        ]
+    if not rows:
+        first = pairs[0]
+        raise DataError(
+            f"{printable(root)}: no picture of {first.images or 'it'} has a mask of the same name in {first.others}"
+        )
+    places = [root, *(root / os.path.dirname(pair.others) for pair in pairs), *(root / pair.others for pair in pairs)]
+    paths = [mask for _, _, mask in rows]
+    named, notes = names_of_masks(places, paths, lambda: _values(root, paths), ignore, names)
+
+    def chosen(splits: Sequence[str]) -> MaskedFiles:
+        own = [row for row in rows if row[0] in splits]
+        return MaskedFiles(root, [image for _, image, _ in own], [mask for _, _, mask in own], named)
+
+    said = group_by_split(sorted({split for split, _, _ in rows}))
+    return source_of_splits(f"{title} (pictures and masks)", said, chosen, faults, notes)
+
+
+def _values(root: Path, masks: Sequence[str]) -> set[int]:
+    """The numbers in a few of the masks; none where they are no numbers."""
+
+    def each() -> Iterator[int]:
+        for path in masks[:: max(1, len(masks) // _LOOKED_AT)][:_LOOKED_AT]:
+            try:
+                yield from np.unique(decode_ids(read_file(root / path, path), path)).tolist()
+            except DataError:
+                continue  # which `check` tells of the image
+
+    return set(each())
+
+
+def _listed(root: Path) -> dict[str, str]:
+    """Stem → train, val or test, as Pascal VOC's lists say; empty where there are none."""
+    found: dict[str, str] = {}
+    for split in ("train", "val", "test"):
+        lines = names_by_line(root / VOC_LISTS / f"{split}.txt", MOST_NAMES_BYTES) or ()
+        found |= {line.strip(): split for line in lines if line.strip()}
+    return found

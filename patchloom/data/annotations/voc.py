@@ -1,0 +1,200 @@
+"""Boxes as Pascal VOC keeps them: one XML file per picture, splits as lists of names.
+
+    JPEGImages/a.jpg  Annotations/a.xml  ImageSets/Main/train.txt val.txt test.txt
+    images/[train/]a.jpg  annotations/[train/]a.xml    folders of any name (`layout` finds them), or one folder
+
+VOC counts pixels from 1 and includes the last: 1 … 10 are the half-open 0 … 10. What it calls difficult is neither
+learned nor asked for, as in its own evaluation. Images that were resized after they were annotated have another size
+than their file says: boxes are scaled where both sides differ by the same ratio, and cannot be read otherwise.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+
+from patchloom.data.annotations.paired_files import (
+    Pair,
+    changed_with,
+    files_of_pair,
+    lonely,
+    source_of_splits,
+    split_of_path,
+)
+from patchloom.data.datasets import Source, Stamp
+from patchloom.data.splits import group_by_split
+from patchloom.data.trees.tree import ImageFiles
+from patchloom_runtime.errors import DataError
+from patchloom_runtime.images.decode import upright_size
+from patchloom_runtime.printable import printable
+from patchloom_runtime.untrusted import parse_number, read_plain
+
+LISTS = os.path.join("ImageSets", "Main")
+MOST_BYTES = 1 << 20  # of one file
+MOST_PIXELS = 1 << 31  # from the corner of an image
+_LOOKED_AT = 64  # images whose sizes are compared before all are read
+_ROUNDING = 1.5  # pixels by which a resized side may differ from the ratio
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+class VocBox(NamedTuple):
+    """One object of a file."""
+
+    name: str
+    corners: tuple[float, float, float, float]
+    difficult: bool
+
+
+class VocFile(NamedTuple):
+    """The objects of a file, and the size (height, width) it gives its image; None where it gives none."""
+
+    objects: list[VocBox]
+    size: tuple[int, int] | None
+
+
+class VocImages(ImageFiles):
+    """Image files, each with an XML file of boxes."""
+
+    def __init__(self, root: Path, paths: Sequence[str], files: Sequence[str], names: tuple[str, ...]) -> None:
+        super().__init__(root, paths)
+        self.object_names = names
+        self._files = ImageFiles(root, files)
+
+    def boxes(self, index: int) -> np.ndarray:
+        """Its boxes; an unknown name is a class of −1, which `check` tells."""
+        number = {name: i for i, name in enumerate(self.object_names)}
+        file = self._file(index)
+        rows = [(*box.corners, number.get(box.name, -1)) for box in file.objects]
+        boxes = np.array(rows, np.float64).reshape(-1, 5)
+        boxes[:, :4] *= self.scale(index, file)
+        return boxes
+
+    def scale(self, index: int, file: VocFile | None = None) -> float:
+        """By what the boxes of a file are multiplied to fit its image; a DataError where no one number fits."""
+        annotated = (file or self._file(index)).size
+        if annotated is None:
+            return 1.0
+        size = upright_size(self.encoded(index), self.where(index))
+        if size == annotated:
+            return 1.0
+        (height, width), (told_height, told_width) = size, annotated
+        ratio = max(size) / max(annotated)
+        if abs(height - ratio * told_height) > _ROUNDING or abs(width - ratio * told_width) > _ROUNDING:
+            told = f"{told_width}×{told_height}, the image is {width}×{height}"
+            raise DataError(f"{self._files.where(index)}: <size> says {told}; expected the same, or the same shape")
+        return ratio
+
+    def crowd(self, index: int) -> np.ndarray:
+        """Which are difficult."""
+        return np.array([box.difficult for box in self._file(index).objects], bool)
+
+    def stamps(self, rows: Sequence[int]) -> list[Stamp | None]:
+        """Of picture and boxes."""
+        return changed_with(super().stamps(rows), self._files.stamps(rows))
+
+    def _file(self, index: int) -> VocFile:
+        return read_voc(self._files.encoded(index), self._files.where(index))
+
+
+def open_voc(root: Path, pairs: Sequence[Pair], title: str) -> Source:
+    """Images and XML files of pairs of folders."""
+    rows: list[tuple[str, str, str]] = []  # split, image, XML
+    faults = []
+    for pair in pairs:
+        images, files = files_of_pair(root, pair, (".xml",))
+        faults += lonely(root / pair.images, images, files, "picture without boxes", pair.others)
+        faults += lonely(root / pair.others, files, images, "boxes without picture", pair.images)
+        listed = _listed(root / os.path.dirname(pair.others))
+        rows += [
+            (
+                listed.get(stem, "") if listed else split_of_path(pair, stem),
+                os.path.join(pair.images, path),
+                os.path.join(pair.others, files[stem]),
+            )
+            for stem, path in images.items()
+            if stem in files
+        ]
+    if not rows:
+        first = pairs[0]
+        raise DataError(
+            f"{printable(root)}: no picture of {first.images} has an XML file of the same name in {first.others}"
+        )
+    names: set[str] = set()
+    for _, _, file in rows:
+        place = root / file
+        try:
+            names |= {box.name for box in read_voc(read_plain(place, MOST_BYTES), printable(place)).objects}
+        except (DataError, OSError):
+            continue  # which `check` tells of the picture
+    known = tuple(sorted(names))
+
+    def chosen(splits: Sequence[str]) -> VocImages:
+        own = [row for row in rows if row[0] in splits]
+        return VocImages(root, [image for _, image, _ in own], [file for _, _, file in own], known)
+
+    said = group_by_split(sorted({split for split, _, _ in rows}))
+    every = chosen([split for split, _, _ in rows])
+    return source_of_splits(f"{title} (VOC boxes)", said, chosen, faults, _resized(every))
+
+
+def _resized(images: VocImages) -> tuple[str, ...]:
+    """A note where images have another size than their files say, by some of them."""
+    looked_at = range(0, len(images), max(1, len(images) // _LOOKED_AT))[:_LOOKED_AT]
+    scales = []
+    for index in looked_at:
+        with suppress(DataError):  # which `check` tells of the picture
+            scales.append(images.scale(index))
+    other = [scale for scale in scales if scale != 1]
+    if not other:
+        return ()
+    first = f"by {min(other):.3g}" + (f" to {max(other):.3g}" if max(other) - min(other) > 0.01 else "")
+    return (
+        f"{len(other)} of {len(looked_at)} images looked at have another size than their XML file says: "
+        f"boxes are scaled {first}",
+    )
+
+
+def _listed(folder: Path) -> dict[str, str]:
+    """Stem → its split, by VOC's lists; empty where there are none."""
+    lists = {
+        path.stem: path for path in sorted((folder / LISTS).glob("*.txt")) if path.stem in ("train", "val", "test")
+    }
+    splits: dict[str, str] = {}
+    for split, path in lists.items() if "train" in lists else ():
+        try:
+            lines = read_plain(path, MOST_BYTES).decode("utf-8", "replace").split("\n")
+        except OSError as error:
+            raise DataError(f"{printable(path)}: cannot be read ({error.strerror})") from error
+        splits |= {line.split()[0]: split for line in lines if line.strip()}
+    return splits
+
+
+def read_voc(data: bytes, where: str) -> VocFile:
+    """What one XML file says; a DataError where it is none."""
+    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+        raise DataError(f"{where}: declares entities, which annotations have no use for; refused")
+    try:
+        tree = ElementTree.fromstring(data)
+    except (ElementTree.ParseError, ValueError) as error:
+        raise DataError(f"{where}: cannot be read as XML ({error})") from error
+    sides = [(tree.findtext(f"size/{side}") or "").strip() for side in ("height", "width")]
+    height, width = (int(side) if side.isdecimal() and len(side) < 10 else 0 for side in sides)
+    size = (height, width) if height and width else None
+    return VocFile([_object(element, where) for element in tree.iter("object")], size)
+
+
+def _object(element: ElementTree.Element, where: str) -> VocBox:
+    name = (element.findtext("name") or "").strip()
+    if not name:
+        raise DataError(f"{where}: an object without a name")
+    try:
+        x0, y0, x1, y1 = (parse_number(element.findtext(f"bndbox/{corner}") or "") for corner in _CORNERS)
+    except ValueError as error:
+        raise DataError(f"{where}: {name} has no bndbox of {', '.join(_CORNERS)} ({error})") from error
+    if max(map(abs, (x0, y0, x1, y1))) > MOST_PIXELS:
+        raise DataError(f"{where}: {name} has a bndbox of more than {MOST_PIXELS:,} pixels")
+    return VocBox(name, (x0 - 1, y0 - 1, x1, y1), (element.findtext("difficult") or "0").strip() == "1")

@@ -1,0 +1,87 @@
+"""What a user passes as data: one path, name or pattern, or several of them, as a list or in one string."""
+
+import glob
+import math
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+
+from patchloom_runtime.errors import UsageError, nearest
+from patchloom_runtime.printable import printable
+
+Spec = str | os.PathLike[str]
+MAX_NAMES = 100_000  # that a pattern with braces may expand to
+
+
+def split_specs(spec: Spec | Sequence[Spec]) -> list[str]:
+    """Return the files and folders in a list or in one string, quoted as for a shell: 'cats/ dogs/'.
+
+    An existing path is one spec. A string is split only if all of its parts exist.
+    """
+    if not isinstance(spec, str | os.PathLike):
+        specs = [os.fspath(one) for one in spec]
+        if not specs:
+            raise UsageError("no data; pass a folder, a file or a name")
+        return specs
+    whole = os.fspath(spec)
+    if " " not in whole or os.path.exists(os.path.expanduser(whole)):
+        return [whole]
+    try:
+        parts = shlex.split(whole)
+    except ValueError:
+        return [whole]
+    return parts if all(os.path.exists(os.path.expanduser(part)) for part in parts) else [whole]
+
+
+def join_specs(specs: Sequence[Spec]) -> str:
+    """Join several files and folders to the string that `split_specs` takes apart. A single one is not quoted."""
+    paths = [os.fspath(spec) for spec in specs]
+    return shlex.join(paths) if len(paths) > 1 else paths[0]
+
+
+def matching_paths(pattern: str) -> list[str]:
+    """Return the files and folders that a pattern with *, ?, [] or {} matches; none for any other string."""
+    if not any(letter in pattern for letter in "*?[{"):
+        return []
+    return [path for name in _expand_braces(pattern) for path in sorted(glob.glob(name))]
+
+
+def _expand_braces(pattern: str) -> list[str]:
+    """Expand a-{000..003}.tar to a-000.tar … a-003.tar, and {x,y} likewise."""
+    parts = re.split(r"\{([^{}]+)\}", pattern)
+    choices: list[Sequence[str]] = []
+    for i, part in enumerate(parts):
+        span = re.fullmatch(r"(\d+)\.\.(\d+)", part)
+        if i % 2 == 0:
+            choices.append([part])
+        elif span:
+            first, last = span.groups()
+            numbers = range(int(first), int(last) + 1)
+            _refuse_many(pattern, len(numbers))
+            choices.append([f"{n:0{len(first)}d}" for n in numbers])
+        else:
+            choices.append(part.split(","))
+    _refuse_many(pattern, math.prod(map(len, choices)))
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+def _refuse_many(pattern: str, names: int) -> None:
+    if names > MAX_NAMES:
+        raise UsageError(f"{printable(pattern)} stands for {names:,} files or more; expected at most {MAX_NAMES:,}")
+
+
+def nearest_path(spec: str, names: Sequence[str]) -> str:
+    """Suggest a similar entry of the last folder that exists, or one of the known `names`."""
+    path = Path(os.path.expanduser(spec))
+    while not os.path.isdir(path.parent):
+        path = path.parent
+    known = []
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        known = [printable(entry.name) for entry in entries]
+    if os.sep not in spec:
+        known += names
+    return nearest(printable(path.name), known)

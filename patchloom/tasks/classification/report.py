@@ -1,0 +1,33 @@
+"""The results of a classifier in words."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from patchloom.evaluation.classification import ClassificationReport
+from patchloom.evaluation.overfitting import overfitting_note
+from patchloom.runs.metrics import read_metrics
+from patchloom.tasks.images.report import image_page
+from patchloom.tasks.report import ReportSettings
+from patchloom.tasks.task import Reporting, TaskPage
+
+
+class ClassificationReporting(Reporting):
+    """Accuracy, mistakes and pictures of the network."""
+
+    def metrics_text(self, metrics: Mapping[str, float]) -> str:
+        return f"top-1 {metrics['top1']:.2f} %"
+
+    def result_lines(self, plan: Any, report: ClassificationReport) -> Iterator[str]:
+        """Yield a warning if the training images were memorized."""
+        records = read_metrics(plan.folder / "metrics.jsonl")
+        if note := overfitting_note(records, report, pretrained=bool(plan.settings.init)):
+            yield f"warning: {note}"
+
+    def next_commands(self, plan: Any) -> Sequence[str]:
+        folder, data = shlex.quote(str(plan.folder)), shlex.quote(plan.settings.data)
+        return f"patchloom predict {folder} IMAGE…", f"patchloom evaluate {folder} {data}"
+
+    def page(self, folder: Path, settings: ReportSettings) -> TaskPage:
+        return image_page(folder, settings)

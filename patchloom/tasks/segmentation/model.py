@@ -1,0 +1,31 @@
+"""Reading trained segmentation models from run folders and artifacts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from patchloom.models.dense.upernet import SegmentationNetwork
+from patchloom.runs.config import read_run_files
+from patchloom.tasks.segmentation.segmenter import Segmenter, load_segmentation, load_segmenter
+from patchloom.tasks.task import ModelLoader
+
+
+class SegmenterLoader(ModelLoader):
+    """Models that give every pixel a class."""
+
+    writes_files = True
+
+    def load_network(self, folder: Path) -> SegmentationNetwork:
+        return load_segmentation(folder)[0]
+
+    def load(self, folder: Path, *, device: str = "auto") -> Segmenter:
+        return load_segmenter(folder, device=device)
+
+    def open_artifact(self, folder: Path) -> Segmenter:
+        from patchloom.tasks.segmentation.exported import open_exported_segmenter  # needless for runs
+
+        return open_exported_segmenter(folder)
+
+    def readers(self, folder: Path) -> dict[str, Callable[[], object]]:
+        from patchloom.tasks.segmentation.run_files import FILE, read_segmented  # loads the metrics, needless here
+
+        return {"config.json": lambda: read_run_files(folder), FILE: lambda: read_segmented(folder)}
