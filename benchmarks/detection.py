@@ -26,8 +26,7 @@ from patchloom.data.augmentation.canvas import CanvasView, JitteredCanvas
 from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import LabeledImages
 from patchloom.data.sources.source import open_data
-from patchloom.evaluation.detect import in_picture, truth_of
-from patchloom.evaluation.detection import DetectionReport
+from patchloom.evaluation.detection import DetectionReport, in_image_pixels, truth_of
 from patchloom.machine import cores
 from patchloom.models.dense.detector import make_detector
 from patchloom.models.registry import build_model
@@ -66,7 +65,7 @@ def judged(model: nn.Module, images: LabeledImages, size: int, device: str) -> d
         for batch in loader.epoch(0):
             outputs = model(list(batch.images.to(device).float()))
             for index, extent, output in zip(batch.index.tolist(), batch.parts[EXTENT].tolist(), outputs, strict=True):
-                found[index] = in_picture(output, extent)
+                found[index] = in_image_pixels(output, extent)
                 truths[index] = truth_of(images.objects(index), tuple(extent[2:]))
     loader.close()
     order = sorted(found)

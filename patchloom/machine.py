@@ -4,6 +4,13 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from patchloom_runtime.errors import UsageError
+from patchloom_runtime.printable import plural
+
+if TYPE_CHECKING:
+    import torch
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -22,6 +29,34 @@ def cores(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limits = [limit for group in _groups(cgroups, own) if (limit := _limit_v2(group) or _limit_v1(group)) is not None]
     return max(1, min([available, *map(math.ceil, limits)]))
+
+
+def resolve_device(device: str) -> str:
+    """Return `device`, with "auto" replaced by "cuda" if torch finds a GPU, else by "cpu"."""
+    if device != "auto":
+        return device
+    import torch  # serving counts cores without it
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_kind(device: "str | torch.device | None") -> str:
+    """Return "cpu" or "cuda" (default: as for "auto"). Raise UsageError if the device is unknown or missing."""
+    if device is None:
+        return resolve_device("auto")
+    import torch  # serving counts cores without it
+
+    try:
+        parsed = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"Unknown device {str(device)!r}. Use cpu, cuda or cuda:1.") from error
+    if parsed.type not in ("cpu", "cuda"):
+        raise UsageError(f"Training on {parsed} is not supported. Use cpu, cuda or cuda:1.")
+    count = torch.cuda.device_count() if parsed.type == "cuda" else 0
+    others = f" or cuda:0 … cuda:{count - 1}" if count else ""
+    if parsed.type == "cuda" and (parsed.index or 0) >= count:
+        raise UsageError(f"{parsed} is not available: torch finds {plural(count, 'CUDA device')}. Use cpu{others}.")
+    return parsed.type
 
 
 def _groups(cgroups: Path, own: Path) -> Iterator[Path]:

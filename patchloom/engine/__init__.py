@@ -1,6 +1,6 @@
-"""The training loop and what it needs; it knows no method by name.
+"""The training loop and its parts. Nothing here names a training method.
 
-`loop.train` is the way in, `run.Run` what it is told. Optimisers and schedules are in `optimisation`, the average
-of the weights in `ema`, ranks and precision in `distribution`, what is written while training in `records`,
-and what an exact resume needs in `state`.
+`loop.train` is the entry point and `run.Run` its argument. Optimizers and schedules are in `optimization`, weight
+averages in `ema` and `epoch_average`, ranks and precision in `distribution`, metrics output in `records`, and the state
+for an exact resume in `state`.
 """

@@ -1,10 +1,9 @@
-"""What all ranks must know before an update: whether the loss is finite and whether somebody wants to stop or save.
+"""The exchange between ranks before each update: is the loss finite, and does any rank want to stop or save?
 
-The numbers leave the device between the last forward and the last backward pass and are read before the update.
-So no update with a bad loss is ever made, and all ranks stop at the same step; yet the host waits at most for the
-forward pass, while the backward pass is already queued, and the device is never idle. A gradient that
-overflows under a finite loss shows one step later, in that step's loss; nothing is saved in between that is
-not finite.
+The values leave the device between the last forward and the last backward pass and are read before the update. A
+non-finite loss therefore never reaches the weights, and all ranks stop at the same step. The host waits for the forward
+pass at most, while the backward pass is already queued, so the device is never idle. If a gradient overflows under a
+finite loss, the next step's loss shows it; no checkpoint is written in between.
 """
 
 import math
@@ -19,7 +18,7 @@ from patchloom.engine.distribution import Processes
 
 @dataclass(frozen=True)
 class RankRequests:
-    """What a rank asks for after this step; of all ranks together, how many ask."""
+    """Requests of one rank after this step. Summed over ranks: the number of ranks with each request."""
 
     terminate: int = 0  # SIGTERM
     interrupt: int = 0  # SIGINT
@@ -28,7 +27,7 @@ class RankRequests:
 
 
 class RankAgreement:
-    """One exchange a step: `send` before the last backward pass, `receive` before the update."""
+    """One exchange per step: call `send` before the last backward pass and `receive` before the update."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -36,24 +35,24 @@ class RankAgreement:
         slots = 1 if processes.world == 1 else 1 + len(astuple(RankRequests()))
         self._host = torch.zeros(slots, pin_memory=self._event is not None)
 
-    def send(self, loss: Tensor, wishes: Callable[[], RankRequests]) -> None:
-        """Set this rank's loss and wishes on their way."""
+    def send(self, loss: Tensor, requests: Callable[[], RankRequests]) -> None:
+        """Start sending this rank's loss and requests."""
         shared = loss.detach().float().reshape(1)
         if self._processes.world > 1:
-            asked = torch.tensor(astuple(wishes()), dtype=torch.float32).to(shared.device, non_blocking=True)
-            shared = self._processes.sum_(torch.cat([shared, asked]))
+            counts = torch.tensor(astuple(requests()), dtype=torch.float32).to(shared.device, non_blocking=True)
+            shared = self._processes.sum_(torch.cat([shared, counts]))
         self._host.copy_(shared, non_blocking=True)
         if self._event:
             self._event.record()
 
-    def receive(self, wishes: Callable[[], RankRequests]) -> tuple[float, RankRequests]:
-        """The mean loss of all ranks and what they ask for together; a single one may have asked since `send`."""
+    def receive(self, requests: Callable[[], RankRequests]) -> tuple[float, RankRequests]:
+        """Return the mean loss and the summed requests of all ranks. A single process evaluates `requests` now."""
         if self._event:
             self._event.synchronize()
-        loss, *asked = self._host.tolist()
-        return loss / self._processes.world, RankRequests(*map(int, asked)) if asked else wishes()
+        loss, *counts = self._host.tolist()
+        return loss / self._processes.world, RankRequests(*map(int, counts)) if counts else requests()
 
 
 def is_bad(loss: float) -> bool:
-    """Whether a loss must not be learned from."""
+    """Return whether a loss is infinite or NaN."""
     return not math.isfinite(loss)

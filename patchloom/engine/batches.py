@@ -1,4 +1,4 @@
-"""Batches on their way into the loop: timed, moved to the device, cut into micro-batches."""
+"""From loader to loop: batches are timed, moved to the device and split into micro-batches."""
 
 import dataclasses
 import time
@@ -16,15 +16,18 @@ from patchloom_runtime.errors import UsageError
 
 
 class Feed:
-    """Yields a loader's batches on the device and counts the seconds the loop waited for them."""
+    """An iterator over a loader's batches on the device that counts the seconds spent waiting for them."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self.waited_s = 0.0
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; starting a loader draws from torch's generator, which must not reach the network."""
-        with self._processes.randomness_kept():
+        """Yield the batches on the device.
+
+        Starting a loader draws random numbers, which must not affect the network.
+        """
+        with self._processes.rng_preserved():
             batch = self._next(batches)
         while batch is not None:
             yield move(batch, self._processes.device)
@@ -38,17 +41,17 @@ class Feed:
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch on `device`, without waiting for the copy where its memory is pinned."""
+    """Return the batch on `device`. Copies from pinned memory are asynchronous."""
     if hasattr(batch, "to"):
         return batch.to(device, non_blocking=True)
     return _mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def split(batch: Any, parts: int) -> list[Any]:
-    """The batch in `parts` micro-batches of about equal size; a batch with a `split` of its own knows better.
+    """Split a batch into `parts` micro-batches of about equal size, by the batch's own `split` method if it has one.
 
-    Examples i and size − 1 − i stay together in mirrored order where the size allows it, so that Mixup with the
-    reversed batch pairs the same pictures as without accumulation.
+    Examples i and size − 1 − i stay together in mirrored order if the size allows it, so that Mixup with the reversed
+    batch pairs the same images as without accumulation.
     """
     if parts == 1:
         return [batch]
@@ -57,7 +60,7 @@ def split(batch: Any, parts: int) -> list[Any]:
     size = len_of(batch)
     if size < parts:
         raise UsageError(
-            f"A batch of {size} cannot be cut into {parts} micro-batches. Give --micro-batches {size} or less."
+            f"A batch of {size} cannot be split into {parts} micro-batches. Use --micro-batches {size} or fewer."
         )
     device = next(_tensors(batch)).device
     rows = [_rows(size, part, parts, device) for part in range(parts)]
@@ -65,7 +68,7 @@ def split(batch: Any, parts: int) -> list[Any]:
 
 
 def len_of(batch: Any) -> int:
-    """Examples in a batch: its own `len`, or the length of its first tensor."""
+    """Return the number of examples: the batch's own `len`, or the length of its first tensor."""
     counts_itself = hasattr(batch, "__len__") and not isinstance(batch, dict | list | tuple)
     return len(batch if counts_itself else next(_tensors(batch)))
 

@@ -1,4 +1,4 @@
-"""The user's view of a run: a bar for the whole run on a terminal, a plain line now and then elsewhere."""
+"""Training progress for the user: a bar on a terminal, occasional plain lines elsewhere."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run is and how fast."""
+    """Progress and speed of a run."""
 
     step: int
     total_steps: int
@@ -21,20 +21,20 @@ class Status:
     epochs: int
     lr: float
     images_per_s: float
-    data_share: float  # of the time, waited for data
+    data_share: float  # share of the time spent waiting for data
     left_s: float | None
     memory_mib: float
-    values: dict[str, float]  # training means so far
+    values: dict[str, float]  # running training means
     best: str = ""
     unit: str = "img"
 
     def line(self) -> str:
-        """All of it in one line."""
+        """Return everything as one line."""
         parts = [f"epoch {self.epoch}/{self.epochs}", f"step {self.step}/{self.total_steps}", self.numbers()]
         return "  ".join(parts) + f"  {duration(self.left_s)} left"
 
     def numbers(self) -> str:
-        """What changes besides the position."""
+        """Return the current numbers without the position."""
         parts = [f"{name} {value:.4g}" for name, value in self.values.items()]
         parts += [f"lr {self.lr:.2e}", f"{self.images_per_s:,.0f} {self.unit}/s", f"data {self.data_share:.0%}"]
         parts += [f"{self.memory_mib:,.0f} MiB"] if self.memory_mib else []
@@ -42,10 +42,10 @@ class Status:
 
 
 class Display(Protocol):
-    """A place to show a run."""
+    """A view of a running training."""
 
     def begin(self) -> None:
-        """Start showing."""
+        """Open the view."""
 
     def tick(self, status: Status) -> None:
         """Show the newest status."""
@@ -54,10 +54,10 @@ class Display(Protocol):
         """Show the result of an evaluation."""
 
     def note(self, text: str) -> None:
-        """Show a line of text."""
+        """Show one line of text."""
 
     def close(self) -> None:
-        """Stop showing."""
+        """Close the view."""
 
 
 class Lines:
@@ -65,33 +65,33 @@ class Lines:
 
     def __init__(self, print_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._print, self._clock = print_line, clock
-        self._shown_at: float | None = None
+        self._printed_at: float | None = None
 
     def begin(self) -> None:
-        """Nothing to open."""
+        """Do nothing: there is nothing to open."""
 
     def tick(self, status: Status) -> None:
-        """A line, if the last is old enough or the run ends."""
+        """Print a line every ten seconds and at the end of the run."""
         now = self._clock()
-        due = self._shown_at is None or now - self._shown_at >= SECONDS_BETWEEN_LINES
+        due = self._printed_at is None or now - self._printed_at >= SECONDS_BETWEEN_LINES
         if due or status.step == status.total_steps:
-            self._shown_at = now
+            self._printed_at = now
             self._print(status.line())
 
     def show_values(self, record: dict[str, Any]) -> None:
-        """A line an evaluation."""
+        """Print one line per evaluation."""
         self._print(evaluation_line(record))
 
     def note(self, text: str) -> None:
-        """The line itself."""
+        """Print the text."""
         self._print(printable(text))
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class Bar:
-    """A bar over the whole run, redrawn in place; evaluations scroll by above it."""
+    """A progress bar over the whole run, redrawn in place; evaluation results scroll above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -122,32 +122,32 @@ class Bar:
         )
 
     def show_values(self, record: dict[str, Any]) -> None:
-        """A line an evaluation, above the bar."""
+        """Print one line per evaluation above the bar."""
         self.note(evaluation_line(record))
 
     def note(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._progress.console.print(printable(text), markup=False, highlight=False)
 
     def close(self) -> None:
-        """Leave the last state on the screen."""
+        """Stop redrawing and leave the last state on the screen."""
         self._progress.stop()
 
 
 def make_display() -> Display:
-    """A bar where somebody watches, lines where a file does."""
+    """Return a bar if stdout is a terminal, else plain lines."""
     return Bar() if sys.stdout.isatty() else Lines(lambda line: print(line, flush=True))
 
 
 def evaluation_line(record: dict[str, Any]) -> str:
-    """One evaluation in words."""
+    """Return one evaluation as a line of text."""
     values = "  ".join(f"{name} {value:.4g}" for name, value in record["values"].items())
     average = {"ema": " (EMA)", "average": " (average of epochs)"}.get(record["weights"], "")
     return f"epoch {record['epoch']} evaluated{average}: {values}"
 
 
 def duration(seconds: float | None) -> str:
-    """h:mm:ss, or ? where it is not known yet."""
+    """Format seconds as h:mm:ss, or as ? if unknown."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from patchloom.engine.devices import kind_of
 from patchloom.engine.optimization import clip_each_
 from patchloom.engine.rendezvous import ANSWER_WITHIN_S, lost_ranks, meet, place_from
+from patchloom.machine import device_kind
 from patchloom.models.sharding import is_sharded
 from patchloom_runtime.errors import ResourceError, UsageError
 
@@ -23,7 +23,7 @@ Precision = Literal["auto", "bf16", "fp16", "fp32"]
 
 
 class Processes:
-    """This process among those of the run: its rank, device and precision, and what is done together."""
+    """This process among those of the run: its rank, device and precision, and the collective operations."""
 
     def __init__(
         self,
@@ -36,11 +36,12 @@ class Processes:
         from accelerate.state import AcceleratorState
 
         place = place_from(os.environ)
-        kind = kind_of(device)
+        kind = device_kind(device)
+
         self.rank, self.world, self._place = place.rank, place.world, place
         self._store: dist.Store | None = None
         self.device = torch.device("cuda", place.local_rank) if kind == "cuda" else torch.device(device or kind)
-        self.precision = _chosen(precision, self.device)
+        self.precision = _resolve_precision(precision, self.device)
         if kind == "cuda":
             torch.cuda.set_device(self.device)
         if self.world > 1:
@@ -57,11 +58,14 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes what is written once."""
+        """Return whether this process does the work that is done once, such as writing files."""
         return self.rank == 0
 
     def shard(self, model: nn.Module) -> nn.Module:
-        """Split weights, gradients and optimiser over the ranks (FSDP), in place; before the optimiser is made."""
+        """Shard weights, gradients and optimizer state over the ranks (FSDP2), in place.
+
+        Call before making the optimizer.
+        """
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
         for module in model.modules():
@@ -77,26 +81,26 @@ class Processes:
         return model
 
     def prepare(self, module: nn.Module) -> nn.Module:
-        """`module` on this rank's device, under autocast, with gradients averaged over the ranks."""
+        """Return `module` on this rank's device, under autocast, with gradients averaged over the ranks."""
         module = module.to(self.device)
         return self._accelerator.prepare_model(module, device_placement=False, evaluation_mode=self._sharded)
 
     def no_sync(self, prepared: nn.Module) -> AbstractContextManager[Any]:
-        """Gradients stay on their rank: for all but the last of accumulated micro-batches."""
+        """Keep gradients on their rank: for all but the last of accumulated micro-batches."""
         return self._accelerator.no_sync(prepared) if self.world > 1 and not self._sharded else nullcontext()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The run's precision, for code outside the prepared module."""
+        """Return the run's autocast context, for code outside the prepared module."""
         if self.precision == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
     def backward(self, loss: Tensor) -> None:
-        """Add this loss's gradients."""
+        """Accumulate the gradients of `loss`."""
         (self.scaler.scale(loss) if self.scaler else loss).backward()
 
     def update(self, optimizer: Optimizer, clip_norm: float | None, clip_each: float | None = None) -> None:
-        """Clip the gradients, all together or each tensor's by itself; update the weights, forget the gradients."""
+        """Clip the gradients (all together, or each tensor's), update the weights and clear the gradients."""
         if self.scaler:
             self.scaler.unscale_(optimizer)
         params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -112,13 +116,13 @@ class Processes:
         optimizer.zero_grad(set_to_none=True)
 
     def sum_(self, values: Tensor) -> Tensor:
-        """Add up `values` over the ranks, in place."""
+        """Sum `values` over the ranks, in place."""
         if self.world > 1:
             dist.all_reduce(values)
         return values
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """The rows of all ranks, by rank, on every rank; each gives as many."""
+        """Concatenate the rows of all ranks on every rank. Each rank must pass the same number of rows."""
         if self.world == 1:
             return rows
         parts = [torch.empty_like(rows) for _ in range(self.world)]
@@ -126,7 +130,7 @@ class Processes:
         return torch.cat(parts)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on every rank."""
+        """Return every rank's value, by rank, on every rank."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
@@ -134,14 +138,14 @@ class Processes:
         return values
 
     def from_main(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value on every rank."""
         box = [value]
         if self.world > 1:
             dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
-    def synchronise(self) -> None:
-        """Wait until the device has done what it was told."""
+    def synchronize(self) -> None:
+        """Wait until the device has finished its queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -151,13 +155,13 @@ class Processes:
             dist.barrier()
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Destroy the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
     @contextmanager
     def ranks_watched(self) -> Iterator[None]:
-        """Work together: where a connection breaks, a ResourceError names the ranks that are gone."""
+        """Raise ResourceError naming the lost ranks if a connection breaks inside this context."""
         try:
             yield
         except RuntimeError as error:
@@ -171,38 +175,38 @@ class Processes:
                 "the same command resumes from the last checkpoint."
             ) from error
 
-    def generators(self) -> list[Tensor]:
-        """States of the generators that a network draws from."""
+    def rng_states(self) -> list[Tensor]:
+        """Return the states of the generators that a network draws from."""
         on_device = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return [torch.get_rng_state(), *on_device]
 
-    def set_generators(self, states: list[Tensor]) -> None:
-        """Go back to what `generators` returned."""
+    def set_rng_states(self, states: list[Tensor]) -> None:
+        """Restore the result of `rng_states`."""
         torch.set_rng_state(states[0])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(states[1], self.device)
 
     @contextmanager
-    def randomness_kept(self) -> Iterator[None]:
-        """Random numbers drawn inside do not change those drawn after."""
+    def rng_preserved(self) -> Iterator[None]:
+        """Undo the effect of random numbers drawn inside this context on those drawn after it."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             yield
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The network inside torch.compile's wrapper."""
+    """Return the network inside torch.compile's wrapper."""
     return getattr(model, "_orig_mod", model)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor with all its parts; one that is split over ranks is gathered by all of them together."""
+    """Return the full tensor. Sharded tensors are gathered, so all ranks must call this together."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def _chosen(precision: Precision, device: torch.device) -> Precision:
+def _resolve_precision(precision: Precision, device: torch.device) -> Precision:
     if precision == "auto":
         return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(False) else "fp32"
     if precision == "fp16" and device.type != "cuda":
-        raise UsageError(f"precision fp16 needs a CUDA device, this is {device}. Set precision to bf16 or fp32.")
+        raise UsageError(f"precision fp16 needs a CUDA device, but the device is {device}. Use bf16 or fp32.")
     return precision

@@ -1,4 +1,4 @@
-"""The exponential average of the weights: ema ← decay·ema + (1 − decay)·weights after every update."""
+"""Exponential moving average of the weights: ema ← decay·ema + (1 − decay)·weights after every update."""
 
 import copy
 
@@ -13,10 +13,10 @@ from patchloom_runtime.errors import UsageError
 
 
 class Ema:
-    """A copy of `model` on its device that follows it; floating-point buffers are averaged, counters copied.
+    """A copy of `model` that follows its weights. Floating-point buffers are averaged, counters copied.
 
-    Early on the average is shorter, (1 + t)/(10 + t) after t updates, so that short runs do not keep their
-    random start. Make it after the model is on its device and has its final parameters.
+    The decay after t updates is at most (1 + t)/(10 + t), so that short runs are not dominated by the random
+    initialization. Create it once the model is on its device and has its final parameters.
     """
 
     name = "ema"
@@ -25,32 +25,32 @@ class Ema:
         self.decay = decay
         source = unwrap(model)
         if any(is_sharded(p) for p in source.parameters()):
-            raise UsageError("An average of weights split over ranks is not kept. Set optim.ema_decay to none.")
+            raise UsageError("EMA of weights sharded over ranks is not supported. Set optim.ema_decay to none.")
         self.model = copy.deepcopy(source).eval().requires_grad_(False)
         pairs = [(mine, theirs) for (_, mine), (_, theirs) in zip(_tensors(self.model), _tensors(source), strict=True)]
         self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
         self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     def decay_at(self, step: int) -> float:
-        """The decay of the update that follows `step` others."""
+        """Return the decay of update number `step`, counted from 0."""
         return min(self.decay, (1 + step) / (10 + step))
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Follow the model after an update that followed `step` others."""
+        """Follow the model after update number `step`, counted from 0."""
         mine, theirs = map(list, zip(*self._averaged, strict=True))
         torch._foreach_lerp_(mine, theirs, 1 - self.decay_at(step))
         for counter, value in self._copied:
             counter.copy_(value)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep."""
+        """Return the state for a checkpoint."""
         return weights_of(self.model)
 
-    def restore(self, kept: dict[str, Tensor], weights: dict[str, Tensor]) -> list[str]:
-        """Go on from what `tensors` gave; where a checkpoint has none, from the model's `weights`."""
-        load_weights(self.model, kept or weights, "the checkpoint's average")
-        return [] if kept else ["the checkpoint has no average of the weights: it starts from the weights"]
+    def restore(self, saved: dict[str, Tensor], weights: dict[str, Tensor]) -> list[str]:
+        """Continue from the result of `tensors`, or from the model's `weights` if the checkpoint has no average."""
+        load_weights(self.model, saved or weights, "the checkpoint's average")
+        return [] if saved else ["the checkpoint has no average of the weights: it starts from the weights"]
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -1,7 +1,8 @@
-"""LAMB (arXiv 1904.00962) over all tensors at once: a loop over tensors keeps a GPU waiting for its next command.
+"""LAMB (arXiv 1904.00962) with multi-tensor (foreach) kernels.
 
-The rule is that of apex's FusedLAMB and timm's Lamb, without their own clipping of the gradient: Adam's step plus
-decay, scaled by |weights|/|step| for each tensor that decays.
+The update rule is that of apex's FusedLAMB and timm's Lamb without their built-in gradient clipping: Adam's step plus
+weight decay, scaled per decaying tensor by |weights|/|step|. timm's Lamb updates one tensor at a time, which keeps a
+GPU waiting for kernel launches (measured in benchmarks/LOG.md); that is why this one exists.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from patchloom.engine.eager_optimizers import Eager
 
 
 class Lamb(Eager):
-    """Layer-wise adaptive moments, for large batches."""
+    """Layer-wise adaptive moments for large batches."""
 
     def __init__(
         self,
@@ -28,7 +29,7 @@ class Lamb(Eager):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -63,7 +64,7 @@ class Lamb(Eager):
 
 
 def _trust(params: list[Tensor], change: tuple[Tensor, ...] | list[Tensor]) -> list[Tensor]:
-    """|weights|/|change| of each tensor; 1 where either is zero."""
+    """Return |weights|/|change| per tensor, or 1 if either norm is zero."""
     weight = torch.stack(torch._foreach_norm(params))
     length = torch.stack(torch._foreach_norm(change))
     ratio = torch.where((weight > 0) & (length > 0), weight / length, 1.0)

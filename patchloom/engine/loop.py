@@ -1,4 +1,4 @@
-"""The training loop. `train` is the whole of it; it knows no method, no network and no file."""
+"""The training loop. `train` is all of it; it depends on no method, network or file format."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -42,16 +42,16 @@ class TrainResult:
 
 
 def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
-    """Train from the start, or exactly on from `snapshot`; raises Stopped, once saved, when told to by a signal."""
+    """Train from the start or continue exactly from `snapshot`. A signal saves the run and raises Stopped."""
     forward = run.processes.prepare(Step(run.model, run.objective))
     progress, notes = restore(run, snapshot) if snapshot else (Progress(), [])
     if progress.has_ended(run.epochs):
         return TrainResult(progress.ended, progress)
     progress.ended = ""
-    if run.epochs > progress.planned_epochs:  # a run that was fitted to a time goes on by epochs
+    if run.epochs > progress.planned_epochs:  # a run that was fitted to a time budget continues by epochs
         progress.total_steps = 0
     if beyond := not progress.total_steps and progress.epoch >= run.epochs:
-        notes = [*notes, f"{progress.epoch} epochs are trained and {run.epochs} were asked for: none is added"]
+        notes = [*notes, f"{progress.epoch} epochs are trained and {run.epochs} were requested: nothing to train"]
     progress.records = run.records.begin(progress.records, notes)
     loop = _Loop(run, forward, progress)
     with caught_signals() as caught, closing(run.records), loop.device_faults("between steps. Free some of it."):
@@ -62,16 +62,16 @@ def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
             loop.set_mode()
             done = progress.step - progress.epoch * run.loader.steps_per_epoch
             for batch in () if loop.is_last_step() else loop.batches(done, caught):
-                asked = loop.update(batch, partial(loop.wishes, caught))
+                requests = loop.update(batch, partial(loop.requests, caught))
                 loop.advance()
                 loop.reporter.after_step()
-                if asked.terminate or asked.interrupt:
-                    raise loop.stopped(caught.number or (signal.SIGTERM if asked.terminate else signal.SIGINT))
-                if asked.time_up:
+                if requests.terminate or requests.interrupt:
+                    raise loop.stopped(caught.number or (signal.SIGTERM if requests.terminate else signal.SIGINT))
+                if requests.time_up:
                     loop.evaluate(progress.epoch, caught)
                     loop.save()
                     return TrainResult("time limit", progress)
-                if asked.save:
+                if requests.save:
                     loop.save()
                 if loop.is_last_step():
                     break
@@ -91,34 +91,37 @@ def train(run: Run, snapshot: Snapshot | None = None) -> TrainResult:
 
 
 class Step(nn.Module):
-    """Model and objective as one module, so that whatever wraps it (DDP, autocast) sees the whole forward pass."""
+    """Model and objective as one module, so that wrappers (DDP, autocast) see the whole forward pass."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
-        # DDP would send these from rank 0 to all in every step; they are equal everywhere already.
+        # Already equal on all ranks, so DDP need not broadcast them in every step.
         self._ddp_params_and_buffers_to_ignore = [f"objective.{name}" for name in objective.equal_on_all_ranks]
 
     def forward(self, batch: Any, epoch: int, step: int) -> dict[str, Tensor]:
-        """The objective's scalars."""
+        """Return the objective's scalars."""
         return self.objective(self.model, batch, epoch=epoch, step=step)
 
 
 class _Loop:
-    """The parts of a run in motion."""
+    """The state of a running training and the operations of the loop."""
 
     def __init__(self, run: Run, forward: nn.Module, progress: Progress) -> None:
         self.run, self.forward, self.progress = run, forward, progress
         self.feed = Feed(run.processes)
         self.meter = Meter(self.feed, run.processes.device)
-        self.pulse = RankAgreement(run.processes)
+        self.agreement = RankAgreement(run.processes)
         self.reporter = Reporter(run, progress, self.meter)
         self.selection = Selection(run, progress, self.reporter)
         self._saved_at, self._saved_step = perf_counter(), progress.step
 
     def advance(self) -> None:
-        """Count an update; with a time budget, move through the schedule at its pace and correct that."""
+        """Count an update.
+
+        With a time budget, move through the schedule at its pace and refit the number of updates.
+        """
         run, progress, budget = self.run, self.progress, self.run.time_budget
         if progress.total_steps:
             left = progress.total_steps - progress.step
@@ -135,50 +138,50 @@ class _Loop:
 
     @property
     def total_steps(self) -> int:
-        """Updates of the whole run, as planned or as fitted to its time."""
+        """Return the number of updates of the whole run, planned or fitted to its time budget."""
         return self.progress.total_steps or self.run.schedule.total_steps
 
     def is_last_step(self) -> bool:
-        """Whether the newest update was the last one."""
+        """Return whether the latest update was the last one."""
         return self.progress.step >= self.total_steps
 
     def affords_evaluation(self) -> bool:
-        """Whether there is time for an evaluation before the last; all ranks together."""
+        """Return whether there is time for an evaluation before the last. All ranks must call this together."""
         budget = self.run.time_budget
         return budget is None or self.run.processes.from_main(budget.affords_evaluation())
 
     def set_mode(self) -> None:
-        """Training mode, which an evaluation leaves."""
+        """Return to training mode after an evaluation."""
         self.forward.train()
         if self.run.eval_mode:
             self.run.model.eval()
 
     def batches(self, done: int, caught: CaughtSignal) -> Iterator[Any]:
-        """The rest of this epoch; where the data fails, what was learned until then is saved first."""
+        """Yield the rest of this epoch. If the data fail, save the run before raising."""
         try:
             with self.device_faults(f"for a batch. {self._smaller_parts()}"):
                 yield from self.feed(self.run.loader.epoch(self.progress.epoch, done))
         except DeviceError:
             raise
         except (DataError, ResourceError):
-            # Several ranks save together or not at all, and the others do not know.
+            # Ranks save together or not at all, and the others do not know of this failure.
             if self.run.processes.world > 1:
                 raise
             if caught.number:
-                # Whoever sent the signal may have ended the workers too.
+                # The sender may have signaled the loader's workers too.
                 raise self.stopped(caught.number) from None
             self.save()
             raise
 
     def evaluate(self, epoch: int, caught: CaughtSignal) -> None:
-        """Evaluate after `epoch`; where that fails or is stopped, the run is saved as before it."""
+        """Evaluate after `epoch`. If that fails or is interrupted, save the run as it was before the evaluation."""
         alone, before = self.run.processes.world == 1, self.progress.epoch
         try:
             self.progress.epoch = epoch
-            # Several ranks would have to give it up together.
-            giving_up = caught.giving_up() if alone else nullcontext()
+            # With several ranks, all would have to abort together.
+            interruptible = caught.interruptible() if alone else nullcontext()
             timed = self.run.time_budget.evaluating() if self.run.time_budget else nullcontext()
-            with self.device_faults("in an evaluation. Free some of it."), giving_up, timed:
+            with self.device_faults("in an evaluation. Free some of it."), interruptible, timed:
                 self.selection.evaluate()
         except DeviceError:
             raise
@@ -193,13 +196,13 @@ class _Loop:
 
     @contextmanager
     def device_faults(self, advice: str) -> Iterator[None]:
-        """Name a device without memory, with `advice`, and one that failed, with the step to resume from."""
+        """Convert out-of-memory errors (with `advice`) and device failures (with the step to resume from)."""
         device = self.run.processes.device
         try:
             yield
         except RuntimeError as error:
             if is_out_of_memory(error):
-                clear_frames(error.__traceback__)  # which hold what the device was computing with
+                clear_frames(error.__traceback__)  # frames keep tensors on the device alive
                 raise ResourceError(f"Memory of {device} ran out {advice} The same command resumes the run.") from error
             if is_device_failure(error):
                 saved = f"resumes from step {self._saved_step}, which is saved" if self._saved_step else "starts again"
@@ -210,11 +213,11 @@ class _Loop:
             raise
 
     def stopped(self, number: int) -> Stopped:
-        """Save, and say by which signal the run was stopped and where."""
+        """Save the run and return the error for signal `number`."""
         return Stopped(number, self.progress.step, self.total_steps, saved=self.save())
 
-    def wishes(self, caught: CaughtSignal) -> RankRequests:
-        """What this rank asks for."""
+    def requests(self, caught: CaughtSignal) -> RankRequests:
+        """Return this rank's requests."""
         run = self.run
         return RankRequests(
             terminate=caught.number in (signal.SIGTERM, signal.SIGHUP),
@@ -224,18 +227,18 @@ class _Loop:
             and (run.records.wants_save or perf_counter() - self._saved_at >= run.save_every_s),
         )
 
-    def update(self, batch: Any, wishes: Callable[[], RankRequests]) -> RankRequests:
-        """One update of the weights; returns what all ranks ask for after it."""
+    def update(self, batch: Any, requests: Callable[[], RankRequests]) -> RankRequests:
+        """Update the weights once and return the requests of all ranks."""
         run, step = self.run, self.progress.step
         position = self.progress.position if self.progress.total_steps else step
         self.reporter.lr = run.schedule.lr(position)
         set_rates(run.optimizer, self.reporter.lr, run.schedule.weight_decay(position))
-        before = run.processes.generators(), dict(run.averages.sums), run.averages.count
+        before = run.processes.rng_states(), dict(run.averages.sums), run.averages.count
         advice = f"with {len_of(batch)} examples in {run.accumulate} micro-batch(es). {self._smaller_parts()}"
         try:
             with self.device_faults(advice):
-                self._add_gradients(batch, wishes)
-                loss, asked = self.pulse.receive(wishes)
+                self._add_gradients(batch, requests)
+                loss, all_requests = self.agreement.receive(requests)
         except DeviceError:
             raise
         except ResourceError:
@@ -250,10 +253,10 @@ class _Loop:
             run.average.update(step)
         run.objective.after_update(run.model, int(position))
         self.meter.add(len_of(batch) * run.processes.world)
-        return asked
+        return all_requests
 
-    def _add_gradients(self, batch: Any, wishes: Callable[[], RankRequests]) -> None:
-        """Gradients of the mean loss over the batch, one micro-batch after the other."""
+    def _add_gradients(self, batch: Any, requests: Callable[[], RankRequests]) -> None:
+        """Accumulate the gradients of the batch's mean loss over its micro-batches."""
         run, epoch = self.run, self.progress.epoch
         step_in_epoch = self.progress.step - epoch * run.loader.steps_per_epoch
         parts, size = split(batch, run.accumulate), len_of(batch)
@@ -267,19 +270,19 @@ class _Loop:
                 loss = values["loss"] * share
                 total += loss.detach()
                 if last:
-                    self.pulse.send(total, wishes)
+                    self.agreement.send(total, requests)
                 run.processes.backward(loss)
 
     def _smaller_parts(self) -> str:
-        return f"Give --micro-batches {2 * self.run.accumulate}: an update stays that of the whole batch."
+        return f"Use --micro-batches {2 * self.run.accumulate}: each update still uses the whole batch."
 
     def _save_before_step(self, generators: list[Tensor], sums: dict[str, Tensor], count: float) -> None:
-        """Save the run as it was before a step without its update, where no forward pass leaves more behind."""
+        """Save the run as it was before a step whose update failed, unless the forward pass changes buffers."""
         run = self.run
-        kept_by_forward = self.forward.state_dict().keys() - dict(self.forward.named_parameters(remove_duplicate=False))
-        if run.processes.world > 1 or self.progress.step == self._saved_step or kept_by_forward:
+        buffers = self.forward.state_dict().keys() - dict(self.forward.named_parameters(remove_duplicate=False))
+        if run.processes.world > 1 or self.progress.step == self._saved_step or buffers:
             return
-        run.processes.set_generators(generators)
+        run.processes.set_rng_states(generators)
         run.averages.sums, run.averages.count = sums, count
         try:
             self.save()
@@ -288,15 +291,15 @@ class _Loop:
                 raise
 
     def after_epoch(self) -> None:
-        """What else the run wants done then; like an evaluation, it leaves no trace in the training."""
+        """Call the run's `after_epoch`, which, like an evaluation, must not affect training."""
         run = self.run
         if run.after_epoch:
             run.model.eval()
-            with torch.no_grad(), run.processes.randomness_kept():
+            with torch.no_grad(), run.processes.rng_preserved():
                 run.after_epoch(run.model, self.progress.epoch)
 
     def save(self) -> bool:
-        """Keep the run as it is, so that it can go on from here; all ranks together. False: there is nowhere to."""
+        """Save a checkpoint; all ranks together. Return False if the run has no folder."""
         run = self.run
         if not run.processes.from_main(run.saver is not None):
             return False
@@ -316,7 +319,7 @@ def _bad_loss(loss: float, step: int, epoch: int, batch: Any) -> NumericalError:
         f"The loss is {loss} at step {step} (epoch {epoch + 1}); the weights were not updated. "
         "Lower optim.lr, set optim.clip_norm, or use precision fp32."
     )
-    # Which pictures, for whoever knows their files.
+    # Indices of the images, for callers that know their files.
     index = getattr(batch, "index", None)
     error.index = index.tolist() if isinstance(index, Tensor) else []  # type: ignore[attr-defined]
     return error

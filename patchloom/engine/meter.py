@@ -1,4 +1,4 @@
-"""How fast a run is, where its time goes, and how long it still takes."""
+"""Throughput, share of time spent waiting for data, and time remaining."""
 
 from collections import deque
 from time import perf_counter
@@ -8,11 +8,11 @@ import torch
 from patchloom.engine.batches import Feed
 
 SECONDS_BETWEEN_TICKS = 1.0
-WINDOW_S = 10.0  # speed is that of the last ten seconds or so
+WINDOW_S = 10.0  # the speed is measured over about the last ten seconds
 
 
 class Meter:
-    """Counts pictures, steps and seconds of this call."""
+    """Counter of images, steps and seconds since the start of this call."""
 
     def __init__(self, feed: Feed, device: torch.device) -> None:
         self._feed, self._device = feed, device
@@ -27,12 +27,12 @@ class Meter:
         return perf_counter() - self._start
 
     def add(self, images: int) -> None:
-        """Count a step of `images` pictures, all ranks together."""
+        """Count a step of `images` images over all ranks."""
         self._images += images
         self._steps += 1
 
     def tick_due(self) -> bool:
-        """True once a second: reading numbers more often would make the device wait."""
+        """Return True once per second: reading numbers more often would make the device wait."""
         now = perf_counter()
         if now - self._ticked_at < SECONDS_BETWEEN_TICKS:
             return False
@@ -40,7 +40,7 @@ class Meter:
         return True
 
     def speed(self) -> dict[str, float]:
-        """Pictures a second, share of the time waited for data, and memory."""
+        """Return images per second, the share of time spent waiting for data, and peak memory."""
         now = perf_counter()
         while len(self._marks) > 1 and now - self._marks[1][0] > WINDOW_S:
             self._marks.popleft()
@@ -56,7 +56,7 @@ class Meter:
         }
 
     def left_s(self, steps_left: int) -> float | None:
-        """Seconds to the end at the mean speed of this call, evaluations included."""
+        """Return the estimated seconds to the end at the mean speed of this call, evaluations included."""
         return self.elapsed_s / self._steps * steps_left if self._steps else None
 
     def _memory_mib(self) -> float:

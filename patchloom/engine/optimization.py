@@ -1,4 +1,4 @@
-"""How weights are updated: which ones, by which optimiser, at which learning rate."""
+"""Optimizers, parameter groups, frozen layers, gradient clipping and learning-rate schedules."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -22,9 +22,9 @@ Trainable = Literal["all", "attention", "head", "head_and_norm"]
 
 
 def freeze(model: nn.Module, trainable: Trainable) -> int:
-    """Leave only attention layers, the last norm or neither to be trained; returns the number of trained weights.
+    """Freeze all but the classifiers and, by `trainable`, attention or the last norm; return the trainable count.
 
-    The classifier always learns: it is new wherever the rest is kept.
+    The classifiers always learn: they are new whenever the rest is kept.
     """
     if trainable != "all":
         learning = _head(model)
@@ -45,7 +45,7 @@ def freeze(model: nn.Module, trainable: Trainable) -> int:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters with and without decay: the network's own rule, or matrices and the rest."""
+    """Split trainable parameters by weight decay: by the network's own rule, else only matrices decay."""
     own_rule: Any = getattr(model, "parameter_groups", None)
     if own_rule:
         groups = own_rule(weight_decay)
@@ -60,9 +60,9 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def make_optimizer(model: nn.Module, optim: OptimPart, *others: nn.Module) -> Optimizer:
-    """The recipe's optimiser of `model` and of `others` that learn with it (heads of an objective).
+    """Return the recipe's optimizer for `model` and `others` that learn with it (an objective's heads).
 
-    Put the model on its device first: the fused kernels are chosen by where it is.
+    Move the model to its device first: the kernels are chosen by it.
     """
     groups = [g for module in (model, *others) for g in parameter_groups(module, optim.weight_decay)]
     if optim.layer_decay < 1:
@@ -76,17 +76,17 @@ def make_optimizer(model: nn.Module, optim: OptimPart, *others: nn.Module) -> Op
     if optim.name == "sgd":
         return SGD(groups, optim.peak_lr, optim.momentum, nesterov=optim.nesterov, **speed)
     if optim.name == "adagrad":
-        # Adagrad's state is made at once and its fused kernel is for CPUs only.
+        # torch's fused Adagrad supports CPUs only.
         return Adagrad(groups, optim.peak_lr, foreach=True)
     make: Any = {"adamw": AdamW, "adam": Adam}[optim.name]
     return make(groups, optim.peak_lr, optim.betas, **speed)
 
 
 def _with_rate_scales(groups: list[dict[str, Any]], model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """The groups cut by what the rate of each parameter is multiplied by, as the network says."""
+    """Split the groups by the network's learning-rate scale per parameter."""
     rule: Any = getattr(model, "rate_scales", None)
     if rule is None:
-        raise UsageError(f"optim.layer_decay is {decay:g}, but {_name(model)} has no order of layers. Set it to 1.")
+        raise UsageError(f"optim.layer_decay is {decay:g}, but {_name(model)} defines no layer order. Set it to 1.")
     scales = rule(decay)
     cut: dict[tuple[int, float], list[nn.Parameter]] = {}
     for number, group in enumerate(groups):
@@ -96,9 +96,9 @@ def _with_rate_scales(groups: list[dict[str, Any]], model: nn.Module, decay: flo
 
 
 def set_rates(optimizer: Optimizer, lr: float, weight_decay: float | None = None) -> None:
-    """Give every group the rate of this step, times its own `lr_scale` where it has one, and the decay of this step.
+    """Set every group's learning rate (times its `lr_scale`, if any) and weight decay for this step.
 
-    Groups without decay (biases, norms) stay without.
+    Groups without weight decay (biases, norms) stay without.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
@@ -108,9 +108,9 @@ def set_rates(optimizer: Optimizer, lr: float, weight_decay: float | None = None
 
 @torch.no_grad()
 def clip_each_(parameters: Iterable[Tensor], max_norm: float) -> None:
-    """Shorten the gradient of each parameter tensor to `max_norm` by itself (DINO), not of all together.
+    """Clip the gradient norm of each parameter tensor separately (DINO).
 
-    So one layer's large gradient does not slow the others. Nothing waits for the device.
+    One layer's large gradient then does not slow down the others. The host does not wait for the device.
     """
     grads = [p.grad for p in parameters if p.grad is not None]
     if grads:
@@ -120,12 +120,12 @@ def clip_each_(parameters: Iterable[Tensor], max_norm: float) -> None:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate and weight decay as functions of the step alone, so a resumed run has nothing to restore.
+    """Learning rate and weight decay as pure functions of the step, so a resumed run has nothing to restore.
 
-    Step 0 is taken at `warmup_lr`, the step after warm-up at the peak. Cosine, linear and poly decay start there and
+    Step 0 uses `warmup_lr`; the first step after warm-up uses the peak. Cosine, linear and poly decay start there and
     would reach `min_lr` one step after the last, as timm's cosine with `warmup_prefix` does. DeiT's code counts the
-    decay from step 0 instead and so jumps, by 0.07 % of the peak, after its 5 of 300 epochs of warm-up.
-    The inverse square root is that of Vaswani et al.: peak · √(steps of warm-up / step).
+    decay from step 0 instead and so jumps by 0.07 % of the peak after its 5 warm-up epochs of 300.
+    The inverse square root follows Vaswani et al.: peak · √(warm-up steps / step).
     """
 
     optim: OptimPart
@@ -134,16 +134,16 @@ class Schedule:
 
     @property
     def total_steps(self) -> int:
-        """Updates of the whole run."""
+        """Return the number of updates of the whole run."""
         return self.schedule.epochs * self.steps_per_epoch
 
     @property
     def warmup_steps(self) -> int:
-        """Updates of the warm-up."""
+        """Return the number of warm-up updates."""
         return self.schedule.warmup_steps or self.schedule.warmup_epochs * self.steps_per_epoch
 
     def lr(self, step: float) -> float:
-        """The rate of the update that follows `step` others; between two steps where a time budget sets the pace."""
+        """Return the learning rate of update `step`, counted from 0. A time budget may ask between two steps."""
         part, peak, warmup = self.schedule, self.optim.peak_lr, self.warmup_steps
         if step < warmup:
             return part.warmup_lr + (peak - part.warmup_lr) * step / warmup
@@ -159,7 +159,7 @@ class Schedule:
         return part.min_lr + (peak - part.min_lr) * left
 
     def weight_decay(self, step: float) -> float | None:
-        """The decay of the update that follows `step` others, along a cosine (DINO); None where it stays."""
+        """Return the weight decay of update `step` along a cosine (DINO), or None if it is constant."""
         start, end = self.optim.weight_decay, self.optim.weight_decay_end
         if end is None:
             return None
@@ -176,14 +176,14 @@ def _head(model: nn.Module) -> list[nn.Module]:
     names = getattr(model, "classifiers", None)
     if names is None:
         raise UsageError(
-            f"{_name(model)} does not say which of its modules are classifiers. Set model.trainable to all, "
+            f"{_name(model)} does not name its classifiers. Set model.trainable to all, "
             "or freeze it with requires_grad_(False)."
         )
     return [getattr(model, name) for name in names()]
 
 
 def _last_norm(model: nn.Module) -> nn.Module:
-    """The last that stands before the classifiers and the projector."""
+    """Return the last norm before the classifiers and the projector."""
     after = [module for head in (*_head(model), getattr(model, "projector", None)) if head for module in head.modules()]
     norms = [module for module in model.modules() if isinstance(module, NORMS) and module not in after]
     if not norms:

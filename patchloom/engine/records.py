@@ -1,8 +1,8 @@
-"""What is written while training: metrics.jsonl always, other trackers when asked, and the user's screen.
+"""Metrics output during training: always to metrics.jsonl, optionally to trackers, and to the user's screen.
 
 A record is {"step", "epoch", "kind": "train" or "evaluation", "weights": "model", "ema" or "average",
-"values": {name: number}, "time": {…}}; all that depends on the clock is under "time", so two equal runs write equal
-lines but for that.
+"values": {name: number}, "time": {…}}. Everything that depends on the clock is under "time", so two equal runs write
+equal records except for that key.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,23 +16,23 @@ Record = dict[str, Any]
 
 
 class Sink(Protocol):
-    """Somewhere records go."""
+    """A destination for records."""
 
-    def begin(self, kept: int) -> int:
-        """Start, or go on after the first `kept` records; how many of them there are."""
+    def begin(self, count: int) -> int:
+        """Start, or continue after the first `count` records. Return how many of them exist."""
 
     def write(self, record: Record) -> None:
-        """Add a record."""
+        """Append a record."""
 
     def sync(self) -> None:
-        """Have on disk what was written; a checkpoint that counts on it follows."""
+        """Flush to disk. A checkpoint that relies on it follows."""
 
     def close(self) -> None:
-        """Finish."""
+        """Flush and close."""
 
 
 class TensorBoard:
-    """Event files for TensorBoard, in the run's folder."""
+    """Event files for TensorBoard in the run folder."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -41,27 +41,27 @@ class TensorBoard:
             raise _missing("tensorboard", "log") from error
         self._folder, self._make = folder, SummaryWriter
 
-    def begin(self, kept: int) -> int:
-        """Open a new event file; TensorBoard itself shows the later of two values of a step."""
+    def begin(self, count: int) -> int:
+        """Open a new event file. TensorBoard shows the later of two values of a step."""
         self._writer = self._make(str(self._folder))
-        return kept
+        return count
 
     def write(self, record: Record) -> None:
-        """Add scalars."""
+        """Add the values as scalars."""
         for name, value in record["values"].items():
             self._writer.add_scalar(_label(record, name), value, record["step"])
 
     def sync(self) -> None:
-        """Flush."""
+        """Flush the event file."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Flush and close."""
+        """Flush and close the event file."""
         self._writer.close()
 
 
 class WandB:
-    """Weights & Biases; its run has the folder's name, so a resumed run goes on in the same one."""
+    """Weights & Biases. Its run is named after the folder, so a resumed run continues the same one."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -70,11 +70,11 @@ class WandB:
             raise _missing("wandb", "wandb") from error
         self._wandb, self._folder = wandb, folder
 
-    def begin(self, kept: int) -> int:
-        """Start or resume."""
+    def begin(self, count: int) -> int:
+        """Start or resume the run."""
         name = self._folder.resolve().name
         self._run = self._wandb.init(dir=str(self._folder), name=name, id=name, resume="allow")
-        return kept
+        return count
 
     def write(self, record: Record) -> None:
         """Log the values of one record."""
@@ -82,7 +82,7 @@ class WandB:
         self._run.log(values, step=record["step"])
 
     def sync(self) -> None:
-        """Leave it to wandb, which uploads in the background."""
+        """Do nothing: wandb uploads in the background."""
 
     def close(self) -> None:
         """Finish the upload."""
@@ -90,33 +90,33 @@ class WandB:
 
 
 class Records:
-    """All sinks and the screen, as one."""
+    """All sinks and the display as one."""
 
     def __init__(
         self, sinks: Sequence[Sink] = (), display: Display | None = None, restore: Callable[[], str] | None = None
     ) -> None:
         self._sinks, self._display, self._restore = sinks, display, restore
-        self.wants_save = False  # the folder is a new one, and has no checkpoint yet
+        self.wants_save = False  # the folder was recreated and has no checkpoint yet
 
     @property
-    def shown(self) -> bool:
-        """Whether somebody reads what `tick` is given."""
+    def has_display(self) -> bool:
+        """Return whether `tick` is displayed."""
         return self._display is not None
 
-    def begin(self, kept: int, notes: Sequence[str] = ()) -> int:
-        """Start, or go on after the first `kept` records; how many of them every sink still has."""
-        left = min([kept, *(sink.begin(kept) for sink in self._sinks)])
+    def begin(self, count: int, notes: Sequence[str] = ()) -> int:
+        """Start, or continue after the first `count` records. Return how many of them every sink still has."""
+        left = min([count, *(sink.begin(count) for sink in self._sinks)])
         self._show(lambda display: display.begin())
         for text in notes:
             self.note(text)
-        if left < kept:
-            self.note(f"metrics.jsonl has lost {kept - left} of its {kept} lines; the run goes on without them")
+        if left < count:
+            self.note(f"metrics.jsonl has lost {count - left} of its {count} lines; the run continues without them")
         return left
 
     def write(self, record: Record) -> None:
-        """Hand a record to every sink; before, make the run's folder again where somebody removed it."""
-        if self._restore and (said := self._restore()):
-            self.note(said)
+        """Write a record to every sink. Recreate the run folder first if it was removed."""
+        if self._restore and (message := self._restore()):
+            self.note(message)
             self.wants_save = True
         for sink in self._sinks:
             sink.write(record)
@@ -124,20 +124,20 @@ class Records:
             self._show(lambda display: display.show_values(record))
 
     def sync(self) -> None:
-        """Have on disk what was written."""
+        """Flush every sink to disk."""
         for sink in self._sinks:
             sink.sync()
 
     def tick(self, status: Status) -> None:
-        """Show how far the run is."""
+        """Show the progress."""
         self._show(lambda display: display.tick(status))
 
     def note(self, text: str) -> None:
-        """Show a line."""
+        """Show a line of text."""
         self._show(lambda display: display.note(text))
 
     def close(self) -> None:
-        """Close every sink and give the screen back."""
+        """Close every sink and the display."""
         for sink in self._sinks:
             sink.close()
         self._show(lambda display: display.close())
@@ -148,7 +148,7 @@ class Records:
         try:
             what(self._display)
         except OSError:
-            # The terminal was closed, or nobody reads the pipe any more: the run goes on unseen.
+            # The terminal was closed or the pipe has no reader: the run continues without display.
             self._display = None
 
 

@@ -1,8 +1,8 @@
-"""How the processes of a run find each other, and who is missing when they do not.
+"""How the ranks of a run connect, and which of them are missing if they do not.
 
-torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; srun sets its own variables, which are
-translated here. Each rank signs in at a store, so a missing one is known by number within seconds, where the
-process group alone would wait for minutes and then name nobody.
+torchrun sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; the variables of srun are translated here. Each
+rank registers at a store, so a missing one is named within seconds, where the process group alone would wait for
+minutes and name none.
 """
 
 import os
@@ -18,16 +18,16 @@ import torch.distributed as dist
 from patchloom_runtime.errors import ResourceError, UsageError
 
 ANSWER_WITHIN_S = 20.0
-# After the start: longer than the slowest step, an evaluation or a checkpoint.
+# For one operation after the start: longer than the slowest step, evaluation or checkpoint.
 RUN_TIMEOUT = timedelta(minutes=10)
-# After one rank lost the connection: until the others have noticed as well.
+# After one rank has lost its connection: until the others have noticed too.
 LOST_WITHIN_S = 5.0
 DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Which of how many processes this is, and where they meet."""
+    """Rank and address of this process."""
 
     rank: int = 0
     world: int = 1
@@ -37,7 +37,7 @@ class ProcessPlace:
 
 
 def place_from(env: Mapping[str, str]) -> ProcessPlace:
-    """Read torchrun's variables, else those of a Slurm step of several tasks, else a single process."""
+    """Read torchrun's variables, else those of a Slurm step with several tasks, else return a single process."""
     host, port = env.get("MASTER_ADDR"), int(env.get("MASTER_PORT", DEFAULT_PORT))
     if "RANK" in env and "WORLD_SIZE" in env:
         rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
@@ -48,7 +48,7 @@ def place_from(env: Mapping[str, str]) -> ProcessPlace:
     if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env and "SLURM_STEP_ID" in env:
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST", "")
         if "MASTER_PORT" not in env:
-            # Jobs that share a node must not meet at one port.
+            # Jobs that share a node need different ports.
             port = 15000 + int(env.get("SLURM_JOB_ID", 0)) % 20000
         rank, world = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
         return ProcessPlace(rank, world, int(env.get("SLURM_LOCALID", 0)), host or first_host(nodes), port)
@@ -56,7 +56,7 @@ def place_from(env: Mapping[str, str]) -> ProcessPlace:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of a Slurm node list: 'gpu[07-09,12],cpu1' → 'gpu07'."""
+    """Return the first host of a Slurm node list: 'gpu[07-09,12],cpu1' → 'gpu07'."""
     if not nodes:
         raise UsageError("SLURM_NODELIST is empty, so rank 0's host is unknown. Set MASTER_ADDR to it.")
     match = re.match(r"([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,]*)", nodes)
@@ -64,7 +64,7 @@ def first_host(nodes: str) -> str:
 
 
 def meet(place: ProcessPlace, backend: str, answer_within_s: float = ANSWER_WITHIN_S) -> dist.Store:
-    """Start the process group once every rank has signed in; a ResourceError names the ranks that have not."""
+    """Start the process group once every rank has registered. Raise ResourceError naming the missing ranks."""
     os.environ.update(
         RANK=str(place.rank),
         WORLD_SIZE=str(place.world),
@@ -73,19 +73,19 @@ def meet(place: ProcessPlace, backend: str, answer_within_s: float = ANSWER_WITH
         MASTER_PORT=str(place.port),
     )
     store = _open_store(place, answer_within_s)
-    _sign_in(store, place, answer_within_s)
+    _register(store, place, answer_within_s)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=RUN_TIMEOUT)
     _exchange_once(place, backend, answer_within_s)
     return store
 
 
 def lost_ranks(store: dist.Store, place: ProcessPlace, within_s: float = LOST_WITHIN_S) -> list[int]:
-    """The ranks that do not say, after a broken connection, that they noticed it too; rank 0 keeps the store."""
+    """Return the ranks that do not report a broken connection too, hence have died. Rank 0 holds the store."""
     keys = [f"noticed/{rank}" for rank in range(place.world)]
     until = monotonic() + within_s
     try:
         store.set(keys[place.rank], "yes")
-        # Asked again and again, because torch's own wait writes to the screen when it ends in vain.
+        # Polling, because torch's own wait prints when it times out.
         while (silent := [rank for rank, key in enumerate(keys) if not store.check([key])]) and monotonic() < until:
             sleep(0.1)
         return silent
@@ -94,7 +94,8 @@ def lost_ranks(store: dist.Store, place: ProcessPlace, within_s: float = LOST_WI
 
 
 def _open_store(place: ProcessPlace, within_s: float) -> dist.Store:
-    # torchrun's agent already serves a store at this address; an attempt after a restart must not read the last's.
+    # torchrun's agent already serves a store at this address; a restarted attempt must not read the previous one's
+    # keys.
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = dist.TCPStore(
@@ -109,16 +110,16 @@ def _open_store(place: ProcessPlace, within_s: float) -> dist.Store:
     except (RuntimeError, dist.DistError) as error:
         if place.rank == 0 and not agent:
             raise ResourceError(
-                f"rank 0 cannot listen at port {place.port} of {place.host}. Set MASTER_PORT to a free port."
+                f"rank 0 cannot listen on port {place.port} of {place.host}. Set MASTER_PORT to a free port."
             ) from error
         raise ResourceError(
             f"rank 0 of {place.world} did not answer at {place.host}:{place.port} within {within_s:g} s. "
-            "See whether it started, and whether that host can be reached from here."
+            "Check whether it started and whether that host can be reached from here."
         ) from error
     return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
-def _sign_in(store: dist.Store, place: ProcessPlace, within_s: float) -> None:
+def _register(store: dist.Store, place: ProcessPlace, within_s: float) -> None:
     store.set(f"here/{place.rank}", "yes")
     keys = {rank: f"here/{rank}" for rank in range(place.world)}
     try:
@@ -128,7 +129,7 @@ def _sign_in(store: dist.Store, place: ProcessPlace, within_s: float) -> None:
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {place.world}"
         raise ResourceError(
             f"{who} did not answer within {within_s:g} s at {place.host}:{place.port}. "
-            "See the output of that process, and start all of them with the same MASTER_ADDR and MASTER_PORT."
+            "Check the output of that process, and start all of them with the same MASTER_ADDR and MASTER_PORT."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Numbers of a run in motion, to its records and the screen."""
+"""Writing a running training's numbers to its records and the display."""
 
 from patchloom.engine.display import Status
 from patchloom.engine.meter import Meter
@@ -7,14 +7,14 @@ from patchloom.engine.state import Progress
 
 
 class Reporter:
-    """Writes a record every `log_every` steps and at the end of an epoch; shows the status once a second."""
+    """A record every `log_every` steps and at the end of each epoch; a displayed status once per second."""
 
     def __init__(self, run: Run, progress: Progress, meter: Meter) -> None:
         self._run, self._progress, self._meter = run, progress, meter
-        self.lr = 0.0  # of the newest update
+        self.lr = 0.0  # of the latest update
 
     def after_step(self) -> None:
-        """Called by all ranks after every update."""
+        """Record and display. All ranks call this after every update."""
         run, step = self._run, self._progress.step
         if self._meter.tick_due() or step == self._total_steps:
             self._show()
@@ -28,7 +28,7 @@ class Reporter:
         return self._progress.total_steps or self._run.schedule.total_steps
 
     def write(self, kind: str, values: dict[str, float], weights: str = "model") -> None:
-        """One record, with where the run is and what the clock says."""
+        """Write one record with the run's position and speed."""
         self._progress.records += 1
         self._run.records.write(
             {
@@ -43,7 +43,7 @@ class Reporter:
 
     def _show(self) -> None:
         run, progress = self._run, self._progress
-        if not run.records.shown:
+        if not run.records.has_display:
             return
         speed = self._meter.speed()
         best = f"best {run.metric} {progress.best:.4g}" if progress.best is not None else ""

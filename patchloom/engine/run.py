@@ -1,4 +1,4 @@
-"""What the loop is told: one value with the objects of a run. `training/assemble.py` makes it from a plan."""
+"""The argument of the training loop: the objects of one run. `training/assemble.py` creates it from a plan."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,70 +21,70 @@ Evaluator = Callable[[nn.Module], Iterable[tuple[str, float]]]
 
 
 class Batches(Protocol):
-    """A loader: this rank's share of every effective batch, from any step of any epoch on."""
+    """A loader: this rank's share of every effective batch, starting at any step of any epoch."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches per epoch."""
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Any]:
-        """The batches of `epoch` from `start_step` on."""
+        """Yield the batches of `epoch` from `start_step` on."""
 
     @property
     def broken(self) -> Mapping[Any, str]:
-        """What could not be read, and why."""
+        """Return what could not be read, and why."""
 
     def close(self) -> None:
-        """Let go of workers and memory."""
+        """Release workers and memory."""
 
 
 @runtime_checkable
 class SampledBatches(Batches, Protocol):
-    """A loader of which a few examples can be had: a step's cost is then measured on them."""
+    """A loader that can return a few examples, on which the cost of a step is measured."""
 
     workers: int
 
     def sample(self, count: int) -> Any:
-        """A batch of about so many."""
+        """Return a batch of about `count` examples."""
 
     def preparing_bytes(self) -> int:
-        """Memory that preparing batches takes."""
+        """Return the memory that preparing batches takes."""
 
 
 class Average(Protocol):
-    """An average of the weights: evaluated beside the model, and kept where it is better."""
+    """An average of the weights, evaluated like the model and saved if it is better."""
 
     @property
     def name(self) -> str:
-        """What records and checkpoints call it."""
+        """Return its name in records and checkpoints."""
 
     @property
     def model(self) -> nn.Module | None:
-        """The network with the averaged weights; None while there is nothing to average."""
+        """Return the network with averaged weights, or None if there is nothing to average yet."""
 
     def update(self, step: int) -> None:
-        """Called after the update that followed `step` others."""
+        """Follow the model after update number `step`, counted from 0."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep."""
+        """Return the state for a checkpoint."""
 
-    def restore(self, kept: dict[str, Tensor], weights: dict[str, Tensor]) -> list[str]:
-        """Go on from what `tensors` gave, empty where a checkpoint has none, and the model's `weights`; notes."""
+    def restore(self, saved: dict[str, Tensor], weights: dict[str, Tensor]) -> list[str]:
+        """Continue from the result of `tensors` (empty if the checkpoint has none) or `weights`; return notes."""
 
 
 class Saver(Protocol):
-    """Where a run is kept; called on rank 0 only."""
+    """Storage for a run; called on rank 0 only."""
 
     def save(self, snapshot: "Snapshot") -> None:
-        """Keep what a resume needs."""
+        """Save what a resume needs."""
 
     def save_weights(self, weights: dict[str, Tensor], about: dict[str, Any]) -> None:
-        """Keep the best weights so far, with what is known of them."""
+        """Save the best weights so far with a description."""
 
 
 @dataclass(kw_only=True)
 class Run:
-    """The objects of one training run; the model is already on `processes.device`."""
+    """The objects of one training run. The model is already on `processes.device`."""
 
     model: nn.Module
     objective: Objective
@@ -95,35 +95,35 @@ class Run:
     records: Records = field(default_factory=Records)
     saver: Saver | None = None
     average: Average | None = None
-    accumulate: int = 1  # micro-batches an update
-    clip_norm: float | None = None  # of the gradient of the whole batch
-    clip_each: float | None = None  # of each tensor's
-    eval_mode: bool = False  # train without stochastic depth, batch statistics fixed
+    accumulate: int = 1  # micro-batches per update
+    clip_norm: float | None = None  # maximum gradient norm of all parameters together
+    clip_each: float | None = None  # maximum gradient norm of each parameter tensor
+    eval_mode: bool = False  # train without stochastic depth and with fixed batch statistics
     evaluators: Sequence[Evaluator] = ()
     evaluate_every: int = 1  # epochs; the last epoch is always evaluated
-    after_epoch: Callable[[nn.Module, int], None] | None = None  # with the model and the epochs done; all ranks call it
-    metric: str | None = None  # of the evaluators' names: what "best" means
+    after_epoch: Callable[[nn.Module, int], None] | None = None  # (model, epochs done); called by all ranks
+    metric: str | None = None  # name of the value that defines "best"
     lower_is_better: bool = False
-    tie_breaker: str | None = None  # of the evaluators' names: of equal metrics, the one with less of it is kept
+    tie_breaker: str | None = None  # name of the value that decides between equal metrics; lower is better
     patience: int | None = None  # evaluations without a better metric before the run ends
-    time_limit_s: float | None = None  # of this call
-    time_budget: TimeBudget | None = None  # that the number of updates is fitted to
+    time_limit_s: float | None = None  # for this call
+    time_budget: TimeBudget | None = None  # the number of updates is fitted to it
     save_every_s: float = 300.0
-    unit: str = "img"  # of what the speed counts
-    log_every: int = 50  # steps that a line of metrics.jsonl averages over
+    unit: str = "img"  # of the throughput
+    log_every: int = 50  # steps per record
     averages: Averages = field(default_factory=Averages)
 
     @property
     def averaged(self) -> nn.Module | None:
-        """The average of the model: the run's own, or one that the objective keeps."""
+        """Return the averaged model: the run's own, or the objective's."""
         return self.average.model if self.average else self.objective.averaged
 
     @property
     def averaged_name(self) -> str:
-        """What records call it."""
+        """Return the average's name in records."""
         return self.average.name if self.average else "ema"
 
     @property
     def epochs(self) -> int:
-        """Epochs of the whole run."""
+        """Return the number of epochs of the whole run."""
         return self.schedule.schedule.epochs

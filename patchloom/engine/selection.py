@@ -1,4 +1,4 @@
-"""Which weights are kept: those that evaluate best, of the model and of its average."""
+"""Model selection: evaluate the model and its average and keep the best weights."""
 
 import math
 from dataclasses import replace
@@ -13,10 +13,9 @@ from patchloom_runtime.errors import UsageError
 
 
 class Selection:
-    """Evaluates, remembers the best, and hands it to the saver together with the next checkpoint.
+    """Evaluates, remembers the best weights, and hands them to the saver together with the next checkpoint.
 
-    Both are written together so that a run that dies and goes on from its checkpoint finds the best that belongs
-    to it.
+    Both are written together, so that a run that resumes from its checkpoint has the matching best weights.
     """
 
     def __init__(self, run: Run, progress: Progress, reporter: Reporter) -> None:
@@ -24,12 +23,12 @@ class Selection:
         self._unsaved: dict[str, Tensor] = {}
 
     def evaluate(self) -> None:
-        """Evaluate the model and its average; all ranks do, and rank 0's numbers count on all of them."""
+        """Evaluate the model and its average. All ranks evaluate; the values of rank 0 count."""
         before, unsaved = replace(self._progress), self._unsaved
         try:
             self._evaluate()
         except BaseException:
-            # Half an evaluation must not be saved: it is made again.
+            # An incomplete evaluation must not be saved: it is repeated.
             vars(self._progress).update(vars(before))
             self._unsaved = unsaved
             raise
@@ -38,18 +37,18 @@ class Selection:
         run, progress = self._run, self._progress
         if not run.evaluators:
             return
-        found_better = False
+        improved = False
         for which, model in self._candidates().items():
             model.eval()
-            with torch.no_grad(), run.processes.autocast(), run.processes.randomness_kept():
+            with torch.no_grad(), run.processes.autocast(), run.processes.rng_preserved():
                 values = {name: float(value) for evaluator in run.evaluators for name, value in evaluator(model)}
             values = run.processes.from_main(values)
             self._reporter.write("evaluation", values, which)
-            found_better |= self._consider(which, model, values)
-        progress.not_better = 0 if found_better else progress.not_better + 1
+            improved |= self._consider(which, model, values)
+        progress.not_better = 0 if improved else progress.not_better + 1
 
     def save_weights(self) -> None:
-        """Write the best weights, if they are new; without a metric the newest are the best. All ranks together."""
+        """Write the best weights if they are new; without a metric, the newest. All ranks must call this together."""
         run, progress = self._run, self._progress
         if run.metric is None:
             which, model = list(self._candidates().items())[-1]
@@ -68,7 +67,7 @@ class Selection:
         if run.metric is None:
             return True
         if run.metric not in values:
-            raise UsageError(f"No evaluator measures {run.metric!r}; they measure {', '.join(values)}.")
+            raise UsageError(f"No evaluator measures {run.metric!r}; measured are {', '.join(values)}.")
         value, tie = values[run.metric], values.get(run.tie_breaker or "")
         sign = -1 if run.lower_is_better else 1
         better = not math.isnan(value) and (progress.best is None or sign * value > sign * progress.best)
@@ -78,7 +77,7 @@ class Selection:
         progress.best_step = progress.step
         weights = weights_of(model)
         self._unsaved = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
-        return better  # a tie that is broken is nothing to be patient for
+        return better  # breaking a tie does not reset patience
 
 
 def _less(tie: float | None, best: float | None) -> bool:

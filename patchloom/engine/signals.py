@@ -1,4 +1,4 @@
-"""Stop when told to: finish the step, save, leave with the exit code a shell expects."""
+"""Stopping by a signal: finish the step, save, and exit with the code that a shell expects."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ from patchloom_runtime.errors import PatchloomError
 CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Stopped(PatchloomError):  # noqa: N818 - nothing went wrong
-    """A run that was told to stop, after it was saved. `exit_code`: SIGTERM 143, Ctrl-C 130, a closed terminal 129."""
+class Stopped(PatchloomError):  # noqa: N818 - not an error
+    """Raised after a signal stopped the run. `exit_code` is 143 for SIGTERM, 130 for Ctrl-C, 129 for SIGHUP."""
 
     def __init__(self, number: int, step: int, total: int, saved: bool) -> None:
         self.exit_code = 128 + number
@@ -23,19 +23,19 @@ class Stopped(PatchloomError):  # noqa: N818 - nothing went wrong
 
 
 class Interrupted(BaseException):
-    """Raised by a signal in what may be given up. No `Exception`: guards against bad files must let it through."""
+    """Raised by a signal inside `interruptible`. Not an `Exception`, so that handlers for bad files let it through."""
 
 
 @dataclass
 class CaughtSignal:
-    """The signal that arrived, or 0."""
+    """The number of the signal that arrived, or 0."""
 
     number: int = 0
     _raises: bool = False
 
     @contextmanager
-    def giving_up(self) -> Iterator[None]:
-        """What changes nothing of the run is done inside, and given up when a signal comes."""
+    def interruptible(self) -> Iterator[None]:
+        """Raise Interrupted inside this context when a signal arrives. Only for code that does not change the run."""
         self._raises = True
         try:
             self.check()
@@ -44,33 +44,33 @@ class CaughtSignal:
             self._raises = False
 
     def check(self) -> None:
-        """Leave with `GivenUp` where a signal came and that may be."""
+        """Raise Interrupted if a signal has arrived and the code is interruptible."""
         if self._raises and self.number:
             raise Interrupted
 
 
 @contextmanager
 def caught_signals() -> Iterator[CaughtSignal]:
-    """Note these signals instead of dying of them; a second SIGINT ends the process at once."""
+    """Record these signals instead of being killed by them. A second SIGINT ends the process at once."""
     caught = CaughtSignal()
 
-    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         caught.number = number
-        # torchrun sends its ranks a Ctrl-C that the terminal has sent them already.
+        # torchrun repeats to its ranks a Ctrl-C that the terminal has already sent them.
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         caught.check()
 
     if threading.current_thread() is not threading.main_thread():
-        # Python hands signals to the main thread alone.
+        # Python delivers signals to the main thread only.
         yield caught
         return
     before = {number: signal.getsignal(number) for number in CAUGHT}
     if before[signal.SIGHUP] == signal.SIG_IGN:
-        del before[signal.SIGHUP]  # nohup: the run outlives its terminal
+        del before[signal.SIGHUP]  # nohup: the run survives its terminal
     try:
         for number in before:
-            signal.signal(number, note)
+            signal.signal(number, handle)
         yield caught
     finally:
         for number, handler in before.items():

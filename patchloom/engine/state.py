@@ -1,7 +1,7 @@
-"""Everything an exact resume needs, as named tensors and plain values: what the engine hands to a checkpoint.
+"""Everything that an exact resume needs, as named tensors and plain values for a checkpoint.
 
-The learning rate and the order of the data follow from the step alone, so they are not here. Hyper-parameters
-are the recipe's, not the checkpoint's: a run continued with another weight decay uses the new one.
+The learning rate and the order of the data follow from the step alone, so they are not saved. Hyper-parameters come
+from the recipe, not from the checkpoint: a run continued with another weight decay uses the new one.
 """
 
 import random
@@ -19,8 +19,8 @@ from patchloom.models.from_config import like, load_weights
 from patchloom_runtime.errors import CheckpointError, PatchloomError, UsageError
 
 Tensors = dict[str, Tensor]
-# What optimisers keep of each parameter.
-_KEPT = {
+# State tensors per parameter.
+_STATE_KEYS = {
     "AdamW": {"step", "exp_avg", "exp_avg_sq"},
     "Adam": {"step", "exp_avg", "exp_avg_sq"},
     "Lamb": {"exp_avg", "exp_avg_sq"},
@@ -35,20 +35,20 @@ class Progress:
 
     step: int = 0  # updates done
     epoch: int = 0  # epochs done, their evaluation included
-    best: float | None = None  # of the run's metric
-    best_tie: float | None = None  # of its tie-breaker, where the best weights were judged by one
+    best: float | None = None  # value of the run's metric
+    best_tie: float | None = None  # value of its tie-breaker, if the best weights have one
     best_weights: str = ""  # "model", "ema" or "average"
     best_step: int = 0
     not_better: int = 0  # evaluations since the best
     records: int = 0  # lines of metrics.jsonl
     ended: str = ""  # why, once nothing is left to do
-    # Of a run that is fitted to a time budget; 0 in all others:
+    # For runs fitted to a time budget; 0 in all others:
     total_steps: int = 0  # updates of the whole run
     position: float = 0.0  # place in the schedule, in its steps
     planned_epochs: int = 0  # epochs of the schedule
 
     def has_ended(self, epochs: int) -> bool:
-        """Whether a run of so many epochs has nothing left to do."""
+        """Return whether a run of `epochs` epochs has nothing left to do."""
         if self.ended == "finished":
             return epochs <= max(self.epoch, self.planned_epochs)
         return bool(self.ended)
@@ -56,19 +56,19 @@ class Progress:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at the end of a step. `tensors` are the live ones: write them before the next step."""
+    """A run at the end of a step. `tensors` are live: write them before the next step."""
 
     tensors: dict[str, Tensors]  # part ("weights", "ema", "optimizer", "random-0", …) → name → tensor
-    values: dict[str, Any] = field(default_factory=dict)  # what JSON holds
+    values: dict[str, Any] = field(default_factory=dict)  # JSON-serializable
 
     @property
     def step(self) -> int:
-        """Updates done."""
+        """Return the number of updates done."""
         return self.values["progress"]["step"]
 
 
 def capture(run: Run, progress: Progress) -> Snapshot:
-    """The run as it stands; called by all ranks together."""
+    """Return the run's current state. All ranks must call this together."""
     optimizer_tensors, optimizer_values = optimizer_state(run.optimizer)
     tensors = {
         "weights": weights_of(run.model),
@@ -93,16 +93,16 @@ def capture(run: Run, progress: Progress) -> Snapshot:
 
 
 def restore(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
-    """Bring a freshly built run to where the snapshot was taken; the notes say what could not be exact."""
+    """Bring a freshly built run to the state of the snapshot. Returns notes on what could not be exact."""
     try:
         return _restored(run, snapshot)
     except PatchloomError:
         raise
-    except Exception as error:  # names, shapes and values that no optimiser, scaler or generator of this run has
+    except Exception as error:  # names, shapes and values that do not fit this run's optimizer, scaler or generators
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(
-            f"The checkpoint of step {snapshot.step} cannot be used in this run: {reason}. Remove it to go on from the "
-            "one before, or give a new folder with --out."
+            f"The checkpoint of step {snapshot.step} cannot be used in this run: {reason}. "
+            "Remove it to resume from the previous one, or choose a new folder with --out."
         ) from error
 
 
@@ -111,8 +111,8 @@ def _restored(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
     notes: list[str] = []
     load_weights(unwrap(run.model), snapshot.tensors["weights"], "the checkpoint")
     if run.average:
-        kept = snapshot.tensors.get(run.average.name, {})
-        notes += run.average.restore(kept, snapshot.tensors["weights"])
+        saved = snapshot.tensors.get(run.average.name, {})
+        notes += run.average.restore(saved, snapshot.tensors["weights"])
     if isinstance(run.objective, nn.Module):
         load_weights(run.objective, snapshot.tensors.get("objective", {}), "the checkpoint's objective")
     load_optimizer_state(run.optimizer, snapshot.tensors.get("optimizer", {}), values["optimizer"])
@@ -128,24 +128,24 @@ def _restored(run: Run, snapshot: Snapshot) -> tuple[Progress, list[str]]:
 
 
 def weights_of(module: nn.Module) -> Tensors:
-    """Its state, whole: what is split over ranks is gathered, which all of them do together."""
+    """Return the module's full state dict. Sharded tensors are gathered, so all ranks must call this together."""
     return {name: whole(tensor) for name, tensor in unwrap(module).state_dict().items()}
 
 
 def optimizer_state(optimizer: Optimizer) -> tuple[Tensors, dict[str, Any]]:
-    """State as tensors named 'parameter.key' or 'group.number.key', and as plain values of the same names."""
+    """Return the state as tensors named 'parameter.key' or 'group.number.key' and as plain values named alike."""
     state = optimizer.state_dict()
     named = {f"{index}.{key}": value for index, keys in state["state"].items() for key, value in keys.items()}
     for number, group in enumerate(state["param_groups"]):
         named |= {f"group.{number}.{key}": group[key] for key in _moving(optimizer, group)}
-    # Sorted, because all ranks gather together and a restored state has an order of its own on each.
+    # Sorted, because all ranks gather together and the order of a restored state may differ between them.
     tensors = {name: whole(value) for name, value in sorted(named.items()) if isinstance(value, Tensor)}
     plain = {name: value for name, value in named.items() if not isinstance(value, Tensor)}
     return tensors, {"kind": type(optimizer).__name__, "plain": plain}
 
 
 def load_optimizer_state(optimizer: Optimizer, tensors: Tensors, values: dict[str, Any]) -> None:
-    """The inverse of `optimizer_state`, bit for bit, into an optimiser made from the same recipe."""
+    """Load the result of `optimizer_state`, bit for bit, into an optimizer of the same recipe."""
     kind = type(optimizer).__name__
     if values["kind"] != kind:
         raise UsageError(
@@ -160,7 +160,7 @@ def load_optimizer_state(optimizer: Optimizer, tensors: Tensors, values: dict[st
         if owner == "group":
             number, key = key.split(".", 1)
             if key not in _moving(optimizer, {key: value}) or not isinstance(value, int | float | Tensor):
-                raise ValueError(f"{name} is no state of {kind}")
+                raise ValueError(f"{name} is not a state of {kind}")
             state["param_groups"][int(number)][key] = value
             continue
         if isinstance(value, Tensor) and value.ndim and value.shape != params[int(owner)].shape:
@@ -168,14 +168,14 @@ def load_optimizer_state(optimizer: Optimizer, tensors: Tensors, values: dict[st
         if isinstance(value, Tensor) and value.ndim:
             value = like(params[int(owner)], value)
         state["state"].setdefault(int(owner), {})[key] = value
-    for number, kept in state["state"].items():
-        if kind in _KEPT and kept.keys() != _KEPT[kind]:
-            raise ValueError(f"of parameter {number} {kind} keeps {sorted(_KEPT[kind])}, given {sorted(kept)}")
+    for number, keys in state["state"].items():
+        if kind in _STATE_KEYS and keys.keys() != _STATE_KEYS[kind]:
+            raise ValueError(f"parameter {number} has state {sorted(keys)}, {kind} needs {sorted(_STATE_KEYS[kind])}")
     optimizer.load_state_dict(state)
 
 
 def random_state(device: torch.device) -> Tensors:
-    """The global generators of this process. Python's and NumPy's 32-bit words are exact in float64."""
+    """Return the state of this process's global generators. Python's and NumPy's 32-bit words are exact in float64."""
     _, words, gauss = random.getstate()
     _, array, position, has_gauss, cached = np.random.get_state()
     state = {
@@ -187,7 +187,7 @@ def random_state(device: torch.device) -> Tensors:
 
 
 def set_random_state(state: Tensors, device: torch.device) -> None:
-    """The inverse of `random_state`."""
+    """Restore the result of `random_state`."""
     *words, has_gauss, gauss = state["python"].tolist()
     random.setstate((3, tuple(int(word) for word in words), gauss if has_gauss else None))
     *array, position, has_gauss, cached = state["numpy"].tolist()
@@ -203,7 +203,7 @@ def _restore_random(processes: Processes, snapshot: Snapshot) -> list[str]:
     if world == processes.world and own and (("cuda" in own) == (processes.device.type == "cuda")):
         set_random_state(own, processes.device)
         return []
-    # Any rank of any number of them gets numbers of its own, the same if the run is continued so again.
+    # Each rank gets its own numbers, the same whenever the run is continued with this number of ranks.
     seed = (snapshot.step * 1_000_003 + processes.rank * 7919 + processes.world) % 2**32
     random.seed(seed)
     np.random.seed(seed)
@@ -213,10 +213,13 @@ def _restore_random(processes: Processes, snapshot: Snapshot) -> list[str]:
         if world != processes.world
         else "saved on another kind of device"
     )
-    return [f"{reason}: the order of the data is kept, random numbers of the network start anew"]
+    return [f"{reason}: the order of the data is unchanged, but the network's random numbers start over"]
 
 
 def _moving(optimizer: Optimizer, group: dict[str, Any]) -> list[str]:
-    """Keys of a group that an optimiser counts in, such as LAMB's step; all others are hyper-parameters."""
-    given = {"params", "lr", "lr_scale", "initial_lr", *optimizer.defaults}
-    return [key for key in group if key not in given]
+    """Return the keys of a group in which an optimizer keeps state, such as LAMB's step.
+
+    Others are hyper-parameters.
+    """
+    settings = {"params", "lr", "lr_scale", "initial_lr", *optimizer.defaults}
+    return [key for key in group if key not in settings]

@@ -1,9 +1,9 @@
-"""Fits the number of updates to a wall-clock budget while a run goes on.
+"""Fitting the number of updates to a wall-clock budget while a run trains.
 
 A plan made before the first step is a guess: the first steps are slow, and another program may take half of the cores
 later. So the budget measures every step and every evaluation and corrects the number of updates whenever the run would
-end too early or too late. The schedule is followed to its end whatever the number is: `Progress.position` moves through
-it faster or slower, so the learning rate never jumps and always reaches its last value.
+end too early or too late. The schedule is always followed to its end: `Progress.position` moves through it faster or
+slower, so the learning rate never jumps and always reaches its final value.
 """
 
 from collections import deque
@@ -13,34 +13,34 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 CHECKS = 50  # corrections are considered about this often
-TOLERANCE = 0.01  # share of the budget that the predicted end may be off by
-WINDOW_SHARE = 0.25  # the speed is that of the last quarter of the time, and of the last WINDOW_S at least
+TOLERANCE = 0.01  # accepted error of the predicted end, as a share of the budget
+WINDOW_SHARE = 0.25  # the speed is measured over the last quarter of the time, but at least over WINDOW_S
 WINDOW_S = 5.0
-EVALUATION_SHARE = 0.2  # of the time, at most, for evaluations before the last
+EVALUATION_SHARE = 0.2  # maximum share of the time for evaluations before the last
 
 
 @dataclass
 class TimeBudget:
-    """The time that a run may take, and what its steps and evaluations have taken so far."""
+    """The time a run may take, and the measured times of its steps and evaluations."""
 
     budget_s: float
     started: float  # when the command started, by `clock`
     evaluation_s: float  # estimate for one evaluation; measured ones replace it
-    report_s: float  # for what follows the last evaluation
-    most_steps: int  # updates that the run may have however fast it is
+    report_s: float  # estimate for everything after the last evaluation
+    most_steps: int  # maximum number of updates
     clock: Callable[[], float] = perf_counter
     _evaluated_s: float = 0.0
     _next_check: int = 2
-    _marks: deque[tuple[int, float]] = field(default_factory=deque)  # step, seconds in steps so far
+    _marks: deque[tuple[int, float]] = field(default_factory=deque)  # (step, seconds spent in steps so far)
 
     @property
     def left_s(self) -> float:
-        """Seconds left for steps and for evaluations before the last."""
+        """Return the seconds left for steps and for evaluations before the last."""
         # The best weights are evaluated once more for the report.
         return self.budget_s - (self.clock() - self.started) - 2 * self.evaluation_s - self.report_s
 
     def check_due(self, step: int, total: int) -> bool:
-        """Whether the number of updates should be reconsidered after `step` updates; the same on all ranks."""
+        """Return whether to reconsider the number of updates after `step` updates; the same on all ranks."""
         self._mark(step)
         if step < self._next_check:
             return False
@@ -58,13 +58,14 @@ class TimeBudget:
         return fitting if abs(fitting - total) * step_s > max(step_s, TOLERANCE * self.budget_s) else total
 
     def affords_evaluation(self) -> bool:
-        """Whether one more evaluation before the last keeps evaluations within their share of the time."""
+        """Return whether another evaluation before the last keeps evaluations within their share of the time."""
         spent_s = self.clock() - self.started
         return self._evaluated_s + self.evaluation_s <= EVALUATION_SHARE * (spent_s + self.evaluation_s)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Measure an evaluation; its time does not count as that of steps."""
+        """Measure an evaluation. Its time does not count as time of steps."""
+
         begun = self.clock()
         yield
         self.evaluation_s = self.clock() - begun

@@ -1,1 +1,1 @@
-"""Numbers: an evaluation yields (name, value) pairs, with names that stay."""
+"""Evaluation metrics. Every evaluation yields (name, value) pairs with stable names."""

@@ -1,4 +1,4 @@
-"""How alike classifiers decide, and how alike the two tokens of a distilled network are (thesis 3.3, table 3.4)."""
+"""Agreement between classifiers and between the two tokens of a distilled network (thesis 3.3, table 3.4)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,35 +17,35 @@ from patchloom_runtime.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class DisagreementTable:
-    """Table 3.4: the share of images, 0…1, that two classifiers decide differently."""
+    """Table 3.4: the share of images, 0…1, on which two classifiers disagree."""
 
     names: tuple[str, ...]
     shares: np.ndarray  # (classifiers, classifiers) float64, symmetric, 0 on the diagonal
 
     def between(self, a: str, b: str) -> float:
-        """The share of images that `a` and `b` decide differently."""
+        """Return the share of images on which `a` and `b` disagree."""
         return float(self.shares[self.names.index(a), self.names.index(b)])
 
 
 def disagreement(decisions: Mapping[str, Sequence[int] | np.ndarray | Tensor]) -> DisagreementTable:
-    """Compare classifiers: name → the class it chose for each image, all in the same order.
+    """Compare classifiers by the class that each predicts per image, all in the same order.
 
-    The labels themselves are one more "classifier": name them groundtruth, as the thesis does.
+    The labels can be added as one more "classifier", named groundtruth as in the thesis.
     """
     rows = [np.asarray(classes) for classes in decisions.values()]
     counts = {name: len(row) for name, row in zip(decisions, rows, strict=True)}
     if len(set(counts.values())) != 1 or not all(counts.values()):
-        given = ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
-        raise UsageError(f"Classifiers are compared on the same images, given decisions by {given}.")
+        sizes = ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
+        raise UsageError(f"Classifiers must be compared on the same images, got predictions for {sizes}.")
     shares = [[np.mean(a != b) for b in rows] for a in rows]
     return DisagreementTable(tuple(decisions), np.array(shares))
 
 
 @torch.no_grad()
 def head_decisions(model: Network, batches: Iterable[ImageBatch]) -> dict[str, Tensor]:
-    """Classes (N,) chosen by each head of a distilled network and by both together, as rows of table 3.4.
+    """Return the classes (N,) predicted by each head of a distilled network and by both, as rows of table 3.4.
 
-    They are about the images that `evaluate` reports on, in its order: with a label, once each, by place in the set.
+    They cover the images of `evaluate`'s report in its order: labeled, once each, by index.
     """
     device = next(model.parameters()).device
     chosen: dict[str, list[Tensor]] = {"class": [], "distillation": [], "class+distillation": []}
@@ -63,9 +63,9 @@ def head_decisions(model: Network, batches: Iterable[ImageBatch]) -> dict[str, T
 
 @torch.no_grad()
 def token_cosines(model: Network, images: Tensor) -> Tensor:
-    """Cosine of the class and the distillation token: as learned, then after each block: (1 + depth,).
+    """Return the cosine between class and distillation token, initially and after each block: (1 + depth,).
 
-    `images` (B, 3, H, W) are normalised; a block's cosine is the mean over them.
+    `images` (B, 3, H, W) are normalized; each cosine is a mean over them.
     """
     if not model.has_distillation_token:
         raise UsageError(f"{model.config.name} has no distillation token; create it with distilled=True")
@@ -74,6 +74,5 @@ def token_cosines(model: Network, images: Tensor) -> Tensor:
         return torch.stack([_cosine(tokens) for tokens in distilled.class_token_path(images)])
 
 
-def _cosine(tokens: Tensor) -> Tensor:
-    """Tokens (B, T, C), class and distillation first → mean cosine of these two."""
+def _cosine(tokens: Tensor) -> Tensor:  # (B, T, C), class and distillation token first
     return F.cosine_similarity(tokens[:, 0].float(), tokens[:, 1].float(), dim=-1).mean()

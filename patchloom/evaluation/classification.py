@@ -1,19 +1,20 @@
-"""How well a network classifies: one pass over a set, one row of numbers per image, everything else from the rows.
+"""Classification metrics: one pass over a dataset gives one row per image, from which everything else follows.
 
-Letters: B images of a batch, N of the set, K classes. Shares are in percent, as papers print them.
+Letters: B images of a batch, N of the dataset, K classes. Shares are in percent, as in papers.
 
 name                   value
 top1, top5             images whose label is among the k classes with the highest logits, in percent;
-                       a k other than 1 is left out where the data has no more than k classes
+                       top5 is omitted for data with at most 5 classes
 loss                   mean cross-entropy with the labels, in nats
-mean_class_accuracy    mean over the classes that have images of their top-1, in percent
+mean_class_accuracy    top-1 averaged over the classes that have images, in percent
 calibration_error      expected calibration error of the top class's probability, 15 bins, in percent
-images                 images counted
+images                 number of images
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,14 +26,15 @@ from patchloom.evaluation.intervals import wilson
 from patchloom_runtime.errors import DataError, UsageError
 
 CALIBRATION_BINS = 15
-TOPS = (1, 5)  # the second where there are more classes
+TOPS = (1, 5)  # top5 only for data with more classes
+OVERFITTING_GAP = 20.0  # percentage points between training and val accuracy
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """An image that was put in a wrong class."""
+    """A misclassified image."""
 
-    index: int  # place in the set
+    index: int  # in the dataset
     label: int
     prediction: int
     confidence: float  # probability of the prediction, 0…1
@@ -40,13 +42,13 @@ class Mistake:
 
 @dataclass(frozen=True, eq=False)
 class ClassificationReport:
-    """What became of each image, in the order of the set, and the numbers that follow from it."""
+    """Per-image results in the order of the dataset, and the metrics that follow from them."""
 
     classes: tuple[str, ...]
-    index: np.ndarray  # (N,) int64, places in the set, rising
+    index: np.ndarray  # (N,) int64, increasing, in the dataset
     labels: np.ndarray  # (N,) int64
     predictions: np.ndarray  # (N,) int64
-    ranks: np.ndarray  # (N,) int64, classes with a higher logit than the label; ties go to the lower number
+    ranks: np.ndarray  # (N,) int64, number of classes with a higher logit than the label; ties go to the lower class
     confidence: np.ndarray  # (N,) float32, probability of the prediction
     losses: np.ndarray  # (N,) float32
 
@@ -64,41 +66,41 @@ class ClassificationReport:
         return f"ClassificationReport({count}: top1 {self.top(1):.2f} %, loss {self.loss:.4g})"
 
     def top(self, k: int) -> float:
-        """Percent of the images whose label is among the k highest logits."""
+        """Return the percentage of images whose label is among the k highest logits."""
         return 100 * float(np.mean(self.ranks < k))
 
     def top_interval(self, k: int = 1) -> tuple[float, float]:
-        """What `top(k)` may be on more images like these: Wilson's 95 % interval, in percent."""
+        """Return Wilson's 95 % confidence interval of `top(k)`, in percent."""
         return wilson(int(np.sum(self.ranks < k)), len(self.ranks))
 
     @property
     def loss(self) -> float:
-        """Mean cross-entropy."""
+        """Return the mean cross-entropy."""
         return float(np.mean(self.losses, dtype=np.float64))
 
     @property
     def class_accuracy(self) -> np.ndarray:
-        """(K,) percent of each class's images that are put in it; NaN for a class without images."""
+        """Return the accuracy per class (K,) in percent; NaN for classes without images."""
         images = np.bincount(self.labels, minlength=len(self.classes))
         right = np.bincount(self.labels[self.ranks == 0], minlength=len(self.classes))
         return 100 * np.divide(right, images, out=np.full(len(images), np.nan), where=images > 0)
 
     @property
     def confusion(self) -> np.ndarray:
-        """(K, K) int64: images of class [row] put in class [column]."""
+        """Return the confusion matrix (K, K): images of class [row] predicted as class [column]."""
         count = len(self.classes)
         pairs = np.bincount(self.labels * count + self.predictions, minlength=count * count)
         return pairs.reshape(count, count)
 
     def calibration_error(self, bins: int = CALIBRATION_BINS) -> float:
-        """Percent by which confidence and accuracy differ, over equal bins of confidence (arXiv 1706.04599)."""
+        """Return the mean gap between confidence and accuracy over equal bins, in percent (arXiv 1706.04599)."""
         # Bin b holds confidences in (b/bins, (b+1)/bins].
-        place = np.clip(np.ceil(np.nan_to_num(self.confidence).astype(np.float64) * bins).astype(int) - 1, 0, bins - 1)
-        gap = np.bincount(place, self.confidence - (self.ranks == 0), minlength=bins)
+        bin_of = np.clip(np.ceil(np.nan_to_num(self.confidence).astype(np.float64) * bins).astype(int) - 1, 0, bins - 1)
+        gap = np.bincount(bin_of, self.confidence - (self.ranks == 0), minlength=bins)
         return 100 * float(np.abs(gap).sum()) / len(self.index)
 
     def worst(self, count: int = 20) -> list[Mistake]:
-        """The mistakes the network was surest of, surest first."""
+        """Return the most confident mistakes, most confident first."""
         wrong = np.flatnonzero(self.ranks > 0)
         wrong = wrong[np.argsort(-self.confidence[wrong], kind="stable")][:count]
         columns = (self.index, self.labels, self.predictions, self.confidence)
@@ -116,35 +118,34 @@ def evaluate(
 ) -> ClassificationReport:
     """Classify the images of `batches` with `model`, in eval mode and under the caller's autocast.
 
-    An image counts once, however often it comes, and not at all where its label is negative: batches may be
-    partial, padded or spread over processes. `gather` joins the rows of all processes: (n, columns) of this one →
-    those of all, below one another; rows of −1 that fill them up to one length are ignored.
-    The device is waited for once, at the end.
+    Each image counts once, even if it is repeated, and images with a negative label are ignored, so batches may be
+    partial, padded or distributed over processes. `gather` concatenates the rows (n, columns) of all processes; rows of
+    −1 that pad them to equal length are ignored. The host waits for the device once, at the end.
     """
     device = next(model.parameters()).device
-    whole: list[Tensor] = []
-    real: list[Tensor] = []
+    integers: list[Tensor] = []
+    floats: list[Tensor] = []
     with in_eval_mode(model), torch.no_grad():
         for batch in batches:
             batch = batch.to(device, non_blocking=True)
             logits = model(normalize(batch.images, pixel_mean, pixel_std)).float()
             if logits.shape[1] != len(classes):
                 raise UsageError(
-                    f"The network tells {logits.shape[1]} classes apart, the data has {len(classes)}. "
+                    f"The network has {logits.shape[1]} classes, the data {len(classes)}. "
                     "Evaluate it on the classes it was trained on."
                 )
-            rows = _judged(logits, batch.labels.clamp(min=0))
-            whole.append(torch.stack([batch.index, batch.labels, *rows[:2]], dim=1))
-            real.append(torch.stack(rows[2:], dim=1))
-    if not whole:
-        raise DataError("There is no image to evaluate on: the set or its split is empty.")
+            rows = _score(logits, batch.labels.clamp(min=0))
+            integers.append(torch.stack([batch.index, batch.labels, *rows[:2]], dim=1))
+            floats.append(torch.stack(rows[2:], dim=1))
+    if not integers:
+        raise DataError("There are no images to evaluate: the dataset or its split is empty.")
     join = gather or (lambda rows: rows)
-    return _report(join(torch.cat(whole)).cpu().numpy(), join(torch.cat(real)).cpu().numpy(), classes)
+    return _report(join(torch.cat(integers)).cpu().numpy(), join(torch.cat(floats)).cpu().numpy(), classes)
 
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode, and afterwards as it was."""
+    """Put every module in eval mode inside this context and restore the modes afterwards."""
     was_training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -154,21 +155,48 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _judged(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logits (B, K) → prediction, rank of the label, confidence, loss; (B,) each."""
-    of_label = logits.gather(1, labels[:, None])  # (B, 1)
+def training_accuracy(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the mean accuracy on the augmented images of the last epoch, in percent, or None if not recorded."""
+    rows = [r for r in records if r.get("kind") == "train" and r.get("values", {}).get("accuracy") is not None]
+    last = [float(r["values"]["accuracy"]) for r in rows if r.get("epoch") == rows[-1].get("epoch")]
+    return sum(last) / len(last) if last else None
+
+
+def overfitting_note(
+    records: Sequence[Mapping[str, Any]], report: ClassificationReport, *, pretrained: bool = False
+) -> str:
+    """Return advice if training accuracy is far above val accuracy, otherwise "".
+
+    `records` come from `metrics.jsonl` and `report` from val. Training accuracy must also lie above the confidence
+    interval of val accuracy, so chance on few images is not reported; nor is a single epoch, in which every image is
+    new.
+    """
+    trained, val = training_accuracy(records), report.top(1)
+    last_epoch = max((r.get("epoch") or 0 for r in records if r.get("kind") == "train"), default=0)
+    if trained is None or last_epoch < 1 or trained - val < OVERFITTING_GAP or trained <= report.top_interval()[1]:
+        return ""
+    start = "" if pretrained else " or pretrained weights (--init in1k)"
+    return (
+        f"overfitting: training accuracy {trained:.1f} %, val top-1 {val:.1f} %. More training images{start} help most;"
+        " mixed images (--set augment.mixup=0.8 --set augment.cutmix=1), a smaller network or fewer epochs may help too"
+    )
+
+
+def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return prediction, rank of the label, confidence and loss, (B,) each, from logits (B, K)."""
+    label_logits = logits.gather(1, labels[:, None])  # (B, 1)
     later = torch.arange(logits.shape[1], device=logits.device) >= labels[:, None]
-    # Counted from below, so that a label never ranks first among logits that are not numbers.
-    below = (logits < of_label) | ((logits == of_label) & later)
+    # Counted from below, so that a label never ranks first among NaN logits.
+    below = (logits < label_logits) | ((logits == label_logits) & later)
     ranks = logits.shape[1] - below.sum(dim=1)
     confidence = logits.softmax(dim=1).amax(dim=1)
     return logits.argmax(dim=1), ranks, confidence, F.cross_entropy(logits, labels, reduction="none")
 
 
-def _report(whole: np.ndarray, real: np.ndarray, classes: Sequence[str]) -> ClassificationReport:
-    counted = whole[:, 1] >= 0
-    whole, real = whole[counted], real[counted]
-    if not len(whole):
+def _report(integers: np.ndarray, floats: np.ndarray, classes: Sequence[str]) -> ClassificationReport:
+    counted = integers[:, 1] >= 0
+    integers, floats = integers[counted], floats[counted]
+    if not len(integers):
         raise DataError("None of the images has a label, so nothing can be evaluated.")
-    index, first = np.unique(whole[:, 0], return_index=True)
-    return ClassificationReport(tuple(classes), index, *whole[first, 1:].T, *real[first].T)
+    index, first = np.unique(integers[:, 0], return_index=True)
+    return ClassificationReport(tuple(classes), index, *integers[first, 1:].T, *floats[first].T)

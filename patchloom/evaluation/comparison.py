@@ -1,14 +1,14 @@
-"""Which of two classifiers is better, judged on the same images, and how sure that is.
+"""Paired comparison of classifiers on the same images, with confidence intervals and tests.
 
-On 500 images an accuracy of 80 % is known to ±3.5 points; but two classifiers mostly err on the same images, so the
-images on which exactly one of them is right tell more than two such intervals do.
+On 500 images an accuracy of 80 % is known to ±3.5 points. Two classifiers mostly err on the same images, however, so
+the images on which exactly one of them is right tell more than two such intervals.
 
 name                            value
-difference                      top-1 of the first less that of the second, in points
-difference_low, difference_high bootstrap interval of it over test images, 95 %, seeded
-only_first, only_second         images that one of them alone gets right
-mcnemar_p                       exact two-sided McNemar test: how likely counts as uneven are between equal classifiers
-significant                     1 where that stays below 5 % among all pairs compared (Holm), else 0
+difference                      top-1 of the first minus that of the second, in points
+difference_low, difference_high its seeded bootstrap interval over test images, 95 %
+only_first, only_second         images that only one of them classifies correctly
+mcnemar_p                       p-value of the exact two-sided McNemar test of equal accuracy
+significant                     1 if that is below 5 % after Holm's correction for all pairs, else 0
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,24 +49,24 @@ class Comparison:
 
 
 def compare(reports: Mapping[str, ClassificationReport], *, level: float = LEVEL, seed: int = 0) -> list[Comparison]:
-    """All pairs of classifiers, each pair in the order given; name → what it decided about the same images."""
+    """Compare all pairs of classifiers, in the order of `reports` (name → report on the same images)."""
     pairs = list(combinations(reports, 2))
     counts = [_uneven(a, b, reports[a], reports[b]) for a, b in pairs]
     p_values = [mcnemar(*count) for count in counts]
     marks = holm(p_values, 1 - level)
-    found = []
+    comparisons = []
     for (a, b), (only_a, only_b), p, mark in zip(pairs, counts, p_values, marks, strict=True):
         images = len(reports[a].index)
         low, high = bootstrap_difference(only_a, only_b, images, level=level, seed=seed)
-        found.append(Comparison(a, b, 100 * (only_a - only_b) / images, low, high, only_a, only_b, p, mark))
-    return found
+        comparisons.append(Comparison(a, b, 100 * (only_a - only_b) / images, low, high, only_a, only_b, p, mark))
+    return comparisons
 
 
 def _uneven(a: str, b: str, first: ClassificationReport, second: ClassificationReport) -> tuple[int, int]:
-    """Images that only the first, and only the second gets right."""
+    """Return the number of images that only the first, and only the second, classifies correctly."""
     if not np.array_equal(first.index, second.index) or not np.array_equal(first.labels, second.labels):
         raise UsageError(
-            f"{a} decided about {len(first.index)} images, {b} about {len(second.index)}, and they are not the same; "
+            f"{a} was evaluated on {len(first.index)} images and {b} on {len(second.index)}, and they differ; "
             "evaluate both on the same data."
         )
     right, other = first.ranks == 0, second.ranks == 0
@@ -76,10 +76,10 @@ def _uneven(a: str, b: str, first: ClassificationReport, second: ClassificationR
 def bootstrap_difference(
     only_first: int, only_second: int, images: int, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile interval of the difference in top-1, in points, over test sets drawn from this one.
+    """Return the percentile interval of the top-1 difference, in points, over resampled test sets.
 
-    Of a drawn set only the numbers of images of the three kinds matter, and these are multinomial: the same as
-    drawing images one by one, without doing so.
+    Only the numbers of images of the three kinds matter, and these are multinomial: sampling them is equivalent to
+    sampling images one by one.
     """
     shares = np.array([only_first, only_second, images - only_first - only_second]) / images
     drawn = np.random.default_rng(seed).multinomial(images, shares, size=resamples)
@@ -89,17 +89,17 @@ def bootstrap_difference(
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Exact two-sided p: a fair coin thrown for each uneven image falls at least as unevenly; 1 where there is none."""
+    """Return the exact two-sided p-value of the McNemar test; 1 if the classifiers never differ."""
     throws, fewer = only_first + only_second, min(only_first, only_second)
     ways, term = 0, 1
-    for heads in range(fewer + 1):  # whole numbers: exact however many there are
+    for heads in range(fewer + 1):  # integers: exact for any count
         ways += term
         term = term * (throws - heads) // (heads + 1)
     return min(1.0, 2 * ways / 2**throws)
 
 
 def holm(p_values: Sequence[float], error: float) -> list[bool]:
-    """Which tests are significant when the chance of any false one is to stay below `error` (Holm 1979)."""
+    """Return which tests are significant with a family-wise error rate below `error` (Holm 1979)."""
     significant = [False] * len(p_values)
     for passed, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         if p_values[i] > error / (len(p_values) - passed):

@@ -1,55 +1,66 @@
-"""Boxes and masks that were found beside those that are there: average precision by COCO's rules, in percent.
+"""Detection metrics: average precision by COCO's rules, of boxes and masks, in percent.
 
-name                     value
-ap                       mean over the classes and over IoU 0.50, 0.55 … 0.95 of the precision at 101 recalls
-ap50, ap75               at one IoU
-ap_small, _medium, _large  of objects up to 32², up to 96² and above, in pixels of the picture
-recall                   mean over IoU and classes of the share of objects found, by at most 100 detections per picture
-                         and class
-mask_ap …                the same, by masks instead of boxes
-images, objects          counted; crowds are no objects
+name                       value
+ap                         precision at 101 recalls, averaged over classes and over IoU 0.50, 0.55 … 0.95
+ap50, ap75                 at one IoU
+ap_small, _medium, _large  for objects up to 32², up to 96² and above, in pixels of the image
+recall                     share of objects found with at most 100 detections per image and class, averaged over IoU and
+                           classes
+mask_ap …                  the same for masks instead of boxes
+images, objects            counts; crowds are not objects
 
-A class without objects has no average precision and does not count. A detection inside a crowd counts neither as right
-nor as wrong; nor does one that matches, or is of, a size outside the range asked for. Tests hold all of it equal to a
-slow copy of COCO's own loops and to faster-coco-eval.
+A class without objects has no average precision and is not counted. A detection inside a crowd is neither right nor
+wrong; nor is one that matches, or has, a size outside the range in question. Tests compare everything with a slow copy
+of COCO's own loops and with faster-coco-eval. This implementation is kept because one pass over the matches also gives
+intervals, curves and scores per image.
 
-Letters: D detections, G objects, A ranges of size, T thresholds of IoU, K classes.
+Letters: D detections, G objects, A size ranges, T IoU thresholds, K classes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from patchloom.data.datasets import Objects
+from patchloom.data.images.image_batch import ImageBatch
+from patchloom.evaluation.classification import in_eval_mode
 from patchloom.evaluation.intervals import bootstrap
+from patchloom.models.dense.detector import Detector
+from patchloom.objectives.detection import prepare_inputs
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.object_masks import ObjectMask
+from patchloom_runtime.images.pasted_masks import pasted
+from patchloom_runtime.images.samples import EXTENT
 
 Kind = Literal["box", "mask"]
-THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU
+THRESHOLDS = np.linspace(0.5, 0.95, 10)  # IoU
 RECALLS = np.linspace(0, 1, 101)
-MOST_DETECTIONS = 100  # of a picture and class
+MOST_DETECTIONS = 100  # per image and class
 AREAS = {"all": (0.0, 1e10), "small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, 1e10)}
-SURE = 0.5  # the score from which a detection counts in `image_scores`
-_CERTAIN = 1 - 1e-10  # IoU of 1 may come out a little less
+SURE = 0.5  # minimum score of a detection in `image_scores`
+_CERTAIN = 1 - 1e-10  # an IoU of 1 may be rounded down
 
 
 @dataclass(frozen=True)
 class TrueObjects:
-    """The objects of one picture."""
+    """The objects of one image."""
 
-    boxes: np.ndarray  # (G, 4): x0, y0, x1, y1 in pixels of the picture
+    boxes: np.ndarray  # (G, 4): x0, y0, x1, y1 in pixels of the image
     categories: np.ndarray  # (G,)
     crowd: np.ndarray  # (G,) bool
-    areas: np.ndarray  # (G,) by which they are small, medium or large
+    areas: np.ndarray  # (G,) pixels; decides between small, medium and large
     masks: Sequence[ObjectMask] | None = None
 
 
 @dataclass(frozen=True)
 class Detections:
-    """What was found in one picture."""
+    """The detections in one image."""
 
     boxes: np.ndarray  # (D, 4)
     categories: np.ndarray  # (D,)
@@ -57,19 +68,19 @@ class Detections:
     masks: Sequence[ObjectMask] | None = None
 
     def rows(self, chosen: np.ndarray) -> "Detections":
-        """Some of them."""
+        """Return a subset of the detections."""
         masks = None if self.masks is None else [self.masks[i] for i in np.arange(len(self.scores))[chosen]]
         return Detections(self.boxes[chosen], self.categories[chosen], self.scores[chosen], masks)
 
 
 class Matches(NamedTuple):
-    """Detections of one class over all pictures, by falling score."""
+    """Detections of one class over all images, by decreasing score."""
 
-    images: np.ndarray  # (D,) the picture of each
+    images: np.ndarray  # (D,) index of the image
     scores: np.ndarray  # (D,)
     right: np.ndarray  # (A, T, D) matches an object that counts
     wrong: np.ndarray  # (A, T, D) matches nothing
-    objects: np.ndarray  # (A, images) that count
+    objects: np.ndarray  # (A, images) number of objects that count
 
 
 class Curve(NamedTuple):
@@ -82,34 +93,34 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class DetectionReport:
-    """Everything that was found in some pictures, judged; one entry per picture in `truths` and `found`."""
+    """Detections and true objects of a dataset, one entry per image, and the metrics that follow from them."""
 
     classes: tuple[str, ...]
     truths: Sequence[TrueObjects]
-    found: Sequence[Detections]
-    _intervals: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict, repr=False)  # known ones
+    detections: Sequence[Detections]
+    _intervals: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict, repr=False)  # cache
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What is judged: masks only where there are some."""
+        """Return the kinds of metrics: masks only if there are any."""
         return ("box", "mask") if self.has_masks else ("box",)
 
     @property
     def has_masks(self) -> bool:
-        """Whether objects and detections have masks."""
-        given = [each.masks is not None for each in self.truths] + [each.masks is not None for each in self.found]
-        return bool(given) and all(given)
+        """Return whether all objects and detections have masks."""
+        has = [each.masks is not None for each in self.truths] + [each.masks is not None for each in self.detections]
+        return bool(has) and all(has)
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
         for kind in self.kinds:
-            before = "" if kind == "box" else "mask_"
+            prefix = "" if kind == "box" else "mask_"
             for name, value in self.summary(kind).items():
-                yield before + name, value
+                yield prefix + name, value
         yield "images", float(len(self.truths))
         yield "objects", float(sum(int((~truth.crowd).sum()) for truth in self.truths))
 
     def summary(self, kind: Kind = "box") -> dict[str, float]:
-        """The numbers of one kind; those of sizes that no object has are left out."""
+        """Return the metrics of one kind. Size ranges without objects are omitted."""
         precision, recall = self.precision(kind), self.recall(kind)
         values = {
             "ap": _mean(precision[:, 0]),
@@ -118,33 +129,33 @@ class DetectionReport:
             **{f"ap_{name}": _mean(precision[:, i]) for i, name in enumerate(AREAS) if i},
             "recall": _mean(recall[:, 0]),
         }
-        kept = ("ap", "ap50", "ap75", "recall")
-        return {name: 0.0 if np.isnan(v) else 100 * v for name, v in values.items() if name in kept or not np.isnan(v)}
+        always = ("ap", "ap50", "ap75", "recall")
+        return {n: 0.0 if np.isnan(v) else 100 * v for n, v in values.items() if n in always or not np.isnan(v)}
 
     def class_ap(self, kind: Kind = "box") -> list[dict[str, float]]:
-        """`ap`, `ap50`, `ap75` in percent and `objects` of each class; NaN where it has none."""
+        """Return `ap`, `ap50`, `ap75` in percent and `objects` per class; NaN for classes without objects."""
         precision = self.precision(kind)
         return [
             {
-                "ap": 100 * float(of.mean()),
-                "ap50": 100 * float(of[0].mean()),
-                "ap75": 100 * float(of[5].mean()),
+                "ap": 100 * float(own.mean()),
+                "ap50": 100 * float(own[0].mean()),
+                "ap75": 100 * float(own[5].mean()),
                 "objects": int(matches.objects[0].sum()),
             }
-            for of, matches in zip(precision[:, 0], self.matches(kind), strict=True)
+            for own, matches in zip(precision[:, 0], self.matches(kind), strict=True)
         ]
 
     def precision(self, kind: Kind = "box") -> np.ndarray:
-        """(K, A, T, 101) at each recall, NaN for classes without objects."""
+        """Return precision (K, A, T, 101) at each recall; NaN for classes without objects."""
         return np.stack([_precision(matches) for matches in self.matches(kind)])
 
     def recall(self, kind: Kind = "box") -> np.ndarray:
-        """(K, A, T) of all detections, NaN for classes without objects."""
+        """Return recall (K, A, T) of all detections; NaN for classes without objects."""
         counted = [(m.right.sum(2), m.objects.sum(1)[:, None]) for m in self.matches(kind)]
         return np.stack([np.where(n > 0, right / np.maximum(n, 1), np.nan) for right, n in counted])
 
     def curve(self, category: int, threshold: int = 0, kind: Kind = "box") -> Curve:
-        """Precision and recall of one class, as more and more detections are believed."""
+        """Return precision and recall of one class as the score threshold decreases."""
         matches = self.matches(kind)[category]
         right, wrong = matches.right[0, threshold].cumsum(), matches.wrong[0, threshold].cumsum()
         total = max(1, int(matches.objects[0].sum()))
@@ -152,18 +163,18 @@ class DetectionReport:
         return Curve(right / total, precision, matches.scores)
 
     def interval(self, name: str = "ap", *, rounds: int = 200) -> tuple[float, float]:
-        """Where `ap`, `ap50`, `mask_ap` … of other such pictures are likely: a bootstrap over the pictures."""
+        """Return the bootstrap interval over images of `ap`, `ap50`, `mask_ap` …"""
         key = name, rounds
         if key not in self._intervals:
             self._intervals[key] = bootstrap(self.resampled(name), len(self.truths), rounds=rounds)
         return self._intervals[key]
 
     def resampled(self, name: str) -> Callable[[np.ndarray], float]:
-        """`ap`, `ap50`, `ap75` or the same of masks, as if each picture were there so often as is then said."""
+        """Return a function from image weights to `ap`, `ap50`, `ap75` or the same of masks."""
         kind: Kind = "mask" if name.startswith("mask_") else "box"
         which = {"ap": slice(None), "ap50": slice(0, 1), "ap75": slice(5, 6)}.get(name.removeprefix("mask_"))
         if which is None:
-            raise UsageError(f"an interval of {name!r}; expected ap, ap50, ap75, mask_ap, mask_ap50 or mask_ap75")
+            raise UsageError(f"No interval of {name!r}; expected ap, ap50, ap75, mask_ap, mask_ap50 or mask_ap75")
         chosen = [
             m._replace(right=m.right[:1, which], wrong=m.wrong[:1, which], objects=m.objects[:1])
             for m in self.matches(kind)
@@ -171,7 +182,7 @@ class DetectionReport:
         return lambda counts: 100 * _mean(np.stack([_precision(m, counts) for m in chosen])[:, 0])
 
     def image_scores(self, kind: Kind = "box") -> np.ndarray:
-        """(images,) 2·right/(detections + objects) at IoU 0.5 with a score of 0.5 or more; 1 where there is neither."""
+        """Return 2·right/(detections + objects) per image at IoU 0.5 and score ≥ 0.5; 1 for images with neither."""
         right, counted = np.zeros(len(self.truths)), np.zeros(len(self.truths))
         for matches in self.matches(kind):
             sure = matches.scores >= SURE
@@ -181,7 +192,7 @@ class DetectionReport:
         return np.where(counted > 0, 2 * right / np.maximum(counted, 1), 1.0)
 
     def matches(self, kind: Kind = "box") -> list[Matches]:
-        """Detections of each class, matched to its objects."""
+        """Return the detections of each class, matched to its objects."""
         return self._box_matches if kind == "box" else self._mask_matches
 
     @cached_property
@@ -193,29 +204,72 @@ class DetectionReport:
         return [_matches(self, number, "mask") for number in range(len(self.classes))]
 
 
+@torch.no_grad()
+def find_objects(
+    network: Detector, batches: Iterable[ImageBatch], precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Iterator[tuple[int, tuple[int, int], Detections]]:
+    """Yield index, (height, width) and detections of every image, in pixels of the image."""
+    device = next(network.parameters()).device
+    with in_eval_mode(network):
+        for batch in batches:
+            on_device = batch.to(device, non_blocking=True)
+            images, sizes = prepare_inputs(on_device, network.pixel_mean, network.pixel_std, network.any_resolution)
+            with precision():
+                outputs = network(images, sizes)
+            extents = batch.parts[EXTENT].tolist()  # type: ignore[union-attr]
+            for index, extent, output in zip(batch.index.tolist(), extents, outputs, strict=True):
+                height, width = extent[2:]
+                yield index, (height, width), in_image_pixels(output, extent)
+
+
+def in_image_pixels(output: Mapping[str, Tensor], extent: Sequence[int]) -> Detections:
+    """Convert one image's detections from pixels of the canvas to pixels of the image."""
+    canvas_height, canvas_width, height, width = extent
+    on_host = {name: tensor.float().cpu() for name, tensor in output.items()}
+    scale = torch.tensor([width / canvas_width, height / canvas_height] * 2)
+    boxes = (on_host["boxes"] * scale).numpy()
+    masks = None
+    if "masks" in on_host:
+        shares = on_host["masks"][:, 0].numpy()
+        masks = [pasted(mask, box, (height, width)) for mask, box in zip(shares, boxes, strict=True)]
+    categories = on_host["labels"].long().numpy() - 1
+    return Detections(boxes.astype(np.float64), categories, on_host["scores"].double().numpy(), masks)
+
+
+def truth_of(objects: Objects, size: tuple[int, int]) -> TrueObjects:
+    """Return the objects of an image of `size` (height, width), with clipped boxes and without empty ones."""
+    boxes = objects.boxes[:, :4].copy()
+    boxes[:, 0::2] = boxes[:, 0::2].clip(0, size[1])
+    boxes[:, 1::2] = boxes[:, 1::2].clip(0, size[0])
+    inside = np.flatnonzero((boxes[:, 2:] > boxes[:, :2]).all(1))
+    masks = None if objects.masks is None else [objects.masks[i] for i in inside]
+    categories = objects.boxes[inside, 4].astype(np.int64)
+    return TrueObjects(boxes[inside], categories, objects.crowd[inside], objects.areas[inside], masks)
+
+
 def difference(one: DetectionReport, other: DetectionReport, name: str = "ap50") -> tuple[float, float, float]:
-    """How much better one is than another on the same pictures, and the interval of that, by drawing them together."""
+    """Return the difference of a metric on the same images and its paired bootstrap interval."""
     if len(one.truths) != len(other.truths):
-        raise UsageError(f"reports on {len(one.truths)} and {len(other.truths)} pictures; expected the same pictures")
+        raise UsageError(f"reports on {len(one.truths)} and {len(other.truths)} images; expected the same images")
     first, second = one.resampled(name), other.resampled(name)
     once = np.ones(len(one.truths))
     low, high = bootstrap(lambda counts: first(counts) - second(counts), len(one.truths))
     return first(once) - second(once), low, high
 
 
-def box_iou(found: np.ndarray, truth: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-    """(D, 4) and (G, 4) → (D, G); with a crowd the share of the detection that lies in it."""
-    corners = np.minimum(found[:, None, 2:], truth[None, :, 2:]) - np.maximum(found[:, None, :2], truth[None, :, :2])
-    shared = corners.clip(0).prod(2)
-    areas, others = _box_areas(found)[:, None], _box_areas(truth)[None]
+def box_iou(detected: np.ndarray, truth: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """Return IoU (D, G) of boxes (D, 4) and (G, 4); with a crowd, the share of the detection inside it."""
+    top_left = np.maximum(detected[:, None, :2], truth[None, :, :2])
+    shared = (np.minimum(detected[:, None, 2:], truth[None, :, 2:]) - top_left).clip(0).prod(2)
+    areas, others = _box_areas(detected)[:, None], _box_areas(truth)[None]
     return shared / np.maximum(np.where(crowd[None], areas, areas + others - shared), 1e-12)
 
 
-def mask_iou(found: Sequence[ObjectMask], truth: Sequence[ObjectMask], crowd: np.ndarray) -> np.ndarray:
-    """(D, G); with a crowd the share of the detection that lies in it."""
-    areas, others = [mask.area for mask in found], [mask.area for mask in truth]
-    iou = np.zeros((len(found), len(truth)))
-    for d, one in enumerate(found):
+def mask_iou(detected: Sequence[ObjectMask], truth: Sequence[ObjectMask], crowd: np.ndarray) -> np.ndarray:
+    """Return IoU (D, G) of masks; with a crowd, the share of the detection inside it."""
+    areas, others = [mask.area for mask in detected], [mask.area for mask in truth]
+    iou = np.zeros((len(detected), len(truth)))
+    for d, one in enumerate(detected):
         for g, other in enumerate(truth):
             if shared := one.overlap(other):
                 iou[d, g] = shared / (areas[d] if crowd[g] else areas[d] + others[g] - shared)
@@ -227,10 +281,10 @@ def _box_areas(boxes: np.ndarray) -> np.ndarray:
 
 
 def _matches(report: DetectionReport, category: int, kind: Kind) -> Matches:
-    """All pictures' detections of a class, by falling score; equal scores in the order of the pictures."""
+    """Match the detections of a class in all images, by decreasing score; ties stay in the order of the images."""
     parts = [
-        (image, *_match_image(truth, found, category, kind))
-        for image, (truth, found) in enumerate(zip(report.truths, report.found, strict=True))
+        (image, *_match_image(truth, detections, category, kind))
+        for image, (truth, detections) in enumerate(zip(report.truths, report.detections, strict=True))
     ]
     images = np.repeat([image for image, *_ in parts], [len(scores) for _, scores, *_ in parts]).astype(np.int64)
     scores = np.concatenate([np.zeros(0), *(scores for _, scores, *_ in parts)])
@@ -243,55 +297,55 @@ def _matches(report: DetectionReport, category: int, kind: Kind) -> Matches:
 
 
 def _match_image(
-    truth: TrueObjects, found: Detections, category: int, kind: Kind
+    truth: TrueObjects, detections: Detections, category: int, kind: Kind
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Scores (D,), right and wrong (A, T, D) and objects that count (A,) of one picture and class."""
-    own = np.flatnonzero(found.categories == category)
-    own = own[np.argsort(-found.scores[own], kind="stable")[:MOST_DETECTIONS]]
+    """Return scores (D,), right and wrong (A, T, D) and the number of objects (A,) of one image and class."""
+    own = np.flatnonzero(detections.categories == category)
+    own = own[np.argsort(-detections.scores[own], kind="stable")[:MOST_DETECTIONS]]
     there = np.flatnonzero(truth.categories == category)
-    found, crowd = found.rows(own), truth.crowd[there]
+    detections, crowd = detections.rows(own), truth.crowd[there]
     ranges = np.array(list(AREAS.values()))[:, :, None]  # (A, 2, 1)
     ignored = crowd | (truth.areas[there] < ranges[:, 0]) | (truth.areas[there] > ranges[:, 1])  # (A, G)
     if kind == "mask":
-        assert found.masks is not None
+        assert detections.masks is not None
         assert truth.masks is not None
-        areas = np.array([mask.area for mask in found.masks], np.float64)
-        iou = mask_iou(found.masks, [truth.masks[i] for i in there.tolist()], crowd)
+        areas = np.array([mask.area for mask in detections.masks], np.float64)
+        iou = mask_iou(detections.masks, [truth.masks[i] for i in there.tolist()], crowd)
     else:
-        areas, iou = _box_areas(found.boxes), box_iou(found.boxes, truth.boxes[there], crowd)
+        areas, iou = _box_areas(detections.boxes), box_iou(detections.boxes, truth.boxes[there], crowd)
     matched, excused = _assign(iou, crowd, ignored)
     excused |= ~matched & ((areas < ranges[:, 0]) | (areas > ranges[:, 1]))[:, None]
-    return found.scores, matched & ~excused, ~matched & ~excused, (~ignored).sum(1)
+    return detections.scores, matched & ~excused, ~matched & ~excused, (~ignored).sum(1)
 
 
 def _assign(iou: np.ndarray, crowd: np.ndarray, ignored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which detections match an object, and which match one that does not count, (A, T, D) each.
+    """Return which detections match an object, and which match one that does not count, (A, T, D) each.
 
-    In the order of their scores, each takes the object of highest IoU that is left, one that counts if it can; of
-    equals the last. A crowd is never used up.
+    In the order of their scores, each takes the free object of highest IoU, preferably one that counts; of equal ones
+    the last. A crowd can be matched repeatedly.
     """
     thresholds = np.minimum(THRESHOLDS, _CERTAIN)[None, :, None]
     shape = (len(AREAS), len(THRESHOLDS))
     matched, excused = np.zeros((2, *shape, len(iou)), bool)
     taken = np.zeros((*shape, iou.shape[1]), bool)
     counts = ~ignored[:, None]  # (A, 1, G)
-    # Most detections of low scores touch nothing.
+    # Most low-scoring detections touch nothing.
     for d in np.flatnonzero((iou >= THRESHOLDS[0]).any(1)):
         near = (iou[d] >= thresholds) & (~taken | crowd)  # (A, T, G)
         counted = near & counts
         chosen = np.where(counted.any(2, keepdims=True), counted, near)
         best = iou.shape[1] - 1 - np.where(chosen, iou[d], -1)[:, :, ::-1].argmax(2)
-        found = chosen.any(2)
-        matched[:, :, d] = found
-        excused[:, :, d] = found & np.take_along_axis(ignored, best, 1)
+        matches = chosen.any(2)
+        matched[:, :, d] = matches
+        excused[:, :, d] = matches & np.take_along_axis(ignored, best, 1)
         np.put_along_axis(
-            taken, best[:, :, None], found[:, :, None] | np.take_along_axis(taken, best[:, :, None], 2), 2
+            taken, best[:, :, None], matches[:, :, None] | np.take_along_axis(taken, best[:, :, None], 2), 2
         )
     return matched, excused
 
 
 def _precision(matches: Matches, counts: np.ndarray | None = None) -> np.ndarray:
-    """(A, T, 101) precision at each recall; with `counts` of a bootstrap, as if a picture were there so often."""
+    """Return precision (A, T, 101) at each recall; `counts` are the image weights of a bootstrap."""
     times = np.ones(matches.objects.shape[1]) if counts is None else counts
     objects = matches.objects @ times  # (A,)
     each = times[matches.images]

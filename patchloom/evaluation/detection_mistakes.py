@@ -1,8 +1,8 @@
-"""What a detector did with each object: found, taken for another class, missed; and what it found where nothing is.
+"""Detection mistakes per object: found, confused with another class, or missed; and false detections.
 
-Average precision believes detections more and more; here only sure ones count, those with a score of 0.5 or more, at
-an IoU of 0.5, as somebody would see them. Surest first, each takes the object of its own class that it covers best and
-nobody has taken; what is left then takes objects of other classes. A detection in a crowd is no mistake.
+Average precision considers all score thresholds. Here only confident detections count (score ≥ 0.5, IoU ≥ 0.5), as a
+user would see them. In order of score, each takes the free object of its own class that it covers best; the remaining
+ones then take objects of other classes. A detection in a crowd is not a mistake.
 """
 
 from dataclasses import dataclass
@@ -23,31 +23,31 @@ from patchloom.evaluation.detection import (
 
 @dataclass(frozen=True)
 class ImageMistakes:
-    """One picture: rows of its sure detections, surest first, and of its objects."""
+    """Confident detections of one image, highest score first, and its missed objects."""
 
     sure: np.ndarray  # (S,) rows of detections
-    object_of: np.ndarray  # (S,) the object that each shows, −1 where there is none
+    object_of: np.ndarray  # (S,) matched object, or −1
     excused: np.ndarray  # (S,) bool: in a crowd
-    missed: np.ndarray  # rows of objects, crowds apart, that no sure detection shows
+    missed: np.ndarray  # rows of objects, crowds excluded, without a confident detection
 
     @property
     def false(self) -> np.ndarray:
-        """(S,) bool: nothing is there, or something that another detection shows already."""
+        """Return which detections (S,) match no object, or one that another detection matches already."""
         return (self.object_of < 0) & ~self.excused
 
 
-def outcome(truth: TrueObjects, found: Detections, kind: Kind = "box") -> ImageMistakes:
-    """What became of the objects of one picture."""
-    sure = np.flatnonzero(found.scores >= SURE)
-    sure = sure[np.argsort(-found.scores[sure], kind="stable")]
-    seen = found.rows(sure)
+def outcome(truth: TrueObjects, detections: Detections, kind: Kind = "box") -> ImageMistakes:
+    """Match the confident detections of one image to its objects."""
+    sure = np.flatnonzero(detections.scores >= SURE)
+    sure = sure[np.argsort(-detections.scores[sure], kind="stable")]
+    confident = detections.rows(sure)
     if kind == "mask":
-        assert seen.masks is not None
+        assert confident.masks is not None
         assert truth.masks is not None
-        iou = mask_iou(seen.masks, truth.masks, truth.crowd)
+        iou = mask_iou(confident.masks, truth.masks, truth.crowd)
     else:
-        iou = box_iou(seen.boxes, truth.boxes, truth.crowd)
-    same = seen.categories[:, None] == truth.categories[None]
+        iou = box_iou(confident.boxes, truth.boxes, truth.crowd)
+    same = confident.categories[:, None] == truth.categories[None]
     taken, object_of = truth.crowd.copy(), np.full(len(sure), -1)
     for allowed in (same, ~same):
         for d in np.flatnonzero(object_of < 0):
@@ -60,21 +60,21 @@ def outcome(truth: TrueObjects, found: Detections, kind: Kind = "box") -> ImageM
 
 
 def outcomes(report: DetectionReport) -> list[ImageMistakes]:
-    """Of all pictures, by masks where there are some."""
+    """Match all images, by masks if there are any."""
     kind: Kind = "mask" if report.has_masks else "box"
-    return [outcome(truth, found, kind) for truth, found in zip(report.truths, report.found, strict=True)]
+    return [outcome(truth, own, kind) for truth, own in zip(report.truths, report.detections, strict=True)]
 
 
-def taken_for(report: DetectionReport) -> np.ndarray:
-    """(K + 1, K + 1) counts: objects of class [row] that were found as class [column].
+def detection_confusion(report: DetectionReport) -> np.ndarray:
+    """Return counts (K + 1, K + 1) of objects of class [row] detected as class [column].
 
-    In the last column objects that were missed, in the last row detections of nothing.
+    The last column counts missed objects, the last row false detections.
     """
     classes = len(report.classes)
     counts = np.zeros((classes + 1, classes + 1), np.int64)
-    for truth, found, each in zip(report.truths, report.found, outcomes(report), strict=True):
-        for detection, thing in zip(each.sure[~each.excused], each.object_of[~each.excused], strict=True):
-            row = truth.categories[thing] if thing >= 0 else classes
-            counts[row, found.categories[detection]] += 1
+    for truth, detections, each in zip(report.truths, report.detections, outcomes(report), strict=True):
+        for detection, matched in zip(each.sure[~each.excused], each.object_of[~each.excused], strict=True):
+            row = truth.categories[matched] if matched >= 0 else classes
+            counts[row, detections.categories[detection]] += 1
         np.add.at(counts, (truth.categories[each.missed], classes), 1)
     return counts

@@ -1,6 +1,6 @@
-"""One vector an image: the pooled features of any network, for neighbours, probes and search.
+"""Embeddings: one vector per image, the pooled features of any network, for neighbors, probes and search.
 
-Letters: B images of a batch, N of the set, C channels.
+Letters: B images of a batch, N of the dataset, C channels.
 """
 
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ ROWS_AT_ONCE = 8192
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """A set as a network sees it, in the order of the set."""
+    """Embeddings of a dataset, in its order."""
 
     vectors: Tensor  # (N, C) float32
-    labels: Tensor  # (N,) int64; negative where an image has none
-    index: Tensor  # (N,) int64, places in the set, rising
-    logits: Tensor | None = None  # (N, K) of the network's own classes, where they were asked for
+    labels: Tensor  # (N,) int64; negative for unlabeled images
+    index: Tensor  # (N,) int64, increasing, in the dataset
+    logits: Tensor | None = None  # (N, K) of the network's own classes, if requested
 
     def __len__(self) -> int:
         return len(self.index)
@@ -34,14 +34,14 @@ class Embeddings:
         return f"Embeddings({len(self):,} images, {self.vectors.shape[1]} numbers each, {self.vectors.device})"
 
     def rows(self, chosen: Tensor | np.ndarray) -> "Embeddings":
-        """Those at the positions `chosen`."""
+        """Return the embeddings at the positions `chosen`."""
         at = torch.as_tensor(chosen, device=self.index.device)
         logits = None if self.logits is None else self.logits[at]
         return Embeddings(self.vectors[at], self.labels[at], self.index[at], logits)
 
     @torch.no_grad()
     def projected(self, network: Network) -> "Embeddings":
-        """What the network's projector makes of them, which it is searched by; the same without a projector."""
+        """Return the output of the network's projector, which search uses; unchanged without a projector."""
         if network.config.projector == "none":
             return self
         with in_eval_mode(network):
@@ -49,11 +49,11 @@ class Embeddings:
         return replace(self, vectors=torch.cat(parts))
 
     def labeled(self, what: str) -> "Embeddings":
-        """Those with a label; a DataError that names `what` where there is none."""
-        found = torch.nonzero(self.labels >= 0)[:, 0]
-        if not len(found):
+        """Return the labeled embeddings. Raise DataError naming `what` if there are none."""
+        positions = torch.nonzero(self.labels >= 0)[:, 0]
+        if not len(positions):
             raise DataError(f"None of the {len(self)} images of {what} has a label, which a probe needs.")
-        return self if len(found) == len(self) else self.rows(found)
+        return self if len(positions) == len(self) else self.rows(positions)
 
 
 @torch.no_grad()
@@ -65,10 +65,10 @@ def embed(
     pixel_std: tuple[float, ...] | None = None,
     logits: bool = False,
 ) -> Embeddings:
-    """The vectors that go into the network's classifier, on its device; each image once, however often it comes.
+    """Return the inputs of the network's classifier, on its device; each image once, even if it is repeated.
 
-    Pixels are normalised as the network was trained where nothing else is said. `logits` asks for those of its
-    classifier too. The device is waited for once, at the end.
+    Pixels are normalized as in the network's training by default. `logits` also returns the classifier's output. The
+    host waits for the device once, at the end.
     """
     device = next(model.parameters()).device
     mean, std = pixel_mean or model.pixel_mean, pixel_std or model.pixel_std
@@ -77,10 +77,10 @@ def embed(
         for batch in batches:
             batch = batch.to(device, non_blocking=True)
             features = model.features(normalize(batch.images, mean, std))
-            decided = (model.head(features).float(),) if logits else ()
-            parts.append((model.vectors(features).float(), batch.labels, batch.index, *decided))
+            outputs = (model.head(features).float(),) if logits else ()
+            parts.append((model.vectors(features).float(), batch.labels, batch.index, *outputs))
     if not parts:
-        raise DataError("There is no image to embed: the set or its split is empty.")
-    found = Embeddings(*(torch.cat(column) for column in zip(*parts, strict=True)))
-    _, first = np.unique(found.index.cpu().numpy(), return_index=True)
-    return found.rows(first)
+        raise DataError("There are no images to embed: the dataset or its split is empty.")
+    embeddings = Embeddings(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    _, first = np.unique(embeddings.index.cpu().numpy(), return_index=True)
+    return embeddings.rows(first)

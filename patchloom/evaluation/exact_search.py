@@ -1,9 +1,10 @@
-"""The nearest of many unit vectors: exactly, or by faiss where there are too many to compare with all.
+"""Nearest-neighbor search among unit vectors: exact, or with faiss for collections too large to compare with all.
 
-The score of two vectors is their cosine, summed in float64 and rounded to float32, so it depends on neither the number
-of queries nor the parts the vectors lie in. Higher scores come first; of equal ones, the vector that was stored first.
+The score of two vectors is their cosine, summed in float64 and rounded to float32, so it depends neither on the number
+of queries nor on how the vectors are split into parts. Higher scores come first; of equal ones, the vector stored
+first.
 
-Letters: Q queries, N vectors, M candidates of a query, C channels.
+Letters: Q queries, N vectors, M candidates per query, C channels.
 """
 
 import math
@@ -17,11 +18,11 @@ from torch import Tensor
 
 from patchloom_runtime.errors import UsageError
 
-SPARE = 16  # candidates beyond those asked for: products in float32 may order close ones otherwise
+SPARE = 16  # additional candidates: float32 products may order close ones differently
 QUERIES_AT_ONCE, VECTORS_AT_ONCE = 1024, 4096
-# Vectors of which the best is compared first; blocks a query, of 64, beyond which a topk of all is quicker.
+# Block size for the first pass, and the number of candidate blocks per query above which a full topk is faster.
 BLOCK, MANY_BLOCKS = 64, 4
-# Of faiss: lists looked into, of 4·√N; vectors a list that k-means learns from.
+# For faiss: lists to probe, of 4·√N; training vectors per list for k-means.
 LISTS_PROBED, LEARNED_FROM = 64, 64
 
 
@@ -29,17 +30,17 @@ class VectorStore(Protocol):
     """Unit vectors in parts, none of which has to stay in memory."""
 
     def __len__(self) -> int:
-        """N."""
+        """Return N."""
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Parts (n, C) float32, in order."""
+        """Yield parts (n, C) float32, in order."""
 
     def rows(self, positions: Tensor) -> Tensor:
-        """(M,) positions → (M, C)."""
+        """Return the vectors (M, C) at positions (M,)."""
 
 
 class Subset:
-    """The vectors at some of the positions of others, rising; all of them for None."""
+    """The vectors at some increasing positions of a store; all of them for None."""
 
     def __init__(self, vectors: VectorStore, positions: Tensor | None) -> None:
         self._vectors, self._positions = vectors, positions
@@ -59,26 +60,26 @@ class Subset:
             start += len(part)
 
     def rows(self, positions: Tensor) -> Tensor:
-        """(M,) positions among these → (M, C)."""
+        """Return the vectors (M, C) at positions (M,) of this subset."""
         return self._vectors.rows(self.of_all(positions))
 
     def of_all(self, positions: Tensor) -> Tensor:
-        """Positions among these → those of the vectors they were taken from."""
+        """Convert positions of this subset to positions of the whole store."""
         return positions if self._positions is None else self._positions[positions]
 
 
 def conditioned_nearest(
     vectors: VectorStore, queries: Tensor, classes: Tensor, added: Tensor, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The k best by cosine plus what a query adds for each vector's class: scores, cosines, positions (Q, k).
+    """Return scores, cosines and positions (Q, k) of the k best by cosine plus a query's bonus for the vector's class.
 
     `classes` (N,) are columns of `added` (Q, K) float64. All vectors are compared: the best may have any cosine.
     """
-    found = [
+    parts = [
         _conditioned(vectors, some, classes, of_some, min(k, len(vectors)))
         for some, of_some in zip(queries.split(QUERIES_AT_ONCE), added.split(QUERIES_AT_ONCE), strict=True)
     ]
-    scores, cosines, positions = zip(*found, strict=True)
+    scores, cosines, positions = zip(*parts, strict=True)
     return torch.cat(scores), torch.cat(cosines), torch.cat(positions)
 
 
@@ -102,10 +103,10 @@ def _conditioned(
 
 
 def exact_nearest(vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Unit vectors and queries (Q, C) → scores and positions (Q, k) of what comparing with all gives."""
+    """Return scores and positions (Q, k) of the nearest vectors for queries (Q, C), as if comparing with all."""
     k = min(k, len(vectors))
-    found = [_exact(vectors, some, k) for some in queries.split(QUERIES_AT_ONCE)]
-    scores, positions = zip(*found, strict=True)
+    parts = [_exact(vectors, some, k) for some in queries.split(QUERIES_AT_ONCE)]
+    scores, positions = zip(*parts, strict=True)
     return torch.cat(scores), torch.cat(positions)
 
 
@@ -121,7 +122,7 @@ def _exact(vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, Tenso
 
 
 def _candidates(vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Cosines in float32, falling, and positions (Q, k)."""
+    """Return float32 cosines, decreasing, and positions (Q, k)."""
     cosines = queries.new_full((len(queries), k), -math.inf)
     positions = torch.full((len(queries), k), -1)
     products = queries.new_empty(len(queries), VECTORS_AT_ONCE)
@@ -138,10 +139,10 @@ def _candidates(vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, 
 
 
 def _better(products: Tensor, bar: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Products (Q, n) above each query's bar (Q, 1), or at least the k best, and their places; −∞ fills rows up.
+    """Return the products (Q, n) above each query's bar (Q, 1), or at least the k best, and their positions.
 
-    Once the first parts have set the bar few blocks have any, so these alone are looked into: a topk of all takes half
-    as long as the products.
+    Rows are padded with −∞. Once the first parts have set the bar, few blocks reach it and only these are searched: a
+    full topk takes half as long as the products.
     """
     blocks = products.view(len(products), products.shape[1] // BLOCK, BLOCK)
     query, block = (blocks.amax(dim=2) > bar).nonzero(as_tuple=True)
@@ -162,7 +163,7 @@ def _better(products: Tensor, bar: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def rank(vectors: VectorStore, queries: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Candidates (Q, M) → scores and positions of the k best; a position of −1 stands for none and comes last."""
+    """Return scores and positions of the k best of candidates (Q, M); position −1 means none and sorts last."""
     positions = positions.sort(dim=1).values
     shape = (*positions.shape, queries.shape[1])
     candidates = vectors.rows(positions.clamp(min=0).flatten()).view(shape)
@@ -174,7 +175,7 @@ def rank(vectors: VectorStore, queries: Tensor, positions: Tensor, k: int) -> tu
 
 
 def _among_many(vectors: VectorStore, query: Tensor, floor: float, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of one query where more lie close together than there are candidates, as copies of one picture do."""
+    """Return the k best of one query with more close vectors than candidates, e.g. many copies of one image."""
     scores, positions = query.new_empty(0), torch.empty(0, dtype=torch.int64)
     start = 0
     for part in vectors:
@@ -191,35 +192,35 @@ def _among_many(vectors: VectorStore, query: Tensor, floor: float, k: int) -> tu
 
 
 def import_faiss() -> Any:
-    """faiss; a UsageError that names the extra where it is not installed."""
+    """Import faiss. Raise UsageError naming the extra if it is not installed."""
     try:
         import faiss
     except ImportError as error:
         raise UsageError(
-            "faiss, which searches among more than a million, is not installed. Install it with: "
-            "pip install 'patchloom[faiss]', or compare with all of them: --exact"
+            "faiss, which searches more than a million images, is not installed. Install it with: "
+            "pip install 'patchloom[faiss]', or compare with all images: --exact"
         ) from error
     return faiss
 
 
 def write_faiss(vectors: VectorStore, path: Path) -> None:
-    """Put the vectors into 4·√N lists of near ones (IVF), of which a query looks into `LISTS_PROBED`."""
+    """Write an IVF index with 4·√N lists, of which a query probes `LISTS_PROBED`."""
     faiss = import_faiss()
     lists = max(1, min(round(4 * math.sqrt(len(vectors))), len(vectors) // LEARNED_FROM))
     sample = np.linspace(0, len(vectors) - 1, min(len(vectors), lists * LEARNED_FROM)).astype(np.int64)
     dim = next(iter(vectors)).shape[1]
-    made = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT)
-    made.train(vectors.rows(torch.from_numpy(sample)).numpy())
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors.rows(torch.from_numpy(sample)).numpy())
     for part in vectors:
-        made.add(part.numpy())
-    faiss.write_index(made, str(path))
+        index.add(part.numpy())
+    faiss.write_index(index, str(path))
 
 
 def faiss_nearest(path: Path, vectors: VectorStore, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """As `exact_nearest`, among what faiss finds: some of the nearest may be missed, and are then −1 or others."""
+    """Search as `exact_nearest`, but only among faiss's candidates: some of the nearest may be missed or −1."""
     faiss = import_faiss()
-    made = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
-    made.nprobe = LISTS_PROBED
+    index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
+    index.nprobe = LISTS_PROBED
     k = min(k, len(vectors))
-    _, positions = made.search(queries.numpy(), min(k + SPARE, len(vectors)))
+    _, positions = index.search(queries.numpy(), min(k + SPARE, len(vectors)))
     return rank(vectors, queries, torch.from_numpy(positions), k)

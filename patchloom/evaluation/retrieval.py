@@ -1,21 +1,21 @@
 """Search by embeddings at every level of a taxonomy: on-the-fly classification and retrieval (thesis 2.3).
 
-A query is a test image, the collection is train; an image is right where it has the query's label at the level.
-Networks trained at one level are judged at all of them (tables 2.5, 2.6, 2.14).
+Queries are test images and the collection is train; an image is relevant if it has the query's label at the level.
+Networks trained at one level are evaluated at all of them (tables 2.5, 2.6, 2.14).
 
 name                      value, in percent
 knn{k}_top1, …_top5       on-the-fly classification of eq. 2.6, as `evaluation.knn`, σ = 0.05
 map                       mean average precision, ranked by cosine
 map_conditioned           … by cosine + log(p/(1 − p)), p the kNN posterior of the image's coarse class (eq. 2.5, 2.6)
-map_conditioned_all       … p from all of train rather than k neighbours (eq. 2.2)
-map_conditioned_softmax   … p the softmax of the network's own classifier, where cross-entropy trained one (table 2.7)
+map_conditioned_all       … p from all of train rather than k neighbors (eq. 2.2)
+map_conditioned_softmax   … p the softmax of the network's own classifier, for cross-entropy training (table 2.7)
 map_oracle                … p from the query's true coarse class
-map_queries               queries counted: those with a right image in the collection (a number, not percent)
+map_queries               number of queries with a relevant image in the collection (not percent)
 
-Numbers of a coarser level end in its name: `map_coarse`. Average precision goes to the end of the list; images with
-equal scores stay in the order of the set. A query without a right image is left out.
+Names at a coarser level end in the level: `map_coarse`. Average precision covers the whole ranking; images with equal
+scores stay in the order of the dataset. Queries without a relevant image are ignored.
 
-Letters: Q queries of a part, M of the set, N images of the collection, K coarse classes.
+Letters: Q queries of a part, M of the dataset, N images of the collection, K coarse classes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,21 +27,21 @@ from torch import Tensor
 
 from patchloom.data.datasets import ClassTable
 from patchloom.evaluation.embeddings import Embeddings
-from patchloom.evaluation.knn import NEIGHBOURS, check_neighbours, knn, label_ranks, nearest
+from patchloom.evaluation.knn import NEIGHBORS, check_neighbors, knn, label_ranks, nearest
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.errors import nearest as closest
 
 TEMPERATURE = 0.05
-CANDIDATES = (10, 15, 20, 25, 30)  # neighbours among which the thesis chooses (2.4.3)
+CANDIDATES = (10, 15, 20, 25, 30)  # numbers of neighbors that the thesis selects from (2.4.3)
 # The kNN posterior is often exactly 0 or 1. ±13.8 outweighs any cosine: the coarse class then comes first.
 LEAST_PROBABILITY = 1e-6
 PART_BYTES = 256 << 20
 
 
 def average_precision(order: Tensor, right: Tensor) -> Tensor:
-    """Images from first to last and which are right, (Q, N) each → (Q,) float64 in 0…1; NaN where none is right.
+    """Return AP (Q,) in 0…1 from rankings `order` and relevance `right`, (Q, N) each; NaN without relevant images.
 
-    Mean over the right images of the share of right ones down to each.
+    AP is the mean, over the relevant images, of the precision down to each of them.
     """
     hits = right.gather(1, order).double()
     ranks = torch.arange(1, order.shape[1] + 1, device=order.device)
@@ -49,18 +49,19 @@ def average_precision(order: Tensor, right: Tensor) -> Tensor:
 
 
 def vote_weights(cosines: Tensor, temperature: float = TEMPERATURE) -> Tensor:
-    """Cosines (…, k) of neighbours → what the vote of each weighs, float64; they add up to 1 (equation 2.6)."""
+    """Return the vote weights (…, k) of neighbors from their cosines, float64, summing to 1 (equation 2.6)."""
     return (cosines.double() / temperature).softmax(dim=-1)
 
 
 def knn_posterior(
     train: Tensor, test: Tensor, labels: Tensor, classes: int, *, k: int, temperature: float = TEMPERATURE
 ) -> Tensor:
-    """(M, K) float64: share of the k nearest, weighted by exp(cos/σ), that each class has (equation 2.6).
+    """Return class shares (M, K) float64 of the k nearest, weighted by exp(cos/σ) (equation 2.6).
 
-    Unit vectors (N, D) and (M, D), labels (N,). New classes need no training: their images are rows of `train`.
+    Takes unit vectors (N, D) and (M, D), and labels (N,). New classes need no training: their images are rows of
+    `train`.
     """
-    check_neighbours([k], len(train))
+    check_neighbors([k], len(train))
     parts = []
     for cosines, positions in nearest(train, test, k):
         shares = vote_weights(cosines, temperature)
@@ -71,7 +72,7 @@ def knn_posterior(
 def memory_posterior(
     train: Tensor, test: Tensor, labels: Tensor, classes: int, *, temperature: float = TEMPERATURE
 ) -> Tensor:
-    """As `knn_posterior`, with a vote of every image of train (equation 2.2): smoother, never quite 0 or 1."""
+    """Return the posterior from votes of all train images (equation 2.2): smoother, never quite 0 or 1."""
     members = F.one_hot(labels, classes).double()  # (N, K)
     rows = max(1, PART_BYTES // (8 * len(train)))
     parts = [((part @ train.T).double() / temperature).softmax(dim=1) @ members for part in test.split(rows)]
@@ -79,21 +80,21 @@ def memory_posterior(
 
 
 def log_odds(posterior: Tensor, least: float = LEAST_PROBABILITY) -> Tensor:
-    """log(p/(1 − p)), the second term of equation 2.5, with p kept in least…1 − least."""
+    """Return log(p/(1 − p)), the second term of equation 2.5, with p clamped to least…1 − least."""
     return posterior.double().clamp(least, 1 - least).logit()
 
 
 @torch.no_grad()
-def choose_neighbours(
+def choose_neighbors(
     train: Embeddings, *, classes: int, candidates: Sequence[int] = CANDIDATES, temperature: float = TEMPERATURE
 ) -> int:
-    """The k with the best top-1 of train images by the other train images, the smallest of equals; val has no part.
+    """Return the k with the best leave-one-out top-1 on train, the smallest of equal ones. Val is not used.
 
-    Where train has fewer images than any candidate, all others vote.
+    If train has fewer images than every candidate, all others vote.
     """
     train = train.labeled("train")
     if len(train) < 2:
-        raise DataError("One labelled image of train has no neighbours: k cannot be chosen.")
+        raise DataError("Train has a single labeled image, hence no neighbors: k cannot be chosen.")
     possible = [k for k in sorted(candidates) if k < len(train)] or [len(train) - 1]
     unit = F.normalize(train.vectors)
     hits = dict.fromkeys(possible, 0)
@@ -101,7 +102,7 @@ def choose_neighbours(
     for cosines, positions in nearest(unit, unit, possible[-1] + 1):
         own = torch.arange(done, done + len(cosines), device=positions.device)[:, None]
         done += len(cosines)
-        # The image itself goes last and is cut off; among many copies it may not be there, and the farthest is cut off.
+        # The image itself is moved to the end and cut off; among many copies it may be absent, then the farthest is.
         order = (positions == own).long().argsort(dim=1, stable=True)[:, :-1]
         voted, weights = train.labels[positions.gather(1, order)], (cosines.gather(1, order) / temperature).exp()
         for k in possible:
@@ -116,23 +117,23 @@ def mean_average_precision(
     labels: Mapping[str, tuple[Tensor, Tensor]],
     condition: tuple[Tensor, Tensor] | None = None,
 ) -> dict[str, tuple[float, int]]:
-    """Level → mAP in percent and the queries it is the mean of; `labels` (N,) and (M,) of each level.
+    """Return level → (mAP in percent, number of queries); `labels` are (N,) and (M,) per level.
 
-    One ranking serves all levels: by cosine, or, with (coarse labels (N,) of train, posterior (M, K) of the queries),
-    by equation 2.5. A network trained by cross-entropy may give its softmax as the posterior.
+    One ranking serves all levels: by cosine or, with `condition` = (coarse labels (N,) of train, posterior (M, K) of
+    the queries), by equation 2.5. The posterior may be the softmax of a network trained with cross-entropy.
     """
     unit_train, unit_test = F.normalize(train.vectors), F.normalize(test.vectors)
     rows = max(1, PART_BYTES // (8 * len(train)))
-    found: dict[str, list[Tensor]] = {level: [] for level in labels}
+    precisions: dict[str, list[Tensor]] = {level: [] for level in labels}
     for queries in torch.arange(len(test), device=unit_test.device).split(rows):
         scores = (unit_test[queries] @ unit_train.T).double()
         if condition:
             coarse, posterior = condition
             scores += log_odds(posterior[queries])[:, coarse]
         order = scores.argsort(dim=1, descending=True, stable=True)
-        for level, (of_train, of_test) in labels.items():
-            found[level].append(average_precision(order, of_test[queries, None] == of_train))
-    return {level: _mean_of(torch.cat(parts)) for level, parts in found.items()}
+        for level, (train_labels, test_labels) in labels.items():
+            precisions[level].append(average_precision(order, test_labels[queries, None] == train_labels))
+    return {level: _mean_of(torch.cat(parts)) for level, parts in precisions.items()}
 
 
 def _mean_of(precisions: Tensor) -> tuple[float, int]:
@@ -149,19 +150,18 @@ def retrieval(
     *,
     classes: ClassTable,
     trained_level: str | None = None,
-    k: Sequence[int] = NEIGHBOURS,
+    k: Sequence[int] = NEIGHBORS,
     temperature: float = TEMPERATURE,
     softmax: Tensor | None = None,
 ) -> Iterator[tuple[str, float]]:
-    """Every number of this file at every level, finest first; conditioned ones where the trained level is coarser.
+    """Yield every metric of this module at every level, finest first; conditioned ones if trained at a coarser level.
 
-    `trained_level` is one of `classes.levels`, whose labels the network was trained with; None: the finest. The
-    first of `k` gives the posterior of the conditioned ranking; `softmax` (M, K) is the classifier's, of the trained
-    level's classes in their order.
+    `trained_level` is one of `classes.levels`; None means the finest. The first of `k` defines the posterior of the
+    conditioned ranking. `softmax` (M, K) is the classifier's output for the classes of the trained level.
     """
     softmax = None if softmax is None else softmax[test.labels >= 0]
     train, test = train.labeled("train"), test.labeled("val")
-    check_neighbours(k, len(train))
+    check_neighbors(k, len(train))
     counts = _levels(classes)
     labels = {
         level: (at_level(train, classes, level).labels, at_level(test, classes, level).labels) for level in counts
@@ -177,18 +177,18 @@ def retrieval(
             )
     for level, count in counts.items():
         own_train, own_test = at_level(train, classes, level), at_level(test, classes, level)
-        end = f"_{level}" if level else ""
+        suffix = f"_{level}" if level else ""
         for name, value in knn(own_train, own_test, classes=count, k=k, temperature=temperature):
-            yield name + end, value
-        yield f"map{end}", ranked["map"][level][0]
-        yield f"map_queries{end}", float(ranked["map"][level][1])
+            yield name + suffix, value
+        yield f"map{suffix}", ranked["map"][level][0]
+        yield f"map_queries{suffix}", float(ranked["map"][level][1])
         for name, by_level in ranked.items():
             if name != "map" and level in by_level:
-                yield name + end, by_level[level][0]
+                yield name + suffix, by_level[level][0]
 
 
 def at_level(images: Embeddings, classes: ClassTable, level: str) -> Embeddings:
-    """The same vectors with the labels of `level`; '' is the finest. All must have a label."""
+    """Return the same vectors with the labels of `level`; "" is the finest. All must be labeled."""
     if not level:
         return images
     if level not in classes.levels:
@@ -199,19 +199,19 @@ def at_level(images: Embeddings, classes: ClassTable, level: str) -> Embeddings:
 
 
 def _levels(classes: ClassTable) -> dict[str, int]:
-    """Level → its number of classes; '' is the finest."""
+    """Return level → number of classes; "" is the finest."""
     return {"": len(classes)} | {level: len(names) for level, (names, _) in classes.levels.items()}
 
 
 def _conditions(
     train: Embeddings, test: Embeddings, classes: ClassTable, level: str, k: Sequence[int], temperature: float
 ) -> dict[str, Tensor]:
-    """Number → the posterior (M, K) of the coarse classes that it is conditioned on."""
+    """Return metric name → posterior (M, K) of the coarse classes that it is conditioned on."""
     labels, true = at_level(train, classes, level).labels, at_level(test, classes, level).labels
     unit_train, unit_test = F.normalize(train.vectors), F.normalize(test.vectors)
-    given = (unit_train, unit_test, labels, len(classes.levels[level][0]))
+    inputs = (unit_train, unit_test, labels, len(classes.levels[level][0]))
     return {
-        "map_conditioned": knn_posterior(*given, k=k[0], temperature=temperature),
-        "map_conditioned_all": memory_posterior(*given, temperature=temperature),
-        "map_oracle": F.one_hot(true, given[-1]),
+        "map_conditioned": knn_posterior(*inputs, k=k[0], temperature=temperature),
+        "map_conditioned_all": memory_posterior(*inputs, temperature=temperature),
+        "map_oracle": F.one_hot(true, inputs[-1]),
     }

@@ -1,13 +1,13 @@
-"""How well a linear classifier tells apart images that a network was taught to call the same (thesis 2.2.1, table 2.1).
+"""Linear separability of images that a network was trained to treat alike (thesis 2.2.1, table 2.1).
 
-The images of each coarse class are split in two at random; a linear classifier of the 2K halves is fitted to frozen
-features, and its accuracy on those same images is taken, over several splits. Labels of chance cannot be learned, so
-the number says how far the features spread the images.
+The images of each coarse class are split in two at random. A linear classifier of the 2K halves is fitted to frozen
+features and its accuracy on those same images is averaged over several splits. Random labels cannot be learned, so the
+metric measures how far the features spread the images.
 
 name                                          value
 separability_top1, …_std                      mean and standard deviation over the splits, in percent
-separability_conditioned_top1, …_std          the same, a half's probability taken within its coarse class and
-                                              multiplied by that of the class; where a coarse posterior is given
+separability_conditioned_top1, …_std          the same, with a half's probability within its coarse class multiplied by
+                                              that of the class; if a coarse posterior is passed
 
 Letters: N images, C channels, K coarse classes.
 """
@@ -23,13 +23,13 @@ from patchloom.evaluation.embeddings import Embeddings
 from patchloom.evaluation.probe import fit_logistic
 
 SPLITS = 10
-# Weak: nothing is to be generalised to, and L-BFGS ends on a problem with a minimum.
+# Weak: there is nothing to generalize to, and it gives L-BFGS a problem with a minimum.
 L2 = 1e-6
 
 
 @dataclass(frozen=True)
 class Separability:
-    """Percent of the images put in their half, a split each."""
+    """Percentage of images assigned to their half, per split."""
 
     top1: tuple[float, ...]
     conditioned: tuple[float, ...]  # empty without a coarse posterior
@@ -42,10 +42,10 @@ class Separability:
 
 
 def random_halves(coarse: Tensor, seed: int) -> Tensor:
-    """Labels (N,) of K classes → (N,) of 2K: class c becomes 2c and 2c + 1, each half of its images or one more."""
+    """Convert labels (N,) of K classes to 2K: class c becomes 2c and 2c + 1, with half of its images each."""
     draw = np.random.default_rng(seed).permutation(len(coarse))
     labels = coarse.cpu().numpy()[draw]
-    order = draw[np.argsort(labels, kind="stable")]  # places by class, at random within each
+    order = draw[np.argsort(labels, kind="stable")]  # positions by class, at random within each
     sizes = np.bincount(labels)
     within = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     halves = np.empty(len(order), np.int64)
@@ -54,7 +54,7 @@ def random_halves(coarse: Tensor, seed: int) -> Tensor:
 
 
 def conditioned(scores: Tensor, posterior: Tensor) -> Tensor:
-    """Scores (N, 2K) of the halves, posterior (N, K) → (N, 2K): p(half | its class) · p(class)."""
+    """Return p(half | its class) · p(class), (N, 2K), from scores (N, 2K) and the posterior (N, K)."""
     within = scores.unflatten(1, (-1, 2)).softmax(dim=2)  # (N, K, 2)
     return (within * posterior[:, :, None]).flatten(1)
 
@@ -69,9 +69,9 @@ def separability(
     l2: float = L2,
     seed: int = 0,
 ) -> Separability:
-    """Fit and judge on `images`, labelled with numbers below `classes`, as often as `splits` says.
+    """Fit and evaluate on `images`, labeled with indices below `classes`, `splits` times.
 
-    `posterior` (N, K) is what the coarse classifier says of each image with a label.
+    `posterior` (N, K) is the coarse classifier's output for each labeled image.
     """
     images = images.labeled("train")
     plain, with_class = [], []

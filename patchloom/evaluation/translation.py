@@ -1,18 +1,18 @@
-"""How good translations are: hypotheses beside references, in the percent that papers print.
+"""Translation metrics from hypotheses and references, in percent as in papers.
 
 name              value
-bleu              sacreBLEU: cased, tokenised by 13a; `signature` says exactly which
-bleu_tokenised    BLEU of words and marks as `data/text/words.py` finds them, cased
-bleu_lowercase    the same, lower-cased: what Multi30k's papers print
-bleu_compound     tokenised and cased, hyphens inside words as tokens of their own: what WMT'14 En-De papers print;
+bleu              sacreBLEU: cased, tokenized by 13a; `signature` defines it exactly
+bleu_tokenised    cased BLEU of words and punctuation as split by `data/text/words.py`
+bleu_lowercase    the same, lowercased: reported in papers on Multi30k
+bleu_compound     tokenized and cased, with hyphens inside words as separate tokens: reported in papers on WMT'14 En-De;
                   about half a point higher in German
-chrf              chrF2 of sacrebleu
-exact             translations that are their reference, to the letter
-sentences         pairs counted
+chrf              sacrebleu's chrF2
+exact             translations equal to their reference
+sentences         number of pairs
 
-loss              mean −log p of the reference's tokens, in nats, by `token_loss`
+loss              mean −log p of the reference's tokens, in nats, from `token_loss`
 perplexity        exp(loss)
-tokens            target tokens counted, EOS included
+tokens            number of target tokens, EOS included
 """
 
 import re
@@ -30,7 +30,7 @@ from patchloom.objectives.translation import token_losses
 from patchloom_runtime.errors import DataError, UsageError
 from patchloom_runtime.text.special_tokens import PAD
 
-# As fairseq's script for WMT: of two hyphens around one letter it splits the first.
+# As in fairseq's script for WMT: of two hyphens around one letter it splits the first.
 _COMPOUND = re.compile(r"(\S)-(\S)")
 
 
@@ -45,7 +45,7 @@ class TranslationScores:
     chrf: float
     exact: float
     sentences: int
-    signature: str  # of `bleu`: what makes it comparable
+    signature: str  # definition of `bleu`, for comparability
     chrf_signature: str
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
@@ -55,7 +55,7 @@ class TranslationScores:
 
 
 def translation_scores(hypotheses: Sequence[str], references: Sequence[str], language: str = "") -> TranslationScores:
-    """All scores of translations into `language`, a reference each."""
+    """Return all scores of translations into `language`, one reference each."""
     metrics = _metrics()
     if len(hypotheses) != len(references) or not references:
         raise DataError(
@@ -84,18 +84,18 @@ def translation_scores(hypotheses: Sequence[str], references: Sequence[str], lan
 
 
 def split_compounds(line: str) -> str:
-    """'a well-known' → 'a well ##AT##-##AT## known'."""
+    """Split compounds: 'a well-known' → 'a well ##AT##-##AT## known'."""
     return _COMPOUND.sub(r"\1 ##AT##-##AT## \2", line)
 
 
 @torch.no_grad()
 def token_loss(model: nn.Module, batches: Iterable[SentenceBatch]) -> Iterator[tuple[str, float]]:
-    """How well the network foretells references: `loss`, `perplexity`, `tokens`; of every row once."""
+    """Yield `loss`, `perplexity` and `tokens` of the references under the network; each row counts once."""
     device = next(model.parameters()).device
     total, tokens = torch.zeros(2, dtype=torch.float64, device=device)
     with in_eval_mode(model):
-        for given in batches:
-            batch = given.to(device, non_blocking=True)
+        for host_batch in batches:
+            batch = host_batch.to(device, non_blocking=True)
             labels = batch.target[:, 1:]
             _, nll = token_losses(model(batch.source, batch.target[:, :-1]), labels)
             counted = batch.weight > 0
@@ -110,7 +110,7 @@ def token_loss(model: nn.Module, batches: Iterable[SentenceBatch]) -> Iterator[t
 
 
 def _bleu_of_tokens(metrics: Any, sides: list[list[str]], lowercase: bool = False) -> float:
-    # force: sacrebleu warns of text that looks tokenised, as this is meant to be.
+    # force: sacrebleu warns about tokenized text, which is intended here.
     hypotheses, references = sides
     metric = metrics.BLEU(tokenize="none", force=True, lowercase=lowercase)
     return metric.corpus_score(hypotheses, [references]).score
@@ -120,5 +120,6 @@ def _metrics() -> Any:
     try:
         import sacrebleu.metrics
     except ImportError:
-        raise UsageError("BLEU and chrF need sacrebleu; pip install 'patchloom[translate]'") from None
+        raise UsageError("BLEU and chrF need sacrebleu. Install it with: pip install 'patchloom[translate]'") from None
+
     return sacrebleu.metrics

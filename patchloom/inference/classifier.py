@@ -18,6 +18,7 @@ from patchloom.data.datasets import ClassTable, ImageSet, Progress
 from patchloom.data.images.image_batch import ImageBatch, normalize
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.disk import atomic_write, make_folder
+from patchloom.machine import resolve_device
 from patchloom.models.network import Network
 from patchloom.runs.checksums import write_checked
 from patchloom.runs.config import OTHER_NAMES, RunFiles, is_run, write_run_files
@@ -472,12 +473,10 @@ def load(source: str | os.PathLike[str], *, device: str = "auto", trunk: bool = 
         from patchloom.runs.locate import run_folder  # not needed for a local run folder
 
         folder = run_folder(source)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     network, files = load_network(folder)
     if trunk:
         network.drop_projector()
-    return Classifier(network.for_images_of(files.preprocessing.image_size).to(device), files, folder)
+    return Classifier(network.for_images_of(files.preprocessing.image_size).to(resolve_device(device)), files, folder)
 
 
 def model_card(classifier: Classifier) -> str:

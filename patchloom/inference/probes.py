@@ -10,7 +10,7 @@ from patchloom.data.batches.decoded_dataset import make_loader
 from patchloom.data.datasets import ImageSet
 from patchloom.data.sources.source import open_data
 from patchloom.evaluation.embeddings import Embeddings
-from patchloom.evaluation.knn import NeighbourReport, check_neighbours, knn
+from patchloom.evaluation.knn import NeighborReport, check_neighbors, knn
 from patchloom.evaluation.probe import FewShotProbe, LinearProbe, check_shots, few_shot_probe, linear_probe
 from patchloom.evaluation.sgd_probe import BATCH, SgdProbe, check_epochs, sgd_probe
 from patchloom.inference.embedding import embed_batches
@@ -37,7 +37,7 @@ class ProbeSettings:
 class Probes:
     """The results of probes; None for a probe that was not requested."""
 
-    neighbours: NeighbourReport | None
+    neighbours: NeighborReport | None
     linear: LinearProbe | None
     linear_sgd: SgdProbe | None
     few_shot: FewShotProbe | None
@@ -65,7 +65,7 @@ def probe_on(classifier: "Classifier", data: str, settings: EvaluationSettings, 
     names = splits.classes.names
     # Check the settings before the features are computed, which may take long.
     if neighbors:
-        check_neighbours(neighbors, int(np.sum(splits.train.labels >= 0)))
+        check_neighbors(neighbors, int(np.sum(splits.train.labels >= 0)))
     if epochs is not None:
         check_epochs(epochs)
     if shots is not None:

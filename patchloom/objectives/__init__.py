@@ -1,1 +1,1 @@
-"""What is minimised: called with (model, batch), an objective returns a dict of scalars with `loss`."""
+"""Training objectives: called with (model, batch), an objective returns a dict of scalars that contains `loss`."""

@@ -1,8 +1,8 @@
-"""Learning from labels: mixed images, and cross-entropy or binary cross-entropy on mixed labels.
+"""Supervised classification: image mixing and (binary) cross-entropy on mixed labels.
 
-Letters: B images, K classes. The labels come as class numbers (B,) or as shares of the classes (B, K).
-DeiT III's binary cross-entropy (thesis 6.2) is a two-way decision for each class: every class that has a share
-in a mixed image is wholly right, however small its share is.
+Letters: B images, K classes. Targets are class indices (B,) or class shares (B, K).
+DeiT III's binary cross-entropy (thesis 6.2) is one two-way decision per class: every class with a share in a mixed
+image is fully positive, however small its share.
 """
 
 import torch
@@ -16,16 +16,16 @@ from patchloom.objectives.objective import Ingredients, Objective
 from patchloom.recipes.parts import AugmentPart, ObjectivePart
 from patchloom_runtime.errors import UsageError
 
-CHARTS: dict[str, dict[str, str]] = {}  # what a report draws of its records: title → curve → name of the value
+CHARTS: dict[str, dict[str, str]] = {}  # charts of a report: title → curve → metric name
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """−Σ_k q_k log softmax(logits)_k, mean over B; q = (1 − smoothing)·targets + smoothing/K."""
+    """Return −Σ_k q_k log softmax(logits)_k, mean over B, with q = (1 − smoothing)·targets + smoothing/K."""
     return F.cross_entropy(at_least_float32(logits), targets, label_smoothing=smoothing)
 
 
 def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over B·K of the logistic loss; a class is right where its share is above 0."""
+    """Return the mean logistic loss over B·K. A class is positive if its share is above 0."""
     logits = at_least_float32(logits)
     if targets.ndim == 1:
         targets = F.one_hot(targets, logits.shape[1])
@@ -33,15 +33,15 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Losses of bfloat16 and float16 logits would keep 3 digits."""
+    """Convert to float32: losses of bfloat16 and float16 logits would keep only 3 digits."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class ClassificationObjective(Objective):
-    """Labels → loss.
+    """Cross-entropy or binary cross-entropy with image mixing.
 
-    `accuracy` (percent of the batch) is among the results of a run that never mixes images. Mixing follows from
-    (seed, epoch, step) alone. Nothing here waits for the device.
+    Runs that never mix images also report `accuracy` (percent of the batch). Mixing follows from (seed, epoch, step)
+    alone. Nothing here waits for the device.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class ClassificationObjective(Objective):
         self.seed = seed
 
     def __call__(self, model: nn.Module, batch: ImageBatch, *, epoch: int, step: int) -> dict[str, Tensor]:
-        """Scalars of one batch: `loss`, to be minimised, and what is only looked at."""
+        """Return the scalars of one batch: `loss` to be minimized, and values to be logged."""
         images, targets = self.inputs(batch, epoch, step)
         logits = model(images)
         return {"loss": self.label_loss(logits, targets), **self.accuracy(logits, batch.labels)}
 
     def inputs(self, batch: ImageBatch, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """Normalised, mixed images (B, 3, H, W) and their targets: (B,) where nothing is mixed, else (B, K)."""
+        """Return normalized, mixed images (B, 3, H, W) and their targets: (B,) if nothing is mixed, else (B, K)."""
         images = normalize(batch.images, self.pixel_mean, self.pixel_std)
         blend = draw_blend(
             *images.shape[2:],
@@ -83,10 +83,10 @@ class ClassificationObjective(Objective):
         return blend.images(images), blend.targets(batch.labels, self.num_classes, 0.0, torch.float32)
 
     def label_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The recipe's loss of logits (B, K)."""
+        """Return the recipe's loss of logits (B, K)."""
         if logits.shape[1] != self.num_classes:
             raise UsageError(
-                f"The network tells {logits.shape[1]} classes apart, the data has {self.num_classes}. "
+                f"The network has {logits.shape[1]} classes, the data {self.num_classes}. "
                 f"Create it with num_classes={self.num_classes} or call reset_head({self.num_classes})."
             )
         if self.objective.loss == "bce":
@@ -94,15 +94,15 @@ class ClassificationObjective(Objective):
         return cross_entropy(logits, targets, self.objective.smoothing)
 
     def accuracy(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """`accuracy`, or nothing where a run mixes: a mixed image has no one right class."""
+        """Return `accuracy`, or nothing if the run mixes images: a mixed image has no single correct class."""
         if self.augment.mixup or self.augment.cutmix:
             return {}
         return {"accuracy": 100 * (logits.detach().argmax(dim=1) == labels).float().mean()}
 
 
-def make_objective(given: Ingredients) -> ClassificationObjective:
-    """By the recipe."""
-    recipe, classes = given.recipe, given.network.config.num_classes
+def make_objective(ingredients: Ingredients) -> ClassificationObjective:
+    """Build the recipe's objective."""
+    recipe, classes = ingredients.recipe, ingredients.network.config.num_classes
     return ClassificationObjective(
-        recipe.objective, recipe.augment, num_classes=classes, seed=recipe.seed, **given.pixels
+        recipe.objective, recipe.augment, num_classes=classes, seed=recipe.seed, **ingredients.pixels
     )

@@ -1,10 +1,10 @@
 """Grafit: fine-grained embeddings from coarse labels, and the methods it is compared with (thesis chapter 2).
 
-An embedding is g(x) = P(f(x)): a trunk f and a projector P. The kNN loss pulls an image to the remembered images of
-its label, the instance loss pulls the views of one image together: loss = kNN + λ·instance (equation 2.4; λ of
-table 2.11). With λ = 0 it is SNCA. Paper and code: the thesis leaves open what the memory starts from, its scale and
-the decay of the target, which are those of SNCA's and BYOL's code, and the projector's sizes, which follow from the
-parameters of table 2.7.
+An embedding is g(x) = P(f(x)) with a trunk f and a projector P. The kNN loss pulls an image towards the remembered
+images of its label, the instance loss pulls the views of one image together: loss = kNN + λ·instance (equation 2.4; λ
+from table 2.11). With λ = 0 it is SNCA. Paper and code: the thesis does not give the initial memory, its scale and the
+decay of the target, which are taken from SNCA's and BYOL's code, nor the projector's sizes, which follow from the
+parameter counts of table 2.7.
 
 Letters: B images, T views of each, N training images, C channels of the trunk, D of an embedding.
 """
@@ -29,25 +29,25 @@ from patchloom.recipes import methods
 from patchloom.recipes.parts import GrafitPart
 from patchloom_runtime.errors import DataError, UsageError
 
-# What a report draws of its records: title → curve → name of the value.
+# Charts of a report: title → curve → metric name.
 CHARTS = {"Terms of the loss": {"labels": "label_loss", "instances": "instance_loss"}}
 
 
 TEMPERATURE, TARGET_DECAY, MARGIN = GrafitPart.temperature, GrafitPart.target_decay, GrafitPart.margin
 
-Gather = Callable[[Tensor], Tensor]  # (n, …) of this process → the rows of all, by rank, the same on every process
+Gather = Callable[[Tensor], Tensor]  # (n, …) of this process → the rows of all, by rank, equal on every process
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Which losses are added, and what stands between trunk and embedding."""
+    """The losses that are summed, and the projector between trunk and embedding."""
 
     labels: Literal["knn", "cross_entropy", "none"]
     instance: Literal["cosine", "triplet", "none"]
     projector: Literal["fc", "mlp", "none"]
 
     def without_instances(self) -> "Losses":
-        """λ = 0; a projector that only the instance loss would train goes with it."""
+        """Return the losses for λ = 0, without a projector that only the instance loss would train."""
         return replace(self, instance="none", projector=self.projector if self.labels == "knn" else "none")
 
 
@@ -61,13 +61,13 @@ METHODS = {name: Losses(**row.options) for name, row in methods.METHODS.items() 
 def knn_loss(
     embeddings: Tensor, index: Tensor, memory: Tensor, labels: Tensor, temperature: float = TEMPERATURE
 ) -> Tensor:
-    """−log Σ_{j: y_j = y_i, j ≠ i} p_ij with p_ij ∝ exp(cos/σ) over all j ≠ i (equations 2.2, 2.3), mean over B.
+    """Return −log Σ_{j: y_j = y_i, j ≠ i} p_ij with p_ij ∝ exp(cos/σ) over j ≠ i (equations 2.2, 2.3), mean over B.
 
-    Embeddings (B, D) of the images at `index`, unit vectors `memory` (N, D) and labels (N,) of all images. An image
-    that is alone in its class has no neighbour to choose and adds 0, as in SNCA's code.
+    Takes embeddings (B, D) of the images at `index`, and unit vectors `memory` (N, D) and labels (N,) of all images. An
+    image that is alone in its class has no neighbor to choose and adds 0, as in SNCA's code.
     """
     unit = F.normalize(at_least_float32(embeddings), dim=1)
-    # In place and scaled before the product: for 1.3 M images every copy of (B, N) is gigabytes.
+    # In place and scaled before the product: with 1.3 M images every copy of (B, N) takes gigabytes.
     logits = ((unit / temperature) @ memory.to(unit.dtype).T).scatter_(1, index[:, None], -torch.inf)
     right = labels[index, None] == labels
     right |= right.sum(dim=1, keepdim=True) == 1
@@ -75,7 +75,7 @@ def knn_loss(
 
 
 def instance_loss(predictions: Tensor, targets: Tensor) -> Tensor:
-    """−cos(prediction of view i, target of view j), mean over the T(T−1) ordered pairs i ≠ j and B; (T, B, D) each."""
+    """Return −cos(prediction of view i, target of view j), mean over ordered pairs i ≠ j and B; (T, B, D) each."""
     views, images, _ = predictions.shape
     online = F.normalize(at_least_float32(predictions), dim=2)
     target = F.normalize(at_least_float32(targets), dim=2)
@@ -84,10 +84,11 @@ def instance_loss(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def triplet_loss(vectors: Tensor, identity: Tensor, margin: float = MARGIN) -> Tensor:
-    """max(0, margin + ‖a − p‖² − ‖a − n‖²) of unit vectors; p shows the same as the anchor a, n something else.
+    """Return max(0, margin + ‖a − p‖² − ‖a − n‖²) of unit vectors; p has the identity of the anchor a, n another.
 
-    Vectors (M, D) and what they show, (M,): the image's number for instances (thesis 2.2). Which triplets are taken
-    is not said there: here p is the furthest and n the nearest of the batch. Mean over the anchors that have both.
+    Takes vectors (M, D) and identities (M,), for instances the image's index (thesis 2.2). The thesis does not say
+    which triplets are used: here p is the furthest and n the nearest of the batch. Mean over the anchors that have
+    both.
     """
     unit = F.normalize(at_least_float32(vectors), dim=1)
     cosines = unit @ unit.T
@@ -105,9 +106,9 @@ def triplet_loss(vectors: Tensor, identity: Tensor, margin: float = MARGIN) -> T
 
 
 class EmbeddingMemory(nn.Module):
-    """One unit vector a training image: m ← normalise(½m + ½g) after the update whose batch held the image.
+    """One unit vector per training image: m ← normalize(½m + ½g) after the update whose batch contained the image.
 
-    Starts uniform in ±1/√(D/3), as SNCA, normalised since equation 2.2 has cosines. Every process applies the
+    Starts uniform in ±1/√(D/3) as in SNCA, normalized because equation 2.2 uses cosines. Every process applies the
     updates of all processes in the same order, so their memories stay equal bit for bit.
     """
 
@@ -122,16 +123,16 @@ class EmbeddingMemory(nn.Module):
         self._noted: list[tuple[Tensor, Tensor]] = []
 
     def note(self, index: Tensor, embeddings: Tensor) -> None:
-        """Keep embeddings (B, D) of the images at `index` for the next `update`; once a micro-batch."""
+        """Store embeddings (B, D) of the images at `index` for the next `update`; call once per micro-batch."""
         self._noted.append((index, F.normalize(embeddings.detach().float(), dim=1)))
 
     def forget(self) -> None:
-        """Drop what was noted."""
+        """Discard what was noted."""
         self._noted.clear()
 
     @torch.no_grad()
     def update(self) -> None:
-        """Apply what was noted; of an image that was noted twice the first counts, so that order decides nothing."""
+        """Apply what was noted. If an image was noted twice, the first counts, so that the order does not matter."""
         index, embeddings = (torch.cat(column) for column in zip(*self._noted, strict=True))
         self.forget()
         if self._gather:
@@ -141,7 +142,7 @@ class EmbeddingMemory(nn.Module):
 
 
 class TargetNetwork(nn.Module):
-    """The slow copy of network and projector: ξ ← τξ + (1 − τ)θ. As BYOL's, it keeps batch statistics of its own."""
+    """Slow copy of network and projector: ξ ← τξ + (1 − τ)θ. It keeps its own batch statistics, as in BYOL."""
 
     def __init__(self, trunk: Network, projector: nn.Module) -> None:
         super().__init__()
@@ -150,21 +151,21 @@ class TargetNetwork(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Normalised images → (B, D)."""
+        """Map normalized images to (B, D)."""
         headless = self.trunk.config.num_classes == 0
         vectors = self.trunk(images) if headless else self.trunk.vectors(self.trunk.features(images))
         return self.projector(self.trunk.projector(vectors))
 
     @torch.no_grad()
     def follow(self, trunk: nn.Module, projector: nn.Module, decay: float) -> None:
-        """Take 1 − `decay` of the weights of what is trained."""
+        """Move the weights towards the trained ones by a factor of 1 − `decay`."""
         mine: list[Tensor] = [*self.trunk.parameters(), *self.projector.parameters()]
         theirs: list[Tensor] = [*trunk.parameters(), *projector.parameters()]
         torch._foreach_lerp_(mine, theirs, 1 - decay)
 
 
 def target_decay(step: int, total_steps: int, start: float = TARGET_DECAY) -> float:
-    """τ = 1 − (1 − start)·(cos(πk/K) + 1)/2: from `start` to 1 (BYOL)."""
+    """Return τ = 1 − (1 − start)·(cos(πk/K) + 1)/2, which rises from `start` to 1 (BYOL)."""
     return 1 - (1 - start) * (math.cos(math.pi * step / total_steps) + 1) / 2
 
 
@@ -172,10 +173,10 @@ def target_decay(step: int, total_steps: int, start: float = TARGET_DECAY) -> fl
 
 
 class Grafit(nn.Module, Objective):
-    """Views → `loss`, with its terms `label_loss` and `instance_loss`; any method of `METHODS`.
+    """The objective of every method in `METHODS`: `loss` and its terms `label_loss` and `instance_loss`.
 
-    `labels` (N,) are those of all training images at the level that is trained on: they are the only labels it
-    reads, so a level, or ClusterFit's clusters, are chosen here and nowhere else. Labels and memory see the first view.
+    `labels` (N,) belong to all training images, at the level that is trained on. They are the only labels it reads, so
+    a level, or ClusterFit's clusters, are chosen here and nowhere else. Labels and memory use the first view.
     """
 
     labels: Tensor
@@ -202,9 +203,10 @@ class Grafit(nn.Module, Objective):
         self.instance_weight, self.temperature, self.margin = instance_weight, temperature, margin
         self.decay, self.total_steps = decay, total_steps
         self.pixel_mean, self.pixel_std = pixel_mean, pixel_std
-        # Known from the data, so no part of a checkpoint.
+        # Known from the data, so not part of a checkpoint.
         self.register_buffer("labels", labels.clone(), persistent=False)
-        # What the kNN loss trains is searched by and belongs to the network; what only instances train goes with them.
+        # A projector that the kNN loss trains belongs to the network (search uses it); one for instances only is held
+        # here.
         self.projector: nn.Module = nn.Identity()
         if self.method.projector != "none" and self.method.labels != "knn":
             self.projector = Projector(self.method.projector, trunk.feature_dim)
@@ -216,23 +218,23 @@ class Grafit(nn.Module, Objective):
 
     @property
     def equal_on_all_ranks(self) -> list[str]:
-        """What is known from the data, and what is gathered from all."""
+        """Return the buffers that come from the data or are gathered from all ranks."""
         return ["labels", *(["memory.slots"] if self.method.labels == "knn" else [])]
 
     @property
     def followers(self) -> list[Network]:
-        """The networks that follow the model."""
+        """Return the networks that follow the model."""
         return [self.target.trunk] if self.method.instance == "cosine" else []
 
     def _dim(self, trunk: Network) -> int:
-        found = [p.dim for p in (self.projector, trunk.projector) if isinstance(p, Projector)]
-        return found[0] if found else trunk.feature_dim
+        dims = [p.dim for p in (self.projector, trunk.projector) if isinstance(p, Projector)]
+        return dims[0] if dims else trunk.feature_dim
 
     def forward(self, model: nn.Module, batch: ViewBatch, *, epoch: int, step: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """Scalars of one batch: `loss`, to be minimised, and its terms."""
+        """Return the scalars of one batch: `loss` to be minimized, and its terms."""
         views = self._used(batch.views)
-        # All views in one pass, view by view: small pictures are bound by launches. Batch statistics are then those of
-        # all views together, where BYOL's code has each view's own; the thesis does not say.
+        # All views in one pass, view by view: small images are bound by kernel launches. Batch statistics are then
+        # those of all views together, where BYOL's code uses each view's own; the thesis does not say.
         images = normalize(torch.cat(views), self.pixel_mean, self.pixel_std)  # (T·B, 3, H, W)
         terms: dict[str, Tensor] = {}
         if self.method.labels == "cross_entropy":
@@ -241,7 +243,7 @@ class Grafit(nn.Module, Objective):
             terms["label_loss"] = cross_entropy(model.head(first), self.labels[batch.index])  # type: ignore[operator]
             vectors = model.vectors(features)  # type: ignore[operator]
         else:
-            vectors = model(images)  # without a classifier that is its vector
+            vectors = model(images)  # pooled features: there is no classifier
         if self.method.labels == "knn" or self.method.instance != "none":
             embeddings = self.projector(model.projector(vectors))  # type: ignore[operator]
             terms |= self._embedding_losses(images, embeddings, batch.index)
@@ -253,11 +255,11 @@ class Grafit(nn.Module, Objective):
         if self.method.instance == "none":
             return views[:1]
         if len(views) < 2:
-            raise UsageError(f"The instance loss compares views of an image, given {len(views)}. Give 2 or more.")
+            raise UsageError(f"The instance loss compares views of an image, got {len(views)}. Use 2 or more.")
         return views
 
     def _embedding_losses(self, images: Tensor, embeddings: Tensor, index: Tensor) -> dict[str, Tensor]:
-        """The terms of embeddings (T·B, D), in full precision, since exp(cos/σ) of 3 digits is off by tenths."""
+        """Return the terms of embeddings (T·B, D) in full precision: exp(cos/σ) of 3 digits is off by tenths."""
         terms: dict[str, Tensor] = {}
         views = len(embeddings) // len(index)
         if self.method.instance == "cosine":
@@ -275,7 +277,7 @@ class Grafit(nn.Module, Objective):
         return terms
 
     def after_update(self, model: nn.Module, step: int) -> None:
-        """The memory takes in the batch, the target follows the weights; `step` counts updates before this one."""
+        """Update the memory with the batch and the target with the weights; `step` counts updates before this one."""
         if self.method.labels == "knn":
             self.memory.update()
         if self.method.instance == "cosine":
@@ -283,53 +285,53 @@ class Grafit(nn.Module, Objective):
             self.target.follow(model, self.projector, decay)
 
     def forget(self) -> None:
-        """Drop what was noted for the next update."""
+        """Discard what was noted for the next update."""
         if self.method.labels == "knn":
             self.memory.forget()
 
-    def cut_in_words(self, images: int) -> str:
-        """Triplets are looked for within a micro-batch."""
-        return f"triplets are then found among {images} images" if self.method.instance == "triplet" else ""
+    def micro_batch_note(self, images: int) -> str:
+        """Say that triplets are formed within a micro-batch."""
+        return f"triplets are then formed from {images} images" if self.method.instance == "triplet" else ""
 
 
-def make_objective(given: Ingredients) -> Grafit:
-    """Any of `METHODS`, by the recipe."""
-    recipe, part = given.recipe, given.recipe.grafit
-    assert given.labels is not None
+def make_objective(ingredients: Ingredients) -> Grafit:
+    """Build the recipe's objective, any of `METHODS`."""
+    recipe, part = ingredients.recipe, ingredients.recipe.grafit
+    assert ingredients.labels is not None
     return Grafit(
         METHODS[recipe.objective.method],
-        given.network,
-        given.labels,
-        total_steps=given.steps_per_epoch * recipe.schedule.epochs,
+        ingredients.network,
+        ingredients.labels,
+        total_steps=ingredients.steps_per_epoch * recipe.schedule.epochs,
         instance_weight=part.instance_weight,
         temperature=part.temperature,
         decay=part.target_decay,
         margin=part.margin,
         seed=recipe.seed,
-        gather=given.gather,
-        **given.pixels,
+        gather=ingredients.gather,
+        **ingredients.pixels,
     )
 
 
 def _check(method: Losses, trunk: Network, labels: Tensor) -> None:
     if method.labels == method.instance == "none":
-        raise UsageError("Neither labels nor instances are learned from. Set instance_weight above 0.")
+        raise UsageError("Neither labels nor instances are learned. Set instance_weight above 0.")
     if method.labels != "none" and (len(labels) < 2 or bool((labels < 0).any())):
         unlabeled = int((labels < 0).sum())
         raise DataError(
-            f"{unlabeled} of {len(labels)} training images have no label; 2 or more, all labelled, are needed."
+            f"{unlabeled} of {len(labels)} training images have no label; at least 2, all labeled, are needed."
         )
     classes, wanted = trunk.config.num_classes, method.projector if method.labels == "knn" else "none"
     if trunk.config.projector != wanted:
         raise UsageError(
-            f"The network has the projector {trunk.config.projector}, the method wants {wanted}. Create it with "
+            f"The network has the projector {trunk.config.projector}, the method needs {wanted}. Create it with "
             f"projector={wanted!r}."
         )
     if method.labels != "cross_entropy" and classes:
-        # Several processes would wait for gradients that never come.
+        # Several processes would wait for gradients that never arrive.
         raise UsageError(
             f"The classifier of {classes} classes would not be trained. Call reset_head(0) on the network."
         )
     if method.labels == "cross_entropy" and classes <= int(labels.max()):
         count = int(labels.max()) + 1
-        raise UsageError(f"The network tells {classes} classes apart, the labels {count}. Call reset_head({count}).")
+        raise UsageError(f"The network has {classes} classes, the labels {count}. Call reset_head({count}).")

@@ -1,4 +1,4 @@
-"""What a method minimises, as the loop sees it; and what a method is made from."""
+"""The interface between an objective and the training loop, and the inputs an objective is built from."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,59 +13,59 @@ from patchloom.recipes.schema import Recipe
 
 
 class Objective:
-    """A method. One that is an nn.Module too has its state saved, and is moved to the device with the model."""
+    """Base class of all objectives. If it is also an nn.Module, its state is saved and moved to the device."""
 
     @property
     def averaged(self) -> nn.Module | None:
-        """A network that follows the model: evaluated, and kept where it is better, as an average."""
+        """Return a network that follows the model and is evaluated and saved like an average, or None."""
         return None
 
     @property
     def followers(self) -> Sequence[nn.Module]:
-        """Networks of its own that see every batch: compiled where the model is."""
+        """Return networks of the objective that see every batch; they are compiled if the model is."""
         return ()
 
     @property
     def equal_on_all_ranks(self) -> Sequence[str]:
-        """Names of buffers that every rank keeps the same by itself."""
+        """Return the names of buffers that stay equal on all ranks without synchronization."""
         return ()
 
     def __call__(self, model: nn.Module, batch: Any, *, epoch: int, step: int) -> dict[str, Tensor]:
-        """Scalars, means over the batch, with `loss`; `step` counts within the epoch."""
+        """Return scalars, means over the batch, that contain `loss`. `step` counts within the epoch."""
         raise NotImplementedError
 
     def before_update(self, model: nn.Module, step: int) -> None:
-        """Called once the gradients are there (some are to be dropped); `step` counts updates."""
+        """Modify the gradients before an update. `step` counts updates."""
 
     def after_update(self, model: nn.Module, step: int) -> None:
-        """Called after each update: a teacher follows its student, a memory takes in the batch."""
+        """Update the objective's own state (a teacher, a memory) after an update."""
 
     def forget(self) -> None:
-        """Called where no update follows: drop what was noted for the next one."""
+        """Discard what was noted for the next update; called if no update follows."""
 
     def collapsed(self) -> str:
-        """One line on how the method failed in the epoch that ends, asked once; '' where it did not."""
+        """Return one line on how the method failed in the past epoch, or "". Called once per epoch."""
         return ""
 
-    def cut_in_words(self, images: int) -> str:
-        """What micro-batches of so many images change in the result; '' where they change nothing."""
+    def micro_batch_note(self, images: int) -> str:
+        """Return how micro-batches of `images` images change the result, or "" if they do not."""
         del images
         return ""
 
 
 def no_sum(tensor: Tensor) -> Tensor:
-    """The sum over one process."""
+    """Return the tensor: the sum over one process."""
     return tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ingredients:
-    """What an objective is made from, on the device of the network."""
+    """Everything an objective is built from, on the network's device."""
 
     recipe: Recipe
     network: Any
     labels: Tensor | None = None  # of all training images
-    ignored: int = -1  # the number in a mask that stands for 'not labelled'
+    ignored: int = -1  # mask value of unlabeled pixels
     steps_per_epoch: int = 1
     teacher: Any = None
     add_up: Callable[[Tensor], Tensor] = no_sum  # sums a tensor over the processes
@@ -73,17 +73,17 @@ class Ingredients:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """Return the device of the network."""
         return next(self.network.parameters()).device
 
     @property
     def pixels(self) -> dict[str, Any]:
-        """How pictures are normalised for the network."""
+        """Return the pixel normalization of the network."""
         return {"pixel_mean": self.network.pixel_mean, "pixel_std": self.network.pixel_std}
 
 
 def make_objective(ingredients: Ingredients) -> Objective:
-    """What the recipe minimises: its method's module makes it."""
+    """Build the recipe's objective with its method's module."""
     module = import_module(method_of(ingredients.recipe.objective.method).objective)
     made: Objective = module.make_objective(ingredients)
     return made.to(ingredients.device) if isinstance(made, nn.Module) else made

@@ -1,8 +1,8 @@
-"""The teacher of a distillation: any frozen classifier, shown the student's images the way it knows images.
+"""Teachers for distillation: any frozen classifier, with the student's images converted to its own preprocessing.
 
-timm:regnety_160.deit_in1k       timm's network with its published weights, fetched by timm
-timm:regnety_160@teacher.pth     the same network with weights of one's own; torchvision:resnet50[@path] likewise
-resmlp_s24@weights.safetensors   a network of patchloom; resmlp_s24:in1k, its published weights, is resolved by tasks
+timm:regnety_160.deit_in1k       timm's network with its published weights, downloaded by timm
+timm:regnety_160@teacher.pth     the same network with local weights; torchvision:resnet50[@path] likewise
+resmlp_s24@weights.safetensors   a patchloom network; resmlp_s24:in1k, its published weights, is resolved by tasks
 """
 
 import copy
@@ -18,20 +18,20 @@ from torch import Tensor, nn
 from patchloom.models.pretrained.published import load_published
 from patchloom.models.pretrained.table import published
 from patchloom.models.registry import create_model, list_models
-from patchloom.objectives.third_party_weights import fetching, imagenet_classes, misfits, read_weights
+from patchloom.objectives.third_party_weights import downloading, imagenet_classes, misfits, read_weights
 from patchloom_runtime.errors import UsageError, nearest
 
-LARGER_BY = 32  # pixels, by which all networks that reduce the image divide
-# Last weights of patchloom's networks, in its own and in the authors' names; their rows are the classes.
+LARGER_BY = 32  # pixels; every network that downsamples divides by it at most
+# Final weights of patchloom's networks, in its own and in the authors' key names; their rows are the classes.
 _HEADS = ("classifier.weight", "head.weight", "mlp_head.0.weight")
 
 
 class Teacher(nn.Module):
-    """A classifier that only ever answers: in eval mode, without gradients.
+    """A classifier for inference only: in eval mode, without gradients.
 
-    `mean`, `std` and `image_size` are those it was trained with; images are resized to that size, except that one
-    of `any_resolution` takes larger images as they are. `classes` are the names of its outputs, where they are
-    known; `match_classes` puts the outputs in the order of the data.
+    `mean`, `std` and `image_size` are those of its training. Images are resized to that size, except that a network
+    with `any_resolution` takes larger images unchanged. `classes` are the names of its outputs, if known;
+    `match_classes` puts the outputs in the order of the data.
     """
 
     columns: Tensor | None
@@ -60,7 +60,7 @@ class Teacher(nn.Module):
         self.train(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W), normalised as `for_images_of` was told → logits (B, classes of the data)."""
+        """Map images (B, 3, H, W), normalized as set by `for_images_of`, to logits (B, classes of the data)."""
         with torch.no_grad():
             if self._renormalizes:
                 images = images * self.scale + self.shift
@@ -75,11 +75,11 @@ class Teacher(nn.Module):
         return (height, width) != self.image_size
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002
-        """A teacher does not learn: it stays in eval mode."""
+        """Stay in eval mode: a teacher does not learn."""
         return super().train(False)
 
     def for_images_of(self, mean: Sequence[float], std: Sequence[float]) -> Self:
-        """Expect images normalised by these numbers. Mixing keeps means, so mixed images may be renormalised."""
+        """Set the normalization of the input. Mixing preserves means, so mixed images can be renormalized."""
         self._renormalizes = (tuple(mean), tuple(std)) != (self.mean, self.std)
         student, teacher = torch.tensor([mean, std]), torch.tensor([self.mean, self.std])
         scale, shift = student[1] / teacher[1], (student[0] - teacher[0]) / teacher[1]
@@ -89,7 +89,7 @@ class Teacher(nn.Module):
         return self
 
     def match_classes(self, names: Sequence[str]) -> Self:
-        """Answer for the classes of the data, in their order; a class the teacher does not know is an error."""
+        """Select the outputs of the data's classes, in their order. Raise UsageError for an unknown class."""
         if self.classes is None:
             self.check_classes(len(names))
             return self
@@ -100,12 +100,12 @@ class Teacher(nn.Module):
         return self
 
     def check_classes(self, num_classes: int) -> None:
-        """One clear line for a teacher of other classes than the data's."""
+        """Raise UsageError if the teacher has another number of classes."""
         _check_count(self.num_classes, num_classes)
 
 
 class Mixture(nn.Module):
-    """Several teachers that answer as one: the mean of their probabilities, as its logarithm (thesis 3.3)."""
+    """Several teachers as one: the logarithm of the mean of their probabilities (thesis 3.3)."""
 
     def __init__(self, teachers: Sequence[Teacher]) -> None:
         super().__init__()
@@ -113,31 +113,31 @@ class Mixture(nn.Module):
         self.num_classes = teachers[0].num_classes
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (B, 3, H, W), normalised as `for_images_of` was told → logits (B, classes of the data)."""
-        answers = torch.stack([teacher(images).float().log_softmax(dim=1) for teacher in self.teachers])
-        return answers.logsumexp(dim=0) - math.log(len(answers))
+        """Map images (B, 3, H, W), normalized as set by `for_images_of`, to logits (B, classes of the data)."""
+        outputs = torch.stack([teacher(images).float().log_softmax(dim=1) for teacher in self.teachers])
+        return outputs.logsumexp(dim=0) - math.log(len(outputs))
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002
-        """Teachers do not learn: they stay in eval mode."""
+        """Stay in eval mode: teachers do not learn."""
         return super().train(False)
 
     def for_images_of(self, mean: Sequence[float], std: Sequence[float]) -> Self:
-        """Expect images normalised by these numbers."""
+        """Set the normalization of the input."""
         for teacher in self.teachers:
             teacher.for_images_of(mean, std)  # type: ignore[operator]
         return self
 
     def check_classes(self, num_classes: int) -> None:
-        """One clear line for teachers of other classes than the data's."""
+        """Raise UsageError if a teacher has another number of classes."""
         for teacher in self.teachers:
             teacher.check_classes(num_classes)  # type: ignore[operator]
 
 
 def load_teacher(spec: str, num_classes: int, class_names: Sequence[str] | None = None) -> Teacher:
-    """The teacher a recipe names, for data of `num_classes`.
+    """Load the teacher that a recipe names, for data with `num_classes` classes.
 
-    Where the teacher's class names are known (published ImageNet weights) and the data's are given, they are
-    matched by name, and a teacher may know more classes than the data. Otherwise the order is taken on trust.
+    If the class names of both the teacher (published ImageNet weights) and the data are known, they are matched by
+    name, and the teacher may have more classes than the data. Otherwise the same order is assumed.
     """
     kind, _, rest = spec.partition(":") if spec.startswith(("timm:", "torchvision:")) else ("", "", spec)
     name, _, path = rest.partition("@")
@@ -148,7 +148,7 @@ def load_teacher(spec: str, num_classes: int, class_names: Sequence[str] | None 
     return teacher if class_names is None else teacher.match_classes(class_names)
 
 
-# Where teachers come from. Classes are compared before weights are fetched or a network is made. --------------------
+# Loaders per source. Classes are compared before weights are downloaded or a network is built. ----------------------
 
 
 def _from_timm(name: str, path: str, num_classes: int, class_names: Sequence[str] | None) -> Teacher:
@@ -165,15 +165,15 @@ def _from_timm(name: str, path: str, num_classes: int, class_names: Sequence[str
         heads = config.get("classifier", ())
         heads = (heads,) if isinstance(heads, str) else heads
         _check_rows(state, [f"{head}.weight" for head in heads], num_classes)
-        given = {"state_dict": state, "num_classes": num_classes, "custom_load": False}
+        overlay = {"state_dict": state, "num_classes": num_classes, "custom_load": False}
         with misfits(name, path):
-            module = timm.create_model(name, True, pretrained_cfg_overlay=given, num_classes=num_classes)
+            module = timm.create_model(name, True, pretrained_cfg_overlay=overlay, num_classes=num_classes)
         del module.pretrained_cfg["state_dict"]
         classes = None
     else:
         classes = imagenet_classes(config["num_classes"])
         _check_outputs(config["num_classes"], classes, num_classes, class_names)
-        with fetching(f"timm:{name}"):
+        with downloading(f"timm:{name}"):
             module = timm.create_model(name, pretrained=True)
     return Teacher(
         module,
@@ -203,15 +203,15 @@ def _from_torchvision(name: str, path: str, num_classes: int, class_names: Seque
             module.load_state_dict(state)
     else:
         _check_outputs(outputs, classes, num_classes, class_names)
-        with fetching(f"torchvision:{name}"):
+        with downloading(f"torchvision:{name}"):
             module = models.get_model(name, weights=weights)
-    shown = weights.transforms()
+    transform = weights.transforms()
     return Teacher(
         module,
-        mean=shown.mean,
-        std=shown.std,
-        image_size=(shown.crop_size[0], shown.crop_size[0]),
-        any_resolution=_takes_larger(module, (shown.crop_size[0], shown.crop_size[0])),
+        mean=transform.mean,
+        std=transform.std,
+        image_size=(transform.crop_size[0], transform.crop_size[0]),
+        any_resolution=_takes_larger(module, (transform.crop_size[0], transform.crop_size[0])),
         num_classes=outputs,
         classes=classes,
     )
@@ -223,7 +223,7 @@ def _from_patchloom(name: str, path: str, num_classes: int, class_names: Sequenc
     if not path:
         known = ", ".join(weights.name for weights in published(name) if weights.classes)
         others = f", or published ones: {known}" if known else ""
-        raise UsageError(f"The teacher {name} has no weights. Name their file: {name}@PATH{others}")
+        raise UsageError(f"The teacher {name} has no weights. Name a file: {name}@PATH{others}")
     state = read_weights(path)
     _check_rows(state, _HEADS, num_classes)
     network = load_published(create_model(name, num_classes=num_classes), state)
@@ -238,17 +238,17 @@ def _from_patchloom(name: str, path: str, num_classes: int, class_names: Sequenc
 
 
 def _takes_larger(module: nn.Module, image_size: Sequence[int]) -> bool:
-    """Whether a student fine-tuned at a higher resolution may show its images as they are (thesis 3.3)."""
+    """Return whether the network accepts larger images, so that a student's fine-tuning images need no resizing."""
     larger = torch.zeros(1, 3, *(side + LARGER_BY for side in image_size), device="meta")
     try:
         with torch.no_grad():
             copy.deepcopy(module).to("meta").eval()(larger)
-    except Exception:  # whatever a library raises for a size that its network does not take
+    except Exception:  # libraries raise many types for a size that their network does not accept
         return False
     return True
 
 
-# What can be wrong with one. ----------------------------------------------------------------------------------------
+# Checks. --------------------------------------------------------------------------------------------------------------
 
 
 def _check_outputs(
@@ -269,7 +269,7 @@ def _check_rows(state: dict[str, Any], heads: Sequence[str], num_classes: int) -
 def _check_count(count: int, wanted: int) -> None:
     if count != wanted:
         raise UsageError(
-            f"The teacher knows {count} classes, the data has {wanted}. "
+            f"The teacher has {count} classes, the data {wanted}. "
             "Use a teacher that was trained or fine-tuned on these classes."
         )
 
@@ -279,11 +279,11 @@ def _check_names(classes: Sequence[str], wanted: Sequence[str]) -> None:
     missing = [name for name in wanted if name not in known]
     if missing:
         raise UsageError(
-            f"The teacher knows {len(classes)} classes ({classes[0]}, …), the data has {len(wanted)}, of which "
+            f"The teacher has {len(classes)} classes ({classes[0]}, …), the data {len(wanted)}, of which "
             f"{len(missing)} are not among them ({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}). "
             "Use a teacher that was trained or fine-tuned on these classes."
         )
 
 
 def _unknown(kind: str, name: str, known: list[str]) -> UsageError:
-    return UsageError(f"No teacher is called {kind}{name}.{nearest(name, known)}")
+    return UsageError(f"Unknown teacher {kind}{name}.{nearest(name, known)}")

@@ -1,4 +1,4 @@
-"""Weights and class names of networks that others published, and what goes wrong with them in one line each."""
+"""Third-party weights and class names, with one-line errors for what can be wrong with them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,18 +10,18 @@ from patchloom_runtime.errors import CheckpointError, ResourceError
 
 
 def read_weights(path: str) -> dict[str, Any]:
-    """Tensors by name, out of a .safetensors file or a .pth; of a training checkpoint its averaged weights."""
+    """Read tensors by name from a .safetensors or .pth file; from a training checkpoint, its averaged weights."""
     from timm.models import load_state_dict
 
     check_weights_file(Path(path))
     try:
         return load_state_dict(path, weights_only=True)
-    except Exception as error:  # torch, pickle and safetensors raise kinds of their own
+    except Exception as error:  # torch, pickle and safetensors raise their own types
         raise CheckpointError(f"The weights in {path} cannot be read: {_in_one_line(error)}") from error
 
 
 def imagenet_classes(count: int) -> list[str] | None:
-    """WordNet ids of a published network's outputs, told by their number as timm does; None where it is another."""
+    """Return the WordNet ids of a published network's outputs, inferred from their number by timm, or None."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     subset = infer_imagenet_subset({"num_classes": count})
@@ -30,7 +30,7 @@ def imagenet_classes(count: int) -> list[str] | None:
 
 @contextmanager
 def misfits(name: str, path: str) -> Iterator[None]:
-    """Loading the weights of `path` into the network called `name`."""
+    """Convert errors from loading the weights of `path` into network `name`."""
     try:
         yield
     except RuntimeError as error:
@@ -38,13 +38,14 @@ def misfits(name: str, path: str) -> Iterator[None]:
 
 
 @contextmanager
-def fetching(spec: str) -> Iterator[None]:
-    """Having weights fetched by the library that published them."""
+def downloading(spec: str) -> Iterator[None]:
+    """Convert errors from downloading weights with a third-party library."""
     try:
         yield
-    except Exception as error:  # each library of the way to the network raises kinds of its own
+    except Exception as error:  # every library involved raises its own types
         raise ResourceError(
-            f"The weights of {spec} cannot be fetched: {_in_one_line(error)}. Fetch them elsewhere and give {spec}@PATH"
+            f"The weights of {spec} cannot be downloaded: {_in_one_line(error)}. "
+            f"Download them elsewhere and use {spec}@PATH"
         ) from error
 
 

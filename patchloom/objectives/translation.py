@@ -1,10 +1,10 @@
-"""Learning to translate: each target token from the source and the target tokens before it.
+"""Translation: predicting each target token from the source and the preceding target tokens.
 
-Letters: B pairs, S and T positions of source and target, V pieces of the vocabulary. The network is asked
-`model(source (B, S), target (B, T − 1)) → logits (B, T − 1, V)`: given BOS … it tells … EOS.
+Letters: B pairs, S and T positions of source and target, V pieces of the vocabulary. The network is called as
+`model(source (B, S), target (B, T − 1)) → logits (B, T − 1, V)`: from BOS … it predicts … EOS.
 
-The loss is a mean over the target tokens of the whole batch, padding left out. Smoothing puts ε/V on every piece, as
-torch's cross-entropy does; fairseq puts ε/(V − 1) on every other one. The two differ by a factor in ε of V/(V − 1).
+The loss is a mean over the target tokens of the whole batch, without padding. Smoothing puts ε/V on every piece, as
+torch's cross-entropy does; fairseq puts ε/(V − 1) on every other one. The two differ by a factor of V/(V − 1) in ε.
 """
 
 import torch
@@ -16,11 +16,11 @@ from patchloom.objectives.objective import Ingredients, Objective
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.text.special_tokens import PAD
 
-CHARTS: dict[str, dict[str, str]] = {}  # what a report draws of its records: title → curve → name of the value
+CHARTS: dict[str, dict[str, str]] = {}  # charts of a report: title → curve → metric name
 
 
 def token_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(B, T, V) and (B, T) → smoothed loss and −log p(label) of each token, (B, T) each, 0 at padding.
+    """Return smoothed loss and −log p(label) per token, (B, T) each, 0 at padding, from (B, T, V) and (B, T).
 
     Loss = −Σ_v q_v log p_v with q = (1 − ε)·[v is the label] + ε/V.
     """
@@ -34,10 +34,10 @@ def token_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tupl
 
 
 class TranslationObjective(Objective):
-    """Sentence pairs → loss.
+    """Smoothed cross-entropy of sentence pairs.
 
-    `nll` is the loss without smoothing, so exp(nll) is the perplexity; `tokens` are the target tokens of the step. All
-    three come out right as the engine's means over micro-batches and processes, see `SentenceBatch.weight`.
+    `nll` is the loss without smoothing, so exp(nll) is the perplexity; `tokens` counts the target tokens of the step.
+    All three are correct as the engine's means over micro-batches and processes, see `SentenceBatch.weight`.
     """
 
     def __init__(self, smoothing: float = 0.1) -> None:
@@ -46,7 +46,7 @@ class TranslationObjective(Objective):
         self.smoothing = smoothing
 
     def __call__(self, model: nn.Module, batch: SentenceBatch, *, epoch: int, step: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """Scalars of one batch."""
+        """Return the scalars of one batch."""
         logits = model(batch.source, batch.target[:, :-1])
         losses, nll = token_losses(logits, batch.target[:, 1:], self.smoothing)
         return {
@@ -56,6 +56,6 @@ class TranslationObjective(Objective):
         }
 
 
-def make_objective(given: Ingredients) -> TranslationObjective:
-    """By the recipe."""
-    return TranslationObjective(given.recipe.objective.smoothing)
+def make_objective(ingredients: Ingredients) -> TranslationObjective:
+    """Build the recipe's objective."""
+    return TranslationObjective(ingredients.recipe.objective.smoothing)

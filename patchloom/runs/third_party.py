@@ -20,7 +20,7 @@ from patchloom.disk import disk_errors, one_at_a_time
 from patchloom.models.network import Network
 from patchloom.models.registry import build_model
 from patchloom.models.torchvision_trunk import check_name, last_linear, made
-from patchloom.objectives.third_party_weights import fetching, misfits, read_weights
+from patchloom.objectives.third_party_weights import downloading, misfits, read_weights
 from patchloom.runs.config import POOLED, Preprocessing, is_run
 from patchloom.runs.folders import published_folder, write_published
 from patchloom.runs.imagenet_names import names_for
@@ -170,7 +170,7 @@ def _from_timm(spec: str, name: str, path: str, config: Mapping[str, Any]) -> Th
     else:
         if not any(config.get(place) for place in ("url", "file", "hf_hub_id")):
             raise UsageError(f"timm has no published weights of {name}; pass your own as timm:{name}@FILE")
-        with fetching(spec):
+        with downloading(spec):
             module = timm.create_model(name, pretrained=True)
     height, width = config["input_size"][1:]
     preprocessing = Preprocessing(
@@ -212,7 +212,7 @@ def _from_torchvision(spec: str, name: str, path: str, weights: Any) -> ThirdPar
         with misfits(f"torchvision's {name}", path):
             module.load_state_dict(state)
     else:
-        with fetching(spec):
+        with downloading(spec):
             module = models.get_model(name, weights=weights)
         head = last_linear(module)
     preprocessing = Preprocessing(

@@ -15,7 +15,7 @@ from patchloom.models.network import Network
 from patchloom.recipes.methods import method_of
 from patchloom.runs.checkpoints import CheckpointFolder
 from patchloom.tasks.plan import Plan
-from patchloom.training.memory import cut_in_words, micro_batches
+from patchloom.training.memory import micro_batch_note, micro_batches
 from patchloom_runtime.errors import UsageError
 
 # torch.compile takes about a minute; it pays where the run is longer.
@@ -82,7 +82,7 @@ def make_run(
     run.accumulate = micro_batches(run, settings.micro_batches)
     if run.accumulate > 1:
         why = "" if settings.micro_batches else " does not fit in memory;"
-        cut = f"using {run.accumulate} micro-batches, {cut_in_words(run)}"
+        cut = f"using {run.accumulate} micro-batches, {micro_batch_note(run)}"
         say(f"           batch {recipe.optim.batch_size}{why or ':'} {cut}")
         if judge:
             judge.batch_size = -(-recipe.optim.batch_size // run.accumulate)

@@ -128,7 +128,7 @@ def _of_few(run: Run, budget_s: float) -> tuple[float, float, int, int]:
         begun = clock.perf_counter()
         run.optimizer.step()
         run.optimizer.zero_grad()
-        run.processes.synchronise()
+        run.processes.synchronize()
         update_s = clock.perf_counter() - begun
         # A small network takes as long for 4 images as for 16, so more of them tell more.
         more_s = GROWTH * (made_s + 2 * gradients_s)
@@ -150,7 +150,7 @@ def _whole_steps(run: Run, budget_s: float) -> Iterator[float]:
                 (run.objective(network, part, epoch=0, step=0)["loss"] * len_of(part) / len_of(batch)).backward()
         run.optimizer.step()
         run.optimizer.zero_grad()
-        run.processes.synchronise()
+        run.processes.synchronize()
         taken = clock.perf_counter() - begun
         if number:
             yield taken
@@ -167,5 +167,5 @@ def _gradients_s(run: Run, batch: object) -> float:
     begun = clock.perf_counter()
     with run.processes.autocast():
         run.objective(network, batch, epoch=0, step=0)["loss"].backward()
-    run.processes.synchronise()
+    run.processes.synchronize()
     return clock.perf_counter() - begun

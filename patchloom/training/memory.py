@@ -84,14 +84,14 @@ def _too_much(need: MemoryNeed, images: int, allowed: int) -> ResourceError:
     )
 
 
-def cut_in_words(run: Run) -> str:
+def micro_batch_note(run: Run) -> str:
     """What micro-batches change, if anything."""
     images = run.schedule.optim.batch_size // run.processes.world // run.accumulate
     modules = [unwrap(run.model), *([run.objective] if isinstance(run.objective, nn.Module) else [])]
     normed = any(isinstance(part, _BatchNorm) for module in modules for part in module.modules())
     if normed and not run.eval_mode:
         return f"batch statistics are then those of {images} images"
-    return run.objective.cut_in_words(images) or "same result"
+    return run.objective.micro_batch_note(images) or "same result"
 
 
 def need_of(run: Run) -> MemoryNeed:
@@ -165,7 +165,7 @@ def left_as_it_was(run: Run) -> Iterator[None]:
     modules = [unwrap(run.model), *([objective] if isinstance(objective, nn.Module) else [])]
     buffers = [buffer for module in modules for buffer in module.buffers()]
     kept = [buffer.clone() for buffer in buffers]
-    with run.processes.randomness_kept():
+    with run.processes.rng_preserved():
         try:
             yield
         finally:

@@ -7,17 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from patchloom.disk import Lock, disk_errors, locked
-from patchloom.engine.devices import kind_of
 from patchloom.engine.display import duration
 from patchloom.engine.distribution import Processes
 from patchloom.engine.loop import TrainResult
 from patchloom.engine.loop import train as run_loop
 from patchloom.engine.run import Run
 from patchloom.engine.state import Progress
+from patchloom.machine import device_kind, resolve_device
 from patchloom.report.notebook import html_card, number_texts, numbers_line
 from patchloom.runs.checkpoints import (
     CheckpointFolder,
@@ -90,10 +89,8 @@ def run_training(
     started: float | None = None,
 ) -> TrainingResult:
     """Plan a run, print the plan, train and report. A time budget counts from `started` (default: now)."""
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind_of(device)  # a device that is not here is said before the data are looked through
+    device = resolve_device(settings.device)
+    device_kind(device)  # raises before the data are scanned
     started = clock.perf_counter() if started is None else started
     try:
         plan = make_plan(settings, device)

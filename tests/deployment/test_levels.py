@@ -14,7 +14,7 @@ import patchloom
 from patchloom.data.reading import Reading
 from patchloom.data.sources.source import open_data
 from patchloom.evaluation.embeddings import Embeddings
-from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieval
+from patchloom.evaluation.retrieval import at_level, choose_neighbors, retrieval
 from patchloom.evaluation.separability import separability
 from patchloom.inference.classifier import Classifier, load
 from patchloom.report.pictures.ranked import WRONG, Ranked, RankedList, frame_colors, framed, ranked_sheet
@@ -81,7 +81,7 @@ def test_the_numbers_are_those_of_the_embeddings(runs, data, monkeypatch) -> Non
     classifier, splits = load(runs["coarse"], device="cpu"), open_data(data)
     train, val = classifier.embed(splits.train), classifier.embed(splits.val)
     own = at_level(train, splits.classes, "coarse")
-    k = choose_neighbours(own, classes=2)
+    k = choose_neighbors(own, classes=2)
     softmax = torch.tensor([[share for _, share in sorted(row)] for row in classifier.predict(
         [splits.val.read(i) for i in range(len(splits.val))], top=2
     )])  # fmt: skip

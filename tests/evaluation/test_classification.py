@@ -9,8 +9,7 @@ from sklearn import metrics
 from torch import Tensor, nn
 
 from patchloom.data.images.image_batch import ImageBatch
-from patchloom.evaluation.classification import ClassificationReport, evaluate
-from patchloom.evaluation.overfitting import overfitting_note
+from patchloom.evaluation.classification import ClassificationReport, evaluate, overfitting_note
 from patchloom_runtime.errors import DataError, UsageError
 from tests.networks import small
 

@@ -65,7 +65,7 @@ def slow_precision(report, kind):
         for a, (low, high) in enumerate(AREAS.values()):
             for t, threshold in enumerate(THRESHOLDS):
                 rows, total = [], 0
-                for truth, found in zip(report.truths, report.found, strict=True):
+                for truth, found in zip(report.truths, report.detections, strict=True):
                     part, counted = slow_image(truth, found, k, low, high, threshold, kind)
                     rows += part
                     total += counted
@@ -135,7 +135,7 @@ def coco_summary(report, kind):
     coco = pytest.importorskip("faster_coco_eval")
     images = [{"id": i + 1, "width": SIDE, "height": SIDE} for i in range(len(report.truths))]
     annotations, results = [], []
-    for i, (truth, found) in enumerate(zip(report.truths, report.found, strict=True), 1):
+    for i, (truth, found) in enumerate(zip(report.truths, report.detections, strict=True), 1):
         for g, (x0, y0, x1, y1) in enumerate(truth.boxes.tolist()):
             annotations.append(
                 {"id": len(annotations) + 1, "image_id": i, "category_id": int(truth.categories[g]) + 1,
@@ -216,7 +216,7 @@ def test_an_interval_is_that_of_pictures_drawn_again():
     again = []
     for times in bootstrap_weights(8, 40):  # the slow way: reports of the pictures drawn
         chosen = np.repeat(np.arange(8), times.astype(int))
-        drawn = DetectionReport(CLASSES, [report.truths[i] for i in chosen], [report.found[i] for i in chosen])
+        drawn = DetectionReport(CLASSES, [report.truths[i] for i in chosen], [report.detections[i] for i in chosen])
         again.append(drawn.summary()["ap50"])
     assert (low, high) == pytest.approx(tuple(np.quantile(again, [0.025, 0.975])))
     with pytest.raises(UsageError) as error:
@@ -227,7 +227,7 @@ def test_an_interval_is_that_of_pictures_drawn_again():
 
 def test_two_networks_on_the_same_pictures():
     worse, better = random_report(1), perfect()
-    better = replace(better, truths=worse.truths, found=[
+    better = replace(better, truths=worse.truths, detections=[
         Detections(t.boxes, t.categories, np.linspace(0.9, 0.6, len(t.boxes)), t.masks) for t in worse.truths
     ])  # fmt: skip
     more, low, high = difference(better, worse)

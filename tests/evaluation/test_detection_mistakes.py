@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects
-from patchloom.evaluation.detection_mistakes import outcome, outcomes, taken_for
+from patchloom.evaluation.detection_mistakes import detection_confusion, outcome, outcomes
 from patchloom.report.pictures.overlays import MISTAKE, DrawnObject, class_color, draw_objects
 from patchloom_runtime.images.object_masks import ObjectMask
 
@@ -61,7 +61,7 @@ def test_masks_count_where_there_are_some() -> None:
 def test_confusions_add_up_to_objects_and_detections() -> None:
     empty = truth()
     report = DetectionReport(("a", "b", "c"), [truth(*THERE), empty], [found(*SEEN), found((A, 0, 0.5))])
-    counts = taken_for(report)
+    counts = detection_confusion(report)
     assert counts.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [2, 1, 0, 0]]
     right = np.diag(counts)[:-1].sum()
     scores = report.image_scores()

@@ -15,7 +15,7 @@ from patchloom.evaluation.knn import knn
 from patchloom.evaluation.retrieval import (
     at_level,
     average_precision,
-    choose_neighbours,
+    choose_neighbors,
     knn_posterior,
     log_odds,
     mean_average_precision,
@@ -222,15 +222,15 @@ def test_k_is_chosen_within_train_without_the_image_itself(seed):
     train = images(torch.nn.functional.normalize(unit(36, 4, seed=seed) + unit(3, 4, seed=9)[labels]), labels)
     hits = {k: slow_leave_one_out(train, 3, k) for k in (2, 5, 11, 30)}
     expected = min(k for k in hits if hits[k] == max(hits.values()))
-    assert choose_neighbours(train, classes=3, candidates=(30, 5, 2, 11)) == expected
+    assert choose_neighbors(train, classes=3, candidates=(30, 5, 2, 11)) == expected
 
 
 def test_k_of_copies_and_of_few_images():
     copies = images(torch.ones(6, 2), [0, 0, 0, 1, 1, 1])  # six equal images: the own one need not be found
-    assert choose_neighbours(copies, classes=2, candidates=(1, 3)) in (1, 3)
-    assert choose_neighbours(images(torch.eye(4), [0, 1, 0, 1]), classes=2) == 3
+    assert choose_neighbors(copies, classes=2, candidates=(1, 3)) in (1, 3)
+    assert choose_neighbors(images(torch.eye(4), [0, 1, 0, 1]), classes=2) == 3
     with pytest.raises(DataError):
-        choose_neighbours(images(torch.eye(1), [0]), classes=2)
+        choose_neighbors(images(torch.eye(1), [0]), classes=2)
 
 
 def test_the_softmax_of_a_classifier_conditions_too():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from patchloom.evaluation.segmentation import Counting, border_width, joined
+from patchloom.evaluation.segmentation import SegmentationCounter, border_width, joined
 
 NAMES = ("a", "b", "c", "d", "absent", "only told")
 
@@ -24,7 +24,7 @@ def images(count: int = 5, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]
 
 
 def counted(pairs: list[tuple[np.ndarray, np.ndarray]], first: int = 0):
-    counting = Counting(NAMES)
+    counting = SegmentationCounter(NAMES)
     for number, (truth, answer) in enumerate(pairs, start=first):
         counting.add([number], torch.from_numpy(truth)[None], torch.from_numpy(answer)[None])
     return counting.report()
@@ -98,7 +98,7 @@ def test_confusion_counts_labeled_pixels_by_class() -> None:
 def test_batches_and_processes_count_as_one() -> None:
     pairs = images(6)
     whole = counted(pairs)
-    together = Counting(NAMES)
+    together = SegmentationCounter(NAMES)
     together.add([3, 4, 5], *(torch.from_numpy(np.stack(each)) for each in zip(*pairs[3:], strict=True)))
     together.add([0, 1, 2], *(torch.from_numpy(np.stack(each)) for each in zip(*pairs[:3], strict=True)))
     parts = joined([counted(pairs[:2]), counted(pairs[2:], first=2)])

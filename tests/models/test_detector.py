@@ -12,7 +12,7 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from patchloom.data.batches.ragged import Boxes
 from patchloom.data.images.image_batch import ImageBatch
-from patchloom.evaluation.detect import find_objects, in_picture
+from patchloom.evaluation.detection import find_objects, in_image_pixels
 from patchloom.models.dense.detector import LOSSES, Detector, create_detector, make_detector
 from patchloom.models.registry import create_model
 from patchloom.objectives.detection import DetectionObjective, prepare_inputs, targets_of
@@ -215,7 +215,7 @@ def test_a_picture_is_answered_alike_whatever_was_seen_before_it():
 
 def test_boxes_go_back_to_the_picture():
     output = {"boxes": torch.tensor([[10.0, 20, 30, 40]]), "labels": torch.tensor([2]), "scores": torch.tensor([0.9])}
-    found = in_picture(output, (50, 100, 100, 300))
+    found = in_image_pixels(output, (50, 100, 100, 300))
     assert found.boxes.tolist() == [[30, 40, 90, 80]]
     assert (found.categories.tolist(), found.masks) == ([1], None)
 

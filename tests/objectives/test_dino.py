@@ -18,8 +18,15 @@ from patchloom.engine.loop import train
 from patchloom.engine.optimization import make_optimizer
 from patchloom.engine.run import Run
 from patchloom.engine.signals import Stopped
-from patchloom.objectives.dino import Dino, collapse, dino_loss, mean_over_processes, momentum_at, temperature_at
-from patchloom.objectives.dino_head import DinoHead
+from patchloom.objectives.dino import (
+    Dino,
+    DinoHead,
+    collapse,
+    dino_loss,
+    mean_over_processes,
+    momentum_at,
+    temperature_at,
+)
 from patchloom.recipes.parts import DinoPart
 from patchloom.runs.checkpoints import find_checkpoint
 from patchloom_runtime.errors import UsageError

@@ -18,7 +18,7 @@ from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.data.sources.source import open_data
 from patchloom.data.splits import level_of
 from patchloom.evaluation.embeddings import Embeddings
-from patchloom.evaluation.retrieval import at_level, choose_neighbours, retrieval
+from patchloom.evaluation.retrieval import at_level, choose_neighbors, retrieval
 from patchloom.evaluation.separability import separability
 from patchloom.inference.classifier import load
 from patchloom.inference.evaluations import EvaluationSettings, embed_on
@@ -159,7 +159,7 @@ def _judge(
             notes.append(f"{f'{name}: ' if name else ''}{lost} pictures of {which} cannot be read and do not count")
     own = at_level(train.labeled("train"), classes, level or "")
     count = len(classes.levels[level][0]) if level else len(classes)
-    k = choose_neighbours(own, classes=count)
+    k = choose_neighbors(own, classes=count)
     by_softmax = _posterior(classifier, val, classes, level) if level and decides else None
     values = dict(retrieval(train, val, classes=classes, trained_level=level or None, k=(k,), softmax=by_softmax))
     if halves:

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchloom.evaluation.classification import ClassificationReport
-from patchloom.evaluation.overfitting import overfitting_note
+from patchloom.evaluation.classification import ClassificationReport, overfitting_note
 from patchloom.runs.metrics import read_metrics
 from patchloom.tasks.images.report import image_page
 from patchloom.tasks.report import ReportSettings

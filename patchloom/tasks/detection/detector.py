@@ -16,8 +16,8 @@ from patchloom.data.augmentation.canvas import CanvasView, on_canvas
 from patchloom.data.images.image_batch import ImageBatch
 from patchloom.data.images.video import frames_or_error
 from patchloom.disk import atomic_write, make_folder
-from patchloom.evaluation.detect import find_objects
-from patchloom.evaluation.detection import Detections
+from patchloom.evaluation.detection import Detections, find_objects
+from patchloom.machine import resolve_device
 from patchloom.models.dense.detector import Detector
 from patchloom.report.pictures.overlays import DrawnObject, draw_objects, object_text
 from patchloom.runs.config import RunFiles
@@ -190,6 +190,4 @@ def view_of(files: RunFiles) -> CanvasView:
 def load_object_detector(folder: Path, *, device: str = "auto") -> ObjectDetector:
     """The detector of a run's folder."""
     network, files = load_detector(folder)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return ObjectDetector(network.to(device), files, folder)
+    return ObjectDetector(network.to(resolve_device(device)), files, folder)

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from patchloom.evaluation.detection import DetectionReport
-from patchloom.evaluation.detection_mistakes import ImageMistakes, outcome, taken_for
+from patchloom.evaluation.detection_mistakes import ImageMistakes, detection_confusion, outcome
 from patchloom.report.pictures.overlays import DrawnObject, draw_objects, object_text
 from patchloom.report.sections import gallery_section, table_section
 from patchloom_runtime.errors import DataError
@@ -21,7 +21,7 @@ TOLD = (
 
 def confused_section(report: DetectionReport) -> list[Markup]:
     """Which classes are taken for which, not found, or found where nothing is, by the share of objects."""
-    counts, names = taken_for(report), (*report.classes, "")
+    counts, names = detection_confusion(report), (*report.classes, "")
     shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     shares[-1] = 100 * counts[-1] / np.maximum(counts.sum(axis=0), 1)  # of its detections
     np.fill_diagonal(shares, 0)
@@ -63,7 +63,7 @@ def gallery(
 
 def objects_text(report: DetectionReport, number: int) -> str:
     """How many objects of a picture were found, missed …"""
-    truth, found = report.truths[number], report.found[number]
+    truth, found = report.truths[number], report.detections[number]
     one = _outcome(report, number)
     shown = one.object_of >= 0
     right = found.categories[one.sure[shown]] == truth.categories[one.object_of[shown]]
@@ -80,7 +80,7 @@ def objects_text(report: DetectionReport, number: int) -> str:
 
 def draw_with_truth(picture: Image.Image, report: DetectionReport, number: int) -> list[Image.Image]:
     """What is there, and what was surely found; mistakes are marked in both."""
-    truth, found, names = report.truths[number], report.found[number], report.classes
+    truth, found, names = report.truths[number], report.detections[number], report.classes
     one = _outcome(report, number)
     there = [
         DrawnObject(
@@ -104,4 +104,4 @@ def draw_with_truth(picture: Image.Image, report: DetectionReport, number: int) 
 
 def _outcome(report: DetectionReport, number: int) -> ImageMistakes:
     kind = "mask" if report.has_masks else "box"
-    return outcome(report.truths[number], report.found[number], kind)  # type: ignore[arg-type]
+    return outcome(report.truths[number], report.detections[number], kind)  # type: ignore[arg-type]

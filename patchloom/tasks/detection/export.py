@@ -10,8 +10,7 @@ import torch
 
 from patchloom.data.augmentation.canvas import on_canvas
 from patchloom.data.images.image_batch import ImageBatch
-from patchloom.evaluation.detect import truth_of
-from patchloom.evaluation.detection import DetectionReport, Detections, box_iou
+from patchloom.evaluation.detection import DetectionReport, Detections, box_iou, truth_of
 from patchloom.exporters.graph import Traced
 from patchloom.exporters.parity import Outputs
 from patchloom.exporters.subject import ExportSettings, ExportSubject, data_of, spread

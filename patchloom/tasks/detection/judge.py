@@ -11,8 +11,7 @@ from patchloom.data.batches.loader import Loader
 from patchloom.data.datasets import LabeledImages
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
-from patchloom.evaluation.detect import find_objects, truth_of
-from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects
+from patchloom.evaluation.detection import DetectionReport, Detections, TrueObjects, find_objects, truth_of
 from patchloom.tasks.detection.plan import DetectionPlan
 from patchloom.tasks.detection.run_files import ValDetections
 from patchloom.tasks.task import Judge
@@ -52,12 +51,12 @@ class DetectionJudge(Judge):
         network: Any = unwrap(run.model)
         few = LabeledImages(self._val.images, self._val.rows[:TIMED], self._val.labels[:TIMED], self._val.classes)
         loader = Loader(few, self._view, batch_size=len(few), shuffle=False, skip_broken=True)
-        with run.processes.autocast(), run.processes.randomness_kept():
+        with run.processes.autocast(), run.processes.rng_preserved():
             batches = list(loader.epoch(0))
             list(find_objects(network, batches))
             begun = clock.perf_counter()
             list(find_objects(network, batches))
-            run.processes.synchronise()
+            run.processes.synchronize()
         networks = 2 if run.average or run.averaged is not None else 1
         return networks * len(self._val) * (clock.perf_counter() - begun) / len(few), 0.0
 

@@ -109,6 +109,6 @@ def _worst(folder: Path, data: str | None, count: int) -> tuple[list[tuple[str, 
     for number, i in enumerate(order[:count]):
         name, detail = kept.names[i], f"{scores[i]:.0%} right; {objects_text(report, i)}"
         row = draw_with_truth(images.read(places[name]), report, i)
-        looks.append((name, detail, ImageDetections(name, detected_objects(report.found[i], report.classes))))
+        looks.append((name, detail, ImageDetections(name, detected_objects(report.detections[i], report.classes))))
         sections.append(gallery_section(f"picture-{number}", name, TOLD if not number else "", [(row, detail)]))
     return looks, sections

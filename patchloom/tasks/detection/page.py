@@ -14,8 +14,15 @@ from patchloom.data.batches.loader import Loader
 from patchloom.data.checking.scan import scan_bar
 from patchloom.data.datasets import LabeledImages
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.evaluation.detect import find_objects, truth_of
-from patchloom.evaluation.detection import DetectionReport, Detections, Kind, TrueObjects, difference
+from patchloom.evaluation.detection import (
+    DetectionReport,
+    Detections,
+    Kind,
+    TrueObjects,
+    difference,
+    find_objects,
+    truth_of,
+)
 from patchloom.machine import cores
 from patchloom.objectives.detection import CHARTS
 from patchloom.report.charts import Series, line_chart

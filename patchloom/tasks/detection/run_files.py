@@ -51,7 +51,9 @@ def keep_val(folder: Path, kept: ValDetections) -> None:
     """Write `val.json`."""
     images = [
         {"key": key, "size": list(size), "objects": _objects(truth, size), "found": _found(found, size)}
-        for key, size, truth, found in zip(kept.names, kept.sizes, kept.report.truths, kept.report.found, strict=True)
+        for key, size, truth, found in zip(
+            kept.names, kept.sizes, kept.report.truths, kept.report.detections, strict=True
+        )
     ]
     told = {"classes": list(kept.report.classes), "images": images}
     write_checked(folder, {VAL: (json.dumps(told) + "\n").encode()})

@@ -16,7 +16,7 @@ from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
 from patchloom.evaluation.classification import ClassificationReport, evaluate
 from patchloom.evaluation.embeddings import Embeddings, embed
-from patchloom.evaluation.knn import NEIGHBOURS, NeighbourReport, knn
+from patchloom.evaluation.knn import NEIGHBORS, NeighborReport, knn
 from patchloom.machine import cores
 from patchloom.models.network import Network
 from patchloom.tasks.images.plan import ImagePlan
@@ -56,12 +56,12 @@ class ImageJudge(Judge):
         network: nn.Module = self.network(unwrap(run.model)).eval()
         device, size = run.processes.device, self.image_size
         images = torch.zeros(READ_IMAGES, 3, size, size, device=device)
-        with run.processes.autocast(), run.processes.randomness_kept():
+        with run.processes.autocast(), run.processes.rng_preserved():
             network(images)
-            run.processes.synchronise()
+            run.processes.synchronize()
             begun = clock.perf_counter()
             network(images)
-            run.processes.synchronise()
+            run.processes.synchronize()
         per_image = (clock.perf_counter() - begun) / READ_IMAGES
         networks = 2 if run.average or run.averaged is not None else 1
         looked_at = self.images()
@@ -142,14 +142,14 @@ class NeighbourJudge(ImageJudge):
 
     def __init__(self, plan: ImagePlan, processes: Processes) -> None:
         super().__init__(plan, processes)
-        self._k = min(*NEIGHBOURS, int((plan.splits.train.labels >= 0).sum()))
+        self._k = min(*NEIGHBORS, int((plan.splits.train.labels >= 0).sum()))
         self.metric = f"knn{self._k}_top1"
 
     def images(self) -> list[ImageSet]:
         """Both splits."""
         return [self._plan.splits.train, self._plan.splits.val]
 
-    def report(self, model: nn.Module) -> NeighbourReport:
+    def report(self, model: nn.Module) -> NeighborReport:
         """Its neighbours."""
         network = self.network(model)
         train, val = self._embedded(network, "train"), self._embedded(network, "val")

@@ -12,9 +12,8 @@ from PIL import Image
 
 from patchloom.data.checking.scan import scan_bar
 from patchloom.data.datasets import ImageSet
-from patchloom.evaluation.classification import ClassificationReport, Mistake
+from patchloom.evaluation.classification import ClassificationReport, Mistake, overfitting_note
 from patchloom.evaluation.intervals import LEVEL
-from patchloom.evaluation.overfitting import overfitting_note
 from patchloom.inference.classifier import load
 from patchloom.inference.evaluations import EvaluationSettings, evaluate_on
 from patchloom.models.cost import cost_rows

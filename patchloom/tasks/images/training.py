@@ -88,7 +88,7 @@ class WholeImageTraining(ImageTraining):
     ) -> Objective:
         teacher = None
         if plan.recipe.objective.teacher:
-            with processes.randomness_kept():
+            with processes.rng_preserved():
                 teacher = make_teacher(plan.recipe.objective.teacher, plan.splits).to(processes.device)
             if compiles:
                 teacher.compile()

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from patchloom.data.datasets import LabeledImages
 from patchloom.data.images.image_batch import normalize
-from patchloom.evaluation.segmentation import Counting
+from patchloom.evaluation.segmentation import SegmentationCounter
 from patchloom.exporters.graph import MAPS, FromPixels, SegmenterGraph
 from patchloom.exporters.parity import Outputs
 from patchloom.exporters.subject import ExportSettings, ExportSubject, data_of, spread
@@ -83,7 +83,7 @@ class SegmenterSubject(ExportSubject):
 
     def right(self, found: Outputs) -> float | None:
         """mIoU, of pixels."""
-        counting = Counting(self.labels, with_borders=False)
+        counting = SegmentationCounter(self.labels, with_borders=False)
         for row, (maps, truth) in enumerate(zip(found[MAPS], self._truth, strict=True)):
             logits = F.interpolate(torch.from_numpy(maps)[None], truth.shape, mode="bilinear", align_corners=False)
             counting.add([row], torch.from_numpy(truth)[None], logits.argmax(1))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from patchloom.data.datasets import ImageSet, Progress
 from patchloom.engine.distribution import Processes, unwrap
 from patchloom.engine.run import Run
-from patchloom.evaluation.segmentation import Counting, SegmentationReport, joined
+from patchloom.evaluation.segmentation import SegmentationCounter, SegmentationReport, joined
 from patchloom.machine import cores
 from patchloom.objectives.segmentation import labeled
 from patchloom.tasks.images.plan import ImagePlan
@@ -87,7 +87,7 @@ def judged(
     progress: Progress | None = None,
 ) -> SegmentationReport:
     """The network's answers about a set; `numbers` are the model's class of each class of the set, −1 for none."""
-    counting = Counting(tuple(classes), with_borders)
+    counting = SegmentationCounter(tuple(classes), with_borders)
     device = maps.device
     translated = None if numbers is None else torch.from_numpy(numbers).to(device)
     done = 0
@@ -150,11 +150,11 @@ class SegmentationJudge(Judge):
         val, networks = self._plan.splits.val, 2 if run.average or run.averaged is not None else 1
         few = PixelSet(val, range(min(TIMED_IMAGES, len(val))))
         took = []
-        with run.processes.autocast(), run.processes.randomness_kept():
+        with run.processes.autocast(), run.processes.rng_preserved():
             for _ in range(3):  # with reading; with what a device prepares; as all further ones
                 begun = clock.perf_counter()
                 self._answered(run.model, few, with_borders=False)
-                run.processes.synchronise()
+                run.processes.synchronize()
                 took.append((clock.perf_counter() - begun) / len(few.rows))
         size = sum(each.picture.nbytes + each.mask.nbytes for each in few) / max(1, len(few.rows))
         forward_s, reading_s = took[2] * len(val), max(0.0, took[0] - took[1]) * len(val)

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from patchloom.disk import atomic_write, make_folder
+from patchloom.machine import resolve_device
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.report.pictures.overlays import class_shares, color_mask, index_image, overlay_mask
 from patchloom.runs.config import RunFiles, read_run_files
@@ -142,7 +143,5 @@ def load_segmentation(folder: Path) -> tuple[SegmentationNetwork, RunFiles]:
 
 def load_segmenter(source: str | os.PathLike[str], *, device: str = "auto", multi_scale: bool = False) -> Segmenter:
     """The segmentation model of a run's folder."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     network, files = load_segmentation(run_folder(source))
-    return Segmenter(network.to(device), files, multi_scale=multi_scale)
+    return Segmenter(network.to(resolve_device(device)), files, multi_scale=multi_scale)

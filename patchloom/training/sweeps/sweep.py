@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from patchloom.data.sources.specs import Spec, join_specs, split_specs
 from patchloom.disk import locked
-from patchloom.engine.devices import kind_of
 from patchloom.engine.display import duration
 from patchloom.engine.rendezvous import place_from
 from patchloom.engine.signals import Stopped
+from patchloom.machine import device_kind, resolve_device
 from patchloom.options import renamed
 from patchloom.recipes.schema import Recipe
 from patchloom.runs.run_metadata import read_run_metadata
@@ -86,8 +84,8 @@ def sweep(
         raise UsageError("Give the fields to sweep: --grid optim.lr=1e-3,3e-4")
     given: dict[str, Any] = {"model": model, "recipe": recipe, "init": init, "epochs": epochs, "size": size}
     given |= {"batch": batch, "changes": dict(set or {}), "without": without, "workers": workers, "val": "held-out"}
-    device = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    kind_of(device)
+    device = resolve_device(device)
+    device_kind(device)
     bases = [TrainingSettings(data=join_specs(split_specs(one)), device=device, **given) for one in sets]
     settings = settings_of(grid)
     folder = Path(out) if out else Path("runs") / f"sweep-{'-'.join(map(folder_name, sets))[:80]}"
