@@ -37,8 +37,8 @@ def app(options: AppOptions) -> None:
     from patchloom.serving.page import PageApp
     from patchloom.serving.server import free_port
 
-    port = options.port
-    if port is None and (port := free_port(options.host, PORT)) != PORT:
+    port = free_port(options.host, PORT) if options.port is None else options.port
+    if options.port is None and port != PORT:
         print_status(f"note: port {PORT} is taken by another program; a free one is used")
 
     def on_start(url: str, app: "App") -> None:
