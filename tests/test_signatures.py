@@ -125,7 +125,7 @@ VERBS: dict[str, tuple[type, object, set[str], set[str]]] = {
         CompareOptions, patchloom.compare, {"text", "multi_scale", "mode", "seeds", "cost"}, set(),
     ),
     "evaluate": (
-        EvaluateOptions, patchloom.evaluate, {"text", "multi_scale", "mode", "sweep"}, {"heads", "progress"},
+        EvaluateOptions, patchloom.evaluate, {"text", "multi_scale", "mode", "sweep", "cost"}, {"heads", "progress"},
     ),
 }  # fmt: skip
 POSITIONAL = {"paths", "runs", "data", "spec"}

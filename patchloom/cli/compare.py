@@ -21,7 +21,6 @@ class CompareOptions(EvaluationOptions):
 
     seeds: Annotated[bool, Option("Mean, std, min and max over runs that differ only in their seed.")] = False
     agreement: Annotated[bool, Option("How often runs, their heads and the labels disagree.")] = False
-    cost: Annotated[bool, Option("Also speed, multiply-adds, parameters and memory.")] = False
 
 
 def compare(options: CompareOptions) -> None:
@@ -36,9 +35,9 @@ def compare(options: CompareOptions) -> None:
 
     runs, data = runs_and_data(options)
     task = task_of(runs)
-    views = changed(options, "agreement", "seeds", "cost")
+    views = changed(options, "agreement", "seeds")
     if not task.whole_images:
-        evaluate_task(task, runs, data, options, views)
+        evaluate_task(task, runs, data, options, views + changed(options, "cost"))
         return
     check_image_options(options, runs, data, [])
     if len(runs) < 2 and (options.seeds or not views):

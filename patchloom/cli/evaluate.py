@@ -9,6 +9,7 @@ from patchloom.cli.old_spellings import hint
 from patchloom.cli.options import Batch, Device, Json, Level, ReadingOptions, Split, Workers, changed, spelled
 from patchloom.data.reading import AS_IT_IS
 from patchloom.options import IMAGES, Argument, Option
+from patchloom_runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from patchloom.inference.classifier import Classifier
@@ -33,6 +34,7 @@ class EvaluationOptions:
     ]
     split: Split = None
     text: Annotated[str | None, Option("Parallel text, for translation runs: BLEU, chrF, loss.")] = None
+    cost: Annotated[bool, Option("Also speed, multiply-adds, parameters and memory.")] = False
     device: Device = "auto"
     multi_scale: Annotated[bool, Option("Segmentation runs: average six scales, each also mirrored.", panel=IMAGES)] = (
         False
@@ -93,22 +95,25 @@ def evaluate(options: EvaluateOptions) -> None:
         print(hint("evaluate RUN RUN …", "compare RUN RUN …"), file=sys.stderr)
     task = task_of(runs)
     if not task.whole_images:
-        evaluate_task(task, runs, data, options, changed(options, "sweep"))
+        evaluate_task(task, runs, data, options, changed(options, "sweep", "cost"))
         return
     check_image_options(options, runs, data, changed(options, "sweep"))
     if options.sweep is not None:
+        if options.cost:
+            raise UsageError("--sweep does not go with --cost: run them one after the other")
         _sweep(runs, str(data), options)
         return
     from patchloom.cli.evaluation_tables import print_evaluations
 
-    print_evaluations(evaluate_images(runs, data, options), device=options.device, as_json=options.as_json)
+    print_evaluations(
+        evaluate_images(runs, data, options), cost=options.cost, device=options.device, as_json=options.as_json
+    )
 
 
 def runs_and_data(options: EvaluationOptions) -> tuple[list[str], str | None]:
     """Split the arguments into runs and data."""
     from patchloom.runs.locate import names_run
     from patchloom_runtime.artifacts.metadata import is_artifact
-    from patchloom_runtime.errors import UsageError
 
     paths = options.paths
     is_model = names_run(paths[-1]) or is_artifact(paths[-1])
@@ -134,7 +139,6 @@ def evaluate_images(
 def evaluate_task(task: "Task", runs: list[str], data: str | None, options: EvaluationOptions, more: list[str]) -> None:
     """Evaluate runs of a task that has its own numbers. `more` are options given that such tasks do not read."""
     from patchloom.tasks.classification.several_runs import named
-    from patchloom_runtime.errors import UsageError
 
     own = {name: value for name in ("multi_scale", "mode") if (value := getattr(options, name))}
     read = ("--split", *map(spelled, READ_BY_EVERY_TASK))
@@ -151,7 +155,6 @@ def evaluate_task(task: "Task", runs: list[str], data: str | None, options: Eval
 
 def check_image_options(options: EvaluationOptions, runs: list[str], data: str | None, alone: list[str]) -> None:
     """Refuse options that classifiers do not read, and options that need data where none is given."""
-    from patchloom_runtime.errors import UsageError
 
     if others := changed(options, "multi_scale", "mode"):
         raise UsageError(f"{others[0]} is for runs that segment; {runs[0]} does not")
@@ -168,7 +171,6 @@ def task_of(runs: list[str]) -> "Task":
     from patchloom.runs.config import is_run
     from patchloom.tasks.table import task_named, task_of_method, task_of_run
     from patchloom_runtime.artifacts.metadata import is_artifact, read_about
-    from patchloom_runtime.errors import UsageError
 
     tasks = {run: task_of_run(Path(run)) for run in runs if is_run(run)}
     tasks |= {run: task_named(read_about(Path(run)).task) for run in runs if is_artifact(run)}
@@ -229,7 +231,6 @@ def _sweep(runs: list[str], data: str, options: EvaluateOptions) -> None:
 
 def _sweep_values(text: str) -> tuple[Any, list[float] | None]:
     """Parse 'crop' or 'size=160,224' into what is changed and its values."""
-    from patchloom_runtime.errors import UsageError
 
     over, equals, listed = text.partition("=")
     try:

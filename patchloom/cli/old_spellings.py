@@ -17,7 +17,7 @@ RENAMED_WITH_HINT = {("serve", "--workers"): "--processes"}
 # Options that moved from `evaluate` to a verb of their own.
 MOVED = {
     "probe": ("--knn", "--linear", "--linear-sgd", "--few-shot", "--levels"),
-    "compare": ("--agreement", "--seeds", "--cost"),
+    "compare": ("--agreement", "--seeds"),
 }
 
 

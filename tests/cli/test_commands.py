@@ -190,7 +190,7 @@ def test_spellings_that_need_no_hint(typed, expected) -> None:
     ("typed", "expected", "old", "new"),
     [
         ("-q evaluate run data --knn", "-q probe run data --knn 20", "evaluate --knn", "probe --knn"),
-        ("evaluate a b --cost", "compare a b --cost", "evaluate --cost", "compare --cost"),
+        ("evaluate a b --seeds", "compare a b --seeds", "evaluate --seeds", "compare --seeds"),
         ("serve run --workers=2", "serve run --processes=2", "serve --workers", "serve --processes"),
     ],
 )

@@ -65,7 +65,7 @@ EVALUATIONS = [
     "compare A B DATA --agreement",
     "compare A B --seeds",
     "probe A B NESTED --levels",
-    "compare B DATA --cost",
+    "evaluate B DATA --cost",
 ]
 TABLES = [
     "models",

@@ -145,7 +145,7 @@ def _for_page(
         frame = len(levels) if hit.level is None else hit.level
         said = "wrong" if hit.level is None else levels[hit.level]
         about = {"name": train.where(hit.place), "label": _label(train, hit.place), "score": hit.score}
-        return about | {"frame": frame, "said": said, "picture": _thumbnail(train, hit.place)}
+        return about | {"frame": frame, "level": said, "picture": _thumbnail(train, hit.place)}
 
     rows = [(name if len(by_run) > 1 else "", [shown(hit) for hit in hits]) for name, hits in by_run.items()]
     about = {"name": val.where(query), "label": _label(val, query), "above": above}
