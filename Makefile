@@ -24,7 +24,7 @@ FAST_TESTS := tests/architecture tests/cli/test_given_data.py tests/cli/test_hel
 	tests/data/test_folder.py tests/data/test_loader.py tests/data/test_mixing.py tests/data/test_objects.py \
 	tests/data/test_sources.py tests/data/test_splits.py tests/deployment/test_class_maps.py \
 	tests/deployment/test_given.py tests/deployment/test_index.py tests/deployment/test_reprs.py \
-	tests/engine/test_loop.py tests/engine/test_optimisation.py tests/engine/test_records.py \
+	tests/engine/test_loop.py tests/engine/test_optimization.py tests/engine/test_records.py \
 	tests/engine/test_resume.py tests/evaluation/test_classification.py tests/evaluation/test_detection.py \
 	tests/evaluation/test_retrieval.py tests/evaluation/test_segmentation.py tests/evaluation/test_translation.py \
 	tests/fuzz tests/inspection/test_attention.py tests/inspection/test_cost.py tests/inspection/test_pictures.py \
@@ -47,7 +47,7 @@ test-all: $(READY)
 OLDEST := .venv-oldest/bin
 # A broad part of the tests that takes about two minutes; the whole of them is for the newest versions.
 OLDEST_TESTS := tests/cli/test_help.py tests/cli/test_table.py tests/cli/test_printed.py tests/recipes tests/training \
-	tests/engine/test_loop.py tests/engine/test_resume.py tests/engine/test_optimisation.py tests/engine/test_records.py \
+	tests/engine/test_loop.py tests/engine/test_resume.py tests/engine/test_optimization.py tests/engine/test_records.py \
 	tests/data/test_decode.py tests/data/test_folder.py tests/data/test_parquet.py tests/data/test_sources.py \
 	tests/data/test_augment.py tests/data/test_vocabulary.py tests/objectives/test_classification.py \
 	tests/serving tests/test_checkpoint.py tests/test_timm.py

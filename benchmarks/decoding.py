@@ -25,7 +25,7 @@ from peak import peak_mib
 
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import create_seq2seq
-from patchloom_runtime.text.special_tokens import BOS, EOS, PAD, UNKNOWN
+from patchloom_runtime.text.vocabulary import BOS, EOS, PAD, UNKNOWN
 
 WORDS = 32_768
 OURS = {"ResMLP": "translation_resmlp_6", "Transformer": "translation_transformer_base"}

@@ -60,10 +60,10 @@ def prepare(folder: Path, data: str) -> None:
 
     import patchloom
     from patchloom.data.sources.source import find_source
+    from patchloom.exporters.onnx import quiet
     from patchloom.inference.classifier import Classifier
     from patchloom.models.pretrained.published import load_published
     from patchloom.runs.config import Preprocessing, RunFiles
-    from patchloom_runtime.engines.onnx_graph import _quiet
 
     torch.manual_seed(0)
     theirs = timm.create_model(TIMM).eval()
@@ -90,13 +90,14 @@ def prepare(folder: Path, data: str) -> None:
     transform = patchloom.load(folder / "run", device="cpu")._transform
     count = min(max(BATCHES), len(pictures))
     np.save(folder / "pixels.npy", np.stack([transform(pictures.read(row)) for row in range(count)]))
-    with _quiet():
+    with quiet():
         images = torch.zeros(2, 3, SIZE, SIZE)
         batch = {0: torch.export.Dim.DYNAMIC}
         program = torch.onnx.export(theirs, (images,), dynamic_shapes=(batch,), dynamo=True, verbose=False)
     assert program is not None
     program.save(str(folder / "timm.onnx"), external_data=False)
-    subprocess.run([sys.executable, HERE.parent / "runtime" / "build.py", folder / "runtime"], check=True)
+    package = "patchloom_runtime"
+    shutil.copytree(HERE.parent / "runtime" / package, folder / "runtime" / package)
 
 
 def _without(options: dict[str, Any]) -> dict[str, Any]:

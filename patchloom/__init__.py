@@ -100,6 +100,8 @@ _WHERE = {
 }
 # Names of earlier releases: module and the name to use instead.
 _DEPRECATED = {
+    "Artefact": ("patchloom_runtime.artifacts.artifact:Artifact", "Artifact"),
+    "Recorded": ("patchloom.models.cuda_graphs:CapturedNetwork", "CapturedNetwork"),
     "evaluate_runs": ("patchloom.tasks.classification.several_runs:evaluate", "evaluate"),
     "load_translator": ("patchloom.tasks.translation.translator", "load"),
 }

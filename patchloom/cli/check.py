@@ -14,6 +14,7 @@ import typer
 
 from patchloom.cli.options import Without
 from patchloom.data.reading import AS_IT_IS, Reading
+from patchloom.data.sources.specs import join_specs, split_specs
 from patchloom.options import Argument, Option
 from patchloom_runtime.errors import UsageError
 from patchloom_runtime.printable import plural, printable
@@ -31,7 +32,7 @@ UNEVEN = 10  # ratio of the largest to the smallest class from which a dataset c
 class CheckOptions:
     """Options of `patchloom check`."""
 
-    data: Annotated[str, Argument("Folder, or any other data that `train` takes.", metavar="DATA", joined=True)]
+    data: Annotated[tuple[str, ...], Argument("Folder, or any other data that `train` takes.", metavar="DATA")]
     page: Annotated[str | None, Option("HTML page. Default: runs/check-NAME/check.html, if there are problems.")] = None
     against: Annotated[
         str | None,
@@ -48,6 +49,11 @@ class CheckOptions:
     reading: Annotated[Reading, Without(("val",))] = AS_IT_IS
     as_json: Annotated[bool, Option("Print JSON; a page is written only with --page.", name="json")] = False
 
+    @property
+    def data_text(self) -> str:
+        """The data as one string, quoted as a shell would if there are several."""
+        return join_specs(self.data)
+
 
 def check(options: CheckOptions) -> None:
     """Find unreadable and odd files, duplicates, leaks and imbalance. Exits with 3 if there are problems."""
@@ -55,7 +61,7 @@ def check(options: CheckOptions) -> None:
     from patchloom.data.checking.check import check as check_data
     from patchloom.data.checking.scan import scan_bar
 
-    data, against = options.data, options.against
+    data, against = options.data_text, options.against
     page = Path(options.page) if options.page else None
     if page:
         _refuse_inside(page, data)
@@ -108,8 +114,8 @@ def _print(
     task = {"segment": "segmentation, ", "detect": "detection, "}.get(report.task, "")
     decoded = f", {report.decoded:,} decoded" if report.unit == "image" else ""
     speed = f"{seconds:.1f} s ({report.images / seconds:,.0f}/s{decoded})"
-    print_result(f"{options.data}  {task}{classes}{counted}   {speed}")
-    rows = [(printable(name), count, printable(detail)) for name, count, detail in _rows(report, options.data)]
+    print_result(f"{options.data_text}  {task}{classes}{counted}   {speed}")
+    rows = [(printable(name), count, printable(detail)) for name, count, detail in _rows(report, options.data_text)]
     width = max([16, *(len(name) for name, _, _ in rows)])
     for name, count, detail in rows:
         print_result(f"  {name:<{width}}{count:>7}  {detail}".rstrip())
@@ -123,7 +129,7 @@ def _print(
         print_result(f"List: {list_file}")
         reading = replace(reading, without=list_file)
     if list_file or report.classes or report.task != "classify":
-        print(f"Next: patchloom train {shlex.quote(options.data)}{reading.options()}")
+        print(f"Next: patchloom train {shlex.quote(options.data_text)}{reading.options()}")
 
 
 def _rows(report: "CheckReport", data: str) -> Iterator[tuple[str, str, str]]:
@@ -212,9 +218,9 @@ def _write_list(report: "CheckReport", options: CheckOptions) -> Path | None:
     if report.against is None or not report.against.overlaps:
         return None
     other, without = options.against or "", options.reading.without
-    default = Path("runs", f"check-{_safe_name(options.data)}", f"in-{_safe_name(other)}.tsv")
+    default = Path("runs", f"check-{_safe_name(options.data_text)}", f"in-{_safe_name(other)}.tsv")
     target = Path(options.list_file) if options.list_file else default
-    _refuse_inside(target, options.data, other, what="list")
+    _refuse_inside(target, options.data_text, other, what="list")
     before = sorted(read_list(Path(without).expanduser())) if without else []
     listed_before = [(name, f"listed in {without}") for name in before]
     write_list(target, [*listed_before, *((one.key, one.reason) for one in report.against.overlaps)])
@@ -222,8 +228,6 @@ def _write_list(report: "CheckReport", options: CheckOptions) -> Path | None:
 
 
 def _refuse_inside(target: Path, *data: str, what: str = "page") -> None:
-    from patchloom.data.sources.specs import split_specs
-
     for part in [part for one in data if one for part in split_specs(one)]:
         folder = Path(part).expanduser()
         if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):

@@ -24,4 +24,6 @@ def demo(options: DemoOptions) -> None:
     print(hint("demo", f"train digits --out {options.out}"), file=sys.stderr)
     # Digits of 8 pixels fill their frame: shifting and mixing them only slows a run of a minute.
     changes = {"augment.crop": "resize", "augment.mixup": 0, "optim.lr": 3e-3}
-    train(TrainOptions(data="digits", out=options.out, epochs=options.epochs, changes=changes, as_json=options.as_json))
+    train(
+        TrainOptions(data=("digits",), out=options.out, epochs=options.epochs, changes=changes, as_json=options.as_json)
+    )

@@ -9,7 +9,7 @@ from patchloom.cli.options import DryRun, Json, keywords
 from patchloom.options import Argument, Option
 
 if TYPE_CHECKING:
-    from patchloom.exporters.export import Exported
+    from patchloom.exporters.artifact import Exported
     from patchloom.exporters.single_page.page import Page
 
 COMPARISON = "Comparison with the run"
@@ -63,7 +63,7 @@ def export(options: ExportOptions) -> None:
     patchloom export runs/photos --out page.html
     """
     from patchloom.cli.output import print_json
-    from patchloom.exporters.export import Exported
+    from patchloom.exporters.artifact import Exported
     from patchloom.tasks.export import export as export_run
 
     if options.dry_run:
@@ -80,7 +80,7 @@ def export(options: ExportOptions) -> None:
 
 def _print_plan(options: ExportOptions) -> None:
     from patchloom.cli.output import print_json, print_result
-    from patchloom.exporters.export import artifact_folder
+    from patchloom.exporters.artifact import artifact_folder
     from patchloom.runs.config import read_config
     from patchloom.runs.folders import refuse_taken
     from patchloom.runs.locate import run_folder

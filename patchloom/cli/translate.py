@@ -22,7 +22,7 @@ from patchloom.options import Argument, Option
 from patchloom_runtime.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from patchloom_runtime.artifacts.line_translator import LineTranslation
+    from patchloom_runtime.text.line_translator import LineTranslation
 
 MAX_LINE_BYTES = 1 << 20
 
@@ -120,7 +120,7 @@ def _decode(lines: list[bytes], before: int, replace: bool, name: str) -> tuple[
 
 def _line_groups(file: str | None) -> Iterator[list[bytes]]:
     """Yield groups of lines that are available together, each at most WINDOW lines."""
-    from patchloom_runtime.artifacts.line_translator import WINDOW
+    from patchloom_runtime.text.line_translator import WINDOW
 
     if file is None:
         yield from _arriving_lines(sys.stdin.buffer, WINDOW)

@@ -34,8 +34,7 @@ from patchloom.evaluation.intervals import bootstrap
 from patchloom.models.dense.detector import Detector
 from patchloom.objectives.detection import prepare_inputs
 from patchloom_runtime.errors import UsageError
-from patchloom_runtime.images.object_masks import ObjectMask
-from patchloom_runtime.images.pasted_masks import pasted
+from patchloom_runtime.images.object_masks import ObjectMask, paste_mask
 from patchloom_runtime.images.samples import EXTENT
 
 Kind = Literal["box", "mask"]
@@ -231,7 +230,7 @@ def in_image_pixels(output: Mapping[str, Tensor], extent: Sequence[int]) -> Dete
     masks = None
     if "masks" in on_host:
         shares = on_host["masks"][:, 0].numpy()
-        masks = [pasted(mask, box, (height, width)) for mask, box in zip(shares, boxes, strict=True)]
+        masks = [paste_mask(mask, box, (height, width)) for mask, box in zip(shares, boxes, strict=True)]
     categories = on_host["labels"].long().numpy() - 1
     return Detections(boxes.astype(np.float64), categories, on_host["scores"].double().numpy(), masks)
 

@@ -28,7 +28,7 @@ from patchloom.data.text.words import words
 from patchloom.evaluation.classification import in_eval_mode
 from patchloom.objectives.translation import token_losses
 from patchloom_runtime.errors import DataError, UsageError
-from patchloom_runtime.text.special_tokens import PAD
+from patchloom_runtime.text.vocabulary import PAD
 
 # As in fairseq's script for WMT: of two hyphens around one letter it splits the first.
 _COMPOUND = re.compile(r"(\S)-(\S)")

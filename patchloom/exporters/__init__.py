@@ -1,1 +1,1 @@
-"""Export of trained models; one format per file, each compared with its run."""
+"""Export of trained models: one file per format, and the comparison of each exported file with its run."""

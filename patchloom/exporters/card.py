@@ -1,16 +1,16 @@
-"""`README.md` of an artefact: what it is, how it compares with its run, how it is used."""
+"""The model card (`README.md`) of an artifact."""
 
 from typing import TYPE_CHECKING
 
 from patchloom.exporters.parity import columns
 
 if TYPE_CHECKING:
-    from patchloom.exporters.export import Exported
+    from patchloom.exporters.artifact import Exported
     from patchloom.exporters.subject import ExportSubject
 
 
 def artifact_card(subject: "ExportSubject", outputs: tuple[str, ...], exported: "Exported") -> str:
-    """The text of the card."""
+    """Return the text of the card: the model, its comparison with the run, and how to use it."""
     head = [column.removeprefix("#") for column in columns(exported.measure, exported.compared)]
     table = [head, ["---", *["---:"] * (len(head) - 2), "---"], *(row.cells() for row in exported.rows)]
     lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
@@ -21,18 +21,18 @@ tags: [patchloom, {exported.to}]
 
 # {subject.network}, {exported.to} {exported.precision}
 
-{subject.answers}
+{subject.summary}
 
 Compared with the run on {exported.images:,} {exported.compared}, on the machine that exported it:
 
 {lines}
 
-{subject.in_words(outputs)}
+{subject.describe_graphs(outputs)}
 
 ```python
-import patchloom_runtime  # numpy, Pillow and the format's own package; or patchloom.load, the same
+import patchloom_runtime  # needs numpy, Pillow and the engine; patchloom.load does the same
 
 model = patchloom_runtime.load("this/folder")
-{subject.use}
+{subject.usage}
 ```
 """

@@ -1,6 +1,6 @@
-"""What is exported: pixels in, named float32 outputs out; normalisation, absorbed network and heads between them.
+"""The modules that are exported: pixels in, named float32 outputs out, with normalization inside.
 
-Letters: B images of H×W pixels, K classes, C channels of the vector that images are compared by.
+Letters: B images of H×W pixels, K classes, C channels of an embedding.
 """
 
 import copy
@@ -14,62 +14,62 @@ from torch import Tensor, nn
 from patchloom.models.absorb import absorb
 from patchloom.models.dense.upernet import SegmentationNetwork
 from patchloom.models.network import Network
-from patchloom_runtime.engines.formats import MODEL
+from patchloom_runtime.engines.engine import MODEL
 
 LOGITS, EMBEDDING, MAPS = "logits", "embedding", "maps"
 
 
 @dataclass(frozen=True)
-class Traced:
-    """One part of what is exported: a module, and the inputs it is traced with."""
+class GraphPart:
+    """A module to export as one graph, with the example inputs it is traced with."""
 
     module: nn.Module
     inputs: Mapping[str, Tensor]  # in the order of the module's parameters
     outputs: Sequence[str]
-    free: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)  # sides that are of any length; else the first
-    part: str = MODEL
+    dynamic: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)  # axes of any length; default: the first
+    name: str = MODEL
 
     def dynamic_shapes(self) -> tuple[dict[int, Any], ...]:
-        """As torch.export has them."""
-        return tuple(dict(self.free.get(name, {0: torch.export.Dim.DYNAMIC})) for name in self.inputs)
+        """Return the dynamic axes of each input, as torch.export takes them."""
+        return tuple(dict(self.dynamic.get(name, {0: torch.export.Dim.DYNAMIC})) for name in self.inputs)
 
     @property
     def bytes(self) -> int:
-        """Of the weights."""
-        return sum(value.numel() * value.element_size() for value in self.module.state_dict().values())
+        """Size of the weights."""
+        return state_bytes(self.module)
 
 
 class FromPixels(nn.Module):
-    """(B, H, W, 3) uint8 → arrays by name."""
+    """Base of graphs that map pixels (B, H, W, 3) uint8 to named arrays."""
 
-    outputs: ClassVar[tuple[str, ...]]  # their names, in order
+    outputs: ClassVar[tuple[str, ...]]  # names, in order
     scale: Tensor
     shift: Tensor
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], *, half: bool = False) -> None:
         super().__init__()
         self.half_precision = half
-        # The numbers of `normalise`, in the same order of operations, so that images are equal to the bit.
+        # The same operations in the same order as `normalize`, so that images are equal to the bit.
         self.register_buffer("scale", torch.tensor([1 / (255 * s) for s in std]))
         self.register_buffer("shift", torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]))
 
     def forward(self, pixels: Tensor) -> dict[str, Tensor]:
-        """(B, H, W, 3) uint8 → float32 outputs by name."""
+        """Map (B, H, W, 3) uint8 to float32 outputs by name."""
         images = self.normalized(pixels)
-        found = self.answers(images.half() if self.half_precision else images)
-        return {name: found[name].float() for name in self.outputs}
+        results = self.network_outputs(images.half() if self.half_precision else images)
+        return {name: results[name].float() for name in self.outputs}
 
     def normalized(self, pixels: Tensor) -> Tensor:
-        """(B, H, W, 3) uint8 → (B, 3, H, W)."""
+        """Map (B, H, W, 3) uint8 to (B, 3, H, W) float32."""
         return (pixels.to(torch.float32) * self.scale + self.shift).permute(0, 3, 1, 2)
 
-    def answers(self, images: Tensor) -> dict[str, Tensor]:
-        """What the network says of (B, 3, H, W), normalised."""
+    def network_outputs(self, images: Tensor) -> dict[str, Tensor]:
+        """Run the network on normalized images (B, 3, H, W)."""
         raise NotImplementedError
 
 
 class EmbeddingGraph(FromPixels):
-    """→ {"embedding": (B, C)}."""
+    """Graph with the output "embedding" (B, C)."""
 
     outputs: ClassVar[tuple[str, ...]] = (EMBEDDING,)
 
@@ -81,21 +81,20 @@ class EmbeddingGraph(FromPixels):
         if half:
             self.network.half()
 
-    def answers(self, images: Tensor) -> dict[str, Tensor]:
-        """By the network's own parts."""
+    def network_outputs(self, images: Tensor) -> dict[str, Tensor]:
         features = self.network.features(images)
-        found = {EMBEDDING: self.network.projector(self.network.vectors(features))}
-        return found | ({LOGITS: self.network.head(features)} if LOGITS in self.outputs else {})
+        results = {EMBEDDING: self.network.projector(self.network.vectors(features))}
+        return results | ({LOGITS: self.network.head(features)} if LOGITS in self.outputs else {})
 
 
 class ClassifierGraph(EmbeddingGraph):
-    """→ {"logits": (B, K), "embedding": (B, C)}."""
+    """Graph with the outputs "logits" (B, K) and "embedding" (B, C)."""
 
     outputs = (LOGITS, EMBEDDING)
 
 
 class SegmenterGraph(FromPixels):
-    """→ {"maps": (B, K, H/4, W/4)}, the logits of places of an image."""
+    """Graph with the output "maps" (B, K, H/4, W/4): logits at a quarter of the resolution."""
 
     outputs = (MAPS,)
 
@@ -109,6 +108,10 @@ class SegmenterGraph(FromPixels):
             for part in (self.backbone, self.neck, self.head):
                 part.half()
 
-    def answers(self, images: Tensor) -> dict[str, Tensor]:
-        """As the network's `forward`."""
+    def network_outputs(self, images: Tensor) -> dict[str, Tensor]:
         return {MAPS: self.head(self.neck(self.backbone.pyramid(images, self.strides)))}
+
+
+def state_bytes(module: nn.Module) -> int:
+    """Return the bytes of all parameters and buffers."""
+    return sum(value.numel() * value.element_size() for value in module.state_dict().values())

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom_runtime.errors import NumericalError, UsageError, at_least
-from patchloom_runtime.text.hypothesis import Hypothesis
-from patchloom_runtime.text.special_tokens import BOS, EOS, PAD
+from patchloom_runtime.text.line_translator import Hypothesis
+from patchloom_runtime.text.vocabulary import BOS, EOS, PAD
 
 MOST_PENALTY = 10  # scores of long sentences would be no numbers
 

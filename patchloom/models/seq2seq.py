@@ -36,7 +36,7 @@ from patchloom.layers.sequence_mixing import (
 from patchloom.layers.transformer_init import xavier_
 from patchloom.models.network import check_types
 from patchloom_runtime.errors import DataError, UsageError, at_least, nearest
-from patchloom_runtime.text.special_tokens import PAD, UNKNOWN
+from patchloom_runtime.text.vocabulary import PAD, UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)

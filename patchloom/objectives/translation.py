@@ -14,7 +14,7 @@ from patchloom.data.text.token_batches import SentenceBatch
 from patchloom.objectives.classification import at_least_float32
 from patchloom.objectives.objective import Ingredients, Objective
 from patchloom_runtime.errors import UsageError
-from patchloom_runtime.text.special_tokens import PAD
+from patchloom_runtime.text.vocabulary import PAD
 
 CHARTS: dict[str, dict[str, str]] = {}  # charts of a report: title → curve → metric name
 

@@ -19,9 +19,9 @@ def served_name(source: str) -> str:
 def check_model_path(source: str) -> None:
     """A UsageError where nothing can be served, before any process is started; names of weights are looked up later."""
     if os.path.isdir(source):
-        files = ("config.json", "index.json", "artefact.json")
-        if not any(os.path.isfile(os.path.join(source, file)) for file in files):
-            raise UsageError(f"{source} is neither a run nor an artefact or index: it has none of {', '.join(files)}")
+        files = ("config.json", "index.json", "artifact.json")
+        if not any(os.path.isfile(os.path.join(source, file)) for file in (*files, "artefact.json")):
+            raise UsageError(f"{source} is neither a run nor an artifact or index: it has none of {', '.join(files)}")
     elif ":" not in source:
         raise UsageError(
             f"{source} does not exist; give a run, an artefact, an index, or weights such as resmlp_s12:in1k"

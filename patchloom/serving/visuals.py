@@ -23,7 +23,7 @@ def explained(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -
     import torch
 
     from patchloom.report.pictures.explanations import class_map, map_kind, strengths
-    from patchloom.report.pictures.look import show
+    from patchloom.report.pictures.look import network_inputs
     from patchloom.report.pictures.sheets import numbers
 
     label, names = options["label"], _names(model)
@@ -31,18 +31,18 @@ def explained(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -
         raise UsageError(
             f"there is no class {label!r}.{nearest(label, names)}" if names else "the model names no classes"
         )
-    shown = show(model.model, model.preprocessing, list(pictures))
-    order = (-shown.probabilities).argsort(axis=1, kind="stable") if names else None
+    inputs = network_inputs(model.model, model.preprocessing, list(pictures))
+    order = (-inputs.probabilities).argsort(axis=1, kind="stable") if names else None
     likeliest = torch.zeros(len(pictures), dtype=torch.int64) if order is None else torch.from_numpy(order[:, 0].copy())
     chosen = likeliest if label is None else torch.full_like(likeliest, names.index(label))
-    kind = map_kind(shown.network)
-    best = class_map(shown.network, shown.images, likeliest)
-    maps = best if torch.equal(chosen, likeliest) else class_map(shown.network, shown.images, chosen)
+    kind = map_kind(inputs.network)
+    best = class_map(inputs.network, inputs.images, likeliest)
+    maps = best if torch.equal(chosen, likeliest) else class_map(inputs.network, inputs.images, chosen)
     scaled = numbers(strengths(maps, kind, best), "the map").round(3)
     return [
         {
             "answers": [
-                {"label": names[at], "probability": float(shown.probabilities[row, at])}
+                {"label": names[at], "probability": float(inputs.probabilities[row, at])}
                 for at in (() if order is None else order[row, : options["top"]])
             ],
             "label": names[chosen[row]] if names else "",
@@ -50,7 +50,7 @@ def explained(model: Any, pictures: Sequence[Any], options: Mapping[str, Any]) -
             "map": scaled[row].tolist(),
             "seen": in_base64(seen),
         }
-        for row, seen in enumerate(shown.seen)
+        for row, seen in enumerate(inputs.input_images)
     ]
 
 

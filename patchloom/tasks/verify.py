@@ -25,9 +25,9 @@ from patchloom.tasks.table import task_of_run
 from patchloom.tasks.task import Task
 from patchloom_runtime.artifacts.artifact import check_file, is_artifact
 from patchloom_runtime.artifacts.artifact import load as load_artifact
-from patchloom_runtime.artifacts.metadata import FILE as ARTIFACT
+from patchloom_runtime.artifacts.metadata import metadata_path
 from patchloom_runtime.artifacts.metadata import read_about as read_artifact
-from patchloom_runtime.engines.formats import graph_format
+from patchloom_runtime.engines.engine import ENGINES
 from patchloom_runtime.errors import CheckpointError, PatchloomError, ResourceError, UsageError
 from patchloom_runtime.untrusted import parse_json, read_plain
 
@@ -67,8 +67,8 @@ def verify(folder: Path, *, accepted: bool = False) -> VerifyReport:
         return _verify_index(folder, accepted=accepted)
     if not os.path.isfile(folder / "config.json"):
         raise UsageError(
-            f"{folder} is neither the folder of a run nor an index or artefact: it has no config.json, {INDEX} or "
-            f"{ARTIFACT}"
+            f"{folder} is neither the folder of a run nor an index or artifact: it has no config.json, {INDEX} or "
+            "artifact.json"
         )
     taken: list[str] = []
     if accepted:
@@ -188,14 +188,14 @@ def _count_labels(stored: StoredVectors, about: IndexMetadata) -> None:
 
 def _verify_artifact(folder: Path, *, accepted: bool) -> VerifyReport:
     if accepted:
-        raise UsageError(f"--accept is about runs and indexes; {folder} is an artefact: export it again instead")
-    found = VerifyReport(folder, "artefact")
-    found.look(ARTIFACT, lambda: read_artifact(folder))
-    if ARTIFACT in found.wrong:
-        return found
+        raise UsageError(f"--accept applies to runs and indexes; {folder} is an artifact: export it again instead")
+    report, name = VerifyReport(folder, "artifact"), metadata_path(folder).name
+    report.look(name, lambda: read_artifact(folder))
+    if name in report.wrong:
+        return report
     about = read_artifact(folder)
-    for name in about.files:
-        found.look(name, partial(check_file, folder, about, name))
-    if not found.wrong and all(map(find_spec, graph_format(about.to).to_open)):
-        found.look(ARTIFACT, lambda: load_artifact(folder, threads=1))
-    return found
+    for file in about.files:
+        report.look(file, partial(check_file, folder, about, file))
+    if not report.wrong and find_spec(ENGINES[about.to].package):
+        report.look(name, lambda: load_artifact(folder, threads=1))
+    return report

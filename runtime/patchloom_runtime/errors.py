@@ -1,4 +1,4 @@
-"""What went wrong, in one line a user can act on. Each kind has the exit code of the command line."""
+"""Errors with one-line messages that a user can act on. Each class has an exit code for the command line."""
 
 import re
 from collections.abc import Callable
@@ -8,28 +8,27 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-
-MOST_SHOWN = 2_000  # characters of a message; a name or value from a file may have millions
+MOST_CHARACTERS = 2_000  # of a message; a name or value from a file may have millions
 
 
 def shortened(text: str) -> str:
-    """The text, without its middle where it is too long to be read: its end says what to do."""
-    half = MOST_SHOWN // 2
-    return text if len(text) <= MOST_SHOWN else f"{text[:half]} […] {text[-half:]}"
+    """Remove the middle of a text that is too long to read. The end of a message says what to do."""
+    half = MOST_CHARACTERS // 2
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:half]} […] {text[-half:]}"
 
 
 class PatchloomError(Exception):
-    """A mistake that is not a bug: the message says what was given, what was expected, what to do."""
+    """Base of all errors that are not bugs. The message says what was found, what was expected and what to do."""
 
     exit_code = 1
 
     def __str__(self) -> str:
-        # Names from outside may have line breaks; the message stays one line.
+        # Names from files may contain line breaks; the message stays one line.
         return shortened(super().__str__().replace("\n", "\\n"))
 
 
 class UsageError(PatchloomError, ValueError):
-    """A wrong name, option, path or recipe field."""
+    """Wrong name, option, path or recipe field."""
 
     exit_code = 2
 
@@ -41,7 +40,7 @@ class DataError(PatchloomError):
 
 
 class CheckpointError(PatchloomError):
-    """A file of weights that is damaged, foreign or of another network."""
+    """A weights file that is damaged, foreign or for another network."""
 
     exit_code = 4
 
@@ -59,10 +58,10 @@ class ResourceError(PatchloomError):
 
 
 class DeviceError(ResourceError):
-    """A device that failed: nothing on it can be read any more, by this process."""
+    """A device that failed. This process can no longer read anything on it."""
 
 
-# torch has classes for some of these; the libraries below it and a CPU without memory have sentences alone.
+# torch has classes for some of these; the libraries below it, and a CPU without memory, only have messages.
 _NO_MEMORY = re.compile(r"CUDA out of memory|error: out of memory|_STATUS_ALLOC_FAILED|DefaultCPUAllocator")
 _FAILED = re.compile(
     r"(CUDA|HIP) error|_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)|device-side assert|"
@@ -71,14 +70,14 @@ _FAILED = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device, or torch on a CPU, had too little memory; others may go on with less."""
+    """Return whether a device, or torch on the CPU, ran out of memory. A retry with less may work."""
     return type(error).__name__ == "OutOfMemoryError" or (
         isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
     )
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Whether a device failed, so that this process cannot use it any more; NCCL speaks of those of other ranks."""
+    """Return whether a device failed for good. NCCL errors do not count: they report failures of other ranks."""
     if isinstance(error, DeviceError):
         return True
     if not isinstance(error, RuntimeError) or is_out_of_memory(error) or "NCCL" in str(error):
@@ -87,28 +86,28 @@ def is_device_failure(error: BaseException) -> bool:
 
 
 def not_finite(what: str) -> NumericalError:
-    """The error for answers of a network whose weights are finite, as those of every loaded one are."""
+    """Return the error for predictions that are not finite. Weights are checked when they are loaded."""
     return NumericalError(
-        f"the network's answer about {what} is not finite, though its weights are: the device or its precision is at "
+        f"the network's prediction for {what} is not finite, though its weights are: the device or its precision is at "
         "fault. Try --device cpu."
     )
 
 
 def first_line(error: BaseException) -> str:
-    """What a library says first, without a full stop; the rest is for those who write it."""
+    """Return the first line of a library's message, without a full stop."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def nearest(given: str, known: list[str] | tuple[str, ...], *, limit: int = 3) -> str:
-    """A phrase with the known names closest to `given`: ' Did you mean a, b?', or '' when nothing is close."""
+def nearest(name: str, known: list[str] | tuple[str, ...], *, limit: int = 3) -> str:
+    """Return ' Did you mean a, b?' with the known names closest to `name`, or '' if none is close."""
     import difflib
 
-    close = difflib.get_close_matches(given, known, n=limit, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=limit, cutoff=0.5)
     return f" Did you mean {', '.join(close)}?" if close else ""
 
 
 def with_near_options(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which answers an option that it does not have by the nearest names rather than by a TypeError."""
+    """Make a function raise UsageError with the nearest known names, not TypeError, for an unknown option."""
     code = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
@@ -123,13 +122,13 @@ def with_near_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def at_least(name: str, value: float, least: int) -> None:
-    """Refuse a count that is too small."""
+    """Raise UsageError if a count is too small."""
     if value < least:
         raise UsageError(f"{name} is {value}, expected a whole number of at least {least}")
 
 
 def attempted(read: Callable[[], R], notes: list[str]) -> R | None:
-    """What `read` gives; where it cannot, its reason becomes one of the notes."""
+    """Return the result of `read`. If it fails, add the error to `notes` and return None."""
     try:
         return read()
     except PatchloomError as error:

@@ -19,7 +19,7 @@ class TreeEntry(NamedTuple):
 
 
 class VisitedFolders:
-    """The folders that a walk has entered. Each is entered once: thirty folders of two links each would be a billion.
+    """The folders that a walk has entered. Each is entered once: 30 nested folders with 2 links each have 2³⁰ paths.
 
     A link that leaves the folder where the walk began is followed, once per target. A link into that folder, or to one
     of its parents, is not followed: its contents are reached by their own path.
@@ -79,7 +79,7 @@ def files_below(root: str) -> list[str]:
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", "other"]:
-    """A link that leads to itself is neither folder nor file."""
+    """Return the kind of an entry. A link that leads to itself is "other"."""
     try:
         return "folder" if entry.is_dir() else "file" if entry.is_file() else "other"
     except OSError:

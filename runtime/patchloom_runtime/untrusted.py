@@ -1,4 +1,4 @@
-"""Files that anybody may have written: only plain ones are read, of a bounded size, and values of a known shape."""
+"""Reading files from untrusted sources: only regular files of bounded size, and JSON values of a known shape."""
 
 import errno
 import hashlib
@@ -13,41 +13,39 @@ from typing import Any, get_args, get_origin
 
 from patchloom_runtime.errors import ResourceError
 
-MOST_BYTES = 64 << 20  # of a file of settings, names or records
+MOST_BYTES = 64 << 20  # of a file with settings, names or records
 _MOST_DEPTH = 64
-# What the system has too little of at the moment, and what a user can do.
-SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-ADVICE = "Allow more open files with ulimit -n, or give fewer --workers, and run the command again."
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # temporary shortages of the system
+ADVICE = "Allow more open files with ulimit -n, or use fewer --workers, and run the command again."
 
-
-# Without O_NONBLOCK a pipe that nobody writes to is waited for.
+# Without O_NONBLOCK, opening a pipe waits for a writer.
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_plain(path: str | os.PathLike[str], *, links: bool = True) -> FileIO:
-    """A file to read from; an OSError too where it is a pipe, a device or a folder, which is never waited for.
+    """Open a regular file for reading. Raises OSError for pipes, devices and folders, without waiting for them.
 
-    Where too many files are open, a ResourceError. With `links=False`, an OSError also where the file or a folder on
-    the way to it is a symbolic link; the path is then absolute, as `os.path.realpath` returns it.
+    Raises ResourceError if too many files are open. With `links=False`, raises OSError if the file or a folder above it
+    is a symbolic link; the path must then be absolute, as `os.path.realpath` returns it.
     """
-    given = os.fspath(path)
-    if "\0" in given:
-        raise OSError(errno.EINVAL, "a NUL character is in its name", given)
+    name = os.fspath(path)
+    if "\0" in name:
+        raise OSError(errno.EINVAL, "its name contains a NUL character", name)
     try:
-        descriptor = os.open(given, _READING) if links else _open_without_links(given)
+        descriptor = os.open(name, _READING) if links else _open_without_links(name)
     except OSError as error:
-        if error.errno in SCARCE:  # which is no fact about the file
-            raise ResourceError(f"{given} cannot be read now: {error.strerror}. {ADVICE}") from error
+        if error.errno in SCARCE:  # says nothing about the file
+            raise ResourceError(f"{name} cannot be read now: {error.strerror}. {ADVICE}") from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a file", given)
+        raise OSError(errno.EINVAL, "it is not a file", name)
     return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def _open_without_links(path: str) -> int:
-    """Open a folder at a time, so that none of them can be replaced by a link meanwhile."""
+    """Open one folder after another, so that none can be replaced by a link in between."""
     *folders, name = path.removeprefix(os.sep).split(os.sep)
     folder = os.open(os.sep, _FOLDER)
     try:
@@ -61,9 +59,9 @@ def _open_without_links(path: str) -> int:
 
 
 def path_within(path: str, roots: Sequence[str]) -> str | None:
-    """Return the real path of a file that a stranger names, if it is one of `roots` or inside one, else None.
+    """Return the real path of an untrusted path if it is one of `roots` or inside one, else None.
 
-    A relative path is read from each of them. Open the result with `links=False`.
+    A relative path is resolved against each root. Open the result with `links=False`.
     """
     try:
         folders = [os.path.realpath(root) for root in roots]
@@ -71,20 +69,22 @@ def path_within(path: str, roots: Sequence[str]) -> str | None:
             real = os.path.realpath(os.path.join(folder, path))
             if any(real == root or real.startswith(os.path.join(root, "")) for root in folders):
                 return real
-    except ValueError:  # a NUL character, or half of a surrogate pair
+    except ValueError:  # a NUL character, or an unpaired surrogate
         pass
     return None
 
 
 def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES, *, links: bool = True) -> bytes:
-    """The bytes of a file; an OSError too where `open_plain` has one, or where it has more than `most` bytes."""
+    """Read a regular file. Raises OSError as `open_plain` does, and if it has more than `most` bytes."""
     memory = memory_bytes()
     with open_plain(path, links=links) as file:
         size = os.fstat(file.fileno()).st_size
-        if memory < size <= most:  # a file of holes has any size
-            raise OSError(errno.EFBIG, f"it has {size:,} bytes, this machine's memory {memory:,}", os.fspath(path))
+        if memory < size <= most:  # a sparse file can have any size
+            raise OSError(
+                errno.EFBIG, f"it has {size:,} bytes, more than this machine's memory of {memory:,}", os.fspath(path)
+            )
         data = file.read() if 0 < size <= most else b""
-        while size == 0 and len(data) <= most and (more := file.read(1 << 16)):  # as of /proc
+        while size == 0 and len(data) <= most and (more := file.read(1 << 16)):  # files of /proc have size 0
             data += more
     size = max(size, len(data))
     if size > most:
@@ -93,9 +93,9 @@ def read_plain(path: str | os.PathLike[str], most: int = MOST_BYTES, *, links: b
 
 
 def memory_bytes(control_groups: str = "/sys/fs/cgroup") -> int:
-    """The memory of this machine, or less where its control group (a container) allows less."""
+    """Return the memory of this machine, or the limit of its control group (container) if that is lower."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of versions 2 and 1
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup versions 2 and 1
         try:
             with open(os.path.join(control_groups, name)) as file:
                 limits.append(int(file.read()))
@@ -105,7 +105,7 @@ def memory_bytes(control_groups: str = "/sys/fs/cgroup") -> int:
 
 
 def parse_json(data: bytes | str, most: int = MOST_BYTES, **options: Any) -> Any:
-    """The value; a ValueError says in one line what is wrong with it. `options` are those of json.loads."""
+    """Parse JSON. Raises ValueError with a one-line message. `options` are passed to json.loads."""
     if len(data) > most:
         raise ValueError(f"it has {len(data):,} characters, expected at most {most:,}")
     try:
@@ -120,24 +120,24 @@ def parse_json(data: bytes | str, most: int = MOST_BYTES, **options: Any) -> Any
 
 
 def parse_number(text: str) -> float:
-    """The finite number that plain digits write; a ValueError for what else `float` reads: 1_0, ٣, nan."""
+    """Parse a finite number in plain digits. Raises ValueError for what else `float` accepts: 1_0, ٣, nan."""
     if not text.isascii() or "_" in text or not math.isfinite(number := float(text)):
-        raise ValueError(f"{text[:60]!r} is no plain number")
+        raise ValueError(f"{text[:60]!r} is not a plain number")
     return number
 
 
 def own_sha256(values: Mapping[str, Any]) -> str:
-    """The checksum of a JSON object that keeps its own, as `own_sha256`: of everything else in it."""
+    """Return the checksum of a JSON object that stores it as `own_sha256`: of all other fields."""
     others = {name: value for name, value in values.items() if name != "own_sha256"}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def check_shape(value: Any, shape: Any, where: str = "") -> None:
-    """A ValueError where a value read from JSON is not of the shape: what stands where, and what was expected there.
+    """Raise ValueError if a value read from JSON does not have the expected shape.
 
-    A shape is a type (`int`, `str`, `list[str]`, `dict[str, int]`, `int | None`), `Any`, or a dict of field → shape, of
-    which a field that ends with a question mark may be absent; other fields are not looked at. An int is a float too,
-    a bool is neither; a float is finite, and whole numbers have 64 bits.
+    A shape is a type (`int`, `str`, `list[str]`, `dict[str, int]`, `int | None`), `Any`, or a dict of field → shape, in
+    which a field that ends with a question mark is optional; further fields are ignored. An int is also a float, a bool
+    is neither; floats are finite and integers have at most 64 bits.
     """
     if isinstance(shape, Mapping):
         _expect(isinstance(value, dict), value, "an object with fields", where)
@@ -154,9 +154,9 @@ def check_shape(value: Any, shape: Any, where: str = "") -> None:
 
 def _expect(holds: bool, value: Any, expected: str, where: str) -> None:
     if not holds:
-        shown = json.dumps(value, default=str)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        raise ValueError(f"{where or 'it'} is {shown}, expected {expected}")
+        text = json.dumps(value, default=str)
+        text = text if len(text) <= 60 else text[:57] + "..."
+        raise ValueError(f"{where or 'it'} is {text}, expected {expected}")
 
 
 def _fits(value: Any, shape: Any) -> bool:
@@ -172,7 +172,7 @@ def _fits(value: Any, shape: Any) -> bool:
     if shape is None or shape is type(None):
         return value is None
     if shape in (int, float):
-        # A float may be a whole number of JSON, which has any number of digits.
+        # A float may be written as an integer in JSON, with any number of digits.
         is_one = type(value) is int or (shape is float and type(value) is float)
         return is_one and abs(value) < (math.inf if type(value) is float else 1 << 63)
     return type(value) is shape

@@ -69,6 +69,20 @@ def test_imports_go_to_the_left() -> None:
     assert wrong == []
 
 
+def test_the_runtime_imports_nothing_of_patchloom() -> None:
+    runtime = PACKAGE.parent / "runtime" / "patchloom_runtime"
+    files = sorted(runtime.rglob("*.py"))
+    assert files
+    wrong = {str(path.relative_to(runtime)): names for path in files if (names := imports_of(path))}
+    named = [path.name for path in files if '"patchloom.' in path.read_text()]  # imported by importlib
+    assert (wrong, named) == ({}, [])
+
+
+def test_the_runtime_loads_quickly() -> None:
+    code = "import sys, patchloom_runtime; print({'torch', 'numpy', 'PIL', 'patchloom'} & set(sys.modules))"
+    assert run(code) == "set()\n"
+
+
 def test_no_utils() -> None:
     names = [path.stem for path in PACKAGE.rglob("*.py")]
     assert not [name for name in names if name in ("utils", "util", "helpers", "misc", "common")]
@@ -108,6 +122,15 @@ def test_every_public_name_exists() -> None:
     assert set(patchloom.__all__) <= set(dir(patchloom))
     with pytest.raises(AttributeError, match="nothing"):
         _ = patchloom.nothing
+
+
+@pytest.mark.parametrize(("earlier", "name"), [("Artefact", "Artifact"), ("Recorded", "CapturedNetwork")])
+def test_earlier_names_are_deprecated(earlier: str, name: str) -> None:
+    import patchloom
+
+    with pytest.warns(DeprecationWarning, match=name):
+        assert getattr(patchloom, earlier) is getattr(patchloom, name)
+    assert earlier not in patchloom.__all__
 
 
 def test_no_file_imports_itself_by_a_detour() -> None:

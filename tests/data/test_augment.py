@@ -102,7 +102,7 @@ def shifted_crop(picture: np.ndarray, padding: int, rng: random.Random, *, refle
     (height, width), side = picture.shape[:2], picture.shape[0]
     start = random_start((height, width), (side, side), padding, rng)
     geometry = Geometry((0, 0, width, height), (height, width), (side, side), start, reflect=reflect)
-    return geometry.apply_picture(Image.fromarray(picture))
+    return geometry.apply_image(Image.fromarray(picture))
 
 
 def test_simple_random_crop_is_any_window_of_the_reflected_picture():

@@ -88,7 +88,7 @@ def test_floats_are_scaled_or_refused():
 
 
 @pytest.mark.parametrize(
-    ("mode", "colour", "kind", "expected"),
+    ("mode", "color", "kind", "expected"),
     [
         ("L", 77, "PNG", (77, 77, 77)),
         ("1", 1, "PNG", (255, 255, 255)),

@@ -45,7 +45,7 @@ def test_a_mask_painted_into_its_picture_goes_where_the_picture_goes(geometry, i
     geometry = replace(geometry, reflect=reflect)
     sample = painted(*PARTS).sample(index)
     seen = geometry.apply_mask(sample.layers["mask"].numbers, OUTSIDE)
-    picture = geometry.apply_picture(sample.picture, by_nearest)
+    picture = geometry.apply_image(sample.image, by_nearest)
     assert seen.shape == picture.shape[:2] == geometry.size
     assert seen.dtype == np.uint8
     assert (PALETTE[seen] == picture).all()
@@ -58,7 +58,7 @@ def test_boxes_are_the_extents_of_their_objects(geometry, index):
     layers = {name: geometry.apply_mask(*layer)[None] for name, layer in sample.layers.items()}
     boxes = geometry.apply_boxes(sample.boxes)
     assert boxes.dtype == np.float32
-    picture = torch.from_numpy(geometry.apply_picture(sample.picture).copy()).permute(2, 0, 1)[None]
+    picture = torch.from_numpy(geometry.apply_image(sample.image).copy()).permute(2, 0, 1)[None]
     parts = {name: torch.from_numpy(numbers) for name, numbers in layers.items()} | {"boxes": Boxes.of([boxes])}
     check_aligned(picture, parts, reach=10)  # enlarged up to four times
 
@@ -75,7 +75,7 @@ def test_boxes_that_leave_the_crop_are_dropped_and_others_cut():
 
 def test_nothing_is_black_in_a_picture_and_outside_in_a_mask():
     geometry = Geometry((0, 0, 8, 8), (8, 8), (12, 10), (-3, 4))
-    picture = geometry.apply_picture(Image.new("RGB", (8, 8), "white"))
+    picture = geometry.apply_image(Image.new("RGB", (8, 8), "white"))
     mask = geometry.apply_mask(np.zeros((8, 8), np.int16), -1)
     assert mask.dtype == np.int16
     assert (picture[3:11, :4] == 255).all()
@@ -89,10 +89,10 @@ def test_parts_change_nothing_about_the_picture(crop):
     transform = train_transform(AugmentPart(crop=crop, color_jitter=0.3, erasing=0.5), (24, 32))
     sample = painted(*PARTS).sample(2)
     for seed in range(20):
-        alone = transform(sample.picture, random.Random(seed))
+        alone = transform(sample.image, random.Random(seed))
         both = transform.arrays(sample, random.Random(seed))
         assert (both["image"] == alone).all()
-        assert (both["image"] == transform.arrays(Sample(sample.picture), random.Random(seed))["image"]).all()
+        assert (both["image"] == transform.arrays(Sample(sample.image), random.Random(seed))["image"]).all()
 
 
 def test_evaluation_shows_masks_and_boxes_in_the_middle():

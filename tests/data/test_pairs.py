@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from patchloom.data.text.pairs import open_parallel, read_pairs
 from patchloom.data.text.sentences import find_sentences
 from patchloom_runtime.errors import DataError, UsageError
-from patchloom_runtime.text.cleaning import clean
+from patchloom_runtime.text.vocabulary import clean
 from tests.conftest import SHARED
 from tests.data.facts import any_has, facts, has_facts
 

@@ -84,10 +84,10 @@ def test_the_loader_decodes_smaller_and_names_what_is_damaged(tmp_path: Path, mo
         ImageFiles(tmp_path, ["a.jpg", "b.jpg", "c.jpg"]), np.arange(3), np.zeros(3, int), ClassTable(("x",))
     )
     sizes = []
-    apply = Geometry.apply_picture
+    apply = Geometry.apply_image
     monkeypatch.setattr(
         Geometry,
-        "apply_picture",
+        "apply_image",
         lambda self, picture, *more: sizes.append(picture.size) or apply(self, picture, *more),
     )
     transform = train_transform(AugmentPart(crop_min_scale=0.9), 32)

@@ -11,8 +11,7 @@ from patchloom.data.text.pairs import open_parallel
 from patchloom.data.text.token_batches import NOBODY, SentenceBatch, TokenLoader
 from patchloom.engine.batches import len_of, move, split
 from patchloom_runtime.errors import DataError, UsageError
-from patchloom_runtime.text.special_tokens import BOS, EOS, PAD
-from patchloom_runtime.text.vocabulary import Vocabulary
+from patchloom_runtime.text.vocabulary import BOS, EOS, PAD, Vocabulary
 from tests.data.facts import facts, has_facts
 
 

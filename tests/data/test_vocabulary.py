@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from patchloom.data.text.pairs import open_parallel
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
-from patchloom_runtime.text.cleaning import clean
-from patchloom_runtime.text.special_tokens import BOS, EOS, PAD, UNKNOWN
-from patchloom_runtime.text.vocabulary import Vocabulary
+from patchloom_runtime.text.vocabulary import BOS, EOS, PAD, UNKNOWN, Vocabulary, clean
 from tests.data.facts import facts, has_facts
 
 pytest.importorskip("sentencepiece", reason="subwords need sentencepiece")

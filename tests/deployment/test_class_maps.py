@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchloom.tasks.segmentation import pixel_classes as class_maps
+from patchloom.tasks.segmentation import windows
 from patchloom.tasks.segmentation.pixel_classes import PixelClassifier, ViewSettings
-from patchloom.tasks.segmentation.task import pixel_classes as class_maps
-from patchloom.tasks.segmentation.task import windows
 from patchloom.tasks.segmentation.windows import SlidingWindows, resized_rows, starts, whole_logits
 
 CLASSES = 3

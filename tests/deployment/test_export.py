@@ -1,4 +1,4 @@
-"""An artefact answers as its run does, with and without torch; what does not is refused, and leaves nothing behind."""
+"""Artifacts predict as their run does, with and without torch; one that does not is refused and leaves nothing."""
 
 import hashlib
 import json
@@ -19,14 +19,16 @@ from PIL import Image
 
 import patchloom
 from patchloom.data.images.image_batch import normalize
-from patchloom.exporters import export as exporting
-from patchloom.exporters.export import Exported, artifact_folder, is_integer
+from patchloom.exporters import artifact as building
+from patchloom.exporters.artifact import Exported, artifact_folder, is_integer
+from patchloom.exporters.formats import FORMATS, GraphFormat, format_named
 from patchloom.exporters.graph import ClassifierGraph
 from patchloom.exporters.parity import TOLERANCE
 from patchloom.tasks.classification.export import ClassifierSubject
 from patchloom.tasks.export import export
 from patchloom_runtime.artifacts.artifact import Artifact, load
-from patchloom_runtime.engines.formats import GRAPHS, GraphFormat, format_named
+from patchloom_runtime.artifacts.metadata import EARLIER_FILE, FILE, is_artifact
+from patchloom_runtime.engines.engine import ENGINES, Engine, Graph, check_installed
 from patchloom_runtime.errors import CheckpointError, NumericalError, ResourceError, UsageError
 from patchloom_runtime.images.inputs import read_image
 from patchloom_runtime.untrusted import own_sha256
@@ -43,56 +45,57 @@ def needs_onnx() -> None:
 
 
 class Pretended(GraphFormat):
-    """A file that says what was written, so that nothing is traced; its graph is the module itself."""
+    """A text file instead of a graph, so that nothing is traced. Its graph is the module itself."""
 
     name = "pretended"
-    endings = (".txt",)
-    to_write = to_open = ("torch",)
     install = "nothing"
-    int8_ways = ("int8",)
+    int8_modes = ("int8",)
     shift = 0.0
     integer = 5
     quantized_shift = 0.0
 
-    def write(self, traced: Any, folder: Path) -> None:
-        type(self).module = traced.module
+    def write(self, part: Any, folder: Path) -> None:
+        type(self).module = part.module
         (folder / "model.txt").write_text("plain")
-
-    def open(self, folder: Path, threads: int | None = None, part: str = "model") -> Any:
-        kind = (folder / "model.txt").read_text()
-
-        def answer(pixels: np.ndarray) -> dict[str, np.ndarray]:
-            with torch.inference_mode():
-                found = {name: value.numpy() for name, value in self.module(torch.from_numpy(pixels)).items()}
-            if "logits" in found:
-                found["logits"] = found["logits"] + (self.shift if kind == "plain" else self.quantized_shift)
-            return found
-
-        return answer
 
     def operators(self, folder: Path, part: str = "model") -> Counter[str]:
         is_plain = (folder / "model.txt").read_text() == "plain"
         return Counter({"MatMul": 10} if is_plain else {"QLinearMatMul": self.integer, "MatMul": 10 - self.integer})
 
-    def quantize(self, folder: Path, out: Path, way: str, batches: Any) -> None:
+    def quantize(self, folder: Path, out: Path, mode: str, batches: Any) -> None:
         assert all(batch.dtype == np.uint8 for batch in batches)
-        (out / "model.txt").write_text(way)
+        (out / "model.txt").write_text(mode)
+
+
+def open_pretended(path: Path, threads: int | None = None) -> Graph:
+    kind, form = path.read_text(), sys.modules[__name__].Fresh
+
+    def run(pixels: np.ndarray) -> dict[str, np.ndarray]:
+        with torch.inference_mode():
+            outputs = {name: value.numpy() for name, value in form.module(torch.from_numpy(pixels)).items()}
+        if "logits" in outputs:
+            outputs["logits"] = outputs["logits"] + (form.shift if kind == "plain" else form.quantized_shift)
+        return outputs
+
+    return run
 
 
 @pytest.fixture(autouse=True)
 def pretended(monkeypatch: pytest.MonkeyPatch) -> type[Pretended]:
     class Fresh(Pretended):
-        """With numbers of its own."""
+        """A class per test, whose attributes the test changes."""
 
-    monkeypatch.setitem(GRAPHS, "pretended", f"{__name__}:Fresh")
+    engine = Engine("pretended", (".txt",), "torch", "nothing", f"{__name__}:open_pretended")
+    monkeypatch.setitem(ENGINES, "pretended", engine)
+    monkeypatch.setitem(FORMATS, "pretended", f"{__name__}:Fresh")
     monkeypatch.setattr(sys.modules[__name__], "Fresh", Fresh, raising=False)
     return Fresh
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, *per_second: float) -> None:
-    """Speeds that are told instead of measured: of both graphs of each call."""
-    told = iter([per_second[i : i + 2] for i in range(0, len(per_second), 2)])
-    monkeypatch.setattr(exporting, "speeds", lambda *_: [(1.0, number) for number in next(told)])
+    """Set the measured speeds, two graphs per call."""
+    pairs = iter([per_second[i : i + 2] for i in range(0, len(per_second), 2)])
+    monkeypatch.setattr(building, "speeds", lambda *_: [(1.0, number) for number in next(pairs)])
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +154,9 @@ def test_a_full_disk_does_not_end_the_process(trained: Path, full: Path) -> None
 
 
 def test_the_runtime_answers_without_torch_and_patchloom(exported: Exported, trained: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, ROOT / "runtime" / "build.py", tmp_path], check=True)
     one = sorted((trained / "data").rglob("*.png"))[0]
     code = (
-        f"import sys, hashlib; sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"import sys, hashlib; sys.path[:0] = [{str(ROOT / 'runtime')!r}]\n"
         # What onnxruntime asks pip for and this does not need (docs/deployment.md).
         "sys.modules.update(dict.fromkeys(('flatbuffers', 'google', 'packaging', 'sympy')))\n"
         "import patchloom_runtime\n"
@@ -239,7 +241,7 @@ def test_int8_is_kept_where_it_is_worth_it(
 ) -> None:
     pretended.integer, pretended.quantized_shift = integer, shift
     clock(monkeypatch, 80, 100, 100, speed)
-    monkeypatch.setattr(ClassifierSubject, "right", lambda _, found: 90.0 - 50 * (np.ptp(found["logits"]) > 1e5))
+    monkeypatch.setattr(ClassifierSubject, "quality", lambda _, outputs: 90.0 - 50 * (np.ptp(outputs["logits"]) > 1e5))
     done = export(str(trained / "a"), str(tmp_path / "x"), to="pretended", int8=True)
     kept = (tmp_path / "x" / "model.txt").read_text()
     if why is not None:
@@ -270,13 +272,30 @@ def test_pixels_are_those_of_the_run_to_the_bit(trained: Path, tmp_path: Path, r
 
 def test_pixels_an_artifact_could_not_show_are_refused(trained: Path, tmp_path: Path) -> None:
     export(str(trained / "a"), str(tmp_path / "x"), to="pretended")
-    path = tmp_path / "x" / "artefact.json"
+    path = tmp_path / "x" / "artifact.json"
     about = json.loads(path.read_text())
     for name, value in (("resize", "stretch"), ("interpolation", "magic"), ("crop_ratio", 1e-3), ("image_size", [9])):
         changed = about | {"preprocessing": about["preprocessing"] | {name: value}}
         path.write_text(json.dumps(changed | {"own_sha256": own_sha256(changed)}))
-        with pytest.raises(CheckpointError, match=r"artefact\.json"):
+        with pytest.raises(CheckpointError, match=r"artifact\.json"):
             load(tmp_path / "x")
+
+
+def test_an_earlier_export_is_read(trained: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Exports before the change of spelling have artefact.json."""
+    folder = tmp_path / "x"
+    export(str(trained / "a"), str(folder), to="pretended")
+    image = trained / "data" / "red" / "0.png"
+    expected = load(folder).predict(image)
+    (folder / FILE).rename(folder / EARLIER_FILE)
+    assert is_artifact(folder)
+    assert load(folder).predict(image) == expected
+    assert command(("verify", folder), monkeypatch, capsys).code == 0
+    (folder / EARLIER_FILE).write_text("{}")
+    with pytest.raises(CheckpointError, match=EARLIER_FILE):
+        load(folder)
+    damaged = command(("verify", folder, "--json"), monkeypatch, capsys)
+    assert [one["file"] for one in json.loads(damaged.output)["wrong"]] == [EARLIER_FILE]
 
 
 def altered(trained: Path, tmp_path: Path, change: Any) -> Path:
@@ -296,12 +315,12 @@ def test_another_size(trained: Path, tmp_path: Path) -> None:
     assert len(model.predict(trained / "data" / "red" / "0.png", top=1)) == 1
 
 
-@pytest.mark.parametrize("name", ["artefact.json", "labels.json", "model.txt", "parity.json", "README.md"])
+@pytest.mark.parametrize("name", ["artifact.json", "labels.json", "model.txt", "parity.json", "README.md"])
 def test_a_damaged_artifact_is_one_line(trained: Path, tmp_path: Path, name: str) -> None:
     export(str(trained / "a"), str(tmp_path / "x"), to="pretended")
     path = tmp_path / "x" / name
     whole = path.read_bytes()
-    at = whole.index(b"float32") if name == "artefact.json" else len(whole) // 2
+    at = whole.index(b"float32") if name == "artifact.json" else len(whole) // 2
     for data in (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], whole[:-3]):
         path.write_bytes(data)
         with pytest.raises(CheckpointError, match=re.escape(name)) as found:
@@ -322,14 +341,14 @@ def test_verify_names_what_is_damaged(trained: Path, tmp_path: Path, monkeypatch
     (tmp_path / "x" / "model.txt").write_text("other")
     damaged = command(("verify", tmp_path / "x", "--json"), monkeypatch, capsys)
     told = json.loads(damaged.output)
-    assert (damaged.code, told["kind"], [one["file"] for one in told["wrong"]]) == (4, "artefact", ["model.txt"])
+    assert (damaged.code, told["kind"], [one["file"] for one in told["wrong"]]) == (4, "artifact", ["model.txt"])
 
 
 def test_a_packed_artifact_answers_the_same(trained: Path, tmp_path: Path, pretended: Any) -> None:
     done = export(str(trained / "a"), str(tmp_path / "x"), to="pretended", packed=True)
     export(str(trained / "a"), str(tmp_path / "plain"), to="pretended")
     names = {path.name for path in (tmp_path / "x").iterdir()}
-    assert names == {"artefact.json", "labels.json", "model.txt.z", "parity.json", "README.md"}
+    assert names == {"artifact.json", "labels.json", "model.txt.z", "parity.json", "README.md"}
     assert done.rows[1].mib == (tmp_path / "x" / "model.txt.z").stat().st_size / 2**20
     picture = trained / "data" / "red" / "0.png"
     assert load(tmp_path / "x").predict(picture) == load(tmp_path / "plain").predict(picture)
@@ -348,7 +367,7 @@ def test_a_packed_graph_of_another_size_is_refused(
     trained: Path, tmp_path: Path, size: int, data: bytes | None, said: str
 ) -> None:
     export(str(trained / "a"), str(tmp_path / "x"), to="pretended", packed=True)
-    path, packed = tmp_path / "x" / "artefact.json", tmp_path / "x" / "model.txt.z"
+    path, packed = tmp_path / "x" / "artifact.json", tmp_path / "x" / "model.txt.z"
     if data is not None:
         packed.write_bytes(data)
     about = json.loads(path.read_text())
@@ -373,11 +392,11 @@ def test_a_pruned_run_packed_is_smaller(trained: Path, tmp_path: Path) -> None:
 
 def test_an_artifact_of_a_newer_version_says_so(trained: Path, tmp_path: Path) -> None:
     export(str(trained / "a"), str(tmp_path / "x"), to="pretended")
-    about = json.loads((tmp_path / "x" / "artefact.json").read_text())
-    (tmp_path / "x" / "artefact.json").write_text(json.dumps(about | {"format": 2}))
+    about = json.loads((tmp_path / "x" / "artifact.json").read_text())
+    (tmp_path / "x" / "artifact.json").write_text(json.dumps(about | {"format": 2}))
     with pytest.raises(CheckpointError) as error:
         load(tmp_path / "x")
-    assert "artefact.json" in str(error.value)
+    assert "artifact.json" in str(error.value)
     assert "format" in str(error.value)
     assert "2" in str(error.value)
 
@@ -417,16 +436,18 @@ def test_what_cannot_be_is_said_first(trained: Path, tmp_path: Path, given: dict
 
 
 def test_a_package_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    form = format_named("openvino")
     with pytest.raises(UsageError) as error:
-        form.refuse_missing(("torch", "nowhere_at_all"))
-    assert "nowhere_at_all" in str(error.value)
-    assert "pip install openvino" in str(error.value)
+        check_installed("openvino", ("torch", "nowhere_at_all"), "pip install it")
+    assert [fact for fact in ("openvino", "nowhere_at_all", "pip install it") if fact not in str(error.value)] == []
+    assert "torch" not in str(error.value)
+    monkeypatch.setattr(type(format_named("openvino")), "packages", ("nowhere_at_all",))
+    with pytest.raises(UsageError, match="nowhere_at_all"):
+        format_named("openvino").check_installed()
 
 
-def test_a_task_that_is_not_exported_says_so(trained: Path, tmp_path: Path) -> None:
+def test_a_task_that_is_not_known_says_so(trained: Path, tmp_path: Path) -> None:
     run = altered(trained, tmp_path, lambda config: config.update(task="dots"))
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(CheckpointError) as error:
         export(str(run), str(tmp_path / "x"), to="pretended")
     assert "dots" in str(error.value)
     assert "classification" in str(error.value)

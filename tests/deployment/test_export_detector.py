@@ -14,19 +14,20 @@ from PIL import Image
 from torchvision.ops import batched_nms
 
 import patchloom
-from patchloom.exporters.export import Exported
+from patchloom.exporters.artifact import Exported
+from patchloom.exporters.formats import graph_format
 from patchloom.models.dense.detector import Detector
 from patchloom.runs.config import Preprocessing
-from patchloom.tasks.detection.export import DetectorSubject, as_array, choice_of, pairs
-from patchloom.tasks.detection.graph import traced_detector
+from patchloom.tasks.detection.export import OBJECTS, DetectorSubject, as_array, box_limits, pairs
+from patchloom.tasks.detection.graph import detector_parts
 from patchloom.tasks.detection.look import look_at_detected
 from patchloom.tasks.detection.page import evaluate_detectors
 from patchloom.tasks.export import export
 from patchloom.tasks.plan import TrainingSettings
 from patchloom.training.run import run_training
 from patchloom_runtime.artifacts.artifact import load
-from patchloom_runtime.artifacts.box_selection import RegionBoxes, apart
-from patchloom_runtime.engines.formats import GRAPHS, graph_format
+from patchloom_runtime.artifacts.detector import RegionBoxes, suppress_overlaps
+from patchloom_runtime.engines.engine import ENGINES
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.untrusted import own_sha256
 from tests.deployment.test_export import needs_onnx
@@ -34,7 +35,7 @@ from tests.models.test_detector import BACKBONES, SIDE, detector
 from tests.test_detection import TINY
 
 ROOT = Path(__file__).parent.parent.parent
-SHOWN = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), (SIDE, SIDE), 1.0)
+PREPROCESSING = Preprocessing((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), (SIDE, SIDE), 1.0)
 
 
 def canvases(count: int = 3) -> np.ndarray:
@@ -47,17 +48,17 @@ def canvases(count: int = 3) -> np.ndarray:
 
 def subject_of(network: Detector) -> DetectorSubject:
     made = DetectorSubject.__new__(DetectorSubject)
-    made.model, made.shown, made.rows = network, SHOWN, canvases()
-    made.choice = choice_of(network, type("View", (), {"short": None, "long": None}))
+    made.model, made.preprocessing, made.rows = network, PREPROCESSING, canvases()
+    made.limits = box_limits(network, type("View", (), {"short": None, "long": None}))
     return made
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", GRAPHS)
+@pytest.mark.parametrize("to", ENGINES)
 @pytest.mark.parametrize("name", BACKBONES)
 def test_graphs_and_rules_find_what_the_network_finds(name: str, to: str, tmp_path: Path) -> None:
     form = graph_format(to)
-    for package in form.to_write:
+    for package in form.packages:
         pytest.importorskip(package, reason=f"{package} is not installed: {form.install}")
     network = detector(name, masks=name != "mixer_s16", min_score=0.2, most=20).eval()
     with torch.no_grad():
@@ -65,13 +66,13 @@ def test_graphs_and_rules_find_what_the_network_finds(name: str, to: str, tmp_pa
             for parameter in module.parameters():
                 parameter.normal_(0, 0.05 if parameter.ndim > 1 else 0.3)
     subject = subject_of(network)
-    for part in traced_detector(network, SHOWN, subject.rows[:2]):
+    for part in detector_parts(network, PREPROCESSING, subject.rows[:2]):
         form.write(part, tmp_path)
-    graph = subject.opened(form, tmp_path, 1)
+    graph = subject.open(form, tmp_path, 1)
     for rows in (subject.rows, subject.rows[2:]):
         found, expected = graph(rows), subject.run(rows)
-        assert sum(len(one.scores) for one in expected["found"]) > len(rows)
-        assert subject.same(found, expected) == 100.0
+        assert sum(len(one.scores) for one in expected[OBJECTS]) > len(rows)
+        assert subject.agreement(found, expected) == 100.0
         pixels, share = subject.differences(found, expected)
         assert pixels <= 1e-3
         assert share <= 1e-4
@@ -84,8 +85,8 @@ def test_overlaps_are_left_out_as_torchvision_does() -> None:
     scores, groups = torch.rand(900, generator=generator), torch.randint(0, 4, (900,), generator=generator)
     expected = batched_nms(boxes, scores, groups, 0.5).tolist()
     for most in (1000, 20):
-        assert apart(boxes.numpy(), scores.numpy(), groups.numpy(), 0.5, most).tolist() == expected[:most]
-    assert apart(np.zeros((0, 4), np.float32), np.zeros(0), np.zeros(0), 0.5, 9).tolist() == []
+        assert suppress_overlaps(boxes.numpy(), scores.numpy(), groups.numpy(), 0.5, most).tolist() == expected[:most]
+    assert suppress_overlaps(np.zeros((0, 4), np.float32), np.zeros(0), np.zeros(0), 0.5, 9).tolist() == []
 
 
 def test_objects_are_paired_once_and_by_class() -> None:
@@ -135,9 +136,8 @@ def test_an_artifact_is_a_detector(run: Path, exported: Exported) -> None:
 
 
 def test_the_runtime_finds_objects_without_torch(exported: Exported, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, ROOT / "runtime" / "build.py", tmp_path], check=True)
     code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"import sys; sys.path.insert(0, {str(ROOT / 'runtime')!r})\n"
         "import numpy, patchloom_runtime\n"
         f"model = patchloom_runtime.load({str(exported.folder)!r})\n"
         "print(len(model.predict(numpy.full((50, 40, 3), 90, numpy.uint8), min_score=0.0)) > 0)\n"
@@ -150,16 +150,16 @@ def test_the_runtime_finds_objects_without_torch(exported: Exported, tmp_path: P
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"parts": ["model"]}, r"artefact\.json.*regions"),
-        ({"detection": {"anchors": []}}, r"artefact\.json"),
-        ({"files": {}}, r"artefact\.json.*model\.onnx"),
+        ({"parts": ["model"]}, r"artifact\.json.*regions"),
+        ({"detection": {"anchors": []}}, r"artifact\.json"),
+        ({"files": {}}, r"artifact\.json.*model\.onnx"),
     ],
 )
 def test_an_artifact_that_does_not_tell_all_is_refused(
     exported: Exported, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
-    about = json.loads((exported.folder / "artefact.json").read_text()) | changed
-    (tmp_path / "artefact.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
+    about = json.loads((exported.folder / "artifact.json").read_text()) | changed
+    (tmp_path / "artifact.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
     with pytest.raises(CheckpointError, match=said):
         load(tmp_path)
 
@@ -167,10 +167,10 @@ def test_an_artifact_that_does_not_tell_all_is_refused(
 def test_boxes_that_are_off_or_missing_are_a_difference() -> None:
     subject = subject_of(detector("resmlp_s12", min_score=0.2).eval())
     expected = subject.run(subject.rows)
-    moved = [replace(one, boxes=one.boxes + np.float32(0.1)) for one in expected["found"]]
-    assert subject.differences({"found": as_array(moved)}, expected)[1] > 1e-3
-    less = [RegionBoxes(one.boxes[::2], one.labels[::2], one.scores[::2]) for one in expected["found"]]
-    assert subject.differences({"found": as_array(less)}, expected)[1] > 1e-2
+    moved = [replace(one, boxes=one.boxes + np.float32(0.1)) for one in expected[OBJECTS]]
+    assert subject.differences({OBJECTS: as_array(moved)}, expected)[1] > 1e-3
+    less = [RegionBoxes(one.boxes[::2], one.labels[::2], one.scores[::2]) for one in expected[OBJECTS]]
+    assert subject.differences({OBJECTS: as_array(less)}, expected)[1] > 1e-2
 
 
 def test_int8_of_a_detector_is_refused_first(run: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from patchloom.data.images.image_batch import normalize
+from patchloom.exporters.formats import graph_format
 from patchloom.exporters.graph import (
     EMBEDDING,
     LOGITS,
@@ -17,13 +18,13 @@ from patchloom.exporters.graph import (
     ClassifierGraph,
     EmbeddingGraph,
     FromPixels,
+    GraphPart,
     SegmenterGraph,
-    Traced,
 )
 from patchloom.exporters.parity import TOLERANCE
 from patchloom.models.dense.upernet import SegmentationConfig, SegmentationNetwork
 from patchloom.models.network import Network
-from patchloom_runtime.engines.formats import GRAPHS, graph_format
+from patchloom_runtime.engines.engine import ENGINES
 from tests.networks import ONE_OF_EACH, small
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -75,7 +76,7 @@ KINDS = {"classify": classes, "embed": vectors, "segment": maps}
 QUICK = [("ResMLP", "embed", "torch"), ("ResMLP", "segment", "onnx")]
 CASES = [
     pytest.param(family, kind, to, id=f"{family}-{kind}-{to}", marks=[] if case in QUICK else [pytest.mark.slow])
-    for case in [(family, kind, to) for family in ONE_OF_EACH for kind in KINDS for to in GRAPHS]
+    for case in [(family, kind, to) for family in ONE_OF_EACH for kind in KINDS for to in ENGINES]
     for family, kind, to in [case]
 ]
 
@@ -83,12 +84,12 @@ CASES = [
 @pytest.mark.parametrize(("family", "kind", "to"), CASES)
 def test_the_graph_answers_as_the_network_does(family: str, kind: str, to: str, tmp_path: Path) -> None:
     form = graph_format(to)
-    for package in form.to_write:
+    for package in form.packages:
         pytest.importorskip(package, reason=f"{package} is not installed: {form.install}")
     module, expected, size = KINDS[kind](ONE_OF_EACH[family])
     pixels = np.random.default_rng(0).integers(0, 256, (7, *size, 3), dtype=np.uint8)
     module.eval()
-    form.write(Traced(module, {"pixels": torch.from_numpy(pixels[:2])}, module.outputs), tmp_path)
+    form.write(GraphPart(module, {"pixels": torch.from_numpy(pixels[:2])}, module.outputs), tmp_path)
     assert not any(b".py" in file.read_bytes() for file in tmp_path.iterdir()), "paths of this machine"
     found = form.open(tmp_path, 1)(pixels)
     with torch.inference_mode():

@@ -9,16 +9,17 @@ import pytest
 import torch
 
 import patchloom
-from patchloom.exporters.export import Exported
+from patchloom.exporters.artifact import Exported
+from patchloom.exporters.formats import graph_format
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import create_seq2seq
 from patchloom.tasks.export import export
-from patchloom.tasks.translation.graph import kept_of, traced_translator
+from patchloom.tasks.translation.graph import state_size, translator_parts
 from patchloom_runtime.artifacts.metadata import STEP
 from patchloom_runtime.artifacts.translator import BeamSearch
-from patchloom_runtime.engines.formats import GRAPHS, MODEL, graph_format
+from patchloom_runtime.engines.engine import ENGINES, MODEL
 from patchloom_runtime.errors import UsageError
-from patchloom_runtime.text.special_tokens import EOS, PAD
+from patchloom_runtime.text.vocabulary import EOS, PAD
 from tests.deployment.test_export import needs_onnx
 
 pytest.importorskip("sentencepiece", reason="subwords need sentencepiece")
@@ -51,9 +52,8 @@ def test_an_artifact_is_a_translator(exported: Exported) -> None:
 
 
 def test_the_runtime_translates_without_torch(exported: Exported, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, ROOT / "runtime" / "build.py", tmp_path], check=True)
     code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"import sys; sys.path.insert(0, {str(ROOT / 'runtime')!r})\n"
         "import patchloom_runtime\n"
         f"model = patchloom_runtime.load({str(exported.folder)!r})\n"
         "print(ascii(next(model.translate(['seven']))[0].text))\n"
@@ -65,18 +65,18 @@ def test_the_runtime_translates_without_torch(exported: Exported, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", GRAPHS)
+@pytest.mark.parametrize("to", ENGINES)
 @pytest.mark.parametrize("name", ["translation_resmlp_6", "translation_transformer_base"])
 def test_the_graphs_search_as_the_network_does(name: str, to: str, tmp_path: Path) -> None:
     form = graph_format(to)
-    for package in form.to_write:
+    for package in form.packages:
         pytest.importorskip(package, reason=f"{package} is not installed: {form.install}")
     torch.manual_seed(0)
     network = create_seq2seq(name, vocabulary=50, max_length=24, dim=16, hidden=32, layers=2, heads=2).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-    for part in traced_translator(network):
+    for part in translator_parts(network):
         form.write(part, tmp_path)
     graphs = {part: form.open(tmp_path, 1, part) for part in (MODEL, STEP)}
     pieces = [[5, 9, 17, 30], [8], list(range(10, 33))]
@@ -85,5 +85,5 @@ def test_the_graphs_search_as_the_network_does(name: str, to: str, tmp_path: Pat
     for beams in (1, 3):
         how = {"max_length_a": 2.0, "max_length_b": 50, "stop_early": False}
         wanted = beam_search(network, source, beams=beams, length_penalty=0.6, n_best=beams, **how)
-        found = BeamSearch(graphs, 24, kept_of(network), beams, 0.6).of_pieces(pieces, beams)
+        found = BeamSearch(graphs, 24, state_size(network), beams, 0.6).of_pieces(pieces, beams)
         assert [[one.tokens for one in each] for each in found] == [[one.tokens for one in each] for each in wanted]

@@ -17,11 +17,11 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.exporters.graph import Traced
+from patchloom.exporters.formats import graph_format
+from patchloom.exporters.graph import GraphPart
 from patchloom_runtime.artifacts.artifact import load
-from patchloom_runtime.engines.formats import graph_format
 from patchloom_runtime.engines.onnx_check import check_onnx
-from patchloom_runtime.engines.openvino_graph import check_openvino
+from patchloom_runtime.engines.openvino import check_openvino
 from patchloom_runtime.errors import CheckpointError
 from patchloom_runtime.untrusted import own_sha256
 from tests.reliability.commands import command
@@ -58,13 +58,13 @@ class Marker:
 
 
 def describe(folder: Path, to: str, files: tuple[str, ...]) -> None:
-    """Write labels.json and an artefact.json whose checksums are right."""
+    """Write labels.json and an artifact.json whose checksums are right."""
     (folder / "labels.json").write_text('["red", "green"]')
-    shown = {"image_size": [SIDE, SIDE], "crop_ratio": 1.0, "interpolation": "bicubic", "resize": "short_side"}
+    preprocessing = {"image_size": [SIDE, SIDE], "crop_ratio": 1.0, "interpolation": "bicubic", "resize": "short_side"}
     about = {"format": 1, "to": to, "precision": "float32", "task": "classification", "network": "means"}
     digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (*files, "labels.json")}
-    about |= {"outputs": ["logits", "embedding"], "preprocessing": shown, "files": digests}
-    (folder / "artefact.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
+    about |= {"outputs": ["logits", "embedding"], "preprocessing": preprocessing, "files": digests}
+    (folder / "artifact.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model.pt2 as an export writes it."""
     folder = tmp_path_factory.mktemp("program")
     pixels = torch.zeros(2, SIDE, SIDE, 3, dtype=torch.uint8)
-    graph_format("torch").write(Traced(Means(), {"pixels": pixels}, ("logits", "embedding")), folder)
+    graph_format("torch").write(GraphPart(Means(), {"pixels": pixels}, ("logits", "embedding")), folder)
     return folder / "model.pt2"
 
 
@@ -296,7 +296,7 @@ def test_a_program_that_would_fill_the_memory_takes_none(
 def test_a_program_that_takes_too_long_is_ended(
     program: Path, tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("patchloom_runtime.engines.torch_graph.RUN_SECONDS", 0.0)
+    monkeypatch.setattr("patchloom_runtime.engines.torch_program.RUN_SECONDS", 0.0)
     model = load(torch_artifact(program, tmp_path / "x"))
     with pytest.raises(CheckpointError, match=r"model\.pt2"):
         model.embed(picture)
@@ -444,7 +444,7 @@ def test_a_graph_that_doubles_its_tensor_stays_within_its_memory(
     line = helper.make_tensor("line", TensorProto.INT64, [1], [-1])
     one = helper.make_tensor("start", TensorProto.FLOAT, [1], [0.0])
     code = (
-        "import resource, sys, patchloom_runtime.engines.onnx_graph as to\n"
+        "import resource, sys, patchloom_runtime.engines.onnx as to\n"
         "to.run_memory = lambda: 1 << 27\n"
         "from patchloom_runtime.artifacts.artifact import load\n"
         "from patchloom_runtime.errors import CheckpointError\n"
@@ -464,8 +464,8 @@ def test_a_graph_that_doubles_its_tensor_stays_within_its_memory(
 
 
 def test_a_graph_that_takes_too_long_is_ended(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("patchloom_runtime.engines.onnx_graph.RUN_SECONDS", 0.0)
-    monkeypatch.setattr("patchloom_runtime.engines.onnx_graph.Timer", AtOnce)
+    monkeypatch.setattr("patchloom_runtime.engines.onnx.RUN_SECONDS", 0.0)
+    monkeypatch.setattr("patchloom_runtime.engines.onnx.Timer", AtOnce)
     model = load(onnx_artifact(tmp_path / "x"))
     with pytest.raises(CheckpointError, match=r"model\.onnx"):
         model.embed(picture)

@@ -16,7 +16,7 @@ from patchloom.evaluation.embeddings import Embeddings
 from patchloom.inference.classifier import Classifier, Prediction
 from patchloom.inference.search import SearchHit, SearchResult
 from patchloom.report.notebook import first_names, html_card, likeliest, number_texts
-from patchloom.report.pictures.look import LOOKS_SHOWN
+from patchloom.report.pictures.look import MAX_LOOKS
 from patchloom.tasks.classification.several_runs import RunEvaluations
 from patchloom.training.run import TrainingResult
 
@@ -78,17 +78,17 @@ def test_a_classifier_and_its_answers(classifier: Classifier, trained: Path) -> 
 
 def test_a_look_is_picture_bars_and_maps(trained: Path) -> None:
     seeing = patchloom.load(trained / "vit", device="cpu")
-    pictures = [trained / "data" / "red" / "0.png"] * (LOOKS_SHOWN + 2)
+    pictures = [trained / "data" / "red" / "0.png"] * (MAX_LOOKS + 2)
     looks = seeing.look(pictures)
     one = looks[0]
-    assert re.fullmatch(r"Look\((blue|red) \d+\.\d %, (blue|red) \d+\.\d %.*\brollout\b.*\)", repr(one))
+    assert re.fullmatch(r"ImageLook\((blue|red) \d+\.\d %, (blue|red) \d+\.\d %.*\brollout\b.*\)", repr(one))
     html = checked(one._repr_html_())
     assert html.count("<img") == 1 + len(one.maps)
     assert html.count('<b style="width') == 2
     many = checked(looks._repr_html_())
     assert re.search(r"\b22\b", many)
     assert re.search(r"\b2\b[^<>]*<", many)
-    assert many.count('class="look"') == LOOKS_SHOWN
+    assert many.count('class="look"') == MAX_LOOKS
 
 
 def test_evaluations(trained: Path, classifier: Classifier) -> None:

@@ -15,7 +15,7 @@ from patchloom.tasks.translation.evaluation import evaluate_text
 from patchloom.tasks.translation.translator import Translator
 from patchloom_runtime.artifacts import line_translator as module
 from patchloom_runtime.errors import DataError, UsageError
-from patchloom_runtime.text.cleaning import clean
+from patchloom_runtime.text.vocabulary import clean
 
 LONGEST = 12
 ODD = [

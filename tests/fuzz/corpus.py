@@ -410,7 +410,7 @@ CORPUS: dict[str, Any] = {
     "index": index,
     "onnx": lambda: of_reader(make_artifact, "artefact/model.onnx"),
     "pt2": program,
-    "artifact": lambda: of_reader(make_artifact, "artefact/artefact.json", "artefact/labels.json"),
+    "artifact": lambda: of_reader(make_artifact, "artefact/artifact.json", "artefact/labels.json"),
 }
 
 

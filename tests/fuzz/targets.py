@@ -50,7 +50,7 @@ from patchloom.runs import checksums
 from patchloom.runs.checkpoints import read_checkpoint
 from patchloom.runs.config import Preprocessing, read_run_files, write_run_files
 from patchloom.runs.convert import read_names
-from patchloom.runs.locate import _is_made
+from patchloom.runs.locate import _is_current
 from patchloom.runs.metrics import MetricsFile, damaged_lines, read_metrics
 from patchloom.runs.predictions import check_predictions
 from patchloom.runs.provenance import read_provenance
@@ -60,17 +60,17 @@ from patchloom.serving import inference_protocol
 from patchloom.serving import requests as reading
 from patchloom.serving.exchange import JSON
 from patchloom.serving.refusals import Refused
-from patchloom.tasks.detection.task import run_files as detection
-from patchloom.tasks.embedding.task import clusters
+from patchloom.tasks.detection import run_files as detection
+from patchloom.tasks.embedding import clusters
 from patchloom.tasks.images.networks import initialize
-from patchloom.tasks.segmentation.task import run_files as segmentation
-from patchloom.tasks.translation.task import run_files as translation
+from patchloom.tasks.segmentation import run_files as segmentation
+from patchloom.tasks.translation import run_files as translation
 from patchloom.training.sweeps.grid import read_grid, settings_of
 from patchloom.training.sweeps.page import write_sweep_page
 from patchloom.training.sweeps.record import read_results
 from patchloom.training.sweeps.table import Sweep, metric_of, rows_of
 from patchloom_runtime.artifacts import artifact as artifact
-from patchloom_runtime.engines.onnx_graph import Onnx
+from patchloom_runtime.engines.engine import ENGINES
 from patchloom_runtime.engines.torch_program import TorchProgramGraph
 from patchloom_runtime.errors import PatchloomError, ResourceError
 from patchloom_runtime.images.decode import decode_frames, decode_ids, decode_shrunk, decode_with_facts, upright_size
@@ -332,7 +332,7 @@ def _make_translator(folder: Path) -> None:
 
 
 def _published(folder: Path) -> None:
-    _is_made(folder, PUBLISHED)
+    _is_current(folder, PUBLISHED)
 
 
 def _other_names(folder: Path) -> None:
@@ -424,7 +424,7 @@ def _indexed(name: str) -> Reader:
 
 def _graph(folder: Path) -> None:
     """The answers of a graph that somebody changed."""
-    Onnx().open(folder, 1)(np.zeros((1, 16, 16, 3), np.uint8))
+    ENGINES["onnx"].open(folder, 1)(np.zeros((1, 16, 16, 3), np.uint8))
 
 
 def _program(folder: Path) -> None:
@@ -563,5 +563,5 @@ TARGETS: dict[str, Target] = {
     "index": Target(("json", "npy"), (_indexed("index.json"), _indexed("part-00000.json"), _indexed("part-00000.npy"))),
     "onnx": Target(("bytes",), (Reader("model.onnx", _graph),)),
     "pt2": Target(("zip", "bytes"), (Reader("model.pt2", _program),)),
-    "artifact": Target(("json",), (_of_artifact("artefact.json"), _of_artifact("labels.json"))),
+    "artifact": Target(("json",), (_of_artifact("artifact.json"), _of_artifact("labels.json"))),
 }  # fmt: skip

@@ -10,12 +10,12 @@ from PIL import Image
 
 from patchloom.report.pictures.embeddings import (
     embedding_chart,
-    neighbour_shares,
+    neighbor_shares,
     pca_energy,
     pca_energy_chart,
     tsne,
 )
-from patchloom.report.pictures.look import show
+from patchloom.report.pictures.look import network_inputs
 from patchloom_runtime.errors import NumericalError, UsageError
 from tests.networks import assert_same, small
 
@@ -70,7 +70,7 @@ def test_neighbours_have_the_perplexity_that_was_asked():
             low, high = (beta, high) if 2**entropy > perplexity else (low, beta)
         conditional[i] = shares
     expected = (conditional + conditional.T) / (2 * count)
-    assert neighbour_shares(vectors.numpy(), perplexity) == pytest.approx(expected, abs=1e-9)
+    assert neighbor_shares(vectors.numpy(), perplexity) == pytest.approx(expected, abs=1e-9)
 
 
 def test_groups_stay_groups():
@@ -130,7 +130,7 @@ def test_embeddings_are_what_the_head_classifies_from_the_pass_that_answers(name
     network = small(name).eval()
     features, passes = network.features, []
     monkeypatch.setattr(network, "features", lambda images: passes.append(len(images)) or features(images))
-    shown = show(network, None, some_pictures(3))
+    shown = network_inputs(network, None, some_pictures(3))
     assert passes == [3]
     with torch.no_grad():
         assert_same(shown.vectors, network.pool(features(shown.images)))
@@ -139,4 +139,4 @@ def test_embeddings_are_what_the_head_classifies_from_the_pass_that_answers(name
 
 def test_tokens_a_class_are_averaged():
     network = small("patchconvnet_s60", class_tokens="per_class")
-    assert show(network, None, some_pictures(2)).vectors.shape == (2, 16)
+    assert network_inputs(network, None, some_pictures(2)).vectors.shape == (2, 16)

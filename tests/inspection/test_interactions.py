@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from patchloom import create_model
-from patchloom.report.pictures.interactions import (
+from patchloom.report.pictures.sheets import GAP, LABEL, MARGIN, NEGATIVE, POSITIVE, TILE, tiled
+from patchloom.report.pictures.weights import (
     MATRIX,
     interaction_picture,
     opposite_pairs,
@@ -14,7 +15,6 @@ from patchloom.report.pictures.interactions import (
     sparsity_chart,
     token_unit_picture,
 )
-from patchloom.report.pictures.sheets import GAP, LABEL, MARGIN, NEGATIVE, POSITIVE, TILE, tiled
 from patchloom_runtime.errors import NumericalError, UsageError
 
 WHITE = (255, 255, 255)

@@ -12,7 +12,7 @@ from PIL import Image
 from patchloom.report.charts import Point, Series, line_chart, scatter_chart, svg_file
 from patchloom.report.pictures.attention import class_attention
 from patchloom.report.pictures.epoch_pictures import EpochPictures
-from patchloom.report.pictures.look import HEAD_SIDE, head_sheet, look, look_sheet, show
+from patchloom.report.pictures.look import HEAD_SIDE, head_sheet, look, look_sheet, network_inputs
 from patchloom.report.pictures.overlays import SIDE, attention_tile
 from patchloom.report.pictures.pictures import Picture, PictureNote, pictures_of
 from patchloom.report.pictures.sheets import GAP, LABEL, MARGIN, PAGE, POSITIVE
@@ -222,21 +222,21 @@ def test_evidence_is_red_in_the_square_that_speaks_for_the_class():
 
 def test_classes_above_a_tenth_are_named_on_the_sheet():
     (one,) = look(small("cait_xxs24"), None, photographs(1), NAMES)
-    line = one.line()
+    line = one.sheet_row()
     assert line.title == ", ".join(f"{name}: {100 * share:.0f} %" for name, share in one.answers if share > 0.1)
     assert [cell.caption for cell in line.cells[1:]] == ["class layer 1", "class layer 2"]  # the first is the picture
     (nameless,) = look(small("cait_xxs24", num_classes=0), None, photographs(1))
     assert nameless.answers == []
-    assert nameless.line().title == ""
+    assert nameless.sheet_row().title == ""
 
 
 def test_a_sheet_of_heads_has_a_row_a_layer_and_fits_the_page():
     network = small("deit_ti", depth=3, heads=4)
-    shown = show(network, None, photographs(3))
-    one, two = (head_sheet(shown, pictures=count) for count in (1, 2))
+    shown = network_inputs(network, None, photographs(3))
+    one, two = (head_sheet(shown, count=count) for count in (1, 2))
     rows = round((two.height - one.height) / 3)
     assert one.height == two.height - 3 * rows
-    wide = head_sheet(show(small("deit_ti", dim=64, heads=32), None, photographs(1)))
+    wide = head_sheet(network_inputs(small("deit_ti", dim=64, heads=32), None, photographs(1)))
     assert wide.width <= PAGE
     assert look_sheet(look(network, None, photographs(3))).height > 3 * SIDE
 
@@ -246,7 +246,7 @@ def test_a_sheet_of_heads_has_a_row_a_layer_and_fits_the_page():
 )
 def test_the_last_tile_is_the_last_head_of_the_last_layer_for_the_likeliest_class(name, options):
     network = small(name, **options)
-    shown = show(network, None, photographs(1))
+    shown = network_inputs(network, None, photographs(1))
     token = int(shown.probabilities[0].argmax()) if options else 0
     layers = class_attention(network, shown.images)
     expected = attention_tile(layers[-1].weights[0, -1, token].numpy(), HEAD_SIDE)
@@ -258,7 +258,7 @@ def test_the_last_tile_is_the_last_head_of_the_last_layer_for_the_likeliest_clas
 
 def test_another_size_half_precision_and_training_mode_are_looked_at_too():
     network = small("cait_xxs24").to(torch.bfloat16).train()
-    shown = show(network, Preprocessing(network.pixel_mean, network.pixel_std, (48, 32), 1.0), photographs(2))
+    shown = network_inputs(network, Preprocessing(network.pixel_mean, network.pixel_std, (48, 32), 1.0), photographs(2))
     assert shown.images.shape == (2, 3, 48, 32)
     assert shown.images.dtype == torch.bfloat16
     assert shown.probabilities.sum(axis=1) == pytest.approx(np.ones(2), abs=1e-2)

@@ -7,7 +7,7 @@ import torch
 
 from patchloom.report.pictures.sequences import SIDE, attention_chart, cross_attention, position_picture
 from patchloom.report.pictures.sheets import NEGATIVE, POSITIVE
-from patchloom_runtime.text.special_tokens import BOS, EOS
+from patchloom_runtime.text.vocabulary import BOS, EOS
 from tests.models.test_seq2seq import small
 
 

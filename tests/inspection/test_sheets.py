@@ -5,7 +5,6 @@ import pytest
 import torch
 from PIL import Image
 
-from patchloom.report.pictures.filters import FILTER, SPACE, filter_picture, mean_frequency
 from patchloom.report.pictures.overlays import attention_overlay, attention_tile, evidence_overlay
 from patchloom.report.pictures.sheets import (
     CIVIDIS,
@@ -21,6 +20,7 @@ from patchloom.report.pictures.sheets import (
     numbers,
     sheet,
 )
+from patchloom.report.pictures.weights import FILTER, SPACE, filter_picture, mean_frequency
 from patchloom_runtime.errors import NumericalError, UsageError
 from tests.networks import small
 

@@ -8,8 +8,8 @@ import torch
 from patchloom.models.beam_search import beam_search
 from patchloom.models.seq2seq import Seq2Seq, create_seq2seq
 from patchloom_runtime.errors import NumericalError, UsageError
-from patchloom_runtime.text.hypothesis import Hypothesis
-from patchloom_runtime.text.special_tokens import BOS, EOS, PAD, UNKNOWN
+from patchloom_runtime.text.line_translator import Hypothesis
+from patchloom_runtime.text.vocabulary import BOS, EOS, PAD, UNKNOWN
 from tests.models.test_seq2seq import BOTH, SOURCES, padded, small
 
 

@@ -17,7 +17,7 @@ from patchloom.models.dense.detector import LOSSES, Detector, create_detector, m
 from patchloom.models.registry import create_model
 from patchloom.objectives.detection import DetectionObjective, prepare_inputs, targets_of
 from patchloom_runtime.errors import UsageError
-from patchloom_runtime.images.pasted_masks import pasted
+from patchloom_runtime.images.object_masks import paste_mask
 from patchloom_runtime.images.samples import EXTENT
 
 SIDE = 64
@@ -200,7 +200,7 @@ def test_masks_are_pasted_as_torchvision_does():
     inside = inside[(inside[:, 2:] > inside[:, :2] + 0.5).all(1)]
     expected = paste_masks_in_image(masks[: len(inside)], inside, size)[:, 0] > 0.5
     for mask, box, whole in zip(masks, inside, expected, strict=False):
-        assert np.array_equal(pasted(mask[0].numpy(), box.numpy(), size).whole(size), whole.numpy())
+        assert np.array_equal(paste_mask(mask[0].numpy(), box.numpy(), size).whole(size), whole.numpy())
 
 
 def test_a_picture_is_answered_alike_whatever_was_seen_before_it():

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from patchloom.layers.attention import record_attention
 from patchloom.models.seq2seq import VARIANTS, Seq2Seq, create_seq2seq
 from patchloom_runtime.errors import DataError, UsageError
-from patchloom_runtime.text.special_tokens import BOS, EOS, PAD
+from patchloom_runtime.text.vocabulary import BOS, EOS, PAD
 
 NAMES = list(VARIANTS)
 BOTH = ["translation_resmlp_6", "translation_transformer_base"]

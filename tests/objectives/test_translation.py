@@ -12,7 +12,7 @@ from patchloom.engine.batches import split
 from patchloom.engine.loop import train
 from patchloom.objectives.translation import TranslationObjective, token_losses
 from patchloom_runtime.errors import UsageError
-from patchloom_runtime.text.special_tokens import PAD
+from patchloom_runtime.text.vocabulary import PAD
 from tests.engine.toys import make_run
 
 PIECES = 11

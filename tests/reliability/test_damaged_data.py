@@ -31,7 +31,7 @@ from patchloom_runtime.errors import DataError, PatchloomError, UsageError
 from patchloom_runtime.images.decode import decode
 from patchloom_runtime.images.inputs import list_image_files
 from patchloom_runtime.printable import printable
-from patchloom_runtime.text.cleaning import clean
+from patchloom_runtime.text.vocabulary import clean
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -53,5 +53,5 @@ def write_artifact(folder: Path) -> Path:
             name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("model.onnx", "labels.json")
         },
     }
-    (folder / "artefact.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
+    (folder / "artifact.json").write_text(json.dumps(about | {"own_sha256": own_sha256(about)}))
     return folder

@@ -25,7 +25,7 @@ import patchloom
 from patchloom.cli.app import _open as open_page
 from patchloom.inference.index_build import index
 from patchloom.report.pictures.explanations import class_map, strengths
-from patchloom.report.pictures.look import show
+from patchloom.report.pictures.look import network_inputs
 from patchloom.serving import server
 from patchloom.serving.page import PageApp, report_of
 from patchloom.serving.refusals import Refused
@@ -94,13 +94,13 @@ def test_what_speaks_for_a_class(tmp_path: Path) -> None:
         assert told["label"] == (label or likeliest)
         assert [one["label"] for one in told["answers"]] == [name for name, _ in model.predict(PICTURES[0], top=3)]
         found[told["label"]] = np.array(told["map"])
-    shown = show(model.model, model.preprocessing, PICTURES[:1])
+    shown = network_inputs(model.model, model.preprocessing, PICTURES[:1])
     both = [class_map(shown.network, shown.images, torch.tensor([model.labels.index(name)])) for name in found]
     for values, maps in zip(found.values(), both, strict=True):
         np.testing.assert_allclose(values, strengths(maps, "evidence", both[0])[0].numpy(), atol=6e-4)
     assert np.abs(found[likeliest]).max() == 1
     seen = Image.open(io.BytesIO(base64.b64decode(told["seen"])))
-    assert np.array_equal(np.asarray(seen), np.asarray(shown.seen[0]))
+    assert np.array_equal(np.asarray(seen), np.asarray(shown.input_images[0]))
     for query, fact in (("label=squirrel", "'squirrel'"), ("label=" + "x" * 1001, "1000"), ("path=a", "'path'")):
         told = post(app, "/explain", PICTURES[0], query=query, **HERE)
         assert (told.status, fact in told.error, "\n" in told.error) == (422, True, False), told.error

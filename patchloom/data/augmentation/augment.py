@@ -113,7 +113,7 @@ def scaled_window(sample: Sample, augment: AugmentPart, seen: Size, rng: random.
 
     Of some tries the first is taken in which no class has more than its share of the labelled pixels, else the last.
     """
-    width, height = sample.picture.size
+    width, height = sample.image.size
     factor = rng.uniform(augment.scale_min, augment.scale_max) * short_side_factor((width, height), augment.short_side)
     scaled = max(1, round(height * factor)), max(1, round(width * factor))
     flip, mask = rng.random() < augment.flip, sample.layers.get("mask") if augment.largest_class < 1 else None

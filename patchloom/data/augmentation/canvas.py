@@ -34,7 +34,7 @@ class CanvasView(ImageTransform):
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
         """All of it, at the top left."""
-        size = sample.picture.size
+        size = sample.image.size
         return Geometry((0, 0, *size), fitting_size(size, self.image_size, self.short, self.long), self.image_size)
 
     def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
@@ -55,7 +55,7 @@ class JitteredCanvas(TrainTransform):
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
         """One draw for picture, masks and boxes."""
-        part, canvas, size = self.part, self.image_size, sample.picture.size
+        part, canvas, size = self.part, self.image_size, sample.image.size
         if part.resize == "short_side":
             sides = range(part.short_min, part.short_max + 1, SHORT_SIDE_STEP)
             scaled = fitting_size(size, canvas, rng.choice(sides), part.long_max)
@@ -81,7 +81,7 @@ class JitteredCanvas(TrainTransform):
 def _extent(geometry: Geometry, sample: Sample) -> np.ndarray:
     """Height and width of what is seen on the canvas, and of the picture."""
     seen = [min(scaled, side) for scaled, side in zip(geometry.scaled, geometry.size, strict=True)]
-    width, height = sample.picture.size
+    width, height = sample.image.size
     return np.array([*seen, height, width], np.int32)
 
 

@@ -318,7 +318,7 @@ def make_loader(
     size = as_size(image_size)
     check_policy(augment, dataset.parts)
     first, _, _ = read_or_next(dataset, 0, skip_broken)
-    before_crop = BeforeCrop.like(first.picture, augment, size)
+    before_crop = BeforeCrop.like(first.image, augment, size)
     reason = _against_device(dataset, augment, before_crop, budget_bytes)
     if not reason:
         try:

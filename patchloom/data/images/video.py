@@ -47,7 +47,7 @@ def frames_or_error(path: str, every: int | None = None) -> Iterator[tuple[str, 
 
 def _animation_frames(path: str, every: int) -> Iterator[tuple[str, Image.Image]]:
     for frame in decode_frames(read_file(Path(path), path), path, every):
-        yield path if frame.total == 1 else _name(path, frame.number, frame.seconds), frame.picture
+        yield path if frame.total == 1 else _name(path, frame.number, frame.seconds), frame.image
 
 
 def _video_frames(path: str, every: int | None) -> Iterator[tuple[str, Image.Image]]:

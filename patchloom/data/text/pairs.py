@@ -27,7 +27,7 @@ from patchloom.data.text.numbers import find_numbers
 from patchloom.data.text.sentences import SentenceSplit, find_sentences, is_train, not_utf8
 from patchloom_runtime.errors import DataError, UsageError, nearest
 from patchloom_runtime.printable import printable
-from patchloom_runtime.text.cleaning import clean
+from patchloom_runtime.text.vocabulary import clean
 
 VAL_NAMES = ("val", "valid", "validation", "dev", "development")
 # Held out where there is no val split: a tenth, but not much more than this many pairs.

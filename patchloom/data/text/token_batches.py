@@ -23,7 +23,7 @@ from torch import Tensor
 from patchloom.data.batches.sampler import epoch_order, mixed_seeds
 from patchloom.data.text.encoded import EncodedPairs, Sentences
 from patchloom_runtime.errors import DataError, UsageError
-from patchloom_runtime.text.special_tokens import BOS, EOS, PAD
+from patchloom_runtime.text.vocabulary import BOS, EOS, PAD
 
 # Batches of at least so many rows have a multiple of it: processes then have equal shares, and a GPU full tiles.
 _ROWS_MULTIPLE = 8

@@ -24,7 +24,7 @@ from patchloom.data.text.words import normalize_punctuation, words
 from patchloom.disk import make_folder, sync_folder, sync_tree, temporary_path
 from patchloom_runtime.errors import DataError, ResourceError, UsageError, nearest
 from patchloom_runtime.printable import table_cell
-from patchloom_runtime.text.cleaning import clean
+from patchloom_runtime.text.vocabulary import clean
 
 MAX_WORDS, MAX_RATIO = 250, 1.5
 _WMT13, _WMT14 = "https://www.statmt.org/wmt13/", "https://www.statmt.org/wmt14/"

@@ -1,17 +1,17 @@
-"""Where a network looks: attention of class tokens, rollout, and what each patch says for a class.
+"""Maps of the patches a network uses: class attention, rollout, evidence for a class, and shares of the vector.
 
-Letters: B images, T class tokens, h×w patches. A map is (h, w) and comes from one of four places:
+Letters: B images, T class tokens, h×w patches. A map is (h, w) and of one of four kinds:
 
-class attention   the weights with which class tokens read the patches: in every layer of a ViT, in the class layers of
-                  a CaiT, in the pooling of a PatchConvNet. With talking heads they may be negative.
-rollout           of a ViT: the layers' attention, averaged over heads, mixed half and half with the identity (the
-                  residual connection), multiplied from the first layer to the last: A = Π (½ Āₗ + ½ I); the row of a
-                  class token (or the mean of all rows, where the network averages patches), its patches alone
-                  (Abnar and Zuidema 2020, arXiv 2005.00928). Rows of A sum to one.
-evidence          where the head is linear in the average of patches: each patch's own logit of a class. The mean over
-                  patches is the logit, so red patches speak for the class and blue ones against it.
-share             of a network without a classifier whose vector v is the average of patches p: ⟨p, v⟩ / ⟨v, v⟩, what
-                  each patch gives to it. The mean over patches is one.
+class attention   the attention weights from class tokens to patches: in every layer of a ViT, in the class layers of a
+                  CaiT, in the pooling of a PatchConvNet. With talking heads they may be negative.
+rollout           for a ViT: the attention of each layer, averaged over heads and mixed half and half with the identity
+                  (the residual connection), multiplied from the first layer to the last: A = Π (½ Āₗ + ½ I). The map is
+                  the row of a class token, or the mean of all rows for a network that averages patches, without the
+                  columns of class tokens (Abnar and Zuidema 2020, arXiv 2005.00928). Rows of A sum to one.
+evidence          for a head that is linear in the average of patches: the logit of each patch for a class. The mean
+                  over patches is the network's logit, so red patches speak for the class and blue ones against it.
+share             for a network without a classifier whose vector v is the average of patches p: ⟨p, v⟩ / ⟨v, v⟩, the
+                  contribution of each patch. The mean over patches is one.
 """
 
 from typing import NamedTuple
@@ -26,45 +26,46 @@ from patchloom_runtime.errors import UsageError
 
 
 class ClassAttentionMaps(NamedTuple):
-    """One layer's attention from class tokens to patches."""
+    """The attention from class tokens to patches in one layer."""
 
     layer: str  # "layer 3", "class layer 1", "pooling"
-    weights: Tensor  # (B, heads, T, h, w) float32; what is missing to a sum of 1 goes to class tokens
+    weights: Tensor  # (B, heads, T, h, w) float32; the rest of each sum of 1 goes to class tokens
 
 
 @torch.no_grad()
 def class_attention(network: Network, images: Tensor) -> list[ClassAttentionMaps]:
-    """Of every layer in which class tokens read patches; `images` (B, channels, H, W) are normalised."""
+    """Return the maps of every layer in which class tokens attend to patches; `images` (B, C, H, W) are normalized."""
     if not network.has_class_attention:
         raise UsageError(
-            f"{type(network).__name__} has no class token that attends to patches. Give it a DeiT, CaiT or "
-            "PatchConvNet; class_evidence shows networks that average."
+            f"{type(network).__name__} has no class token that attends to patches. Use a DeiT, CaiT or "
+            "PatchConvNet; for networks that average patches, use class_evidence."
         )
-    found: list[ClassAttentionMaps] = []
+    maps: list[ClassAttentionMaps] = []
     counts = {"layer": 0, "class layer": 0}
-    for module, weights in _recorded(network, images):
+    for module, weights in _attention_weights(network, images):
         kind = "layer" if isinstance(module, Attention) else "class layer"
         counts[kind] += 1
         to_patches = _to_patches(network, module, weights)
         if to_patches.shape[2]:
             name = "pooling" if network.pools_by_attention else f"{kind} {counts[kind]}"
-            found.append(
-                ClassAttentionMaps(name, to_patches.unflatten(-1, grid_of(network, images, to_patches.shape[-1])))
-            )
-    return found
+            grid = grid_of(network, images, to_patches.shape[-1])
+            maps.append(ClassAttentionMaps(name, to_patches.unflatten(-1, grid)))
+    return maps
 
 
 @torch.no_grad()
 def attention_rollout(network: Network, images: Tensor) -> Tensor:
-    """(B, T, h, w) of a ViT: class token, then distillation token; T is 1 where the network averages patches."""
+    """Return the rollout of a ViT, (B, T, h, w): class, then distillation token; T is 1 if patches are averaged."""
     if not network.attends_in_every_block:
-        raise UsageError(f"rollout is of a ViT, whose layers all attend; {type(network).__name__} has other maps")
-    layers = {module: weights.mean(dim=1) for module, weights in _recorded(network, images)}  # (B, T+N, T+N) each
+        raise UsageError(f"rollout needs a ViT, with attention in every layer; {type(network).__name__} has other maps")
+    layers = {
+        module: weights.mean(dim=1) for module, weights in _attention_weights(network, images)
+    }  # (B, T+N, T+N) each
     size = next(iter(layers.values())).shape[-1]
     rolled = torch.eye(size).expand(len(images), size, size)
     for block in network.taps():
-        side_by_side = torch.stack([layers[module] for module in block.modules() if module in layers]).mean(dim=0)
-        rolled = (0.5 * side_by_side + 0.5 * torch.eye(size)) @ rolled
+        parallel = torch.stack([layers[module] for module in block.modules() if module in layers]).mean(dim=0)
+        rolled = (0.5 * parallel + 0.5 * torch.eye(size)) @ rolled
     tokens = _class_tokens(network, size)
     rows = rolled[:, :tokens, tokens:] if tokens else rolled.mean(dim=1, keepdim=True)
     return rows.unflatten(-1, grid_of(network, images, size - tokens))
@@ -72,11 +73,11 @@ def attention_rollout(network: Network, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def class_evidence(network: Network, images: Tensor) -> Tensor:
-    """(B, classes, h, w): the logits of each patch alone; their mean over patches are the network's logits."""
+    """Return the logits of each patch, (B, classes, h, w); their mean over patches is the network's logits."""
     if not has_evidence(network):
         raise UsageError(
-            f"{type(network).__name__} does not classify the average of its patches, so a patch has no logits of its "
-            "own." + (" class_attention shows what its class token reads." if network.has_class_attention else "")
+            f"{type(network).__name__} does not classify the average of its patches, so a patch has no logits."
+            + (" Use class_attention." if network.has_class_attention else "")
         )
     with in_eval_mode(network):
         logits = network.classifier(_patches(network, images))
@@ -85,7 +86,7 @@ def class_evidence(network: Network, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def vector_share(network: Network, images: Tensor) -> Tensor:
-    """(B, h, w): what each patch gives to the image's vector, its average; the mean over patches is one."""
+    """Return the contribution of each patch to the image's vector, (B, h, w); the mean over patches is one."""
     if not network.averages_patches:
         raise UsageError(f"the vector of {type(network).__name__} is not the average of its patches; it has other maps")
     with in_eval_mode(network):
@@ -96,23 +97,23 @@ def vector_share(network: Network, images: Tensor) -> Tensor:
 
 
 def has_evidence(network: Network) -> bool:
-    """Whether the logits are linear in the average of the patches."""
+    """Return whether the logits are linear in the average of the patches."""
     return network.averages_patches and isinstance(network.classifier, nn.Linear)
 
 
 def has_share(network: Network) -> bool:
-    """Whether the average of the patches is all the network tells: it has no classifier."""
+    """Return whether the network averages patches and has no classifier."""
     return network.averages_patches and not network.config.num_classes
 
 
 def _patches(network: Network, images: Tensor) -> Tensor:
-    """(B, h, w, C): what is averaged."""
+    """Return the patches before averaging, (B, h, w, C)."""
     features = network.features(images)  # (B, N, C) or (B, h, w, C)
     return features.unflatten(1, grid_of(network, images, features.shape[1])) if features.ndim == 3 else features
 
 
-def _recorded(network: Network, images: Tensor) -> list[tuple[nn.Module, Tensor]]:
-    """Each attention layer with its weights (B, heads, queries, keys), in float32 on the CPU."""
+def _attention_weights(network: Network, images: Tensor) -> list[tuple[nn.Module, Tensor]]:
+    """Return each attention layer with its weights (B, heads, queries, keys), float32 on the CPU."""
     modules = dict(network.named_modules())
     with in_eval_mode(network), record_attention(network) as maps:
         network.features(images)
@@ -120,7 +121,7 @@ def _recorded(network: Network, images: Tensor) -> list[tuple[nn.Module, Tensor]
 
 
 def _to_patches(network: Network, module: nn.Module, weights: Tensor) -> Tensor:
-    """(B, heads, queries, keys) → (B, heads, T, N): class tokens alone as queries, patches alone as keys."""
+    """Select class tokens as queries and patches as keys: (B, heads, queries, keys) → (B, heads, T, N)."""
     if isinstance(module, ClassAttention):
         tokens = weights.shape[2]
         return weights[..., tokens:] if module.class_in_keys else weights
@@ -129,13 +130,13 @@ def _to_patches(network: Network, module: nn.Module, weights: Tensor) -> Tensor:
 
 
 def _class_tokens(network: Network, tokens: int) -> int:
-    """How many of the tokens that attend to one another are no patches."""
-    assert network.grid is not None  # whatever has self-attention keeps one grid
+    """Return how many of the tokens are not patches."""
+    assert network.grid is not None  # networks with self-attention have a fixed grid
     return tokens - network.grid[0] * network.grid[1]
 
 
 def grid_of(network: Network, images: Tensor, patches: int) -> tuple[int, int]:
-    """Patches down and across; of a network for any size, those of the stride that gives so many."""
+    """Return the rows and columns of the patch grid; for a network of any size, from the stride that fits."""
     if network.grid is not None:
         return network.grid
     height, width = images.shape[2:]

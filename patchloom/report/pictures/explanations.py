@@ -1,12 +1,12 @@
-"""What each patch says for one class, as a map (h, w), of the kind that the network allows:
+"""Explanations of one class as a map (h, w) over patches, of the kind that the network allows:
 
-evidence      the head is linear in the average of patches: each patch's own logit.
-contribution  a class token reads the patches: what each gives to the logit in the last layer in which the token reads
-              them, the product of its value and that value's gradient. What comes after counts to first order.
-attention     each class has a token of its own, or there are no classes: the weights with which it reads the patches.
-share         there are no classes and the vector is the average of patches: what each gives to it.
+evidence      if the head is linear in the average of patches: the logit of each patch.
+contribution  if a class token attends to patches: the contribution of each patch to the logit in the last layer with
+              such attention, value times gradient. Later layers count to first order.
+attention     if each class has its own token, or there are no classes: the attention weights of the token.
+share         if there are no classes and the vector is the average of patches: the contribution of each patch to it.
 
-The first two are told beside the mean of all classes, for a logit means something beside the others alone.
+The first two are relative to the mean of all classes, since a logit has a meaning only relative to the others.
 """
 
 from collections.abc import Iterator
@@ -29,11 +29,11 @@ from patchloom.report.pictures.attention import (
 )
 from patchloom_runtime.errors import UsageError
 
-SIGNED = ("evidence", "contribution")  # patches speak for a class or against it
+SIGNED = ("evidence", "contribution")  # positive for a class, negative against it
 
 
 def map_kind(network: Network) -> str:
-    """Which map it has; '' where its answer tells no places apart."""
+    """Return the kind of map the network has; '' if its output does not depend on single patches."""
     if not network.config.num_classes:
         return "share" if has_share(network) else "attention" if network.has_class_attention else ""
     if has_evidence(network):
@@ -44,8 +44,10 @@ def map_kind(network: Network) -> str:
 
 
 def class_map(network: Network, images: Tensor, classes: Tensor) -> Tensor:
-    """(B, h, w): what speaks for `classes` (B,) in normalised images (B, channels, H, W); their numbers, or any
-    where the network names none."""
+    """Return the maps (B, h, w) of class numbers `classes` (B,) for normalized images (B, channels, H, W).
+
+    The numbers are ignored if the network has no classes.
+    """
     kind, rows = map_kind(network), torch.arange(len(images))
     if kind == "evidence":
         logits = class_evidence(network, images)
@@ -57,13 +59,13 @@ def class_map(network: Network, images: Tensor, classes: Tensor) -> Tensor:
         return tokens[rows, classes if network.has_token_per_class else 0]
     if kind == "share":
         return vector_share(network, images)
-    raise UsageError(f"{network.config.name} tells no places of a picture apart in its answer, so there is no map")
+    raise UsageError(f"the output of {network.config.name} does not depend on single patches, so there is no map")
 
 
 def strengths(maps: Tensor, kind: str, likeliest: Tensor | None = None) -> Tensor:
-    """Maps (B, h, w) from −1 to 1, or from 0 to 1 where they have no sign.
+    """Scale maps (B, h, w) to −1…1, or to 0…1 if they have no sign.
 
-    Those with one are told on the scale of the `likeliest` class's maps, so that classes can be compared.
+    Signed maps use the scale of the most likely class's maps, `likeliest`, so that classes can be compared.
     """
     if kind in SIGNED:
         largest = (maps if likeliest is None else likeliest).abs().amax(dim=(1, 2), keepdim=True)
@@ -73,41 +75,42 @@ def strengths(maps: Tensor, kind: str, likeliest: Tensor | None = None) -> Tenso
 
 
 def _contribution(network: Network, images: Tensor, classes: Tensor) -> Tensor:
-    with in_eval_mode(network), torch.enable_grad(), _frozen(network), _values_read(network) as values:
+    with in_eval_mode(network), torch.enable_grad(), _frozen(network), _recording_values(network) as values:
         logits = network.head(network.features(images)).float()
-        beside = logits[torch.arange(len(images)), classes] - logits.mean(dim=1)
-        gradients = torch.autograd.grad(beside.sum(), values)
+        relative = logits[torch.arange(len(images)), classes] - logits.mean(dim=1)
+        gradients = torch.autograd.grad(relative.sum(), values)
     products = [value * gradient for value, gradient in zip(values, gradients, strict=True)]
-    given = torch.stack([product.sum(dim=-1) for product in products]).sum(dim=0)  # (B, N)
-    return given.unflatten(1, grid_of(network, images, given.shape[1])).detach().float().cpu()
+    contributions = torch.stack([product.sum(dim=-1) for product in products]).sum(dim=0)  # (B, N)
+    grid = grid_of(network, images, contributions.shape[1])
+    return contributions.unflatten(1, grid).detach().float().cpu()
 
 
 @contextmanager
-def _values_read(network: Network) -> Iterator[list[Tensor]]:
-    """While it is open: the patches' values (B, N, …) in the last layer in which class tokens read them.
+def _recording_values(network: Network) -> Iterator[list[Tensor]]:
+    """Record the values of the patches (B, N, …) in the last layer in which class tokens attend to them, while open.
 
-    Gradients go back to these and no further.
+    Gradients stop at these values.
     """
-    found: list[Tensor] = []
+    values: list[Tensor] = []
 
     def keep(module: nn.Module, _: object, out: Tensor) -> Tensor:
         tokens, columns = layers[module]
         value = out[:, tokens:, -columns:].detach().requires_grad_()
-        found.append(value)
+        values.append(value)
         with_rest = torch.cat([out[:, tokens:, :-columns], value], dim=2) if out.shape[2] > columns else value
         return torch.cat([out[:, :tokens], with_rest], dim=1)
 
-    layers = _reading(network)
+    layers = _value_layers(network)
     hooks = [layer.register_forward_hook(keep) for layer in layers]
     try:
-        yield found
+        yield values
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _reading(network: Network) -> dict[nn.Module, tuple[int, int]]:
-    """What gives the values that class tokens read last → how many tokens before the patches, how many channels."""
+def _value_layers(network: Network) -> dict[nn.Module, tuple[int, int]]:
+    """Return layer → (tokens before the patches, channels) of the layers that compute the last values of patches."""
     count = 2 if network.has_distillation_token else 1
     if blocks := _class_blocks(network):
         branch = blocks[-1].attend
@@ -125,7 +128,7 @@ def _class_blocks(network: Network) -> list[ClassBlock]:
 
 @contextmanager
 def _frozen(network: Network) -> Iterator[None]:
-    """Nothing before what is kept needs a gradient."""
+    """Freeze all parameters while open: nothing before the recorded values needs a gradient."""
     learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
     for parameter in learned:
         parameter.requires_grad_(False)

@@ -1,8 +1,9 @@
-"""The matrices of a network's blocks, and what is left of them when they are pruned or rounded (ResMLP, section 3.3).
+"""The weight matrices of a network's blocks, and how to prune and quantize them (ResMLP, section 3.3).
 
 A mixes patches: ResMLP's matrix, both layers of Mixer's token MLP, sMLPNet's rows and columns. B and C are the first
-and the second layer of the channel MLP. Pruning sets the smallest weights of each matrix to zero; rounding keeps n bits
-of each weight over the largest of its matrix: with 4 bits all below 6.25 % of it become zero, as the paper says.
+and second layer of the channel MLP. Pruning sets the smallest weights of each matrix to zero. Quantization rounds each
+weight to n bits relative to the largest of its matrix: with 4 bits, weights below 6.25 % of it become zero, as in the
+paper.
 """
 
 from collections.abc import Sequence
@@ -24,49 +25,49 @@ class Matrix(NamedTuple):
 
     layer: int  # from 1
     letter: str  # A, B or C
-    name: str  # of its weight, as `state_dict` has it
+    name: str  # key in the `state_dict`
     weight: Tensor
 
     @property
     def zeros(self) -> int:
-        """Weights that are exactly zero."""
+        """Number of weights that are exactly zero."""
         return int((self.weight == 0).sum())
 
 
 def matrices_of(network: nn.Module, letters: Sequence[str] = LETTERS) -> list[Matrix]:
-    """Those of all blocks, layer by layer; a UsageError where the network has none of these letters."""
+    """Return the matrices of all blocks, layer by layer; raise UsageError if the network lacks one of the letters."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     blocks = [module for module in network.modules() if isinstance(module, Block)]
-    found = [
+    matrices = [
         Matrix(number, letter, names[id(weight)], weight)
         for number, block in enumerate(blocks, 1)
         for letter, weight in _weights(block)
     ]
-    chosen = [matrix for matrix in found if matrix.letter in letters]
+    chosen = [matrix for matrix in matrices if matrix.letter in letters]
     for letter in letters:
         if not any(matrix.letter == letter for matrix in chosen):
-            has = ", ".join(sorted({matrix.letter for matrix in found})) or "none of A, B and C"
+            has = ", ".join(sorted({matrix.letter for matrix in matrices})) or "none of A, B and C"
             what = "mixes patches" if letter == "A" else "is a layer of a channel MLP"
             raise UsageError(f"{type(network).__name__} has no matrix {letter}, which {what}; it has {has}")
     return chosen
 
 
 def _weights(block: Block) -> list[tuple[str, Tensor]]:
-    found: list[tuple[str, Tensor]] = []
+    weights: list[tuple[str, Tensor]] = []
     for module in block.tokens.modules() if block.tokens is not None else ():
         if isinstance(module, TokenLinear):
-            found.append(("A", module.weight))
+            weights.append(("A", module.weight))
         elif isinstance(module, TokenMLP | UntiedTokenMLP):
-            found += [("A", module.weight1), ("A", module.weight2)]
+            weights += [("A", module.weight1), ("A", module.weight2)]
     for module in block.channels.modules() if block.channels is not None else ():
         if isinstance(module, MLP):
-            found += [("B", module.fc1.weight), ("C", module.fc2.weight)]
-    return found
+            weights += [("B", module.fc1.weight), ("C", module.fc2.weight)]
+    return weights
 
 
 @torch.no_grad()
 def prune_(weight: Tensor, share: float) -> None:
-    """Set the smallest `share` of the weights of one matrix to zero, to the nearest whole weight."""
+    """Set the smallest `share` of the weights of one matrix to zero, rounded to whole weights."""
     count = round(share * weight.numel())
     smallest = weight.abs().flatten().topk(count, largest=False).indices
     weight.view(-1)[smallest] = 0.0
@@ -76,7 +77,7 @@ def prune_(weight: Tensor, share: float) -> None:
 def quantize_(weight: Tensor, bits: int) -> None:
     """Round the weights of one matrix to 2ⁿ equal steps.
 
-    The largest weight is kept as −2ⁿ⁻¹ steps whatever its sign, so one side has a step less than the other.
+    The largest weight becomes −2ⁿ⁻¹ steps whatever its sign, so one side has one step less than the other.
     """
     flat = weight.flatten()
     largest = flat[flat.abs().argmax()]

@@ -1,6 +1,6 @@
-"""All pictures a network can have, in one call: those of its family, and none it has not.
+"""`pictures_of`: every picture that a network's family has, in one call.
 
-What a picture shows is in its caption; docs/pictures.md lists them with the figures of the papers they follow.
+Captions explain the pictures; docs/pictures.md lists them with the figures of the papers they follow.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,11 @@ from patchloom.models.network import Network
 from patchloom.report.charts import Series, line_chart
 from patchloom.report.pictures.attention import has_evidence, has_share
 from patchloom.report.pictures.branches import branch_norm_chart, has_branches
-from patchloom.report.pictures.embeddings import LEAST, embedding_chart, pca_energy_chart, tsne
-from patchloom.report.pictures.filters import filter_picture, has_filters
-from patchloom.report.pictures.interactions import (
+from patchloom.report.pictures.embeddings import LEAST_IMAGES, embedding_chart, pca_energy_chart, tsne
+from patchloom.report.pictures.look import NetworkInputs, head_sheet, look_sheet, looks, names_of, network_inputs
+from patchloom.report.pictures.weights import (
+    filter_picture,
+    has_filters,
     has_patch_matrices,
     has_row_matrices,
     has_token_units,
@@ -26,20 +28,19 @@ from patchloom.report.pictures.interactions import (
     sparsity_chart,
     token_unit_picture,
 )
-from patchloom.report.pictures.look import NetworkInputs, head_sheet, look_sheet, looks, names_of, show
 from patchloom.runs.config import Preprocessing
 from patchloom_runtime.errors import PatchloomError, UsageError
 
-SHOWN = 4  # images with maps of their own
-PLACED = 500  # images looked at in all: 300 MB at 224 pixels, a few seconds of t-SNE
+MAPPED_IMAGES = 4  # images with maps of their own
+MAX_IMAGES = 500  # in all: 300 MB at 224 pixels, a few seconds of t-SNE
 
 
 class PictureNote(Markup):
-    """Why a picture could not be drawn, in its place."""
+    """The reason why a picture could not be drawn, in its place."""
 
 
 class Picture(NamedTuple):
-    """A picture or chart (SVG) with what it shows, or a `Note`."""
+    """A picture, a chart (SVG) or a `PictureNote`, with title and caption."""
 
     title: str
     image: Image.Image | Markup
@@ -48,33 +49,33 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PictureSubject:
-    """What pictures are drawn of."""
+    """A network and images to draw pictures of."""
 
     network: Network
     class_names: Sequence[str]
-    shown: NetworkInputs | None  # None: weights alone
-    few: NetworkInputs | None  # some of them, which have maps of their own
+    inputs: NetworkInputs | None  # None: draw the weights only
+    mapped_inputs: NetworkInputs | None  # some of the inputs, which get maps of their own
     labels: Sequence[int] | None
-    truths: Sequence[str] = ()  # true classes of the few, where they are known
+    truths: Sequence[str] = ()  # true classes of the mapped images, if known
 
     @property
-    def seen(self) -> NetworkInputs:
-        """The images, where there are some."""
-        assert self.shown is not None
-        return self.shown
+    def every(self) -> NetworkInputs:
+        """All images; only for pictures that need images."""
+        assert self.inputs is not None
+        return self.inputs
 
     @property
     def mapped(self) -> NetworkInputs:
-        """The images with maps of their own."""
-        assert self.few is not None
-        return self.few
+        """The images with maps of their own; only for pictures that need images."""
+        assert self.mapped_inputs is not None
+        return self.mapped_inputs
 
 
 class PictureKind(NamedTuple):
-    """One entry of the table below."""
+    """One entry of KINDS."""
 
     title: str
-    fits: Callable[[PictureSubject], bool]
+    applies: Callable[[PictureSubject], bool]
     draw: Callable[[PictureSubject], Image.Image | Markup]
     caption: str | Callable[[PictureSubject], str]
 
@@ -87,36 +88,35 @@ def pictures_of(
     preprocessing: Preprocessing | None = None,
     labels: Sequence[int] | None = None,
 ) -> list[Picture]:
-    """Every picture the network's family has; without images those of its weights alone.
+    """Return every picture the network's family has; without images, those of its weights only.
 
-    Four images, of different classes where there are `labels`, get maps of their own. All of them, up to 500, are
-    placed by t-SNE, colored by `labels` where they are given and by the network's answers otherwise. A picture that
-    cannot be drawn is a note in its place.
+    Four images, of different classes if there are `labels`, get maps of their own. Up to 500 images are placed by
+    t-SNE, colored by `labels` or else by the network's predictions. A picture that cannot be drawn is replaced by a
+    note.
     """
     if not isinstance(network, Network):
-        raise UsageError(f"pictures are of a network of patchloom, given {type(network).__name__}")
+        raise UsageError(f"pictures_of needs a network of patchloom, got {type(network).__name__}")
     if labels is not None and len(labels) != len(images or ()):
-        raise UsageError(f"{len(labels)} labels were given for {len(images or ())} images; give one each, or none")
-    shown = show(network, preprocessing, images[:PLACED]) if images else None
-    known = None if labels is None else list(labels)[:PLACED]
-    mapped = [] if shown is None else _of_different_classes(known or range(len(shown.seen)), SHOWN)
-    few = None if shown is None else shown.at(mapped)
+        raise UsageError(f"there are {len(labels)} labels for {len(images or ())} images; pass one per image, or none")
+    inputs = network_inputs(network, preprocessing, images[:MAX_IMAGES]) if images else None
+    known = None if labels is None else list(labels)[:MAX_IMAGES]
+    mapped = [] if inputs is None else _of_different_classes(known or range(len(inputs.input_images)), MAPPED_IMAGES)
     names = names_of(network, class_names)
     named = known is not None and min(known, default=-1) >= 0 and max(known) < len(names)
     truths = [names[known[place]] for place in mapped] if known is not None and named else []
-    subject = PictureSubject(network, names, shown, few, known, truths)
-    return [_drawn(kind, subject) for kind in KINDS if kind.fits(subject)]
+    subject = PictureSubject(network, names, inputs, None if inputs is None else inputs.at(mapped), known, truths)
+    return [_draw(kind, subject) for kind in KINDS if kind.applies(subject)]
 
 
 def _of_different_classes(labels: Sequence[int], count: int) -> list[int]:
-    """Places of up to `count` images, of classes from all over the list; of one class only where there are too few."""
+    """Return the places of up to `count` images, of different classes as far as there are enough."""
     first = {label: place for place, label in reversed(list(enumerate(labels)))}
     places = sorted(first.values())
     chosen = [places[i * len(places) // count] for i in range(count)] if len(places) > count else places
     return [*chosen, *(place for place in range(len(labels)) if place not in first.values())][:count]
 
 
-def _drawn(kind: PictureKind, subject: PictureSubject) -> Picture:
+def _draw(kind: PictureKind, subject: PictureSubject) -> Picture:
     try:
         caption = kind.caption if isinstance(kind.caption, str) else kind.caption(subject)
         return Picture(kind.title, kind.draw(subject), caption)
@@ -129,45 +129,44 @@ def _cosine_chart(subject: PictureSubject) -> Markup:
     return line_chart([Series("cosine", list(enumerate(cosines)))], x_label="after block; 0: as learned")
 
 
-def _placed(subject: PictureSubject) -> Markup:
-    given = subject.seen.probabilities.argmax(axis=1).tolist() if subject.labels is None else subject.labels
-    return embedding_chart(tsne(subject.seen.vectors), given, subject.class_names)
+def _tsne_chart(subject: PictureSubject) -> Markup:
+    predicted = subject.every.probabilities.argmax(axis=1).tolist()
+    labels = predicted if subject.labels is None else subject.labels
+    return embedding_chart(tsne(subject.every.vectors), labels, subject.class_names)
 
 
-def _energy(subject: PictureSubject) -> Markup:
-    return pca_energy_chart({subject.network.config.name or type(subject.network).__name__: subject.seen.vectors})
+def _energy_chart(subject: PictureSubject) -> Markup:
+    return pca_energy_chart({subject.network.config.name or type(subject.network).__name__: subject.every.vectors})
 
 
 def _has_maps(subject: PictureSubject) -> bool:
     network = subject.network
     attends = network.attends_in_every_block or network.has_class_attention
-    return subject.few is not None and (attends or has_evidence(network) or has_share(network))
+    return subject.mapped_inputs is not None and (attends or has_evidence(network) or has_share(network))
 
 
 def _caption_of_maps(subject: PictureSubject) -> str:
-    network = subject.network
-    parts = (
-        ["Above each image: its true class, if known, and the classes predicted with over 10 %."]
-        if network.config.num_classes
-        else []
-    )
+    network, parts = subject.network, []
+    if network.config.num_classes:
+        parts.append("Above each image: its true class, if known, and the classes predicted with over 10 %.")
     if network.attends_in_every_block or network.has_class_attention:
-        parts.append("Yellow is what is read most, blue least, each map from its least to its largest (mean of heads).")
+        parts.append("Yellow patches get the most attention, blue ones the least (mean of heads, each map scaled).")
     if network.attends_in_every_block:
         parts.append("Rollout follows attention through all layers, half of each being its residual connection.")
     if has_evidence(network):
         parts.append("Patches are averaged: red ones speak for the class, blue ones against it.")
     if has_share(network):
-        parts.append("Yellow patches give most to the average that is the picture's vector, blue ones least.")
+        parts.append("Yellow patches contribute most to the average that is the image's vector, blue ones least.")
     return " ".join(parts)
 
 
 def _is_distilled(subject: PictureSubject) -> bool:
-    return subject.few is not None and subject.network.has_distillation_token
+    return subject.mapped_inputs is not None and subject.network.has_distillation_token
 
 
-def _can_be_placed(subject: PictureSubject) -> bool:
-    return subject.shown is not None and len(subject.seen.seen) >= LEAST and len(subject.class_names) > 0
+def _has_embeddings(subject: PictureSubject) -> bool:
+    enough = subject.inputs is not None and len(subject.inputs.input_images) >= LEAST_IMAGES
+    return enough and len(subject.class_names) > 0
 
 
 KINDS = (
@@ -179,17 +178,17 @@ KINDS = (
     ),
     PictureKind(
         "Attention by head",
-        lambda subject: subject.few is not None and subject.network.has_class_attention,
+        lambda subject: subject.mapped_inputs is not None and subject.network.has_class_attention,
         lambda subject: head_sheet(subject.mapped),
-        "How much the class token takes from each patch: a row per layer, a column per head, each map from 0 (dark) to "
+        "Attention of the class token to each patch: one row per layer, one column per head, each map from 0 (dark) to "
         "its largest weight.",
     ),
     PictureKind(
         "Patch interactions",
         lambda subject: has_patch_matrices(subject.network),
         lambda subject: interaction_picture(subject.network),
-        "Rows of each layer's matrix across patches, one small image for each of the central 6×6 patches, placed as "
-        "they lie: red takes, blue takes away. Shifted copies of one pattern are a convolution.",
+        "Rows of each layer's matrix across patches, one small image for each of the central 6×6 patches, in their "
+        "order: red adds, blue subtracts. Shifted copies of one pattern are a convolution.",
     ),
     PictureKind(
         "Sparsity",
@@ -201,28 +200,28 @@ KINDS = (
         "Token-mixing units",
         lambda subject: has_token_units(subject.network),
         lambda subject: token_unit_picture(subject.network),
-        "Input weights of hidden units over the patches, first layers; each unit beside the one closest to its "
-        "inverse, smooth ones first.",
+        "Input weights of hidden units over the patches, in the first layers; each unit is next to the one closest to "
+        "its inverse, smooth ones first.",
     ),
     PictureKind(
         "Rows and columns",
         lambda subject: has_row_matrices(subject.network),
         lambda subject: row_column_picture(subject.network),
-        "The matrices that mix the places of a row and of a column, a block each: row i is what place i takes from "
-        "the others, so a diagonal keeps, and stripes beside it are a convolution.",
+        "The matrices that mix the places of a row and of a column, one per block: row i has the weights of the places "
+        "that place i takes from, so a diagonal keeps the place, and stripes next to it are a convolution.",
     ),
     PictureKind(
         "Filters of the first layer",
         lambda subject: has_filters(subject.network),
         lambda subject: filter_picture(subject.network),
-        "Weights over the pixels of a patch as colours, grey for zero; the strongest filters, smooth ones first, each "
+        "Weights over the pixels of a patch as colors, gray for zero; the strongest filters, smooth ones first, each "
         "on its own scale.",
     ),
     PictureKind(
         "Residual branches",
-        lambda subject: subject.few is not None and has_branches(subject.network),
+        lambda subject: subject.mapped_inputs is not None and has_branches(subject.network),
         lambda subject: branch_norm_chart(subject.mapped.network, subject.mapped.images),
-        "Norm of what a branch adds over the norm of what it is added to, in percent, by layer.",
+        "Norm of a branch's output relative to the norm of its input, in percent, by layer.",
     ),
     PictureKind(
         "Class and distillation token",
@@ -232,16 +231,17 @@ KINDS = (
     ),
     PictureKind(
         "Energy of principal components",
-        _can_be_placed,
-        _energy,
+        _has_embeddings,
+        _energy_chart,
         "Share of the embeddings' variance in the first components, in percent; a lower curve is a richer space.",
     ),
     PictureKind(
         "Embeddings",
-        _can_be_placed,
-        _placed,
+        _has_embeddings,
+        _tsne_chart,
         lambda subject: (
-            f"t-SNE of the vectors that are classified, coloured by {'class' if subject.labels else 'the answer'}. "
+            "t-SNE of the vectors that are classified, colored by "
+            f"{'class' if subject.labels else 'predicted class'}. "
             "Axes, and distances between groups, mean nothing."
         ),
     ),

@@ -1,4 +1,4 @@
-"""Runs that name classes, or give vectors that images are compared by."""
+"""Export of classification and embedding runs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,102 +9,100 @@ import torch
 from patchloom.data.datasets import ImageSet
 from patchloom.data.images.image_batch import normalize
 from patchloom.data.sources.source import open_data
-from patchloom.exporters.graph import EMBEDDING, LOGITS, ClassifierGraph, EmbeddingGraph, FromPixels
+from patchloom.exporters.graph import EMBEDDING, LOGITS, ClassifierGraph, EmbeddingGraph, FromPixels, state_bytes
 from patchloom.exporters.parity import Outputs
-from patchloom.exporters.subject import ExportSettings, ExportSubject, data_of, spread
+from patchloom.exporters.subject import ExportSettings, ExportSubject, class_summary, data_of, spread
 from patchloom.inference.classifier import Classifier, load
 from patchloom.inference.evaluations import EvaluationSettings
 from patchloom_runtime.errors import DataError, UsageError
 
 
 class ClassifierSubject(ExportSubject):
-    """An answer is the likeliest class; where there is no classifier, the nearest other image by cosine."""
+    """A classifier, compared by its most likely class; or an embedding, compared by the nearest other image."""
 
     measure = "accuracy"
-    use = 'model.predict("photo.jpg")  # names and probabilities; also bytes, PIL images, arrays, folders, lists'
+    usage = 'model.predict("photo.jpg")  # names and probabilities; also bytes, PIL images, arrays, folders, lists'
 
-    def __init__(self, folder: Path, asked: ExportSettings) -> None:
-        self.classifier = _at_size(load(folder, device="cpu"), asked.size)
+    def __init__(self, folder: Path, settings: ExportSettings) -> None:
+        self.classifier = _at_size(load(folder, device="cpu"), settings.size)
         files = self.classifier._files
-        self.decides, self.network, self.shown, self.told = files.decides, files.model, files.preprocessing, {}
+        self.decides, self.network, self.preprocessing = files.decides, files.model, files.preprocessing
+        self.metadata = {}
         self.labels = files.labels if self.decides else ()
         self.task = "classification" if self.decides else "embedding"
-        self.weights = sum(v.numel() * v.element_size() for v in self.classifier.model.state_dict().values())
-        self._place = asked.data or data_of(self.classifier.folder)
-        self._pictures, self.notes = self._open(asked.split)
-        self.rows, self._truth = self._pixels(self._pictures, asked.images or self.most)
-        names = ", ".join(self.labels[:20]) + (" …" if len(self.labels) > 20 else "")
-        self.answers = f"{len(self.labels)} classes: {names}" if self.decides else "One vector per image."
-        if not self.decides:
-            self.use = 'model.embed("photo.jpg")  # a vector; also bytes, PIL images, arrays, folders, lists'
+        self.weights = state_bytes(self.classifier.model)
+        self._data = settings.data or data_of(self.classifier.folder)
+        self._images, self.notes = self._open(settings.split)
+        self.rows, self._truth = self._pixels(self._images, settings.images or self.most)
+        if self.decides:
+            self.summary = f"{len(self.labels)} classes: {class_summary(self.labels)}"
+        else:
+            self.summary = "One vector per image."
+            self.usage = 'model.embed("photo.jpg")  # a vector; also bytes, PIL images, arrays, folders, lists'
 
     def module(self, *, half: bool) -> FromPixels:
-        """Logits and vectors, or vectors alone."""
-        made = ClassifierGraph if self.decides else EmbeddingGraph
-        return made(self.classifier.model, self.shown.mean, self.shown.std, half=half)
+        graph = ClassifierGraph if self.decides else EmbeddingGraph
+        return graph(self.classifier.model, self.preprocessing.mean, self.preprocessing.std, half=half)
 
     @torch.inference_mode()
     def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
-        """As it answers `patchloom predict` and `index`."""
-        images = normalize(torch.from_numpy(pixels).permute(0, 3, 1, 2), self.shown.mean, self.shown.std)
+        """Return logits and embeddings, computed as `patchloom predict` and `index` do."""
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
         network = self.classifier.model
-        features = network.features(images)
-        found = {LOGITS: network.head(features).numpy()} if self.decides else {}
-        return found | {EMBEDDING: network.projector(network.vectors(features)).numpy()}
+        features = network.features(normalize(images, self.preprocessing.mean, self.preprocessing.std))
+        logits = {LOGITS: network.head(features).numpy()} if self.decides else {}
+        return logits | {EMBEDDING: network.projector(network.vectors(features)).numpy()}
 
     def calibration(self, count: int) -> np.ndarray:
-        """Of train, which nothing is measured on."""
         try:
-            pictures = open_data(self._place, reading=self.classifier.reading_of(self._place), labeled=False).train
+            images = open_data(self._data, reading=self.classifier.reading_of(self._data), labeled=False).train
         except (DataError, UsageError):
-            pictures = self._pictures
-        return self._pixels(pictures, count)[0]
+            images = self._images
+        return self._pixels(images, count)[0]
 
-    def same(self, found: Outputs, expected: Outputs) -> float:
-        """Of images."""
-        return 100 * float((decisions(found) == decisions(expected)).mean())
+    def agreement(self, outputs: Outputs, expected: Outputs) -> float:
+        return 100 * float((decisions(outputs) == decisions(expected)).mean())
 
-    def right(self, found: Outputs) -> float | None:
-        """Top-1, or how often the nearest other image has the same class."""
+    def quality(self, outputs: Outputs) -> float | None:
+        """Return top-1 accuracy, or how often the nearest other image has the same class."""
         known = self._truth >= 0
         if not known.any() or len(self._truth) < 2:
             return None
-        decided = decisions(found)
-        chosen = decided if LOGITS in found else self._truth[decided]
+        decided = decisions(outputs)
+        chosen = decided if LOGITS in outputs else self._truth[decided]
         return 100 * float((chosen == self._truth)[known].mean())
 
     def _open(self, split: str | None) -> tuple[ImageSet, tuple[str, ...]]:
-        """The images both are shown, and what is to be said of them."""
         if self.decides:
-            found = EvaluationSettings(split=split).open(self._place, self.classifier)
-            return found, tuple(found.notes)
-        splits = open_data(self._place, reading=self.classifier.reading_of(self._place), labeled=False)
+            images = EvaluationSettings(split=split).open(self._data, self.classifier)
+            return images, tuple(images.notes)
+        splits = open_data(self._data, reading=self.classifier.reading_of(self._data), labeled=False)
         named = {"train": splits.train, "val": splits.val, None: splits.val}
         if split not in named:
-            raise UsageError(f"--split is {split!r}, expected train or val for a run that names no classes")
+            raise UsageError(f"--split is {split!r}, expected train or val for a run without classes")
         return named[split], tuple(splits.notes)
 
-    def _pixels(self, pictures: ImageSet, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels (N, H, W, 3) and labels."""
+    def _pixels(self, images: ImageSet, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return pixels (N, H, W, 3) and labels."""
         transform = self.classifier.transform()
-        found = spread(pictures, most, lambda row: transform(pictures.read(row)))
-        return np.stack([pixels for _, pixels in found]), np.array([int(pictures.labels[row]) for row, _ in found])
+        samples = spread(images, most, lambda row: transform(images.read(row)))
+        return np.stack([pixels for _, pixels in samples]), np.array([int(images.labels[row]) for row, _ in samples])
 
 
-def decisions(found: Outputs) -> np.ndarray:
-    """Per image the likeliest class, or the nearest other image by cosine where there is no classifier."""
-    if LOGITS in found:
-        return found[LOGITS].argmax(1)
-    vectors = found[EMBEDDING].astype(np.float64)
+def decisions(outputs: Outputs) -> np.ndarray:
+    """Return the most likely class per image, or without a classifier the nearest other image by cosine."""
+    if LOGITS in outputs:
+        return outputs[LOGITS].argmax(1)
+    vectors = outputs[EMBEDDING].astype(np.float64)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    alike = vectors @ vectors.T
-    np.fill_diagonal(alike, -np.inf)
-    return alike.argmax(1)
+    similarity = vectors @ vectors.T
+    np.fill_diagonal(similarity, -np.inf)
+    return similarity.argmax(1)
 
 
 def _at_size(classifier: Classifier, size: int | None) -> Classifier:
     if size is None:
         return classifier
-    shown = replace(classifier.preprocessing, image_size=(size, size))
-    files = replace(classifier._files, preprocessing=shown)
+    preprocessing = replace(classifier.preprocessing, image_size=(size, size))
+    files = replace(classifier._files, preprocessing=preprocessing)
     return Classifier(classifier.model.for_images_of(size), files, classifier.folder)

@@ -22,7 +22,7 @@ from patchloom.models.dense.detector import Detector
 from patchloom.report.pictures.overlays import DrawnObject, draw_objects, object_text
 from patchloom.runs.config import RunFiles
 from patchloom.tasks.detection.run_files import coco_box, load_detector
-from patchloom_runtime.artifacts.detected_object import SURE, DetectedObject, surest_first
+from patchloom_runtime.artifacts.detector import DEFAULT_MIN_SCORE, DetectedObject, surest_first
 from patchloom_runtime.errors import UsageError, with_near_options
 from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images, list_image_files
 from patchloom_runtime.images.samples import EXTENT
@@ -76,7 +76,7 @@ class ObjectDetector:
         )
 
     @with_near_options
-    def predict(self, pictures: ImagesLike, *, min_score: float = SURE) -> Any:
+    def predict(self, pictures: ImagesLike, *, min_score: float = DEFAULT_MIN_SCORE) -> Any:
         """The objects of one picture, surest first, or a list for many; pictures as `Classifier.predict` takes them."""
         if not 0 <= min_score <= 1:
             raise UsageError(f"min_score is {min_score}, expected a number from 0 to 1")
@@ -92,7 +92,7 @@ class ObjectDetector:
         top: int = 3,
         every: int | None = None,
         out: str | Path | None = None,
-        min_score: float = SURE,
+        min_score: float = DEFAULT_MIN_SCORE,
     ) -> Iterator[ImageDetections]:
         """One answer per file or frame, in order; one that cannot be read is an answer with `error`.
 
@@ -127,7 +127,9 @@ class ObjectDetector:
         return [(size, found) for _, size, found in find_objects(self.network, [batch])]
 
 
-def detected_objects(found: Detections, labels: Sequence[str], min_score: float = SURE) -> list[DetectedObject]:
+def detected_objects(
+    found: Detections, labels: Sequence[str], min_score: float = DEFAULT_MIN_SCORE
+) -> list[DetectedObject]:
     """What was found in a picture with a score of at least so much, surest first."""
     return surest_first(found.boxes, found.categories, found.scores, found.masks, labels, min_score)
 

@@ -24,14 +24,14 @@ from patchloom.tasks.detection.run_files import VAL, read_val
 from patchloom.tasks.images.look_page import LookPage, across
 from patchloom.tasks.report import ReportSettings
 from patchloom_runtime.artifacts.artifact import is_artifact
-from patchloom_runtime.artifacts.detected_object import SURE
+from patchloom_runtime.artifacts.detector import DEFAULT_MIN_SCORE
 from patchloom_runtime.errors import DataError, UsageError, at_least
 from patchloom_runtime.images.inputs import iterate_images
 from patchloom_runtime.printable import plural
 
 COUNT = 12  # images shown at most
 FEW = 0.1  # the score from which the surest are drawn where none is sure
-UNSURE = f"Nothing has a score of {SURE:.0%} or more; drawn is what is likeliest."
+UNSURE = f"Nothing has a score of {DEFAULT_MIN_SCORE:.0%} or more; drawn is what is likeliest."
 
 
 def look_at_detected(
@@ -80,7 +80,7 @@ def _answer(detector: ObjectDetector, name: str, picture: Image.Image, top: int)
     """The sure objects of a picture; where there are none, the likeliest `top` of the others, and that it is so."""
     size = picture.height, picture.width
     found = detector.predict(picture, min_score=FEW)
-    sure = [one for one in found if one.score >= SURE]
+    sure = [one for one in found if one.score >= DEFAULT_MIN_SCORE]
     if sure or not found:
         return ImageDetections(name, sure, size), ""
     return ImageDetections(name, found[:top], size), UNSURE

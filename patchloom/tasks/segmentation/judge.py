@@ -73,7 +73,7 @@ class PixelSet:
         except DataError as error:
             self.broken[row] = str(error)
             return None
-        return Pixels(row, np.asarray(sample.picture), sample.layers["mask"].numbers)
+        return Pixels(row, np.asarray(sample.image), sample.layers["mask"].numbers)
 
 
 def judged(

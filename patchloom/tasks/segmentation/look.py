@@ -132,7 +132,7 @@ def _rows(images: ImageSet) -> range:
 
 def _sampled(images: ImageSet, row: int, segmenter: Segmenter) -> tuple[Image.Image, np.ndarray]:
     sample = images.sample(row)
-    return sample.picture, true_numbers(sample, images, segmenter.labels)
+    return sample.image, true_numbers(sample, images, segmenter.labels)
 
 
 def _without_mask(read: Callable[[], Image.Image]) -> tuple[Image.Image, None]:

@@ -151,8 +151,8 @@ def _strip(
     except DataError:
         return None
     known, names = true_numbers(sample, images, segmenter.labels), segmenter.labels
-    answer = segmenter.numbers(sample.picture)
-    pictures = [sample.picture, color_mask(known, len(names)), color_mask(answer, len(names))]
+    answer = segmenter.numbers(sample.image)
+    pictures = [sample.image, color_mask(known, len(names)), color_mask(answer, len(names))]
     shown = {int(number) for numbers in (known, answer) for number in np.unique(numbers)}
     return of_one_height(pictures), f"{images.where(row)}: {report.image_miou[place]:.1f} %", shown
 

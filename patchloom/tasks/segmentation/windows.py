@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchloom_runtime.artifacts.window_positions import starts, stretches
+from patchloom_runtime.artifacts.segmenter import starts, stretches
 
 Size = tuple[int, int]  # height, width
 Forward = Callable[[Tensor], Tensor]  # images (B, 3, h, w) → logits (B, K, h/4, w/4)

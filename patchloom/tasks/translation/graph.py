@@ -1,6 +1,7 @@
-"""A translation network as two graphs: the encoder, and one step of the decoder (`artefact_translator.py` searches).
+"""A translation network as two graphs: the encoder, and one decoder step; the artifact runs the beam search.
 
-Letters: B sentences of S subwords, K beams, L layers of the decoder, M positions before, H heads of d channels.
+Letters: B sentences of S subwords, K beams, L decoder layers, M earlier positions, H heads of d channels, C' numbers
+that a layer stores per position.
 """
 
 import math
@@ -10,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchloom.exporters.graph import Traced
+from patchloom.exporters.graph import GraphPart
 from patchloom.layers.sequence_mixing import AttendedSource, PositionLinear, SequenceAttention
 from patchloom.models.seq2seq import Seq2Seq
 from patchloom_runtime.artifacts.metadata import STEP
-from patchloom_runtime.text.special_tokens import BOS, EOS, PAD
+from patchloom_runtime.text.vocabulary import BOS, EOS, PAD
 
 
 class EncoderGraph(nn.Module):
-    """Sources (B, S) → {"keys", "values"}: (L, B, H, S, d), as the layers of the decoder look at them."""
+    """Graph from source (B, S) to "keys" and "values" (L, B, H, S, d) for the decoder's cross-attention."""
 
     outputs: ClassVar[tuple[str, ...]] = ("keys", "values")
 
@@ -27,18 +28,18 @@ class EncoderGraph(nn.Module):
         self.network = network
 
     def forward(self, source: Tensor) -> dict[str, Tensor]:
-        """As the network's `encode`; a source has a word or EOS at least."""
+        """Encode sources. Each has at least one word or EOS."""
         net, keep = self.network, source != PAD
         x = net._embed(source)
         for layer in net.encoder:
             x = layer(x, keep)
         states = net.encoder_norm(x)
-        looked = [layer.look(states, None) for layer in net._decoder_layers()]
-        return {"keys": torch.stack([one.k for one in looked]), "values": torch.stack([one.v for one in looked])}
+        attended = [layer.look(states, None) for layer in net._decoder_layers()]
+        return {"keys": torch.stack([one.k for one in attended]), "values": torch.stack([one.v for one in attended])}
 
 
 class DecoderStep(nn.Module):
-    """The next position of all rows → {"logits": (B, K, V), "state": (L, B, K, C')}."""
+    """Graph for one decoder position, with the outputs "logits" (B, K, V) and "state" (L, B, K, C')."""
 
     outputs: ClassVar[tuple[str, ...]] = ("logits", "state")
 
@@ -47,9 +48,9 @@ class DecoderStep(nn.Module):
         self.network = network
 
     def forward(
-        self, words: Tensor, position: Tensor, past: Tensor, keys: Tensor, values: Tensor, seen: Tensor
+        self, words: Tensor, position: Tensor, past: Tensor, keys: Tensor, values: Tensor, is_word: Tensor
     ) -> dict[str, Tensor]:
-        """Words (B, K), position (1,), past (M, L, B, K, C') of which what is before the position counts."""
+        """Decode words (B, K) at position (1,). In `past` (M, L, B, K, C') only earlier positions count."""
         net = self.network
         x = net.embedding(words) * math.sqrt(net.config.dim)
         if net.positions is not None:
@@ -57,20 +58,20 @@ class DecoderStep(nn.Module):
         before = torch.arange(past.shape[0]) < position  # (M,)
         states = []
         for number, layer in enumerate(net._decoder_layers()):
-            given, mix = layer.mixing.norm(x), layer.mixing.mix
+            normed, mix = layer.mixing.norm(x), layer.mixing.mix
             if isinstance(mix, PositionLinear):
-                mixed, state = _linear(mix, given, past[:, number], before, position)
+                mixed, state = _linear(mix, normed, past[:, number], before, position)
             else:
-                mixed, state = _attention(cast(SequenceAttention, mix), given, past[:, number], before)
+                mixed, state = _attention(cast(SequenceAttention, mix), normed, past[:, number], before)
             states.append(state)
             x = layer.mixing.add_to(x, mixed)
-            x = layer.cross(x, AttendedSource(keys[number], values[number], seen[:, None, None]))
+            x = layer.cross(x, AttendedSource(keys[number], values[number], is_word[:, None, None]))
             x = layer.channels(x)
         return {"logits": F.linear(net.decoder_norm(x), net.embedding.weight), "state": torch.stack(states)}
 
 
 def _linear(mix: PositionLinear, x: Tensor, past: Tensor, before: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, K, C) → what the matrix over positions makes of it, and what it leaves."""
+    """Mix (B, K, C) with earlier positions by the matrix over positions. Returns the result and the new state."""
     row = torch.where(before, mix.weight.index_select(0, position)[:, : past.shape[0]], 0.0)  # (1, M)
     mixed = (row @ past.flatten(1)).view_as(x)
     own = mix.weight.diagonal().index_select(0, position)
@@ -78,42 +79,44 @@ def _linear(mix: PositionLinear, x: Tensor, past: Tensor, before: Tensor, positi
 
 
 def _attention(mix: SequenceAttention, x: Tensor, past: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, K, C) → what attention over the positions so far makes of it, and what it leaves."""
+    """Mix (B, K, C) with earlier positions by attention. Returns the result and the new state."""
     q, state = mix.qkv(x).split([x.shape[2], 2 * x.shape[2]], dim=2)
     every = torch.cat([past, state[None]]).unflatten(3, (2, mix.heads, -1))  # (M+1, B, K, 2, H, d)
     k, v = every.permute(3, 1, 2, 4, 0, 5)  # (B, K, H, M+1, d) each
     q = q.unflatten(2, (mix.heads, 1, -1))  # (B, K, H, 1, d)
     weights = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    seen = torch.cat([before, before.new_ones(1)])
-    weights = torch.where(seen, weights, -torch.inf).softmax(-1)
+    visible = torch.cat([before, before.new_ones(1)])
+    weights = torch.where(visible, weights, -torch.inf).softmax(-1)
     return mix.proj((weights @ v).squeeze(3).flatten(2)), state
 
 
 @torch.no_grad()
-def traced_translator(network: Seq2Seq) -> list[Traced]:
-    """Both parts, traced with two short sentences and three beams."""
-    config = network.config
+def translator_parts(network: Seq2Seq) -> list[GraphPart]:
+    """Return both parts, with two short sentences and three beams as example inputs."""
     source = torch.tensor([[5, 6, 7, EOS], [8, EOS, PAD, PAD]])
     encoder, step = EncoderGraph(network).eval(), DecoderStep(network).eval()
-    looked = encoder(source)
-    words, position = torch.full((2, 3), BOS), torch.tensor([2])
-    past = torch.zeros(5, config.layers[1], 2, 3, kept_of(network))
     auto = torch.export.Dim.DYNAMIC
-    free: dict[str, Any] = {
+    dynamic: dict[str, Any] = {
         "words": {0: auto, 1: auto},
         "position": {},
         "past": {0: auto, 2: auto, 3: auto},
         "keys": {1: auto, 3: auto},
         "values": {1: auto, 3: auto},
-        "seen": {0: auto, 1: auto},
+        "is_word": {0: auto, 1: auto},
     }
-    inputs = {"words": words, "position": position, "past": past, **looked, "seen": source != PAD}
+    inputs = {
+        "words": torch.full((2, 3), BOS),
+        "position": torch.tensor([2]),
+        "past": torch.zeros(5, network.config.layers[1], 2, 3, state_size(network)),
+        **encoder(source),
+        "is_word": source != PAD,
+    }
     return [
-        Traced(encoder, {"source": source}, EncoderGraph.outputs, {"source": {0: auto, 1: auto}}),
-        Traced(step, inputs, DecoderStep.outputs, free, STEP),
+        GraphPart(encoder, {"source": source}, EncoderGraph.outputs, {"source": {0: auto, 1: auto}}),
+        GraphPart(step, inputs, DecoderStep.outputs, dynamic, STEP),
     ]
 
 
-def kept_of(network: Seq2Seq) -> int:
-    """Numbers that a layer of the decoder keeps of a position."""
+def state_size(network: Seq2Seq) -> int:
+    """Return the numbers that a decoder layer stores per position."""
     return (PositionLinear if network.config.mixing == "linear" else SequenceAttention).kept * network.config.dim

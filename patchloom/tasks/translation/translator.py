@@ -11,11 +11,9 @@ from patchloom.models.seq2seq import Seq2Seq
 from patchloom.recipes.parts import TextPart
 from patchloom.runs.locate import is_on_hub, run_folder
 from patchloom.tasks.translation.run_files import TranslationFiles, load_seq2seq
-from patchloom_runtime.artifacts.line_translator import MAX_LENGTH_A, MAX_LENGTH_B, LineTranslator
 from patchloom_runtime.errors import with_near_options
-from patchloom_runtime.text.hypothesis import Hypothesis
-from patchloom_runtime.text.special_tokens import EOS, PAD
-from patchloom_runtime.text.vocabulary import Vocabulary
+from patchloom_runtime.text.line_translator import MAX_LENGTH_A, MAX_LENGTH_B, Hypothesis, LineTranslator
+from patchloom_runtime.text.vocabulary import EOS, PAD, Vocabulary
 
 
 class Translator(LineTranslator):

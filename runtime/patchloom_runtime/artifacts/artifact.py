@@ -1,12 +1,10 @@
-"""An artefact: the folder that `patchloom export` leaves, and what answers from it, without torch.
+"""Artifacts: the folders that `patchloom export` writes, and `load`, which opens them without torch.
 
-    artefact.json        what it is, how pictures are shown to it, checksums of the other files
-    model.onnx …         the graph (`export/formats.py`): pixels in, named outputs out; model.onnx.z: compressed by zlib
-    labels.json          names of the classes
-    parity.json          the table of the export: the run and this file on the same images
-    README.md            the card
-
-This file and those it imports need numpy, Pillow and the format's own package alone: they are `patchloom_runtime` too.
+artifact.json        the model, its preprocessing, and checksums of the other files (`metadata.py`)
+model.onnx …         the graph: pixels in, named outputs out (`engines/engine.py`); model.onnx.z: zlib-compressed
+labels.json          class names
+parity.json          comparison of the run and this artifact on the same images
+README.md            the model card
 """
 
 import hashlib
@@ -34,18 +32,18 @@ from patchloom_runtime.artifacts.metadata import (
     read_about,
     read_whole,
 )
-from patchloom_runtime.engines.formats import MODEL, Graph, graph_format
+from patchloom_runtime.engines.engine import ENGINES, MODEL, Graph
 from patchloom_runtime.errors import CheckpointError, UsageError, at_least, with_near_options
 from patchloom_runtime.images.inputs import ImagesLike, is_single_image, iterate_images
 from patchloom_runtime.printable import printable
 from patchloom_runtime.untrusted import check_shape, parse_json
 
 __all__ = ["Artifact", "ArtifactClassifier", "ArtifactMetadata", "WindowSettings", "is_artifact", "load"]
-AT_ONCE = 32  # pictures
+BATCH = 32  # images
 
 
 class Artifact:
-    """An exported model: its graph, and how pictures are shown to it."""
+    """An exported model: its graphs and its preprocessing."""
 
     def __init__(
         self,
@@ -53,80 +51,82 @@ class Artifact:
         about: ArtifactMetadata,
         labels: tuple[str, ...],
         graph: Graph,
-        others: Mapping[str, Graph] = MappingProxyType({}),
+        other_graphs: Mapping[str, Graph] = MappingProxyType({}),
     ) -> None:
         self.folder, self.about, self.labels = folder, about, labels
-        self._graph, self._graphs = graph, {MODEL: graph, **others}  # by part
+        self._graph, self._graphs = graph, {MODEL: graph, **other_graphs}  # by part
 
     def __repr__(self) -> str:
         height, width = self.about.transform.image_size
-        what = f"{len(self.labels)} classes" if self.labels else "vectors"
-        told = f"{self.about.network}, {self.about.to} {self.about.precision}, {height}×{width} pixels, {what}"
-        return f"{type(self).__name__}({printable(str(self.folder))}: {told})"
+        output = f"{len(self.labels)} classes" if self.labels else "vectors"
+        summary = f"{self.about.network}, {self.about.to} {self.about.precision}, {height}×{width} pixels, {output}"
+        return f"{type(self).__name__}({printable(str(self.folder))}: {summary})"
 
     def outputs(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
-        """What the graph says of pixels (B, H, W, 3) uint8: arrays by name."""
-        wanted = (*self.about.transform.image_size, 3)
-        if pixels.dtype != np.uint8 or pixels.shape[1:] != wanted:
+        """Run the graph on pixels (B, H, W, 3) uint8 and return its outputs by name."""
+        expected = (*self.about.transform.image_size, 3)
+        if pixels.dtype != np.uint8 or pixels.shape[1:] != expected:
             raise UsageError(
-                f"the graph takes uint8 pixels (B, {wanted[0]}, {wanted[1]}, 3), given {pixels.dtype} {pixels.shape}"
+                f"the graph takes uint8 pixels (B, {expected[0]}, {expected[1]}, 3), got {pixels.dtype} {pixels.shape}"
             )
         return self._graph(pixels)
 
 
 class ArtifactClassifier(Artifact):
-    """Pictures in, names or vectors out."""
+    """An exported classifier or embedding model."""
 
-    def preprocess(self, picture: Any) -> np.ndarray:
-        """One picture → the pixels that the graph takes, (H, W, 3) uint8: bit for bit those of the run."""
-        (named,) = iterate_images(picture)
-        return self.about.transform(named.read())
+    def preprocess(self, image: Any) -> np.ndarray:
+        """Return the pixels (H, W, 3) uint8 that the graph takes for one image, bit for bit those of the run."""
+        (only,) = iterate_images(image)
+        return self.about.transform(only.read())
 
     @with_near_options
-    def predict(self, pictures: ImagesLike, *, top: int = 3) -> Any:
-        """The `top` likeliest classes by name, with their probabilities: of one picture, or a list for many.
+    def predict(self, images: ImagesLike, *, top: int = 3) -> Any:
+        """Return the `top` most likely classes with their probabilities; for several images, one list per image.
 
-        A picture is a path, bytes, an open file, a PIL image or a numpy array (H, W[, channels]); many are a folder, a
-        batch or any iterable. What cannot be read is a DataError that names it.
+        An image is a path, bytes, an open file, a PIL image or a numpy array (H, W[, channels]). Several are a folder,
+        a batch or any iterable. Raises DataError with the name of an image that cannot be read.
         """
         at_least("top", top, 1)
         if "logits" not in self.about.outputs:
             raise UsageError(f"{self.about.network} was trained without a classifier and names no classes; use embed")
-        rows = np.concatenate([found["logits"] for found in self._answers(pictures)] or [np.empty((0, 1), np.float32)])
-        named = [self._named(row, top) for row in rows]
-        return named[0] if is_single_image(pictures) else named
+        batches = [outputs["logits"] for outputs in self._outputs(images)]
+        rows = np.concatenate(batches or [np.empty((0, 1), np.float32)])
+        predictions = [self._top_classes(row, top) for row in rows]
+        return predictions[0] if is_single_image(images) else predictions
 
     @with_near_options
-    def embed(self, pictures: ImagesLike) -> np.ndarray:
-        """What images are compared by: (C,) float32 of one picture, (N, C) of many."""
-        found = [found["embedding"] for found in self._answers(pictures)]
-        rows = np.concatenate(found) if found else np.empty((0, 0), np.float32)
-        return rows[0] if is_single_image(pictures) else rows
+    def embed(self, images: ImagesLike) -> np.ndarray:
+        """Return the embedding (C,) float32 of one image, or (N, C) for several images."""
+        batches = [outputs["embedding"] for outputs in self._outputs(images)]
+        rows = np.concatenate(batches) if batches else np.empty((0, 0), np.float32)
+        return rows[0] if is_single_image(images) else rows
 
-    def _answers(self, pictures: ImagesLike) -> Iterator[dict[str, np.ndarray]]:
-        read = (self.about.transform(each.read()) for each in iterate_images(pictures))
-        while some := list(islice(read, AT_ONCE)):
-            found = self._graph(np.stack(some))
-            fits = all(name in found and found[name].ndim == 2 for name in self.about.outputs)
-            if not fits or ("logits" in found and found["logits"].shape[1] != len(self.labels)):
-                said = ", ".join(f"{name} {value.shape}" for name, value in found.items())
+    def _outputs(self, images: ImagesLike) -> Iterator[dict[str, np.ndarray]]:
+        pixels = (self.about.transform(each.read()) for each in iterate_images(images))
+        while batch := list(islice(pixels, BATCH)):
+            outputs = self._graph(np.stack(batch))
+            fits = all(name in outputs and outputs[name].ndim == 2 for name in self.about.outputs)
+            if not fits or ("logits" in outputs and outputs["logits"].shape[1] != len(self.labels)):
+                shapes = ", ".join(f"{name} {value.shape}" for name, value in outputs.items())
                 raise CheckpointError(
-                    f"{self.folder} is damaged: its graph gives {said}, {FILE} and {LABELS} tell of "
+                    f"{self.folder} is damaged: its graph returns {shapes}, but {FILE} and {LABELS} list "
                     f"{', '.join(self.about.outputs)} and {len(self.labels)} classes. Export it again."
                 )
-            yield found
+            yield outputs
 
-    def _named(self, logits: np.ndarray, top: int) -> list[tuple[str, float]]:
-        shares = np.exp(logits - logits.max())
-        shares /= shares.sum()
-        best = np.argsort(-shares, kind="stable")[:top]
-        return [(self.labels[number], float(shares[number])) for number in best]
+    def _top_classes(self, logits: np.ndarray, top: int) -> list[tuple[str, float]]:
+        probabilities = np.exp(logits - logits.max())
+        probabilities /= probabilities.sum()
+        best = np.argsort(-probabilities, kind="stable")[:top]
+        return [(self.labels[number], float(probabilities[number])) for number in best]
 
 
 def load(source: str | os.PathLike[str], *, threads: int | None = None) -> Any:
-    """The model of an artefact's folder; a CheckpointError where a byte of it is not as it was written.
+    """Load the model of an artifact folder. `threads` defaults to all cores.
 
-    `threads` it answers with; those of all cores where None.
+    Returns an `ArtifactClassifier`, `ArtifactSegmenter`, `ArtifactDetector` or `ArtifactTranslator`. Raises
+    CheckpointError if a file does not match its checksum.
     """
     folder = Path(source)
     about = read_about(folder)
@@ -137,35 +137,35 @@ def load(source: str | os.PathLike[str], *, threads: int | None = None) -> Any:
         check_shape(labels, list[str])
     except ValueError as error:
         raise CheckpointError(f"{folder / LABELS} is damaged: {error}. Export it again.") from error
-    module, _, attribute = TASKS[about.task].answers.partition(":")
-    made: type[Artifact] = getattr(import_module(module), attribute)
-    form = graph_format(about.to)
-    with _unpacked(folder, about) as place:
-        graphs = {part: form.open(place, threads, part) for part in about.parts}
-    return made(folder, about, tuple(labels), graphs.pop(MODEL), graphs)
+    module, _, attribute = TASKS[about.task].predictor.partition(":")
+    predictor: type[Artifact] = getattr(import_module(module), attribute)
+    engine = ENGINES[about.to]
+    with _decompressed(folder, about) as graphs_folder:
+        graphs = {part: engine.open(graphs_folder, threads, part) for part in about.parts}
+    return predictor(folder, about, tuple(labels), graphs.pop(MODEL), graphs)
 
 
 def check_file(folder: Path, about: ArtifactMetadata, name: str) -> None:
-    """A CheckpointError where a byte of the file is not as it was written."""
+    """Raise CheckpointError if a file does not match its checksum."""
     if hashlib.sha256(read_whole(folder / name)).hexdigest() != about.files[name]:
         raise CheckpointError(f"{folder / name} is damaged: its checksum is not the one in {FILE}. Export it again.")
 
 
 @contextmanager
-def _unpacked(folder: Path, about: ArtifactMetadata) -> Iterator[Path]:
-    """Where the files of the graph are as they are opened: the folder itself, or a temporary one."""
+def _decompressed(folder: Path, about: ArtifactMetadata) -> Iterator[Path]:
+    """Yield the folder with the graph files: the artifact's own, or a temporary one with the decompressed files."""
     if not about.packed:
         yield folder
         return
     with TemporaryDirectory() as temporary:
         for name, size in about.packed.items():
             packed = folder / f"{name}{PACKED}"
-            unpacking = zlib.decompressobj()
+            decompressor = zlib.decompressobj()
             try:
-                data = unpacking.decompress(read_whole(packed), size + 1)
+                data = decompressor.decompress(read_whole(packed), size + 1)
             except zlib.error as error:
                 raise CheckpointError(f"{packed} is damaged: {error}. Export it again.") from error
-            if len(data) != size or not unpacking.eof:
-                raise CheckpointError(f"{packed} is damaged: {FILE} tells {size:,} bytes of it. Export it again.")
+            if len(data) != size or not decompressor.eof:
+                raise CheckpointError(f"{packed} is damaged: expected {size:,} bytes, as {FILE} says. Export it again.")
             Path(temporary, name).write_bytes(data)
         yield Path(temporary)

@@ -1,4 +1,4 @@
-"""What `artefact.json` says of an exported model, read and checked. Without torch: it is part of the runtime."""
+"""`artifact.json`, the description of an exported model: read, checked, and turned into settings."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchloom_runtime.artifacts.box_selection import LEVELS, BoxLimits
-from patchloom_runtime.engines.formats import GRAPHS, MODEL, graph_format
+from patchloom_runtime.engines.engine import ENGINES, MODEL
 from patchloom_runtime.errors import CheckpointError, UsageError
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from patchloom_runtime.printable import printable
 from patchloom_runtime.untrusted import check_shape, own_sha256, parse_json, read_plain
 
-FILE, LABELS, PARITY, CARD = "artefact.json", "labels.json", "parity.json", "README.md"
+FILE, LABELS, PARITY, CARD = "artifact.json", "labels.json", "parity.json", "README.md"
+EARLIER_FILE = "artefact.json"  # name of FILE in earlier exports
 PACKED = ".z"
 FORMAT = 1
 MOST_GRAPH = 1 << 34  # bytes
@@ -52,17 +52,18 @@ _SHAPE = {
     "files": dict[str, str],
     "own_sha256": str,
 }
-STEP, VOCABULARY = "step", "vocabulary.model"  # of a translator
+STEP, VOCABULARY = "step", "vocabulary.model"  # part and file of a translator
+LEVELS = 4  # feature maps that a detector pools regions from
 
 
 @dataclass(frozen=True)
 class ArtifactTask:
-    """What an artefact of a task has."""
+    """What an artifact for one task consists of."""
 
-    answers: str  # module:class
+    predictor: str  # module:class
     parts: tuple[str, ...] = (MODEL,)
-    fields: tuple[str, ...] = ("preprocessing",)  # of its description, that others may not have
-    files: tuple[str, ...] = ()  # beside graph and labels
+    fields: tuple[str, ...] = ("preprocessing",)  # optional fields of artifact.json that the task requires
+    files: tuple[str, ...] = ()  # in addition to graphs and labels
 
 
 TASKS = {
@@ -78,66 +79,92 @@ TASKS = {
 }
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 RESIZES = ("short_side", "square")
-MOST_PIXELS = 4096  # of a side
+MOST_PIXELS = 4096  # per side
 MOST_BOXES = 1 << 20
 
 
 @dataclass(frozen=True)
 class WindowSettings:
-    """How pictures of any size are seen by a graph for images of one size."""
+    """How a graph with a fixed input size is applied to images of any size."""
 
-    stride: tuple[int, int] = (1, 1)  # pixels from one to the next, down and right
-    short_side: int = 0  # that pictures are resized to; 0: they stay as they are
+    stride: tuple[int, int] = (1, 1)  # pixels between windows, down and right
+    short_side: int = 0  # to which images are resized; 0: not resized
+
+
+@dataclass(frozen=True)
+class BoxLimits:
+    """How a detector selects boxes: thresholds and counts of the exported network."""
+
+    anchors: tuple[tuple[tuple[float, ...], ...], ...]  # per feature map, centered on (0, 0)
+    before: int  # proposals per map before overlapping ones are removed
+    proposals: int  # per image
+    proposal_overlap: float  # IoU above which the less likely of two proposals is removed
+    min_score: float
+    overlap: float  # the same for objects of one class
+    most: int  # objects per image
+    cut: bool  # whether the canvas is cropped to its largest image
+    short: int = 0  # limit on the short side of an image in pixels; 0: only the canvas limits it
+    long: int = 0
 
 
 @dataclass(frozen=True)
 class TranslationSettings:
-    """What a translator is told beside its graphs."""
+    """Languages, limits and search settings of a translator."""
 
-    source: str  # languages
+    source: str  # language
     target: str
-    longest: int  # subwords of the longest source that was trained on
+    longest: int  # subwords of the longest source sentence in training
     max_length: int  # positions of the network
-    kept: int  # numbers that a layer keeps of a position
-    beams: int  # where nothing else is asked for
+    kept: int  # numbers that a decoder layer stores per position
+    beams: int  # default
     length_penalty: float
 
 
 @dataclass(frozen=True)
 class ArtifactMetadata:
-    """What `artefact.json` says."""
+    """The contents of `artifact.json`."""
 
-    to: str  # a format's name
+    to: str  # name of an engine
     precision: str  # float32, float16 or int8
     task: str
     network: str
     outputs: tuple[str, ...]
-    shown: EvaluationTransform | None  # how pictures are shown to it; None: it sees none
+    preprocessing: EvaluationTransform | None  # None if the model takes no images
     files: Mapping[str, str]  # name → SHA-256
     windows: WindowSettings = WindowSettings()
-    packed: Mapping[str, int] = field(default_factory=dict)  # file of the graph → its bytes where it is unpacked
-    choice: BoxLimits | None = None  # of objects
-    parts: tuple[str, ...] = (MODEL,)  # of the graph
+    packed: Mapping[str, int] = field(default_factory=dict)  # compressed graph file → its bytes when decompressed
+    detection: BoxLimits | None = None
+    parts: tuple[str, ...] = (MODEL,)
     translation: TranslationSettings | None = None
 
     @property
     def transform(self) -> EvaluationTransform:
-        """How pictures are shown to it."""
-        assert self.shown is not None
-        return self.shown
+        """The preprocessing of a model that takes images."""
+        assert self.preprocessing is not None
+        return self.preprocessing
 
 
 def is_artifact(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is a folder that `patchloom export` left."""
-    return os.path.isfile(os.path.join(path, FILE))
+    """Return whether `path` is a folder written by `patchloom export`."""
+    return os.path.isfile(metadata_path(Path(path)))
+
+
+def metadata_path(folder: Path) -> Path:
+    """Return the path of `artifact.json`, or of `artefact.json` in an earlier export."""
+    path, earlier = folder / FILE, folder / EARLIER_FILE
+    return earlier if not path.is_file() and earlier.is_file() else path
 
 
 def read_about(folder: Path) -> ArtifactMetadata:
-    """What stands in `artefact.json`, checked."""
-    path = folder / FILE
-    if not is_artifact(folder):
+    """Read and check `artifact.json`.
+
+    Raises UsageError if the folder is not an artifact and CheckpointError if the file is damaged.
+    """
+    path = metadata_path(folder)
+    if not path.is_file():
         raise UsageError(
-            f"{printable(str(folder))} is no artefact: it has no {FILE}. `patchloom export RUN --out FOLDER` makes one"
+            f"{printable(str(folder))} is not an artifact: it has no {FILE}. "
+            "Create one with `patchloom export RUN --out FOLDER`"
         )
     try:
         values = parse_json(read_whole(path))
@@ -149,22 +176,22 @@ def read_about(folder: Path) -> ArtifactMetadata:
             )
         check_shape(values, _SHAPE)
         if values["own_sha256"] != own_sha256(values):
-            raise ValueError("its checksum is not its own")
+            raise ValueError("its contents do not match its checksum")
         about = ArtifactMetadata(
-            _one_of("to", values["to"], GRAPHS),
+            _one_of("to", values["to"], ENGINES),
             values["precision"],
             _one_of("task", values["task"], TASKS),
             values["network"],
             tuple(values["outputs"]),
-            _transform(told) if (told := values.get("preprocessing")) else None,
+            _transform(section) if (section := values.get("preprocessing")) else None,
             {_plain(name): digest for name, digest in values["files"].items()},
             _windows(values["windows"]) if "windows" in values else WindowSettings(),
             {_plain(name): _size(size) for name, size in values.get("packed", {}).items()},
-            _choice(told) if (told := values.get("detection")) else None,
+            _box_limits(section) if (section := values.get("detection")) else None,
             tuple(map(_plain, values.get("parts", [MODEL]))),
-            _translation(told) if (told := values.get("translation")) else None,
+            _translation(section) if (section := values.get("translation")) else None,
         )
-        _check(about)
+        _check_complete(about)
         return about
     except ValueError as error:
         if isinstance(error, UsageError):
@@ -172,17 +199,15 @@ def read_about(folder: Path) -> ArtifactMetadata:
         raise CheckpointError(f"{path} is damaged: {error}. Export it again.") from error
 
 
-def _check(about: ArtifactMetadata) -> None:
-    """A ValueError where it does not say all that its task needs."""
-    files = [f"{name}{PACKED}" if name in about.packed else name for name in graph_format(about.to).files(about.parts)]
-    kind = TASKS[about.task]
-    needed = (*files, LABELS, *kind.files)
-    if missing := [name for name in needed if name not in about.files]:
+def _check_complete(about: ArtifactMetadata) -> None:
+    """Raise ValueError if a file, part or field that the task requires is missing."""
+    files = [f"{name}{PACKED}" if name in about.packed else name for name in ENGINES[about.to].files(about.parts)]
+    task = TASKS[about.task]
+    if missing := [name for name in (*files, LABELS, *task.files) if name not in about.files]:
         raise ValueError(f"it has no checksum of {', '.join(missing)}")
-    if not set(kind.parts) <= set(about.parts):
-        raise ValueError(f"its parts are {', '.join(about.parts)}, expected {', '.join(kind.parts)}")
-    told = {"preprocessing": about.shown, "detection": about.choice, "translation": about.translation}
-    if absent := [field for field in kind.fields if told[field] is None]:
+    if not set(task.parts) <= set(about.parts):
+        raise ValueError(f"its parts are {', '.join(about.parts)}, expected {', '.join(task.parts)}")
+    if absent := [field for field in task.fields if getattr(about, field) is None]:
         raise ValueError(f"it has no field {absent[0]!r}")
 
 
@@ -190,7 +215,7 @@ def _transform(values: Mapping[str, Any]) -> EvaluationTransform:
     size, ratio = values["image_size"], values["crop_ratio"]
     fits = len(size) == 2 and all(0 < side <= MOST_PIXELS for side in size)
     if not fits or not 0 < ratio <= 1 or max(size) / ratio > 2 * MOST_PIXELS:
-        raise ValueError(f"pictures of {size} pixels at a crop ratio of {ratio} cannot be shown")
+        raise ValueError(f"preprocessing has an image size of {size} pixels and a crop ratio of {ratio}")
     return EvaluationTransform(
         (size[0], size[1]),
         ratio,
@@ -201,34 +226,34 @@ def _transform(values: Mapping[str, Any]) -> EvaluationTransform:
 
 def _size(size: int) -> int:
     if not 0 < size <= MOST_GRAPH:
-        raise ValueError(f"a graph of {size:,} bytes is not opened, at most {MOST_GRAPH:,} are")
+        raise ValueError(f"a graph has {size:,} bytes, expected at most {MOST_GRAPH:,}")
     return size
 
 
 def _windows(values: Mapping[str, Any]) -> WindowSettings:
     stride, side = values["stride"], values["short_side"]
     if len(stride) != 2 or not all(0 < step <= MOST_PIXELS for step in stride) or not 0 <= side <= MOST_PIXELS:
-        raise ValueError(f"windows {stride} pixels apart on pictures resized to {side} cannot be shown")
+        raise ValueError(f"windows have a stride of {stride} pixels and a short side of {side}")
     return WindowSettings((stride[0], stride[1]), side)
 
 
-def _choice(values: Mapping[str, Any]) -> BoxLimits:
-    told = {name: values[name] for name in BoxLimits.__dataclass_fields__}
-    anchors = told.pop("anchors")
-    shares = [told[name] for name in ("proposal_overlap", "min_score", "overlap")]
-    counts = [told[name] for name in ("before", "proposals", "most", "short", "long")]
+def _box_limits(values: Mapping[str, Any]) -> BoxLimits:
+    settings = {name: values[name] for name in BoxLimits.__dataclass_fields__}
+    anchors = settings.pop("anchors")
+    shares = [settings[name] for name in ("proposal_overlap", "min_score", "overlap")]
+    counts = [settings[name] for name in ("before", "proposals", "most", "short", "long")]
     fits = len(anchors) == LEVELS + 1 and all(len(box) == 4 for around in anchors for box in around) and all(anchors)
     if not fits or not all(0 <= share <= 1 for share in shares) or not all(0 <= n <= MOST_BOXES for n in counts):
-        raise ValueError(f"objects cannot be chosen by {told} and anchors of {len(anchors)} maps")
-    return BoxLimits(tuple(tuple(tuple(map(float, box)) for box in around) for around in anchors), **told)
+        raise ValueError(f"detection has anchors for {len(anchors)} maps and the settings {settings}")
+    return BoxLimits(tuple(tuple(tuple(map(float, box)) for box in around) for around in anchors), **settings)
 
 
 def _translation(values: Mapping[str, Any]) -> TranslationSettings:
-    told = TranslationSettings(**{name: values[name] for name in TranslationSettings.__dataclass_fields__})
-    counts = (told.longest, told.max_length, told.kept, told.beams)
+    settings = TranslationSettings(**{name: values[name] for name in TranslationSettings.__dataclass_fields__})
+    counts = (settings.longest, settings.max_length, settings.kept, settings.beams)
     if not all(0 < count <= MOST_BOXES for count in counts):
-        raise ValueError(f"words cannot be searched with longest, max_length, kept and beams of {counts}")
-    return told
+        raise ValueError(f"translation has longest, max_length, kept and beams of {counts}")
+    return settings
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> str:
@@ -244,7 +269,7 @@ def _plain(name: str) -> str:
 
 
 def read_whole(path: Path) -> bytes:
-    """A file of an artefact; a CheckpointError where it cannot be read."""
+    """Read a file of an artifact. Raises CheckpointError if it cannot be read."""
     try:
         return read_plain(path, MOST_GRAPH)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Graph formats and the engines that run them."""
+"""Inference engines: each checks and opens graphs of one format, as callables from numpy arrays to numpy arrays."""

@@ -1,9 +1,9 @@
-"""What an ONNX file from anyone may hold, checked before onnxruntime sees it, and without the onnx package.
+"""The check of an ONNX file before onnxruntime opens it. It does not need the onnx package.
 
-The file is a protocol buffer, read here field by field. Fields, operators and types of tensors that exports do not
-use are refused, so that no subgraph (`Loop`, `Scan`, `If`), function, custom operator, sparse tensor or file beside the
-graph is left. A tensor has the bytes that its sides say, and sizes that stand in the file as numbers are bounded.
-Sizes that a graph computes are bounded when it runs, by the memory that `to_onnx.py` gives onnxruntime.
+The file is a protocol buffer, parsed here field by field. Fields, operators and tensor types that exports do not use
+are refused, so there are no subgraphs (`Loop`, `Scan`, `If`), functions, custom operators, sparse tensors or external
+files. Every tensor must have as many bytes as its sides say, and literal sizes are bounded. Sizes that a graph computes
+are bounded when it runs, by the memory limit of `onnx.py`.
 """
 
 import math
@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from patchloom_runtime.engines.engine import MOST_VALUES
+
 MOST_NODES = 100_000
-MOST_VALUES = 1 << 27  # of a tensor that is made from a size in the file
 _LONGEST_SIZE = 64  # values of a tensor that may be a size
-# Functions of tensors that end, in ONNX's own domain: none has a subgraph, chance, text, sequences or a state.
+# Functions of tensors in ONNX's own domain, without subgraphs, randomness, text, sequences or state.
 OPERATORS = frozenset(
     """
     Abs Add And ArgMax ArgMin AveragePool BatchNormalization BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast
@@ -30,9 +31,9 @@ OPERATORS = frozenset(
     Sub Sum Tan Tanh Tile TopK Transpose Trilu Unsqueeze Where Xor
     """.split()  # noqa: SIM905, 130 quoted names are harder to read
 )
-# Operator → the input that says how many values it makes, or how many times as many.
+# Operator → the input that determines how many values it creates, or by which factor.
 _SIZES = {"ConstantOfShape": 0, "Expand": 1, "Tile": 1, "Reshape": 1, "Pad": 1, "OneHot": 1, "Resize": 3}
-# Fields of the messages, by the numbers of onnx.proto; those absent are refused.
+# Allowed fields of each message, by their number in onnx.proto.
 _MODEL = {1: "ir_version", 2: "producer_name", 3: "producer_version", 4: "domain", 5: "model_version", 6: "doc_string",
           7: "graph", 8: "opset_import", 14: "metadata_props"}  # fmt: skip
 _GRAPH = {1: "node", 2: "name", 5: "initializer", 10: "doc_string", 11: "input", 12: "output", 13: "value_info",
@@ -51,16 +52,16 @@ _REPEATED = frozenset(
     """.split()  # noqa: SIM905
 )
 _INTEGERS = {"ir_version", "model_version", "i", "type", "data_type", "data_location"}
-_PACKED = {"ints", "dims", "int32_data", "int64_data", "uint64_data"}  # or one after the other
-_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}  # of a type of number
+_PACKED = {"ints", "dims", "int32_data", "int64_data", "uint64_data"}  # packed into bytes, or repeated
+_BYTES = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}  # per value of each type
 _SIZE_TYPES = {1: "<f4", 6: "<i4", 7: "<i8"}
 
-Message = dict[str, list[Any]]  # field → its values: whole numbers, or bytes of texts, messages and packed numbers
-Sizes = dict[str, list[Any]]  # small tensors of numbers, which may be sizes
+Message = dict[str, list[Any]]  # field → values: integers, or bytes of texts, messages and packed numbers
+Sizes = dict[str, list[Any]]  # small tensors by name, which may be used as sizes
 
 
 def check_onnx(data: bytes) -> None:
-    """Raise ValueError if the file holds what no export writes, or sizes that no network has."""
+    """Raise ValueError if the file holds anything that no export writes, or sizes that no network has."""
     model = _message(memoryview(data), _MODEL, "the model")
     sizes: Sizes = {}
     nodes = []
@@ -89,28 +90,30 @@ def _check_node(node: Message, sizes: Sizes) -> None:
             sizes[outputs[0]] = values[0] if values else ints
     if kind == "Range" and all(name in sizes and len(sizes[name]) == 1 for name in inputs) and len(inputs) == 3:
         start, limit, step = (sizes[name][0] for name in inputs)
-        made = (limit - start) / step if step else 0
+        count = (limit - start) / step if step else 0
     else:
-        place = _SIZES.get(kind, len(inputs))
-        made = math.prod(max(1, abs(side)) for side in sizes.get(inputs[place], [])) if place < len(inputs) else 0
-    if not made <= MOST_VALUES:
-        raise ValueError(f"its operator {kind} makes {made:,} values, allowed are {MOST_VALUES:,}")
+        position = _SIZES.get(kind, len(inputs))
+        count = (
+            math.prod(max(1, abs(side)) for side in sizes.get(inputs[position], [])) if position < len(inputs) else 0
+        )
+    if not count <= MOST_VALUES:
+        raise ValueError(f"its operator {kind} creates {count:,} values, allowed are {MOST_VALUES:,}")
 
 
 def _tensor(data: memoryview) -> tuple[str, list[Any]]:
-    """The name of a tensor, and its values where they may be a size; a ValueError where its bytes do not fit."""
+    """Return name and values of a tensor; the values are empty if it cannot be a size."""
     fields = _message(data, _TENSOR, "a tensor")
     name = _text(fields, "name")
     if fields.get("external_data") or any(fields.get("data_location", [])):
-        raise ValueError(f"its tensor {name!r} lies in another file")
+        raise ValueError(f"its tensor {name!r} is stored in another file")
     (kind,) = fields.get("data_type", [0])
     if kind not in _BYTES:
         raise ValueError(f"its tensor {name!r} has the type {kind}, expected numbers")
     sides, raw = _numbers(fields, "dims"), fields.get("raw_data", [b""])[0]
-    held = len(raw) / _BYTES[kind] if "raw_data" in fields else _count(fields)
-    if any(side < 0 for side in sides) or held != math.prod(sides):
-        raise ValueError(f"its tensor {name!r} has the sides {sides}, but {held:,} values")
-    if kind not in _SIZE_TYPES or not 0 < held <= _LONGEST_SIZE:
+    count = len(raw) / _BYTES[kind] if "raw_data" in fields else _count(fields)
+    if any(side < 0 for side in sides) or count != math.prod(sides):
+        raise ValueError(f"its tensor {name!r} has the sides {sides}, but {count:,} values")
+    if kind not in _SIZE_TYPES or not 0 < count <= _LONGEST_SIZE:
         return name, []
     packed = raw or b"".join(fields.get("float_data", []))
     if packed:
@@ -119,7 +122,7 @@ def _tensor(data: memoryview) -> tuple[str, list[Any]]:
 
 
 def _count(fields: Message) -> int:
-    """How many numbers stand in the fields that have a type."""
+    """Count the numbers in the typed data fields."""
     count = 0
     for field, size in (("float_data", 4), ("double_data", 8)):
         count += sum(len(each) for each in fields.get(field, [])) // size
@@ -130,17 +133,17 @@ def _count(fields: Message) -> int:
 
 
 def _numbers(fields: Message, field: str) -> list[int]:
-    """Whole numbers, one after the other or packed."""
-    found = []
+    """Return integers that are stored repeated or packed."""
+    numbers = []
     for each in fields.get(field, []):
         if isinstance(each, int):
-            found.append(_signed(each))
+            numbers.append(_signed(each))
             continue
         at = 0
         while at < len(each):
             value, at = _varint(each, at)
-            found.append(_signed(value))
-    return found
+            numbers.append(_signed(value))
+    return numbers
 
 
 def _text(fields: Message, field: str) -> str:
@@ -148,23 +151,23 @@ def _text(fields: Message, field: str) -> str:
 
 
 def _message(data: memoryview, known: Mapping[int, str], where: str) -> Message:
-    """The fields of a message by name; a ValueError for a field that is not known, or twice where one is meant."""
-    found: Message = {}
+    """Return the fields of a message by name. Raises ValueError for an unknown or wrongly repeated field."""
+    fields: Message = {}
     for number, value in _fields(data):
         if number not in known:
             raise ValueError(f"{where} has the field {number} of onnx.proto, which no export writes")
         field = known[number]
         if field not in _PACKED and isinstance(value, int) != (field in _INTEGERS):
             raise ValueError(f"{where} has a field {field} of another type")
-        values = found.setdefault(field, [])
+        values = fields.setdefault(field, [])
         if values and field not in _REPEATED:
             raise ValueError(f"{where} has the field {field} twice")
         values.append(value)
-    return found
+    return fields
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field, as protocol buffers are written."""
+    """Yield number and value of each field of a protocol buffer."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -178,13 +181,13 @@ def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
         else:
             size = {1: 8, 5: 4}.get(kind, -1)
         if not 0 <= size <= len(data) - at:
-            raise ValueError("it is cut or not ONNX")
+            raise ValueError("it is truncated or not ONNX")
         yield key >> 3, data[at : at + size]
         at += size
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A number of up to 64 bits, and where it ends."""
+    """Return an integer of up to 64 bits and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -193,7 +196,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         at += 1
         if data[at - 1] < 0x80:
             return value & (1 << 64) - 1, at
-    raise ValueError("it is cut or not ONNX")
+    raise ValueError("it is truncated or not ONNX")
 
 
 def _signed(value: int) -> int:

@@ -1,16 +1,15 @@
-"""A torch.export archive (`model.pt2`) from anyone, opened without torch's own loader.
+"""Programs of torch.export (`model.pt2`), run by an interpreter of our own instead of torch's loader.
 
-`torch.export.load` runs what a stranger wrote, in more places than can be closed from outside: it unpickles sample
+`torch.export.load` executes what a file says, in more places than can be closed from outside: it unpickles sample
 inputs, constants and weights; sympy evaluates the text of symbolic sizes; an operator may be any attribute of torch,
-`torch.os.system` included; names and guards become Python source. So the archive is data here, and torch never sees
-it. Allowed members alone are read: the JSON graph, and raw bytes of weights. The operators of the graph are called
-one after the other. They are resolved by a fixed list of names; everything else in the JSON (symbolic sizes, guards,
-metadata) is not looked at. The alternative, refusing archives without a signature of this user's, would refuse
-what was exported on another machine.
+`torch.os.system` included; names and guards become Python source. Here the archive is only data, and torch never sees
+it. Only known members are read: the JSON graph and the raw bytes of weights. The operators of the graph are called one
+after another; each must be on a fixed list of names. Everything else in the JSON (symbolic sizes, guards, metadata) is
+ignored. The alternative, accepting only archives signed by this user, would refuse exports from another machine.
 
 Before a program runs on the CPU, and again whenever a side of an input has doubled, it runs on torch's meta device,
-where tensors have sizes and no values: a program that needs more memory than `most_bytes` is refused before it takes
-any.
+where tensors have sizes but no values. A program that needs more memory than `most_bytes` is refused before it
+allocates any.
 """
 
 import math
@@ -24,14 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from patchloom_runtime.engines.formats import size_class
-from patchloom_runtime.errors import CheckpointError
+from patchloom_runtime.engines.engine import RUN_SECONDS, Graph, run_memory, size_class
+from patchloom_runtime.errors import CheckpointError, first_line
 from patchloom_runtime.untrusted import check_shape, parse_json
 
-# Members of an archive besides the JSON graph; `data/sample_inputs/model.pt` may be there and empty.
+# Allowed members of an archive; `data/sample_inputs/model.pt` may be there if it is empty.
 _MEMBERS = re.compile(
     r"archive_format|archive_version|byteorder|\.data/(version|serialization_id)|models/model\.json"
     r"|data/weights/(model_weights_config\.json|weight_\d+)|data/constants/(model_constants_config\.json|tensor_\d+)"
@@ -39,8 +39,8 @@ _MEMBERS = re.compile(
 )
 _SAMPLES = "data/sample_inputs/model.pt"
 _TARGET = re.compile(r"torch\.ops\.(aten|torchvision)\.(\w+)\.(\w+)")
-# Functions of tensors alone. Not in it: what reads files (from_file), gives memory nobody wrote (empty), looks past a
-# tensor's values (as_strided, set_, resize_, _unsafe_*), or is of a size that depends on values (nonzero, item).
+# Pure functions of tensors. Excluded: operators that read files (from_file), return uninitialized memory (empty), read
+# beyond a tensor's values (as_strided, set_, resize_, _unsafe_*), or have a size that depends on data (nonzero, item).
 _ATEN = frozenset(
     """
     __and__ __or__ __xor__ abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d add add_ addcdiv addcmul
@@ -64,7 +64,7 @@ _OTHERS: dict[str, Callable[..., Any]] = {
     f"_operator.{name}": getattr(operator, name)
     for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "eq", "ne", "lt", "le", "gt", "ge")
 }
-_ASSERTIONS = re.compile(r"torch\.ops\.aten\.(_assert\w*|sym_constrain_range\w*)\.\w+")  # of the tracing
+_ASSERTIONS = re.compile(r"torch\.ops\.aten\.(_assert\w*|sym_constrain_range\w*)\.\w+")  # left by tracing
 _DTYPES = {
     1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64, 6: torch.float16, 7: torch.float32,
     8: torch.float64, 12: torch.bool, 13: torch.bfloat16,
@@ -72,50 +72,66 @@ _DTYPES = {
 _ARRAYS = {*_DTYPES.values()} - {torch.bfloat16}  # types that numpy has
 _LAYOUTS = {7: torch.strided}
 _MEMORY_FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 4: torch.preserve_format}
-_DEVICE = object()  # where the program runs: the CPU, or the meta device
+_DEVICE = object()  # placeholder for the device the program runs on: the CPU or the meta device
 _MOST_JSON = 1 << 28
 
 
 class _Name(str):
-    """A value of the graph, as an argument."""
+    """The name of a value of the graph, used as an argument."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One operator with its arguments, literals and names; `drops` are names that nothing after it reads."""
+    """One operator with its arguments: literals and names."""
 
     target: str
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     outputs: Sequence[str]
-    several: bool  # the function returns a sequence
-    drops: Sequence[str]
+    returns_sequence: bool
+    drops: Sequence[str]  # names that no later operator reads
+
+
+def open_torch_program(path: Path, threads: int | None = None) -> Graph:
+    """Open a checked program. `threads` is ignored: torch has one setting for the whole process."""
+    del threads
+    program = TorchProgramGraph(path, run_memory(), RUN_SECONDS)
+
+    def run(*arrays: np.ndarray) -> dict[str, np.ndarray]:
+        with torch.inference_mode():
+            outputs = program(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
+        return {name: value.numpy() for name, value in outputs.items()}
+
+    return run
 
 
 class TorchProgramGraph:
-    """The checked program of an archive; called with its inputs in order, it gives outputs by name."""
+    """A checked program. Call it with the inputs in order; it returns outputs by name."""
 
-    def __init__(self, path: Path, most_bytes: int, most_seconds: float) -> None:
-        self.path, self.most_bytes, self.most_seconds = path, most_bytes, most_seconds
-        self._tried: set[tuple[Any, ...]] = set()  # size classes of inputs
+    def __init__(self, path: Path, most_bytes: int | None = None, most_seconds: float = RUN_SECONDS) -> None:
+        self.path, self.most_seconds = path, most_seconds
+        self.most_bytes = run_memory() if most_bytes is None else most_bytes
+        self._tried: set[tuple[Any, ...]] = set()  # size classes of inputs that fit into memory
         try:
             members = _read_members(path)
             graph_module = parse_json(members["models/model.json"], _MOST_JSON)["graph_module"]
             self._weights, self._inputs = _inputs(graph_module["signature"]["input_specs"], members)
             self._calls, self._outputs = _calls(graph_module), _outputs(graph_module)
-        except Exception as error:  # a refusal, or whatever comes of JSON of another form
-            reason = _first_line(error) if isinstance(error, ValueError) else "it is not of the form that torch writes"
+        except Exception as error:  # a failed check, or anything that JSON of another form leads to
+            reason = (
+                first_line(error) if isinstance(error, ValueError) else "it does not have the form that torch writes"
+            )
             raise CheckpointError(f"{path} cannot be opened: {reason}. Export it again.") from error
 
     def operators(self) -> Counter[str]:
-        """Kind of operator → how many."""
+        """Count the operators by name."""
         return Counter(call.target for call in self._calls)
 
     def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Run on the CPU; a CheckpointError where the program does not fit its inputs, memory or time."""
+        """Run on the CPU. Raises CheckpointError if the program does not fit its inputs, memory or time limit."""
         size = size_class(inputs)
         try:
             if size not in self._tried:
@@ -124,11 +140,11 @@ class TorchProgramGraph:
                 self._tried.add(size)
             return self._run(inputs, "cpu")
         except Exception as error:
-            raise CheckpointError(f"{self.path} does not fit its artefact: {_first_line(error)}.") from error
+            raise CheckpointError(f"{self.path} does not fit its artifact: {first_line(error)}.") from error
 
     def _run(self, inputs: Sequence[Tensor], device: str) -> dict[str, Tensor]:
         if len(inputs) != len(self._inputs):
-            raise ValueError(f"it takes {len(self._inputs)} inputs, given {len(inputs)}")
+            raise ValueError(f"it takes {len(self._inputs)} inputs, got {len(inputs)}")
         is_trial, place, until = device == "meta", torch.device(device), time.monotonic() + self.most_seconds
         values: dict[str, Any] = {name: each.to(place) for name, each in self._weights.items()}
         values |= zip(self._inputs, inputs, strict=True)
@@ -136,8 +152,8 @@ class TorchProgramGraph:
             args = [_resolved(each, values, place) for each in call.args]
             result = call.function(*args, **{k: _resolved(v, values, place) for k, v in call.kwargs.items()})
             if isinstance(result, int) and abs(result) >= 1 << 63:
-                raise ValueError(f"{call.target} gives a number of more than 64 bits")
-            values |= zip(call.outputs, result if call.several else [result], strict=True)
+                raise ValueError(f"{call.target} returns a number of more than 64 bits")
+            values |= zip(call.outputs, result if call.returns_sequence else [result], strict=True)
             for name in call.drops:
                 values.pop(name, None)
             if is_trial and (needed := _bytes_of(values.values())) > self.most_bytes:
@@ -150,33 +166,29 @@ class TorchProgramGraph:
         return outputs
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
 def _read_members(path: Path) -> dict[str, bytes]:
-    """The members of an archive by name, without its root folder; a ValueError for one that torch does not write."""
-    found: dict[str, bytes] = {}
+    """Read the members of an archive by name, without its root folder. Raises ValueError for an unknown member."""
+    members: dict[str, bytes] = {}
     with zipfile.ZipFile(path) as archive:
         if sum(each.file_size for each in archive.infolist()) > path.stat().st_size:
             raise ValueError("its members are larger than the file")
         for each in archive.infolist():
             name = each.filename.partition("/")[2]
-            if not _MEMBERS.fullmatch(name) or name in found or each.compress_type != zipfile.ZIP_STORED:
+            if not _MEMBERS.fullmatch(name) or name in members or each.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"its member {each.filename!r} is not one that an export writes")
             if name == _SAMPLES and each.file_size:
                 raise ValueError(f"its member {each.filename!r} is a pickle, which could run code")
-            found[name] = archive.read(each)
-    if found["byteorder"] != b"little":
+            members[name] = archive.read(each)
+    if members["byteorder"] != b"little":
         raise ValueError("its numbers are not little-endian")
-    return found
+    return members
 
 
 def _inputs(specs: Sequence[Any], members: dict[str, bytes]) -> tuple[dict[str, Tensor], list[str]]:
-    """Tensors of the archive by their name in the graph, and the names of what a caller passes."""
+    """Return the stored tensors by their name in the graph, and the names of the caller's inputs."""
     stored = _tensors(members, "data/weights/", "weight_", "model_weights_config.json")
     constants = _tensors(members, "data/constants/", "tensor_", "model_constants_config.json")
-    weights, given = {}, []
+    weights, passed = {}, []
     for spec in specs:
         ((kind, value),) = spec.items()
         if kind == "parameter":
@@ -186,10 +198,10 @@ def _inputs(specs: Sequence[Any], members: dict[str, bytes]) -> tuple[dict[str, 
         elif kind == "tensor_constant":
             weights[value["arg"]["name"]] = constants[value["tensor_constant_name"]]
         elif kind == "user_input":
-            given.append(value["arg"]["as_tensor"]["name"])
+            passed.append(value["arg"]["as_tensor"]["name"])
         else:
-            raise ValueError(f"an input of it is a {kind}, expected tensors")
-    return weights, given
+            raise ValueError(f"one of its inputs is a {kind}, expected tensors")
+    return weights, passed
 
 
 _META = {
@@ -201,28 +213,28 @@ _META = {
 
 
 def _tensors(members: dict[str, bytes], folder: str, prefix: str, config: str) -> dict[str, Tensor]:
-    """Tensors by name, as views of the archive's bytes: tied weights stay one."""
-    found: dict[str, Tensor] = {}
+    """Return tensors by name, as views of the archive's bytes, so that tied weights stay tied."""
+    tensors: dict[str, Tensor] = {}
     stored: dict[str, Tensor] = {}
     for name, meta in parse_json(members[folder + config], _MOST_JSON)["config"].items():
         check_shape(meta, _META, name)
-        told, path = meta["tensor_meta"], meta["path_name"]
+        layout, path = meta["tensor_meta"], meta["path_name"]
         if meta["use_pickle"] or not path.startswith(prefix):
             raise ValueError(f"its tensor {name!r} is a pickle, which could run code")
-        sizes, strides = ([side["as_int"] for side in told[each]] for each in ("sizes", "strides"))
-        dtype, offset = _DTYPES[told["dtype"]], told["storage_offset"]["as_int"]
-        if told["layout"] not in _LAYOUTS:
+        sizes, strides = ([side["as_int"] for side in layout[each]] for each in ("sizes", "strides"))
+        dtype, offset = _DTYPES[layout["dtype"]], layout["storage_offset"]["as_int"]
+        if layout["layout"] not in _LAYOUTS:
             raise ValueError(f"its tensor {name!r} is not dense")
         if 0 in sizes:
-            found[name] = torch.empty(sizes, dtype=dtype)
+            tensors[name] = torch.empty(sizes, dtype=dtype)
             continue
         if path not in stored:
             stored[path] = torch.frombuffer(bytearray(members.pop(folder + path)), dtype=torch.uint8)
         flat = stored[path].view(dtype)
         if math.prod(sizes) > len(flat):
             raise ValueError(f"its tensor {name!r} has {math.prod(sizes):,} values, the archive {len(flat):,}")
-        found[name] = flat.as_strided(sizes, strides, offset)  # which refuses what is not inside
-    return found
+        tensors[name] = flat.as_strided(sizes, strides, offset)  # raises for values outside
+    return tensors
 
 
 def _calls(graph_module: Mapping[str, Any]) -> list[_Call]:
@@ -231,17 +243,17 @@ def _calls(graph_module: Mapping[str, Any]) -> list[_Call]:
     calls: list[_Call] = []
     for node in reversed(nodes):
         function = _function(node["target"])
-        given = [(each["name"], each["kind"], _argument(each["arg"])) for each in node["inputs"]]
-        outputs, several = _names(node["outputs"])
-        names = {name for _, _, value in given for name in _names_in(value)} | set(outputs)
+        arguments = [(each["name"], each["kind"], _argument(each["arg"])) for each in node["inputs"]]
+        outputs, returns_sequence = _names(node["outputs"])
+        names = {name for _, _, value in arguments for name in _names_in(value)} | set(outputs)
         calls.append(
             _Call(
                 node["target"],
                 function,
-                [value for _, kind, value in given if kind == 1],
-                {name: value for name, kind, value in given if kind != 1},
+                [value for _, kind, value in arguments if kind == 1],
+                {name: value for name, kind, value in arguments if kind != 1},
                 outputs,
-                several,
+                returns_sequence,
                 sorted(names - read_later),
             )
         )
@@ -250,7 +262,7 @@ def _calls(graph_module: Mapping[str, Any]) -> list[_Call]:
 
 
 def _function(target: str) -> Callable[..., Any]:
-    """The operator of that name; a ValueError where it is not on the list."""
+    """Return the operator with this name. Raises ValueError if it is not on the list."""
     if target in _OTHERS:
         return _OTHERS[target]
     if target == "torch.ops.aten.sym_size.int":
@@ -270,7 +282,7 @@ def _function(target: str) -> Callable[..., Any]:
 
 
 def _roi_align(maps: Tensor, regions: Tensor, *settings: Any) -> Tensor:
-    """torchvision's, whose kernel reads wherever a region points: it must point into the maps."""
+    """Call torchvision's operator after checking the regions: its kernel reads whatever address they point to."""
     scale, height, width, samples, aligned = settings
     if not 0 < samples <= 16:
         raise ValueError(f"roi_align takes {samples} samples, expected 1 to 16")
@@ -278,12 +290,12 @@ def _roi_align(maps: Tensor, regions: Tensor, *settings: Any) -> Tensor:
         numbers = regions[:, 0]
         if not regions.isfinite().all() or numbers.min() < 0 or numbers.max() >= len(maps):
             raise ValueError(f"roi_align reads regions outside its {len(maps)} maps")
-    found: Tensor = torch.ops.torchvision.roi_align(maps, regions, scale, height, width, samples, aligned)
-    return found
+    pooled: Tensor = torch.ops.torchvision.roi_align(maps, regions, scale, height, width, samples, aligned)
+    return pooled
 
 
-def _argument(told: Mapping[str, Any]) -> Any:
-    ((kind, value),) = told.items()
+def _argument(spec: Mapping[str, Any]) -> Any:
+    ((kind, value),) = spec.items()
     if kind == "as_none":
         return None
     if kind in ("as_tensor", "as_sym_int", "as_sym_float", "as_sym_bool"):
@@ -305,14 +317,14 @@ def _argument(told: Mapping[str, Any]) -> Any:
     plain = {"as_int": int, "as_bool": bool, "as_string": str, "as_ints": list[int], "as_bools": list[bool]}
     plain["as_floats"] = list[float]
     if kind not in plain:
-        raise ValueError(f"an argument of it is {kind}, which is no tensor or number")
+        raise ValueError(f"one of its arguments is {kind}, which is not a tensor or number")
     check_shape(value, plain[kind])
     return value
 
 
-def _value(told: Mapping[str, Any]) -> Any:
-    """A tensor or size by its name, or a number."""
-    ((kind, value),) = told.items()
+def _value(spec: Mapping[str, Any]) -> Any:
+    """Return the name of a tensor or size, or a number."""
+    ((kind, value),) = spec.items()
     if kind in ("name", "as_name"):
         check_shape(value, str)
         return _Name(value)
@@ -321,16 +333,16 @@ def _value(told: Mapping[str, Any]) -> Any:
 
 
 def _names(outputs: Sequence[Any]) -> tuple[list[str], bool]:
-    """The names of an operator's results, and whether it returns a sequence of them."""
+    """Return the names of an operator's results, and whether it returns a sequence."""
     listed = len(outputs) == 1 and next(iter(outputs[0])) == "as_tensors"
     values = [_value(each) for each in outputs[0]["as_tensors"]] if listed else [_argument(each) for each in outputs]
     if any(not isinstance(each, _Name) and each is not None for each in values):
-        raise ValueError("a result of it is not a tensor or size")
+        raise ValueError("one of its results is not a tensor or size")
     return [each or "" for each in values], listed or len(values) > 1
 
 
 def _outputs(graph_module: Mapping[str, Any]) -> dict[str, str]:
-    """Key of the returned dict → name in the graph."""
+    """Return the keys of the program's result with their names in the graph."""
     root = next(each for each in graph_module["module_call_graph"] if each["fqn"] == "")
     spec = parse_json(root["signature"]["out_spec"])[1]
     keys, names = parse_json(spec["context"]), [_argument(each) for each in graph_module["graph"]["outputs"]]
@@ -351,6 +363,6 @@ def _resolved(value: Any, values: Mapping[str, Any], place: torch.device) -> Any
 
 
 def _bytes_of(values: Iterable[Any]) -> int:
-    """Of all tensors, each storage counted once."""
+    """Return the bytes of all tensors, counting each storage once."""
     storages = (each.untyped_storage() for each in values if isinstance(each, Tensor))
     return sum({each._cdata: each.nbytes() for each in storages}.values())

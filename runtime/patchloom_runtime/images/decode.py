@@ -1,24 +1,23 @@
-"""One image file → a picture, RGB and upright; or a `DataError` that names the file and its fault.
+"""Decoding of one image file to RGB and upright, or a `DataError` that names the file and its fault.
 
-Files are untrusted. The format is told from the first bytes, whatever the file is called, and only those of
-`FORMATS` are ever handed to Pillow; size limits are checked from the header, before pixels are decoded.
+Files are untrusted. The format is detected from the first bytes, whatever the file is called, and only formats in
+`FORMATS`, AVIF and HEIC reach Pillow. Size limits are checked from the header, before pixels are decoded.
 
-A JPEG of more than 25 megapixels is decoded at a part of its size, up to 150; other formats are refused then.
+A JPEG of 25 to 150 megapixels is decoded at reduced size; other formats of that size are refused.
 
-How other modes become 8-bit RGB:
-    grey, black and white, palette, CMYK, YCbCr   converted
-    alpha or a transparent colour                 laid over white
-    16-bit grey                                   0…65535 → 0…255
-    32-bit integers                               the same where all fit, else smallest…largest → 0…255
-    floats                                        0…1 → 0…255 where all fit, else smallest…largest → 0…255;
+Conversion of other modes to 8-bit RGB:
+    gray, black and white, palette, CMYK, YCbCr   converted
+    alpha or a transparent color                  composited over white
+    16-bit gray                                   0…65535 → 0…255
+    32-bit integers                               the same if all values fit, else smallest…largest → 0…255
+    floats                                        0…1 → 0…255 if all values fit, else smallest…largest → 0…255;
                                                   refused unless finite
     several frames                                the first
 
-Images that Python code passes (`images/inputs.py`) follow the same rules: `upright_rgb` is the common path.
+Images that Python code passes (`inputs.py`) follow the same rules: both use `upright_rgb`.
 """
 
 import ctypes
-import errno
 import io
 import logging
 import os
@@ -48,28 +47,27 @@ from PIL.ImageFile import ImageFile
 
 from patchloom_runtime.errors import DataError, ResourceError, UsageError
 from patchloom_runtime.images.decode_limits import slow_header, slow_pixels
-from patchloom_runtime.untrusted import read_plain
+from patchloom_runtime.untrusted import SCARCE, read_plain
 
 MAX_PIXELS = 25_000_000
-# A JPEG of more pixels, such as a phone's, is decoded at half, a quarter or an eighth of its sides, row by row. The
-# coefficients of a progressive one are all kept: 300 MB at this size.
+# Larger JPEGs, such as a phone's, are decoded at 1/2, 1/4 or 1/8 of their sides, row by row. The decoder holds all
+# coefficients of a progressive JPEG in memory: 300 MB at this size.
 LARGE_JPEG_PIXELS, LARGE_PROGRESSIVE_PIXELS = 150_000_000, 50_000_000
-LARGE_HEIC_PIXELS = 50_000_000  # HEIC and AVIF have no smaller way to decode: 200 MB
-LIMIT = "PATCHLOOM_MAX_MEGAPIXELS"  # environment variable: another limit than the first of these
-WHOLE = "whole_size"  # in `info`: (width, height) of a picture that is smaller than its file says
-MIN_SIDE_PIXELS = 4  # nothing smaller holds one patch
+LARGE_HEIC_PIXELS = 50_000_000  # HEIC and AVIF cannot be decoded at reduced size: 200 MB
+LIMIT = "PATCHLOOM_MAX_MEGAPIXELS"  # environment variable that replaces LARGE_JPEG_PIXELS
+WHOLE = "whole_size"  # key of `info`: original (width, height) of an image that was decoded smaller
+MIN_SIDE_PIXELS = 4  # smaller images do not hold one patch
 MAX_FILE_BYTES = 1 << 28  # 256 MiB: 25 MP of 16-bit RGBA fit
-_LARGEST_BYTES = 2 * 4 * MAX_PIXELS  # RGBA as it is decoded and as it is converted
-_SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # of this machine at this moment, whatever the file
+_LARGEST_BYTES = 2 * 4 * MAX_PIXELS  # RGBA, decoded and converted
 
 
 class _Jpeg(JpegImagePlugin.JpegImageFile):
     def _read_dpi_from_exif(self) -> None:
-        """Skip it: nobody needs the resolution, and Pillow warns where EXIF is damaged."""
+        """Do nothing: the resolution is not needed, and Pillow warns if EXIF is damaged."""
 
 
-# Pillow's classes rather than `Image.open`: no search through formats, nothing read beyond the first frame,
-# and no warning of its own about large images (ours is an error).
+# Pillow's classes instead of `Image.open`: no search through formats, nothing read beyond the first frame, and no
+# warning about large images (for us they are errors).
 FORMATS: dict[str, tuple[type[ImageFile], tuple[bytes, ...]]] = {
     "JPEG": (_Jpeg, (b"\xff\xd8\xff",)),
     "PNG": (PngImagePlugin.PngImageFile, (b"\x89PNG\r\n\x1a\n",)),
@@ -79,7 +77,7 @@ FORMATS: dict[str, tuple[type[ImageFile], tuple[bytes, ...]]] = {
     "TIFF": (TiffImagePlugin.TiffImageFile, (b"II*\0", b"MM\0*")),
     "PPM": (PpmImagePlugin.PpmImageFile, (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6", b"Pf")),
 }
-# Files of boxes, told by their brand: AVIF where Pillow has its decoder, HEIC where pillow-heif is installed.
+# ISO media files, recognized by their brand: AVIF needs Pillow's decoder, HEIC needs pillow-heif.
 _BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys(
     (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"), "HEIC"
 )
@@ -93,7 +91,7 @@ EXTENSIONS = frozenset(
 )
 _REFUSED = {b"%!PS": "EPS", b"\xc5\xd0\xd3\xc6": "EPS", b"%PDF": "PDF", b"PK\x03\x04": "a zip archive"}
 
-# EXIF orientation 2…8 → what turns the picture upright (EXIF 2.32, tag 0x0112).
+# EXIF orientation 2…8 → the operation that turns the image upright (EXIF 2.32, tag 0x0112).
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -108,7 +106,7 @@ _ON_ITS_SIDE = (5, 6, 7, 8)  # orientations that exchange height and width
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What a header says about a file, for data checks."""
+    """Facts from the header of a file, for data checks."""
 
     format: str
     mode: str
@@ -119,16 +117,16 @@ class ImageFacts:
 
 
 class Frame(NamedTuple):
-    """One of several pictures in a file."""
+    """One frame of an animation, or one page of a file."""
 
     number: int
     total: int  # in the file
-    seconds: float | None  # when it is shown; None for pages
-    picture: Image.Image
+    seconds: float | None  # start time; None for pages
+    image: Image.Image
 
 
 def decode(data: bytes | Path, where: str) -> Image.Image:
-    """The picture in `data` (a file's bytes or its path), RGB and upright. `where` names it in errors."""
+    """Decode a file, passed as its bytes or path, to RGB and upright. `where` names it in errors."""
     if isinstance(data, Path):
         data = read_file(data, where)
     return _decoded(*_open(data, where), data, where)
@@ -137,10 +135,10 @@ def decode(data: bytes | Path, where: str) -> Image.Image:
 def decode_shrunk(
     data: bytes, where: str, reduction: Callable[[tuple[int, int]], int]
 ) -> tuple[Image.Image, tuple[int, int]]:
-    """The picture as `decode` gives it, and its whole (width, height).
+    """Decode at reduced size. Returns the image and its original (width, height).
 
-    `reduction` says for these how many times smaller it may come: 1, 2, 4 or 8. A JPEG's blocks of 8×8 pixels can be
-    decoded as 4×4, 2×2 or 1; other formats come whole.
+    `reduction` maps the original size to the largest allowed factor: 1, 2, 4 or 8. A JPEG's blocks of 8×8 pixels can be
+    decoded as 4×4, 2×2 or 1; other formats are decoded in full.
     """
     name, image = _open(data, where)
     with _reading(name, data, where):
@@ -148,24 +146,24 @@ def decode_shrunk(
         whole = (height, width) if _orientation(image) in _ON_ITS_SIDE else (width, height)
         factor = reduction(whole) if name == "JPEG" else 1
         if factor > 1:
-            image.draft(image.mode, (width // factor, height // factor))  # nothing where it is reduced already
+            image.draft(image.mode, (width // factor, height // factor))  # no effect if it is reduced already
     return _decoded(name, image, data, where), whole
 
 
 def decode_with_facts(data: bytes, where: str) -> tuple[Image.Image, ImageFacts]:
-    """Both from one look at the header."""
+    """Decode an image and return the facts of its header."""
     name, image = _open(data, where)
     known = _facts(name, image, data, where)
     return _decoded(name, image, data, where), known
 
 
 def stored_mode(data: bytes, where: str) -> str:
-    """Pillow's name of the channels of an image, from its header alone."""
+    """Return Pillow's mode of an image, from its header."""
     return _open(data, where)[1].mode
 
 
 def upright_size(data: bytes, where: str) -> tuple[int, int]:
-    """Height and width of the picture as `decode` reads it, from its header alone."""
+    """Return the height and width of the decoded image, from its header."""
     name, image = _open(data, where)
     with _reading(name, data, where):
         width, height = image.size
@@ -175,23 +173,23 @@ def upright_size(data: bytes, where: str) -> tuple[int, int]:
 def _decoded(name: str, image: ImageFile, data: bytes, where: str) -> Image.Image:
     with _reading(name, data, where):
         whole, on_its_side = image.info.get(WHOLE), _orientation(image) in _ON_ITS_SIDE
-        picture = upright_rgb(image, where)
-    picture.info.clear()  # what was true of the file (orientation, transparency) is not of the picture
+        rgb = upright_rgb(image, where)
+    rgb.info.clear()  # orientation and transparency of the file no longer apply
     if whole:
-        picture.info[WHOLE] = whole[::-1] if on_its_side else whole
-    return picture
+        rgb.info[WHOLE] = whole[::-1] if on_its_side else whole
+    return rgb
 
 
 def upright_rgb(image: Image.Image, where: str) -> Image.Image:
-    """An image of Pillow's, loaded or not, by the rules above; itself where it is RGB and upright."""
+    """Convert a Pillow image by the rules above. Returns the same object if it is RGB and upright."""
     image.load()
-    picture = _to_rgb(image, where)
+    rgb = _to_rgb(image, where)
     orientation = _orientation(image)
-    return picture.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else picture
+    return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
 
 
 def decode_frames(data: bytes, where: str, every: int = 1) -> Iterator[Frame]:
-    """Every `every`-th frame of an animation or page of a file, the first first."""
+    """Yield every `every`-th frame of an animation, or page of a file, starting with the first."""
     name, image = _open(data, where)
     with _reading(name, data, where):
         count = int(getattr(image, "n_frames", 1))
@@ -205,14 +203,14 @@ def decode_frames(data: bytes, where: str, every: int = 1) -> Iterator[Frame]:
             image.load()
         if number % every == 0:
             with _reading(name, data, where):
-                picture = upright_rgb(image.copy(), where)
-            picture.info.clear()
-            yield Frame(number, count, None if name == "TIFF" else seconds, picture)
+                rgb = upright_rgb(image.copy(), where)
+            rgb.info.clear()
+            yield Frame(number, count, None if name == "TIFF" else seconds, rgb)
         seconds += float(image.info.get("duration") or 0) / 1000
 
 
 def decode_ids(data: bytes, where: str) -> np.ndarray:
-    """(H, W) uint8 class or instance ids from an image of one channel (grey or palette), values untouched."""
+    """Return class or instance ids (H, W) uint8 from a gray or palette image, without conversion."""
     name, image = _open(data, where)
     with _reading(name, data, where):
         ids = np.asarray(image)
@@ -234,9 +232,9 @@ def _facts(name: str, image: ImageFile, data: bytes, where: str) -> ImageFacts:
 
 
 def read_file(path: Path, where: str, *, links: bool = True) -> bytes:
-    """The bytes of a regular file; anything else is refused unopened, since a pipe would never answer.
+    """Read a regular file. Raises DataError for anything else without opening it, since a pipe could block forever.
 
-    `links` is that of `foreign.open_plain`.
+    `links` is passed to `untrusted.open_plain`.
     """
     try:
         size = refuse_special(path, where, "an image file")
@@ -250,9 +248,9 @@ def read_file(path: Path, where: str, *, links: bool = True) -> bytes:
         raise short_of_memory(where) from error
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.errno in _SHORTAGES:
+        if error.errno in SCARCE:
             raise ResourceError(
-                f"{where}: cannot be read now ({reason}); free some and run the command again"
+                f"{where}: cannot be read now ({reason}); free memory or close files and run the command again"
             ) from error
         raise DataError(f"{where}: cannot be read ({reason})") from error
     except ValueError as error:  # a null character
@@ -260,7 +258,7 @@ def read_file(path: Path, where: str, *, links: bool = True) -> bytes:
 
 
 def refuse_special(path: str | os.PathLike[str], where: str, expected: str) -> int:
-    """The bytes of a regular file; a DataError for anything else, which to open could mean to wait for ever."""
+    """Return the size of a regular file. Raises DataError for anything else: opening it could block forever."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{where}: {_kind_of(status.st_mode)}, not {expected}")
@@ -268,12 +266,12 @@ def refuse_special(path: str | os.PathLike[str], where: str, expected: str) -> i
 
 
 def short_of_memory(where: str) -> ResourceError:
-    """A lack of memory is no fact about a file: it ends the command, and nothing is remembered of the file."""
+    """Return the error for a lack of memory. It ends the command; the file is not marked as damaged."""
     return ResourceError(f"{where}: not enough memory to decode it; free some, or use fewer workers")
 
 
 def _open(data: bytes, where: str) -> tuple[str, ImageFile]:
-    """Format name and header; pixels are not decoded yet."""
+    """Open a file and return its format name and image. Pixels are not decoded yet."""
     name = _format_of(data)
     if name is None:
         raise DataError(f"{where}: {_what_instead(data)}")
@@ -293,7 +291,7 @@ def _open(data: bytes, where: str) -> tuple[str, ImageFile]:
 
 
 def _opener(name: str) -> type[ImageFile] | None:
-    """Pillow's class of files for a format that not every installation reads; None where this one does not."""
+    """Return Pillow's file class for AVIF or HEIC, or None if this installation cannot read it."""
     try:
         if name == "AVIF":
             from PIL import AvifImagePlugin
@@ -307,7 +305,7 @@ def _opener(name: str) -> type[ImageFile] | None:
 
 
 def _reduce_large(image: ImageFile, data: bytes, where: str) -> None:
-    """Have a large JPEG decoded at a part of its sides that fits the limit; one that is too large stays as it is."""
+    """Set a large JPEG to be decoded at a reduced size within the limit. A JPEG that is too large stays as it is."""
     (width, height), most = image.size, _large_pixels()
     pixels = width * height
     if "progressive" in image.info:
@@ -320,7 +318,7 @@ def _reduce_large(image: ImageFile, data: bytes, where: str) -> None:
 
 
 def _reduced_heic(name: str, image: ImageFile, data: bytes, where: str) -> Any:
-    """Return a large HEIC or AVIF image of a phone at half its sides; one of any other size stays as it is."""
+    """Return a large HEIC or AVIF image at half its sides, and an image of any other size unchanged."""
     if not MAX_PIXELS < image.width * image.height <= min(LARGE_HEIC_PIXELS, _large_pixels()):
         return image
     with _reading(name, data, where):
@@ -330,26 +328,26 @@ def _reduced_heic(name: str, image: ImageFile, data: bytes, where: str) -> Any:
 
 
 def _large_pixels() -> int:
-    given = os.environ.get(LIMIT)
-    if given is None:
+    value = os.environ.get(LIMIT)
+    if value is None:
         return LARGE_JPEG_PIXELS
-    if not given.isdecimal() or len(given) > 6:
-        raise UsageError(f"{LIMIT} is {given!r}, expected a whole number of megapixels such as 150")
-    return int(given) * 1_000_000
+    if not value.isdecimal() or len(value) > 6:
+        raise UsageError(f"{LIMIT} is {value!r}, expected a whole number of megapixels such as 150")
+    return int(value) * 1_000_000
 
 
 def _stored_size(image: Image.Image) -> tuple[int, int]:
-    """(width, height) that the file says, also where it is decoded smaller."""
+    """Return the original (width, height), also if the image is decoded smaller."""
     width, height = image.info.get(WHOLE, image.size)
     return width, height
 
 
 def check_size(width: int, height: int, where: str) -> None:
-    """A DataError where a picture is too large or too small, before its pixels are touched."""
+    """Raise DataError if an image is too large or too small."""
     if width * height > MAX_PIXELS:
         raise DataError(f"{where}: {width}×{height} pixels, more than the limit of {MAX_PIXELS:,}; shrink the image")
     if min(width, height) < MIN_SIDE_PIXELS:
-        raise DataError(f"{where}: {width}×{height} pixels, less than {MIN_SIDE_PIXELS} on a side")
+        raise DataError(f"{where}: {width}×{height} pixels, less than {MIN_SIDE_PIXELS} per side")
 
 
 def _refuse(slow: str, where: str) -> None:
@@ -366,9 +364,9 @@ def _format_of(data: bytes) -> str | None:
 
 @contextmanager
 def _reading(name: str, data: bytes, where: str) -> Iterator[None]:
-    """Pillow at work: whatever it raises becomes a `DataError`; its warnings, and libtiff's own, stay silent."""
+    """Turn whatever Pillow raises into a `DataError`, and silence its warnings and those of libtiff."""
     try:
-        # Its other decoders warn of nothing.
+        # The other decoders do not warn.
         if name != "TIFF" and not (name == "PNG" and b"acTL" in data):
             yield
         else:
@@ -385,7 +383,7 @@ def _reading(name: str, data: bytes, where: str) -> Iterator[None]:
 
 
 def _memory_is_left() -> bool:
-    """Whether the largest picture would fit: decoders written in C call a lack of memory a damaged file."""
+    """Return whether the largest image would fit. Decoders written in C report a lack of memory as a damaged file."""
     try:
         np.empty(_LARGEST_BYTES, np.uint8)
     except MemoryError:
@@ -395,9 +393,9 @@ def _memory_is_left() -> bool:
 
 @lru_cache(maxsize=1)
 def _silence_tiff() -> None:
-    """What libtiff and Pillow's reader find wrong they print, without the file's name; the error says it too.
+    """Silence what libtiff and Pillow's reader print, without a file name, about damaged files; the error says it too.
 
-    Only Pillow's own copy is asked: the same library, already loaded, under a name that depends on the build.
+    This affects only Pillow's own copy of libtiff, whose file name depends on the build.
     """
     logging.getLogger("PIL.TiffImagePlugin").addHandler(logging.NullHandler())
     home = Path(PIL.__file__).parent
@@ -412,10 +410,10 @@ def _silence_tiff() -> None:
 def _to_rgb(image: Image.Image, where: str) -> Image.Image:
     if image.mode in ("F", "I") or image.mode.startswith("I;"):
         values = np.asarray(image)
-        grey = to_8_bit(values, where)
-        if "transparency" in image.info:  # Pillow would cut the values off at 255 to lay them over white
-            grey = np.where(values == image.info["transparency"], np.uint8(255), grey)
-        return Image.fromarray(grey).convert("RGB")
+        gray = to_8_bit(values, where)
+        if "transparency" in image.info:  # Pillow would clip the values at 255
+            gray = np.where(values == image.info["transparency"], np.uint8(255), gray)
+        return Image.fromarray(gray).convert("RGB")
     if image.has_transparency_data:
         layers = Image.new("RGBA", image.size, "white")
         layers.alpha_composite((image.convert("LA") if image.mode == "La" else image).convert("RGBA"))
@@ -424,7 +422,7 @@ def _to_rgb(image: Image.Image, where: str) -> Image.Image:
 
 
 def to_8_bit(values: np.ndarray, where: str) -> np.ndarray:
-    """Values of any shape and number type → uint8 by the rules above; nothing is clipped."""
+    """Convert values of any shape and dtype to uint8 by the rules above, without clipping."""
     low, high = values.min(), values.max()
     if values.dtype.kind == "f":
         if not (np.isfinite(low) and np.isfinite(high)):
@@ -438,8 +436,8 @@ def to_8_bit(values: np.ndarray, where: str) -> np.ndarray:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1…8; 1 where there is none. Read here because Pillow warns about damaged EXIF."""
-    if isinstance(image, TiffImagePlugin.TiffImageFile):  # turned, and the tag removed, by Pillow's own `load`
+    """Return the EXIF orientation, 1…8; 1 if there is none. Parsed here because Pillow warns about damaged EXIF."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):  # Pillow's `load` turns the image and removes the tag
         return int(image.tag_v2.get(0x0112, 1))
     exif = image.info.get("exif")
     if not isinstance(exif, bytes):
@@ -465,7 +463,7 @@ def _kind_of(mode: int) -> str:
 
 
 def _what_instead(data: bytes) -> str:
-    """Why bytes that no known signature fits are not an image."""
+    """Return why bytes without a known signature are not an image."""
     if not data:
         return "empty file"
     for signature, kind in _REFUSED.items():
@@ -484,7 +482,7 @@ def _what_instead(data: bytes) -> str:
 
 
 def _what_broke(name: str, data: bytes, error: Exception) -> str:
-    """Why a file with the signature of `name` could not be read."""
+    """Return why a file with the signature of `name` could not be read."""
     detail = str(error)
     if isinstance(error, Image.DecompressionBombError):
         return f"{name} of more than the limit of {MAX_PIXELS:,} pixels; shrink the image"

@@ -1,7 +1,7 @@
-"""What a small file may make a decoder do: bounds on time and memory that its pixels alone do not give.
+"""Limits on the time and memory that decoding a small file may take.
 
-Pillow bounds the pixels of a picture. It does not bound what lies around them: comments, passes over the same pixels,
-tiles larger than the picture, numbers written as text. Each bound here is what takes a few seconds.
+Pillow bounds the pixels of an image, but not what surrounds them: comments, passes over the same pixels, tiles larger
+than the image, numbers written as text. Each limit here corresponds to a few seconds.
 """
 
 import re
@@ -10,21 +10,21 @@ from typing import Literal
 from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import MARKER
 
-HEADER_BYTES = 1 << 16  # of a PPM, read byte by byte
-BLOCKS = 100_000  # of a JPEG before its pixels, and of a PNG: 200 MB in chunks of 8 kB are 25,000
-COMMENT_BYTES = 1 << 20  # of a GIF, before its first frame
-SCANNED_PIXELS = 2_500_000_000  # of a JPEG: 100 passes over the largest picture
-TEXT_SAMPLES = 6_000_000  # of a PPM whose numbers are text, or have a range that Pillow converts in Python
-_WHOLE = (b"255", b"65535")  # ranges that it takes as they are, the second of grey alone
-TILE_PIXELS = 25_000_000  # of a TIFF
+HEADER_BYTES = 1 << 16  # PPM header, read byte by byte
+BLOCKS = 100_000  # JPEG segments before the pixels, PNG chunks: 200 MB in chunks of 8 kB are 25,000
+COMMENT_BYTES = 1 << 20  # GIF, before the first frame
+SCANNED_PIXELS = 2_500_000_000  # JPEG: 100 passes over the largest image
+TEXT_SAMPLES = 6_000_000  # PPM with numbers as text, or in a range that Pillow converts in Python
+_WHOLE = (b"255", b"65535")  # ranges that Pillow does not convert, the second only for gray
+TILE_PIXELS = 25_000_000  # TIFF
 TIFF_PIECES = 250_000  # 25 megapixels in tiles of 16×16 are 100,000
-RUN_BYTES, RUN_WIDTH = 8 << 20, 1 << 16  # of a BMP; a run may pass over 255 rows
+RUN_BYTES, RUN_WIDTH = 8 << 20, 1 << 16  # run-length encoded BMP; a run may skip 255 rows
 _TILE_WIDTH, _TILE_LENGTH = 322, 323  # TIFF 6.0, section 15
-_OFFSETS = (273, 324)  # of strips, of tiles
+_OFFSETS = (273, 324)  # TIFF tags of strip and tile offsets
 
 
 def slow_header(name: str, data: bytes) -> str:
-    """Why the header of a file would take long to read; '' where it will not."""
+    """Return why the header of a file would take long to read, or ''."""
     if name == "GIF" and _bytes_before_first_frame(data) > COMMENT_BYTES:
         return f"a GIF with more than {COMMENT_BYTES:,} bytes of comments before its first frame"
     if name == "PPM":
@@ -33,7 +33,7 @@ def slow_header(name: str, data: bytes) -> str:
         return f"a {name} of more than {BLOCKS:,} parts"
     if name == "TIFF" and _tiff_pieces(data) > TIFF_PIECES:
         return f"a TIFF in more than {TIFF_PIECES:,} strips or tiles"
-    if name == "BMP" and data[30:34] in (b"\1\0\0\0", b"\2\0\0\0"):  # runs, which Pillow goes through in Python
+    if name == "BMP" and data[30:34] in (b"\1\0\0\0", b"\2\0\0\0"):  # runs, which Pillow decodes in Python
         width = abs(int.from_bytes(data[18:22], "little", signed=True))
         if len(data) > RUN_BYTES or width > RUN_WIDTH:
             return f"a BMP of {len(data):,} bytes of runs, {width:,} pixels wide"
@@ -41,7 +41,7 @@ def slow_header(name: str, data: bytes) -> str:
 
 
 def slow_pixels(name: str, image: ImageFile, data: bytes) -> str:
-    """Why the pixels of an opened file would take much time or memory to decode; '' where they will not."""
+    """Return why the pixels of an opened file would take much time or memory to decode, or ''."""
     if name == "JPEG":
         scans = data.count(b"\xff\xda")  # never inside a scan, where 0xff is followed by 0
         if scans * image.width * image.height > SCANNED_PIXELS:
@@ -58,7 +58,7 @@ def _number(value: object) -> int:
 
 
 def _jpeg_steps(data: bytes) -> int:
-    """What Pillow goes through one by one before the first pass: markers, fill bytes, bytes between; bounded itself."""
+    """Count the markers and fill bytes that Pillow reads one by one before the first pass. Stops above BLOCKS."""
     at, count = 2, 0
     while count <= BLOCKS and at + 1 < len(data):
         count += 1
@@ -75,17 +75,17 @@ def _jpeg_steps(data: bytes) -> int:
 
 
 def _tiff_pieces(data: bytes) -> int:
-    """Strips or tiles of the first page: Pillow makes an object of each."""
+    """Return the number of strips or tiles of the first page. Pillow creates an object for each."""
     order: Literal["little", "big"] = "big" if data[:2] == b"MM" else "little"
     start = int.from_bytes(data[4:8], order)
     entries = [data[at : at + 12] for at in range(start + 2, start + 2 + 12 * 4096, 12)]
-    found = entries[: int.from_bytes(data[start : start + 2], order)]
-    counts = [int.from_bytes(e[4:8], order) for e in found if int.from_bytes(e[:2], order) in _OFFSETS]
+    entries = entries[: int.from_bytes(data[start : start + 2], order)]
+    counts = [int.from_bytes(e[4:8], order) for e in entries if int.from_bytes(e[:2], order) in _OFFSETS]
     return max(counts, default=0)
 
 
 def _png_chunks(data: bytes) -> int:
-    """All of them, or one more than BLOCKS."""
+    """Count the chunks. Stops above BLOCKS."""
     at, count = 8, 0
     while count <= BLOCKS and at < len(data):
         at += 12 + int.from_bytes(data[at : at + 4], "big")
@@ -94,10 +94,10 @@ def _png_chunks(data: bytes) -> int:
 
 
 def _bytes_before_first_frame(data: bytes) -> int:
-    """Of a GIF: what its extensions take, or a little more than is allowed."""
+    """Return the bytes of a GIF's extensions before the first frame. Stops above COMMENT_BYTES."""
     if len(data) < 13:
         return 0
-    at = start = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)  # behind the colours
+    at = start = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)  # after the color table
     while at + 2 < len(data) and data[at] == 0x21 and at - start <= COMMENT_BYTES:
         at += 2
         while at < len(data) and data[at] and at - start <= COMMENT_BYTES:
@@ -123,6 +123,6 @@ def _slow_ppm(data: bytes) -> str:
     try:
         samples = int(numbers[0]) * int(numbers[1]) * (3 if kind in (b"P3", b"P6") else 1)
     except ValueError:
-        return ""  # Pillow has words for it
+        return ""  # Pillow reports it
     how = "as text" if text else "of a range other than 0…255"
     return f"a PPM of {samples:,} numbers {how}" if samples > TEXT_SAMPLES else ""

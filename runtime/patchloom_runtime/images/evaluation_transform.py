@@ -1,4 +1,4 @@
-"""A picture as it is shown when a network is judged or used: geometry alone, nothing random."""
+"""Image transforms, and the deterministic one for evaluation and inference."""
 
 import random
 from abc import ABC, abstractmethod
@@ -16,76 +16,79 @@ NO_CHANCE = random.Random(0)  # for transforms that draw nothing
 
 
 def as_size(image_size: int | Size) -> Size:
-    """(height, width) from one number or two."""
+    """Return (height, width) from one number or two."""
     return (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
 
 
 class ImageTransform(ABC):
-    """Geometry, then colours: what becomes of a picture and of the parts that were read with it."""
+    """A transform of an image and its masks and boxes: geometry first, then colors."""
 
-    image_size: Size  # (H, W) of what comes out
+    image_size: Size  # (H, W) of the result
 
     @abstractmethod
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:
-        """Where the view comes from."""
+        """Draw the geometry of the view."""
 
     def reduction(self, size: tuple[int, int], rng: random.Random) -> int:  # noqa: ARG002
-        """How many times smaller a picture of (width, height) may be decoded; such an `rng` draws its geometry too."""
+        """Return the factor by which an image of (width, height) may be decoded smaller.
+
+        `rng` is in the state from which the geometry will be drawn.
+        """
         return 1
 
-    def resized(self, picture: Image.Image, size: Size) -> np.ndarray:
-        """A picture at another size, (H, W, 3)."""
-        return resize(picture, size)
+    def resized(self, image: Image.Image, size: Size) -> np.ndarray:
+        """Resize an image to (H, W, 3)."""
+        return resize(image, size)
 
     def colored(self, pixels: np.ndarray, rng: random.Random) -> np.ndarray:  # noqa: ARG002
-        """What is done to the pixels after the crop; they stay where they are."""
+        """Change the colors of the cropped pixels. Nothing moves."""
         return pixels
 
-    def __call__(self, picture: Image.Image, rng: random.Random) -> np.ndarray:
-        """RGB picture of any size → (H, W, 3) uint8."""
-        return self.arrays(Sample(picture), rng)["image"]
+    def __call__(self, image: Image.Image, rng: random.Random) -> np.ndarray:
+        """Transform an RGB image of any size to (H, W, 3) uint8."""
+        return self.arrays(Sample(image), rng)["image"]
 
     def arrays(self, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
-        """The view and its parts, by name."""
+        """Return the view and its parts by name."""
         return self.applied(self.geometry(sample, rng), sample, rng)
 
     def applied(self, geometry: Geometry, sample: Sample, rng: random.Random) -> dict[str, np.ndarray]:
-        """What a geometry shows of a sample, and what colours make of that."""
-        made = {"image": self.colored(geometry.apply_picture(sample.picture, self.resized, sample.whole), rng)}
+        """Apply a geometry to a sample, then the colors."""
+        arrays = {"image": self.colored(geometry.apply_image(sample.image, self.resized, sample.whole), rng)}
         for name, layer in sample.layers.items():
-            made[name] = geometry.apply_mask(layer.numbers, layer.outside)
+            arrays[name] = geometry.apply_mask(layer.numbers, layer.outside)
         if sample.boxes is not None:
-            made["boxes"] = geometry.apply_boxes(sample.boxes)
-        return made
+            arrays["boxes"] = geometry.apply_boxes(sample.boxes)
+        return arrays
 
     def shapes(self, parts: Collection[str]) -> dict[str, tuple[int, ...]]:
-        """What `arrays` gives for samples with these parts, of fixed size."""
+        """Return the fixed shapes of `arrays` for samples with these parts."""
         return {"image": (*self.image_size, 3)} | {name: self.image_size for name in parts if name in LAYERS}
 
 
 @dataclass(frozen=True)
 class EvaluationTransform(ImageTransform):
-    """Resize so that the centre crop is `crop_ratio` of the picture's short side, or of its sides; nothing random."""
+    """Resize, then crop the center. The crop covers `crop_ratio` of the short side, or of both sides."""
 
     image_size: Size
     crop_ratio: float = 1.0
     interpolation: str = "bicubic"
-    resize: str = "short_side"  # square: to the shape of the crop, whatever that of the picture
+    resize: str = "short_side"  # or square: to the shape of the crop, whatever the shape of the image
 
     def geometry(self, sample: Sample, rng: random.Random) -> Geometry:  # noqa: ARG002
-        """The whole picture, made smaller or larger, and the middle of it."""
+        """Return the center crop of the resized image."""
         size = sample.size
         target = enlarged(self.image_size, self.crop_ratio)
         scaled = target if self.resize == "square" else covering_size(size, target)
         return Geometry((0, 0, *size), scaled, self.image_size, middle_start(scaled, self.image_size))
 
-    def resized(self, picture: Image.Image, size: Size) -> np.ndarray:
-        """By Pillow, as those who published weights did."""
-        return np.asarray(picture.resize((size[1], size[0]), Image.Resampling[self.interpolation.upper()]))
+    def resized(self, image: Image.Image, size: Size) -> np.ndarray:
+        """Resize with Pillow, as the authors of published weights did."""
+        return np.asarray(image.resize((size[1], size[0]), Image.Resampling[self.interpolation.upper()]))
 
-    def __call__(self, picture: Image.Image, rng: random.Random = NO_CHANCE) -> np.ndarray:
-        """RGB picture of any size → (H, W, 3) uint8."""
-        return super().__call__(picture, rng)
+    def __call__(self, image: Image.Image, rng: random.Random = NO_CHANCE) -> np.ndarray:
+        """Transform an RGB image of any size to (H, W, 3) uint8."""
+        return super().__call__(image, rng)
 
 
 def test_transform(
@@ -94,28 +97,30 @@ def test_transform(
     interpolation: str = "bicubic",  # noqa: PT028
     resize: str = "short_side",  # noqa: PT028
 ) -> EvaluationTransform:
-    """The evaluation of pictures: resize the short side, or both sides, to image_size / crop_ratio, centre crop."""
+    """Return a transform that resizes the short side, or both, to image_size / crop_ratio and crops the center."""
     if not 0 < crop_ratio <= 1:
-        raise UsageError(f"crop_ratio is {crop_ratio:g}; it is the share of the short side that is kept, 0…1.")
+        raise UsageError(
+            f"crop_ratio is {crop_ratio:g}; expected the share of the short side that the crop covers, 0…1."
+        )
     return EvaluationTransform(as_size(image_size), crop_ratio, interpolation, resize)
 
 
-test_transform.__test__ = False  # type: ignore[attr-defined]  # or pytest takes it for a test where it is imported
+test_transform.__test__ = False  # type: ignore[attr-defined]  # otherwise pytest collects it
 
 
 def enlarged(size: Size, crop_ratio: float) -> Size:
-    """(height, width) of which `size` is a share of `crop_ratio`."""
+    """Return the (height, width) of which `size` is the share `crop_ratio`."""
     return int(size[0] / crop_ratio), int(size[1] / crop_ratio)
 
 
 def middle_start(scaled: Size, size: Size) -> tuple[int, int]:
-    """Top and left of a window of `size` in the middle of a picture of `scaled`."""
+    """Return top and left of a centered window of `size` in an image of `scaled`."""
     return round((scaled[0] - size[0]) / 2), round((scaled[1] - size[1]) / 2)
 
 
-def covering_size(picture: tuple[int, int], size: Size) -> Size:
-    """The smallest (height, width) of the shape of a picture of (width, height) that holds `size`."""
+def covering_size(image: tuple[int, int], size: Size) -> Size:
+    """Return the smallest (height, width) with the shape of an image of (width, height) that covers `size`."""
     height, width = size
-    if height * picture[0] >= width * picture[1]:
-        return height, int(height * picture[0] / picture[1])
-    return int(width * picture[1] / picture[0]), width
+    if height * image[0] >= width * image[1]:
+        return height, int(height * image[0] / image[1])
+    return int(width * image[1] / image[0]), width

@@ -1,16 +1,15 @@
-"""What Python hands over → pictures, RGB and upright, the same to the bit as `decode` reads the file.
+"""Images as Python code passes them, decoded to RGB and upright, bit for bit as `decode` reads the file.
 
-One picture is any of
+One image is any of
 
-    a path, bytes, an open file    a file, by the rules of `decode`
-    a PIL image                    by the same rules: its EXIF turns it, its alpha is laid over white
+    a path, bytes, an open file    decoded by the rules of `decode`
+    a PIL image                    by the same rules: EXIF orientation is applied, alpha composited over white
     a numpy array                  (H, W) or (H, W, channels)
     a torch tensor                 (H, W) or (channels, H, W)
 
-Of arrays and tensors the type of the numbers states the range: uint8 0…255, uint16 0…65535, floats 0…1, bool black and
-white. Channels are grey, grey and alpha, RGB, or RGBA. What is outside its range, or could be read in two ways, is
-refused. Many pictures are a folder, an `ImageCollection`, a batch with one more axis in front, or anything that can be
-iterated over; they are read one at a time.
+The dtype of an array or tensor states its range: uint8 0…255, uint16 0…65535, floats 0…1, bool black and white.
+Channels are gray, gray and alpha, RGB, or RGBA. Values out of range and ambiguous shapes are refused. Several images
+are a folder, an `ImageCollection`, a batch with one more axis in front, or any iterable; they are read one at a time.
 """
 
 import os
@@ -43,7 +42,7 @@ from patchloom_runtime.untrusted import path_within
 if TYPE_CHECKING:
     from torch import Tensor
 else:
-    Tensor = Any  # whose module is not imported for the sake of a name
+    Tensor = Any  # torch is optional here
 
 
 @runtime_checkable
@@ -67,7 +66,7 @@ ImageLike: TypeAlias = (
 ImagesLike: TypeAlias = ImageLike | ImageCollection | Iterable[ImageLike]
 
 ACCEPTED = "a path, bytes, a file opened with 'rb', a PIL image, a numpy array or a torch tensor"
-CHANNELS = (1, 2, 3, 4)  # grey, grey and alpha, RGB, RGBA
+CHANNELS = (1, 2, 3, 4)  # gray, gray and alpha, RGB, RGBA
 _NUMBERS = "uint8 (0…255), uint16 (0…65535), float (0…1) or bool"
 _CHANNELS_FIRST = {3: "permute(2, 0, 1)", 4: "permute(0, 3, 1, 2)"}
 _CHANNELS_LAST = {3: "transpose(1, 2, 0)", 4: "transpose(0, 2, 3, 1)"}
@@ -75,53 +74,53 @@ _TYPES = {"uint8", "uint16", "float16", "bfloat16", "float32", "float64", "bool"
 
 
 class ImageInput(NamedTuple):
-    """A picture, not yet read. What is iterated over may change its mind: read it before the next is asked for."""
+    """An image that is not read yet. Read it before requesting the next: an iterable may reuse its buffers."""
 
-    name: str  # for messages: its path, or the how-many-eth it is
-    read: Callable[[], Image.Image]  # a DataError or UsageError, which names it, where it cannot be read
+    name: str  # for messages: path, or position in the input
+    read: Callable[[], Image.Image]  # raises DataError or UsageError with the name
 
 
-def is_single_image(given: ImagesLike) -> bool:
-    """Whether it is one picture rather than many: a folder, an `ImageCollection`, a batch, an iterable."""
-    if isinstance(given, str | os.PathLike):
-        return not os.path.isdir(given)
-    if _has_numbers(given):
-        return given.ndim != 4 and not _holds_objects(given)
-    if isinstance(given, ImageCollection):
+def is_single_image(images: ImagesLike) -> bool:
+    """Return whether this is one image rather than a folder, an `ImageCollection`, a batch or an iterable."""
+    if isinstance(images, str | os.PathLike):
+        return not os.path.isdir(images)
+    if _has_numbers(images):
+        return images.ndim != 4 and not _holds_objects(images)
+    if isinstance(images, ImageCollection):
         return False
-    return not isinstance(given, Iterable) or isinstance(given, bytes | bytearray | memoryview) or _is_file(given)
+    return not isinstance(images, Iterable) or isinstance(images, bytes | bytearray | memoryview) or _is_file(images)
 
 
-def items_of(given: ImagesLike) -> Iterable[Any]:
-    """What to go through: pictures, folders, batches and sets, which `pictures_in` opens."""
-    if isinstance(given, Mapping):
-        raise UsageError(f"a {type(given).__name__} is neither a picture nor a list of them; give its values")
-    if _has_numbers(given):
-        return given.tolist() if _holds_objects(given) else [given]
-    if is_single_image(given) or isinstance(given, str | os.PathLike | ImageCollection):
-        return [given]
-    assert isinstance(given, Iterable)
-    return given
+def items_of(images: ImagesLike) -> Iterable[Any]:
+    """Return the items to iterate over: images, folders, batches and collections."""
+    if isinstance(images, Mapping):
+        raise UsageError(f"a {type(images).__name__} is neither an image nor a list of images; pass its values")
+    if _has_numbers(images):
+        return images.tolist() if _holds_objects(images) else [images]
+    if is_single_image(images) or isinstance(images, str | os.PathLike | ImageCollection):
+        return [images]
+    assert isinstance(images, Iterable)
+    return images
 
 
-def iterate_images(given: ImagesLike) -> Iterator[ImageInput]:
-    """Every picture of what was given, in order; folders, batches and sets inside an iterable are opened too."""
-    one, count = is_single_image(given), 0
-    for item in items_of(given):
-        for picture in _opened(item, "the picture" if one else f"picture {count}", count):
-            yield picture
+def iterate_images(images: ImagesLike) -> Iterator[ImageInput]:
+    """Yield every image in order, including those of folders, batches and collections inside an iterable."""
+    single, count = is_single_image(images), 0
+    for item in items_of(images):
+        for image in _opened(item, "the image" if single else f"image {count}", count):
+            yield image
             count += 1
 
 
-def read_image(given: ImageLike, name: str = "the picture") -> Image.Image:
-    """One picture, RGB and upright; `name` is what errors call one that has no name of its own."""
-    return _named(given, name).read()
+def read_image(image: ImageLike, name: str = "the image") -> Image.Image:
+    """Read one image as RGB and upright. `name` is used in errors if it has no name of its own."""
+    return _named(image, name).read()
 
 
 def thumbnail_of(path: str, side: int, roots: Sequence[str] | None = None) -> Image.Image:
-    """The picture of a file with at most `side` pixels per side; a large JPEG is decoded smaller.
+    """Return the image of a file with at most `side` pixels per side. A large JPEG is decoded at reduced size.
 
-    Give `roots` for a path that an index names, which may be a stranger's: a file outside these folders is a DataError.
+    Pass `roots` for a path from an untrusted index: raises DataError for a file outside these folders.
     """
 
     def reduction(size: tuple[int, int]) -> int:
@@ -129,14 +128,14 @@ def thumbnail_of(path: str, side: int, roots: Sequence[str] | None = None) -> Im
 
     real = path if roots is None else path_within(path, roots)
     if real is None:
-        raise DataError(f"{path}: outside the folders that images may be read from; name its folder with --images")
-    picture, _ = decode_shrunk(read_file(Path(real), path, links=roots is None), path, reduction)
-    picture.thumbnail((side, side))
-    return picture
+        raise DataError(f"{path}: outside the folders that images may be read from; add its folder with --images")
+    image, _ = decode_shrunk(read_file(Path(real), path, links=roots is None), path, reduction)
+    image.thumbnail((side, side))
+    return image
 
 
 def read_image_within(data: bytes, name: str, pixels: int) -> Image.Image:
-    """The picture in a file's bytes, refused by its header where it has more pixels than the caller takes."""
+    """Decode a file's bytes. Raises DataError, before decoding, if it has more than `pixels` pixels."""
     height, width = upright_size(data, name)
     if height * width > pixels:
         raise DataError(f"{name}: {width}×{height} pixels, more than the limit of {pixels:,}; shrink the image")
@@ -145,57 +144,57 @@ def read_image_within(data: bytes, name: str, pixels: int) -> Image.Image:
 
 
 def list_image_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
-    """Image files, and those inside folders."""
+    """Yield image files, including those inside folders."""
     for path in map(os.fsdecode, paths):
         if not os.path.isdir(path):
             yield path
             continue
         below = (file for file in files_below(path) if os.path.splitext(file)[1].lower() in EXTENSIONS)
-        found = sorted(os.path.join(path, file) for file in below)
-        if not found:
-            raise UsageError(f"{path} holds no images")
-        yield from found
+        files = sorted(os.path.join(path, file) for file in below)
+        if not files:
+            raise UsageError(f"{path} contains no images")
+        yield from files
 
 
 def _opened(item: Any, name: str, count: int) -> Iterator[ImageInput]:
-    """A picture, or what is in it; `count` came before."""
+    """Yield the image, or the images it contains. `count` images came before."""
     if isinstance(item, str | os.PathLike):
         yield from (_named(file, file) for file in list_image_files([item]))
     elif isinstance(item, ImageCollection):
         yield from (ImageInput(item.where(row), partial(item.read, row)) for row in range(len(item)))
     elif _has_numbers(item) and item.ndim == 4:
-        _channels_of(item, f"{len(item)} pictures")  # once for all
-        yield from (_named(one, f"picture {place}") for place, one in enumerate(item, start=count))
+        _channels_of(item, f"{len(item)} images")  # check once
+        yield from (_named(one, f"image {number}") for number, one in enumerate(item, start=count))
     else:
         yield _named(item, name)
 
 
-def _named(given: Any, name: str) -> ImageInput:
-    if isinstance(given, str | os.PathLike):
-        path = os.fsdecode(given)
+def _named(image: Any, name: str) -> ImageInput:
+    if isinstance(image, str | os.PathLike):
+        path = os.fsdecode(image)
         return ImageInput(path, partial(decode, Path(path), printable(path)))
-    if isinstance(given, bytes | bytearray | memoryview):
-        return ImageInput(name, partial(decode, bytes(given), name))
-    if isinstance(given, Image.Image):
-        own = getattr(given, "filename", "")  # '' unless Pillow opened it by its path
+    if isinstance(image, bytes | bytearray | memoryview):
+        return ImageInput(name, partial(decode, bytes(image), name))
+    if isinstance(image, Image.Image):
+        own = getattr(image, "filename", "")  # '' unless Pillow opened it by its path
         name = printable(own) if isinstance(own, str) and own else name
-        return ImageInput(name, partial(_from_pillow, given, name))
-    if _has_numbers(given):
-        return ImageInput(name, partial(_from_numbers, given, name))
-    if _is_file(given):
-        own = getattr(given, "name", "")
+        return ImageInput(name, partial(_from_pillow, image, name))
+    if _has_numbers(image):
+        return ImageInput(name, partial(_from_numbers, image, name))
+    if _is_file(image):
+        own = getattr(image, "name", "")
         name = printable(own) if isinstance(own, str) and own else name
-        return ImageInput(name, partial(_from_file, given, name))
-    raise UsageError(f"{name} is of type {type(given).__name__}; expected {ACCEPTED}")
+        return ImageInput(name, partial(_from_file, image, name))
+    raise UsageError(f"{name} is of type {type(image).__name__}; expected {ACCEPTED}")
 
 
 def _from_file(file: IO[bytes], where: str) -> Image.Image:
-    """From its beginning, as Pillow does: what was just written into it is at its end."""
+    """Read a file from its beginning, as Pillow does, wherever its position is."""
     try:
         if file.seekable():
             file.seek(0)
         data = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: closed, or not UTF-8 where it was opened as text
+    except (OSError, ValueError) as error:  # ValueError: closed, or opened as text and not UTF-8
         raise DataError(f"{where}: cannot be read ({error})") from error
     if not isinstance(data, bytes):
         raise UsageError(f"{where} was opened as text; open it with 'rb'")
@@ -207,24 +206,24 @@ def _from_file(file: IO[bytes], where: str) -> Image.Image:
 def _from_pillow(image: Image.Image, where: str) -> Image.Image:
     check_size(*image.size, where)
     try:
-        picture = upright_rgb(image, where)
+        rgb = upright_rgb(image, where)
     except DataError:
         raise
     except MemoryError as error:
         raise short_of_memory(where) from error
-    except Exception as error:  # of a file that is only read now Pillow raises nearly anything
+    except Exception as error:  # Pillow reads the file only now and raises nearly anything
         raise DataError(f"{where}: cannot be read ({error or type(error).__name__})") from error
-    if picture is image:
-        picture = image.copy()  # the caller's stays as it is, whatever becomes of ours
-    picture.info.clear()
-    return picture
+    if rgb is image:
+        rgb = image.copy()  # do not change the caller's image
+    rgb.info.clear()
+    return rgb
 
 
 def _from_numbers(values: np.ndarray | Tensor, where: str) -> Image.Image:
-    """(H, W), (H, W, channels) of an array or (channels, H, W) of a tensor."""
+    """Convert an array (H, W) or (H, W, channels), or a tensor (H, W) or (channels, H, W)."""
     kind = values.dtype.name if isinstance(values, np.ndarray) else str(values.dtype).removeprefix("torch.")
     if kind not in _TYPES:
-        raise UsageError(f"{where}: {_kind(values)} of {kind}, whose range is not known; give {_NUMBERS}")
+        raise UsageError(f"{where}: {_kind(values)} of {kind}, whose range is not known; use {_NUMBERS}")
     if _is_tensor(values):
         numbers = _array_of(values, where)
         pixels = numbers if _channels_of(values, where) is None else numbers.transpose(1, 2, 0)
@@ -238,27 +237,27 @@ def _from_numbers(values: np.ndarray | Tensor, where: str) -> Image.Image:
 
 
 def _channels_of(values: np.ndarray | Tensor, where: str) -> int | None:
-    """How many there are, None without such an axis; a UsageError with the way out where the shape says no picture."""
+    """Return the number of channels, or None without that axis. Raises UsageError if the shape is not an image's."""
     shape, tensor = tuple(values.shape), _is_tensor(values)
-    given = f"{where}: {_kind(values)} of shape {shape}"
+    described = f"{where}: {_kind(values)} of shape {shape}"
     expected = "(channels, H, W)" if tensor else "(H, W, channels)"
     if len(shape) not in (2, 3, 4):
-        raise UsageError(f"{given}; expected (H, W), {expected}, or a batch (N, {expected[1:]}")
+        raise UsageError(f"{described}; expected (H, W), {expected}, or a batch (N, {expected[1:]}")
     if len(shape) == 2:
         return None
     channels, other = (shape[-3], shape[-1]) if tensor else (shape[-1], shape[-3])
     if channels in CHANNELS:
         return channels
-    way_out = ""
+    advice = ""
     if other in CHANNELS:
-        way_out = f"; use .{(_CHANNELS_FIRST if tensor else _CHANNELS_LAST)[len(shape)]}"
+        advice = f"; use .{(_CHANNELS_FIRST if tensor else _CHANNELS_LAST)[len(shape)]}"
     elif len(shape) == 3:
-        way_out = f"; a batch of grey pictures is {'(N, 1, H, W)' if tensor else '(N, H, W, 1)'}"
-    raise UsageError(f"{given}; expected {expected} with 1, 2, 3 or 4 channels{way_out}")
+        advice = f"; a batch of gray images is {'(N, 1, H, W)' if tensor else '(N, H, W, 1)'}"
+    raise UsageError(f"{described}; expected {expected} with 1, 2, 3 or 4 channels{advice}")
 
 
 def _bytes_of(values: np.ndarray, where: str) -> np.ndarray:
-    """Numbers whose type says their range → uint8."""
+    """Convert values, whose dtype states their range, to uint8."""
     if values.dtype == np.uint8:
         return values
     if values.dtype == np.bool_:
@@ -266,39 +265,39 @@ def _bytes_of(values: np.ndarray, where: str) -> np.ndarray:
     low, high = values.min(), values.max()
     if values.dtype.kind == "f" and np.isfinite(low) and np.isfinite(high) and (low < 0 or high > 1):
         raise UsageError(
-            f"{where}: floats from {low:g} to {high:g}; expected 0…1. Divide by the largest value pixels can have; "
-            "patchloom normalises by mean and deviation itself."
+            f"{where}: floats from {low:g} to {high:g}; expected 0…1. Divide by the largest possible pixel value; "
+            "patchloom subtracts the mean and divides by the deviation itself."
         )
     return to_8_bit(values, where)
 
 
-def _is_tensor(given: Any) -> TypeGuard[Tensor]:
-    """Of torch, which whoever has a tensor has imported: artefacts are answered and served without it."""
+def _is_tensor(value: Any) -> TypeGuard[Tensor]:
+    """Return whether this is a torch tensor, without importing torch: whoever has a tensor has imported it."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(given, torch.Tensor)
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _array_of(values: Tensor, where: str) -> np.ndarray:
-    """The numbers of a dense tensor, of any device; half precision as float32."""
+    """Return the values of a dense tensor on any device; half precision becomes float32."""
     import torch
 
     if values.layout is not torch.strided or values.is_meta:
-        raise UsageError(f"{where}: a sparse or meta tensor; give a dense one")
+        raise UsageError(f"{where}: a sparse or meta tensor; pass a dense one")
     values = values.detach().cpu()
     return (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values).numpy()
 
 
-def _has_numbers(given: Any) -> TypeGuard[np.ndarray | Tensor]:
-    return isinstance(given, np.ndarray) or _is_tensor(given)
+def _has_numbers(value: Any) -> TypeGuard[np.ndarray | Tensor]:
+    return isinstance(value, np.ndarray) or _is_tensor(value)
 
 
-def _holds_objects(given: np.ndarray | Tensor) -> bool:
-    """Whether an array is a list of other things, such as paths."""
-    return isinstance(given, np.ndarray) and given.dtype.kind in "OUT" and given.ndim == 1
+def _holds_objects(value: np.ndarray | Tensor) -> bool:
+    """Return whether an array holds objects, such as paths."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "OUT" and value.ndim == 1
 
 
-def _is_file(given: Any) -> bool:
-    return hasattr(given, "read") and hasattr(given, "seekable")
+def _is_file(value: Any) -> bool:
+    return hasattr(value, "read") and hasattr(value, "seekable")
 
 
 def _kind(values: np.ndarray | Tensor) -> str:

@@ -1,11 +1,11 @@
-"""What is read of one picture: its pixels and whatever else a task asks for.
+"""Samples: one image with the targets that a task needs.
 
-    mask       the class of every pixel, of the picture's size
-    instances  of every pixel the number of the object it belongs to, 0 for none
+    mask       the class of every pixel
+    instances  the object number of every pixel, 0 for none
     boxes      (n, 6): x0, y0, x1, y1 in half-open pixels, category, and the object's number in `instances`
 
-Mask and instances are *layers*: one whole number per pixel, of one number type for a whole set. Labels, one number per
-picture, are known of a set without reading it.
+Mask and instances are *layers*: one integer per pixel, of one dtype for a whole dataset. Labels, one number per image,
+are known without reading the image.
 """
 
 from collections.abc import Sequence
@@ -17,25 +17,24 @@ from PIL import Image
 
 from patchloom_runtime.errors import DataError
 
-UNLABELED = -1  # the label of a picture that has none
+UNLABELED = -1  # label of an image without one
 LAYERS = ("mask", "instances")
-PARTS = (*LAYERS, "boxes")  # what may be asked of a set beside pictures and labels
+PARTS = (*LAYERS, "boxes")  # optional parts of a sample
 BOX_VALUES = 6
-# Where pictures of any shape share a canvas: height and width of what is seen, and of the whole picture, in pixels.
+# Part of a sample on a canvas: height and width of the image on the canvas, then of the original, in pixels.
 EXTENT = "extent"
-# Of one picture: boxes travel by the queue between processes, which one file must not fill.
-MOST_BOXES = 10_000
+MOST_BOXES = 10_000  # per image, so that one file cannot fill the queue between processes
 
 
 class LayerKind(NamedTuple):
-    """What a layer of a whole set holds."""
+    """Dtype and fill value of a layer, the same for a whole dataset."""
 
     dtype: type[np.integer]
-    outside: int  # the number where a view shows nothing of the picture
+    outside: int  # value where a view extends beyond the image
 
 
 class Layer(NamedTuple):
-    """One layer of one picture."""
+    """One layer of one image."""
 
     numbers: np.ndarray  # (H, W)
     outside: int
@@ -43,32 +42,32 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture of a set with the parts that were asked for."""
+    """One image of a dataset with the requested parts."""
 
-    picture: Image.Image
+    image: Image.Image
     layers: dict[str, Layer] = field(default_factory=dict)
     boxes: np.ndarray | None = None  # (n, 6) float32
-    whole: tuple[int, int] | None = None  # (width, height) of a picture that was decoded smaller
+    whole: tuple[int, int] | None = None  # original (width, height) of an image that was decoded smaller
 
     @property
     def size(self) -> tuple[int, int]:
-        """(width, height) of the picture, in whose pixels a geometry is drawn."""
-        return self.whole or self.picture.size
+        """Original (width, height) of the image, in whose pixels a geometry is drawn."""
+        return self.whole or self.image.size
 
 
 def checked_layer(numbers: np.ndarray, kind: LayerKind, size: tuple[int, int], where: str) -> Layer:
-    """A layer of a picture of `size` (width, height); a DataError where it cannot be one."""
+    """Return a layer for an image of `size` (width, height). Raises DataError if it does not fit."""
     height, width = numbers.shape
     if (width, height) != size:
-        raise DataError(f"{where}: a mask of {width}×{height}, the picture is {size[0]}×{size[1]}")
+        raise DataError(f"{where}: a mask of {width}×{height} pixels, but the image has {size[0]}×{size[1]}")
     if not np.can_cast(numbers.dtype, kind.dtype):
         raise DataError(f"{where}: a mask of {numbers.dtype}, expected {np.dtype(kind.dtype)}")
     return Layer(numbers, kind.outside)
 
 
-def checked_boxes(given: Any, names: Sequence[str], where: str) -> np.ndarray:
-    """(n, 6) float32 from (n, 5) of corners and category, whose objects are numbered from 1."""
-    boxes = np.asarray(given, np.float64).reshape(len(given), 5)
+def checked_boxes(rows: Any, names: Sequence[str], where: str) -> np.ndarray:
+    """Return boxes (n, 6) float32 from (n, 5) corners and category. Objects are numbered from 1."""
+    boxes = np.asarray(rows, np.float64).reshape(len(rows), 5)
     if len(boxes) > MOST_BOXES:
         raise DataError(f"{where}: {len(boxes):,} boxes, more than the limit of {MOST_BOXES:,}")
     if not np.isfinite(boxes).all():

@@ -1,1 +1,1 @@
-"""Vocabularies and text cleaning without torch."""
+"""Vocabularies and line-by-line translation, without torch."""

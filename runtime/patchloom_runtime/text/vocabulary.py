@@ -1,54 +1,63 @@
-"""Subwords: one vocabulary for both languages, byte-pair encoding by sentencepiece.
+"""Text cleaning, and subword vocabularies: one for both languages, byte-pair encoding by sentencepiece.
 
-A character that the vocabulary does not have is spelled in its UTF-8 bytes, which are 256 of the pieces, so nothing is
-lost: `decode(encode(text)) == clean(text)`. The same lines in the same order give the same bytes, hence one thread.
+A character that the vocabulary lacks is spelled in its UTF-8 bytes, which are 256 of the pieces, so nothing is lost:
+`decode(encode(text)) == clean(text)`. Training uses one thread, so that the same lines in the same order give the same
+bytes.
 """
 
 import io
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from patchloom_runtime.errors import CheckpointError, DataError, UsageError
-from patchloom_runtime.text.cleaning import clean
-from patchloom_runtime.text.special_tokens import BOS, EOS, PAD, UNKNOWN
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
-# pad, bos, eos, unknown and the bytes
-FEWEST_PIECES = 4 + 256
-# Rarer characters, one of 10,000, are spelled in bytes instead of taking a piece.
-CHARACTER_COVERAGE = 0.9999
-# sentencepiece leaves longer lines out, by default from 4,192 bytes on.
-_LONGEST_LINE_BYTES = 1 << 24
+PAD, BOS, EOS, UNKNOWN = 0, 1, 2, 3  # in every vocabulary
+FEWEST_PIECES = 4 + 256  # the special tokens and the bytes
+CHARACTER_COVERAGE = 0.9999  # rarer characters are spelled in bytes instead of taking a piece
+_LONGEST_LINE_BYTES = 1 << 24  # sentencepiece skips longer lines, by default from 4,192 bytes on
 _LINES_AT_ONCE = 10_000
+
+# Control characters become spaces, a byte order mark is removed, '▁' (a space in subwords) becomes '_'.
+_CLEANED = {**dict.fromkeys([*range(32), *range(127, 160)], " "), 0xFEFF: None, 0x2581: "_"}
+_CLEANED |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")  # surrogates, which cannot be encoded
+
+
+def clean(text: str) -> str:
+    """Normalize a sentence: composed characters (NFC), no control characters, single spaces, none at the ends."""
+    if not (text.isascii() and text.isprintable()):
+        text = unicodedata.normalize("NFC", text.translate(_CLEANED))
+    return " ".join(text.split())
 
 
 class Vocabulary:
-    """Text ↔ numbers of subwords; pad 0, bos 1, eos 2, unknown 3, none of which `encode` gives."""
+    """A mapping between text and subword numbers. `encode` never returns pad 0, bos 1, eos 2 or unknown 3."""
 
     def __init__(self, processor: "SentencePieceProcessor", note: str = "") -> None:
         self._processor = processor
-        self.note = note  # on a size that the text did not allow
+        self.note = note  # if the text did not allow the requested size
 
     def __len__(self) -> int:
         return self._processor.get_piece_size()
 
     @classmethod
     def train(cls, lines: Iterable[str], size: int) -> "Vocabulary":
-        """Learn `size` pieces from sentences of all languages together; fewer, with a note, where these have no more.
+        """Learn `size` pieces from sentences of all languages together, or fewer, with a note, if there are no more.
 
-        The lines are kept in memory while it learns: of a large text, give a part.
+        All lines are held in memory: pass a sample of a large text.
         """
         sentencepiece = _sentencepiece()
         if size < FEWEST_PIECES:
             raise UsageError(
-                f"A vocabulary of {size} pieces; expected at least {FEWEST_PIECES}, of which 256 are bytes"
+                f"A vocabulary has at least {FEWEST_PIECES} pieces, of which 256 are bytes; got a size of {size}"
             )
         text = [sentence for line in lines if (sentence := clean(line))]
         if not text:
-            raise DataError("The text to learn a vocabulary from has no sentence that is not empty")
+            raise DataError("The text to learn a vocabulary from has only empty lines")
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -74,45 +83,45 @@ class Vocabulary:
             characters = len(set("".join(text)))
             raise UsageError(
                 f"A vocabulary of {size} pieces is too small for this text: it has {characters} characters, "
-                f"and 260 pieces are taken before them. Give at least {FEWEST_PIECES + characters + 1}."
+                f"and 260 pieces are reserved. Use at least {FEWEST_PIECES + characters + 1}."
             ) from error
         learned = cls.from_bytes(model.getvalue())
         if len(learned) < size:
-            learned.note = f"the text has no more than {len(learned):,} subwords, {size:,} were asked for"
+            learned.note = f"the text has only {len(learned):,} subwords, fewer than the requested {size:,}"
         return learned
 
     def encode(self, text: str) -> list[int]:
-        """Its subwords, without bos and eos; an empty sentence has none."""
+        """Return the subword numbers of a sentence, without bos and eos."""
         return self._processor.encode(clean(text))
 
     def encode_all(self, texts: Iterable[str]) -> Iterator[list[int]]:
-        """The same for many, on all cores."""
+        """Encode many sentences on all cores."""
         rest = iter(texts)
-        while some := [clean(text) for text in islice(rest, _LINES_AT_ONCE)]:
-            yield from self._processor.encode(some)
+        while batch := [clean(text) for text in islice(rest, _LINES_AT_ONCE)]:
+            yield from self._processor.encode(batch)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; pad, bos and eos say nothing, unknown is ' ⁇ ', bytes that are no UTF-8 are '\\ufffd'."""
+        """Return the text. pad, bos and eos are skipped, unknown is ' ⁇ ', invalid UTF-8 is '\\ufffd'."""
         return self._processor.decode(list(ids))
 
     def piece(self, number: int) -> str:
-        """The text of one subword; '▁' in it stands for a space."""
+        """Return the text of one subword, with '▁' for a space."""
         return self._processor.id_to_piece(number)
 
     def to_bytes(self) -> bytes:
-        """sentencepiece's own file."""
+        """Return the model in sentencepiece's own file format."""
         return self._processor.serialized_model_proto()
 
     @classmethod
     def from_bytes(cls, model: bytes) -> "Vocabulary":
-        """What `to_bytes` gave; another file of sentencepiece's is taken if its numbers are ours."""
+        """Load a sentencepiece model. Raises CheckpointError if it is damaged or has other special tokens."""
         sentencepiece = _sentencepiece()
         try:
             processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-            processor.id_to_piece(list(range(len(processor))))  # each is text: one that is not would be found later
+            processor.id_to_piece(list(range(len(processor))))  # fails now if a piece is not valid text
         except (RuntimeError, UnicodeDecodeError) as error:
             raise CheckpointError(
-                "vocabulary.model is no vocabulary of sentencepiece, or is damaged; restore the file"
+                "vocabulary.model is not a sentencepiece model, or is damaged; restore the file"
             ) from error
         special = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
         if special != (PAD, BOS, EOS, UNKNOWN):

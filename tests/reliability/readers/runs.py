@@ -75,7 +75,7 @@ def read_scores(seeds: Path, folder: Path) -> Any:
 def read_named(seeds: Path, folder: Path) -> Any:
     """Its classes by all their names, and whether it is the folder of the published weights."""
     files = read_run_files(folder / "run")
-    return files.table, files.labels_as(["navy", "scarlet"]), named._is_made(folder / "run", _PUBLISHED)
+    return files.table, files.labels_as(["navy", "scarlet"]), named._is_current(folder / "run", _PUBLISHED)
 
 
 def read_report(seeds: Path, folder: Path) -> Any:

@@ -12,7 +12,7 @@ from tests.reliability.readers.reader import CLASSES, Reader, queries
 from tests.reliability.readers.runs import verified
 
 SIDE = 16
-FILES = {"artefact/artefact.json": "json", "artefact/labels.json": "json", "artefact/model.onnx": "bytes"}
+FILES = {"artefact/artifact.json": "json", "artefact/labels.json": "json", "artefact/model.onnx": "bytes"}
 
 
 def make_artifact(seeds: Path, folder: Path) -> None:
@@ -44,7 +44,7 @@ def make_artifact(seeds: Path, folder: Path) -> None:
     shown = {"image_size": [SIDE, SIDE], "crop_ratio": 1.0, "interpolation": "bicubic", "resize": "short_side"}
     about = {"format": 1, "to": "onnx", "precision": "float32", "task": "classification", "network": "colours"}
     about |= {"outputs": ["logits", "embedding"], "preprocessing": shown, "parts": ["model"], "files": {}}
-    (artifact / "artefact.json").write_text(json.dumps(about))
+    (artifact / "artifact.json").write_text(json.dumps(about))
     for name in ("model.onnx", "labels.json"):
         _repair(artifact, artifact / name)
 
@@ -61,7 +61,7 @@ def repair_artifact(folder: Path, file: Path) -> None:
 
 
 def _repair(artifact: Path, file: Path) -> None:
-    path = artifact / "artefact.json"
+    path = artifact / "artifact.json"
     about = json.loads(path.read_bytes())
     if file != path:
         about["files"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()

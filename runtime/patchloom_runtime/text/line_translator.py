@@ -1,8 +1,8 @@
-"""Lines translated, in their order, whatever searches for the words. Without torch: it is part of the runtime.
+"""Translation line by line, independent of what searches for the words.
 
-Of a line with more subwords than any of training, each sentence is translated by itself. A sentence that does not fit
-the network is cut at spaces, and a word that does not fit between characters, into pieces as long as training knew.
-Translations of pieces are joined by spaces, so nothing is left out. An empty line stays empty.
+A line with more subwords than any in training is split into sentences. A sentence that does not fit the network is
+split at spaces, and a word that does not fit between characters, into pieces as long as those of training. The
+translations of pieces are joined by spaces, so nothing is lost. An empty line stays empty.
 """
 
 import re
@@ -12,17 +12,22 @@ from dataclasses import dataclass
 from itertools import islice
 
 from patchloom_runtime.errors import at_least
-from patchloom_runtime.text.cleaning import clean
-from patchloom_runtime.text.hypothesis import Hypothesis
-from patchloom_runtime.text.vocabulary import Vocabulary
+from patchloom_runtime.text.vocabulary import Vocabulary, clean
 
-# Lines that are looked at together, so that those of equal length can be translated together.
-WINDOW = 1024
+WINDOW = 1024  # lines read ahead, so that those of similar length share a batch
 ROWS = 64
-# A translation longer than that goes in circles.
-MAX_LENGTH_A, MAX_LENGTH_B = 2.0, 50
+MAX_LENGTH_A, MAX_LENGTH_B = 2.0, 50  # a translation longer than A · source length + B repeats itself
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…]) +|(?<=[。！？])")
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One result of a search for translations."""
+
+    tokens: tuple[int, ...]  # without BOS and EOS
+    score: float  # log_probability / length**length_penalty, where the length counts EOS
+    log_probability: float  # natural, of the tokens and EOS
 
 
 @dataclass(frozen=True)
@@ -30,19 +35,19 @@ class LineTranslation:
     """One translation of a line."""
 
     text: str  # without line breaks
-    score: float  # log-probability / tokens ** length penalty, EOS counted; 0 of an empty line
-    untrained: bool = False  # the source has a sentence longer than any of training: do not trust it
+    score: float  # log-probability / tokens ** length penalty, EOS counted; 0 for an empty line
+    untrained: bool = False  # the source has a sentence longer than any in training: do not trust it
 
 
 class LineTranslator(ABC):
-    """Lines in, lines out."""
+    """Base class of models that translate lines of text."""
 
     vocabulary: Vocabulary
-    source: str  # languages
+    source: str  # language
     target: str
-    longest: int  # subwords of the longest source that was trained on
+    longest: int  # subwords of the longest source sentence in training
     most_tokens: int  # positions of the network
-    beams: int  # where nothing else is asked for
+    beams: int  # default
     length_penalty: float
 
     def translate(
@@ -54,9 +59,9 @@ class LineTranslator(ABC):
         batch: int = ROWS,
         n_best: int = 1,
     ) -> Iterator[list[LineTranslation]]:
-        """The `n_best` translations of each line, best first; beams and penalty are the recipe's if not given.
+        """Yield the `n_best` translations of each line, best first. Beams and penalty default to the recipe's.
 
-        Lines are taken as they are needed, up to 1,024 ahead; of an endless stream, no more is kept.
+        Lines are read when they are needed, at most 1,024 ahead, so `lines` may be an endless stream.
         """
         at_least("batch", batch, 1)
         beams = max(n_best, self.beams) if beams is None else beams
@@ -70,36 +75,36 @@ class LineTranslator(ABC):
     ) -> Iterator[list[LineTranslation]]:
         pieces = [self._pieces(line) for line in lines]
         every = [ids for of_line in pieces for ids in of_line]
-        found: list[list[Hypothesis]] = [[] for _ in every]
-        order = sorted(range(len(every)), key=lambda place: len(every[place]))
+        results: list[list[Hypothesis]] = [[] for _ in every]
+        order = sorted(range(len(every)), key=lambda row: len(every[row]))
         for start in range(0, len(order), batch):
-            places = order[start : start + batch]
-            hypotheses = self._search([every[place] for place in places], beams, penalty, n_best)
-            for place, of_piece in zip(places, hypotheses, strict=True):
-                found[place] = of_piece
-        done = iter(found)
+            batch_rows = order[start : start + batch]
+            hypotheses = self._search([every[row] for row in batch_rows], beams, penalty, n_best)
+            for row, of_piece in zip(batch_rows, hypotheses, strict=True):
+                results[row] = of_piece
+        remaining = iter(results)
         for of_line in pieces:
-            parts = list(islice(done, len(of_line)))
+            parts = list(islice(remaining, len(of_line)))
             untrained = any(len(ids) > self.longest for ids in of_line)
             yield self._joined(parts, penalty, untrained) if parts else [LineTranslation("", 0.0)]
 
     @abstractmethod
     def _search(self, pieces: Sequence[list[int]], beams: int, penalty: float, n_best: int) -> list[list[Hypothesis]]:
-        """The `n_best` translations of each piece, best first."""
+        """Return the `n_best` translations of each piece, best first."""
 
     def _joined(self, parts: Sequence[list[Hypothesis]], penalty: float, untrained: bool) -> list[LineTranslation]:
-        """The best of all pieces together, the second best together …"""
-        out = []
+        """Join the best translations of all pieces, then the second best, and so on."""
+        joined = []
         for hypotheses in zip(*parts, strict=False):
             tokens = sum(len(hypothesis.tokens) + 1 for hypothesis in hypotheses)
             score = sum(hypothesis.log_probability for hypothesis in hypotheses) / tokens**penalty
-            # A network may spell a line break in bytes; `clean` makes it a space, so that lines stay lines.
+            # A network may spell a line break in bytes; `clean` replaces it by a space.
             texts = [clean(self.vocabulary.decode(hypothesis.tokens)) for hypothesis in hypotheses]
-            out.append(LineTranslation(" ".join(filter(None, texts)), score, untrained))
-        return out
+            joined.append(LineTranslation(" ".join(filter(None, texts)), score, untrained))
+        return joined
 
     def _pieces(self, line: str) -> list[list[int]]:
-        """What is translated by itself, as subwords; the whole line where it is not too long."""
+        """Split a line into the pieces that are translated separately, as subwords."""
         if not line:
             return []
         ids = self.vocabulary.encode(line)
@@ -118,11 +123,11 @@ class LineTranslator(ABC):
         return [ids for ids in pieces if ids]
 
     def _packed(self, parts: Sequence[str], most: int) -> Iterator[str]:
-        """Neighbours together as long as they have at most so many subwords; one that alone has more is left so."""
+        """Join neighboring parts to at most `most` subwords. A single part with more is returned as it is."""
         counts = [len(ids) for ids in self.vocabulary.encode_all(parts)]
         packed, total = "", 0
         for part, count in zip(parts, counts, strict=True):
-            # Parts have at most as many subwords together as apart.
+            # Joined parts never have more subwords than separate ones.
             if packed and total + count > most:
                 yield packed
                 packed, total = "", 0
@@ -132,7 +137,7 @@ class LineTranslator(ABC):
             yield packed
 
     def _cut(self, word: str, most: int) -> list[str]:
-        """Halves, quarters … of a word until each fits."""
+        """Halve a word until each part fits."""
         if len(word) == 1 or len(self.vocabulary.encode(word)) <= most:
             return [word]
         middle = len(word) // 2
