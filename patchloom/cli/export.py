@@ -81,10 +81,10 @@ def export(options: ExportOptions) -> None:
 def _print_plan(options: ExportOptions) -> None:
     from patchloom.cli.output import print_json, print_result
     from patchloom.exporters.artifact import artifact_folder
+    from patchloom.exporters.formats import PageFormat, format_for, format_named
     from patchloom.runs.config import read_config
     from patchloom.runs.folders import refuse_taken
     from patchloom.runs.locate import run_folder
-    from patchloom_runtime.engines.formats import PageFormat, format_for, format_named
 
     form = format_named(options.to or format_for(options.out))
     form.refuse_missing(form.to_write)
