@@ -49,7 +49,7 @@ def app(options: AppOptions) -> None:
 
 def _print_start(url: str, app: "App", options: AppOptions) -> None:
     from patchloom.cli.output import print_json, print_result
-    from patchloom.serving.names import is_local
+    from patchloom.serving.hosts import is_local
     from patchloom_runtime.printable import printable
 
     about = app.processes.about

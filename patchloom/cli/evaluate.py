@@ -138,7 +138,7 @@ def evaluate_images(
 
 def evaluate_task(task: "Task", runs: list[str], data: str | None, options: EvaluationOptions, more: list[str]) -> None:
     """Evaluate runs of a task that has its own numbers. `more` are options given that such tasks do not read."""
-    from patchloom.tasks.classification.several_runs import named
+    from patchloom.tasks.classification.several_runs import runs_by_name
 
     own = {name: value for name in ("multi_scale", "mode") if (value := getattr(options, name))}
     read = ("--split", *map(spelled, READ_BY_EVERY_TASK))
@@ -149,7 +149,8 @@ def evaluate_task(task: "Task", runs: list[str], data: str | None, options: Eval
     if options.reading.given():
         own["reading"] = options.reading
     _print_scores(
-        task.report.evaluate(named(runs), data, split=options.split, device=options.device, **own), options.as_json
+        task.report.evaluate(runs_by_name(runs), data, split=options.split, device=options.device, **own),
+        options.as_json,
     )
 
 
@@ -188,9 +189,9 @@ def task_of(runs: list[str]) -> "Task":
 def classifiers_of(runs: list[str], device: str, *, trunk: bool = False) -> "Iterator[tuple[str, Classifier]]":
     """Load classifiers one after the other, so that they need not fit on the device together."""
     from patchloom.inference.classifier import load
-    from patchloom.tasks.classification.several_runs import named
+    from patchloom.tasks.classification.several_runs import runs_by_name
 
-    for name, folder in named(runs).items():
+    for name, folder in runs_by_name(runs).items():
         yield name, load(folder, device=device, trunk=trunk)
 
 

@@ -87,7 +87,7 @@ def _print_plan(options: ExportOptions) -> None:
     from patchloom.runs.locate import run_folder
 
     form = format_named(options.to or format_for(options.out))
-    form.refuse_missing(form.to_write)
+    form.check_installed()
     is_page = isinstance(form, PageFormat)
     out = options.out if is_page else artifact_folder(options.out)
     if not is_page:

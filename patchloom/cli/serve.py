@@ -88,9 +88,9 @@ def run_server(
     """Start the model processes and serve until a signal."""
     from patchloom.serving import server
     from patchloom.serving.admission import Admission
-    from patchloom.serving.names import NO_IMAGES, check_model_path, image_roots, served_name
+    from patchloom.serving.asgi import check_model_path, served_name
     from patchloom.serving.processes import ModelProcesses
-    from patchloom.serving.thumbnails import ThumbnailProcess
+    from patchloom.serving.thumbnails import NO_IMAGES, ThumbnailProcess, image_roots
 
     check_model_path(options.source)
     roots = image_roots(options.source, options.images or ())
@@ -129,7 +129,7 @@ def print_status(text: str) -> None:
 
 def _print_start(url: str, app: "App", options: ServeOptions) -> None:
     from patchloom.cli.output import print_json, print_result
-    from patchloom.serving.names import is_local
+    from patchloom.serving.hosts import is_local
     from patchloom_runtime.printable import plural, printable
 
     about = app.processes.about

@@ -1,7 +1,7 @@
 """`patchloom.compare`: several runs on the same images."""
 
 from patchloom.data.reading import AS_IT_IS, Reading
-from patchloom.tasks.classification.several_runs import RunEvaluations, Runs, evaluate, named
+from patchloom.tasks.classification.several_runs import RunEvaluations, Runs, evaluate, runs_by_name
 from patchloom_runtime.errors import UsageError, with_near_options
 
 
@@ -28,7 +28,7 @@ def compare(
     The result has `comparisons()` of all pairs, `spreads()` over seeds, `disagreement()` and `tradeoffs()` with cost.
     With `agreement`, the heads of distilled networks are evaluated too. Other options are those of `evaluate`.
     """
-    if len(named(runs)) < 2:
+    if len(runs_by_name(runs)) < 2:
         raise UsageError("compare takes two or more runs; evaluate takes one")
     return evaluate(
         runs, data, device=device, heads=agreement, split=split, size=size, crop_ratio=crop_ratio, real=real, v2=v2,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from patchloom.data.reading import AS_IT_IS, Reading
 from patchloom.inference.classifier import load
 from patchloom.inference.probes import Probes
-from patchloom.tasks.classification.several_runs import Runs, named
+from patchloom.tasks.classification.several_runs import Runs, runs_by_name
 from patchloom_runtime.errors import with_near_options
 
 
@@ -45,7 +45,7 @@ def probe(
     workers     processes that read images
     """
     probes = {}
-    for name, folder in named(runs).items():
+    for name, folder in runs_by_name(runs).items():
         classifier = load(folder, device=device, trunk=trunk)
         probes[name] = classifier.probe(
             data, knn=knn, linear=linear, linear_sgd=linear_sgd, few_shot=few_shot, size=size, crop_ratio=crop_ratio,
