@@ -65,7 +65,7 @@ class EvaluationOptions:
     def changed_image_options(self) -> list[str]:
         """Return the options given that choose or change images, as they are typed."""
         given = changed(self, "split", "size", "crop_ratio", "real", "v2", "level")
-        return given + [spelled(name) for name in self.reading.given()]
+        return given + [spelled(name) for name in self.reading.chosen()]
 
     def image_keywords(self) -> dict[str, Any]:
         """Return the options that the Python functions take as keywords."""
@@ -146,7 +146,7 @@ def evaluate_task(task: "Task", runs: list[str], data: str | None, options: Eval
     unread += [spelled(name) for name in own if name not in task.report.evaluation_options]
     if unread:
         raise UsageError(f"{unread[0]} {task.refusal}")
-    if options.reading.given():
+    if options.reading.chosen():
         own["reading"] = options.reading
     _print_scores(
         task.report.evaluate(runs_by_name(runs), data, split=options.split, device=options.device, **own),

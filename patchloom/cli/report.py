@@ -59,7 +59,7 @@ def report(options: ReportOptions) -> None:
 def _check(options: ReportOptions) -> None:
     from patchloom_runtime.errors import UsageError
 
-    reads = options.split or options.level or options.reading.given()
+    reads = options.split or options.level or options.reading.chosen()
     is_one = len(options.runs) == 1
     if not is_one and options.data is None and reads:
         raise UsageError("--split, --level and how data are read need data: several runs are evaluated on --data DATA")
