@@ -41,7 +41,7 @@ def write_results(
         data=settings.data_text,
         data_name=plan.data_name,
         level=settings.level,
-        **settings.reading.given(),  # type: ignore[arg-type]
+        **settings.reading.chosen(),  # type: ignore[arg-type]
         init=settings.init,
         ended=result.ended,
         epochs=result.progress.epoch,
