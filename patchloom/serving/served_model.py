@@ -79,7 +79,7 @@ def describe(served: ServedModel) -> dict[str, Any]:
     network = getattr(model, "model", None) or getattr(model, "network", None)
     name = getattr(getattr(network, "config", None), "name", "") or getattr(model, "about", None)
     folder = getattr(model, "folder", None)
-    facts = {"files": None, "levels": [], "level": ""}
+    facts: dict[str, Any] = {"files": None, "levels": [], "level": ""}
     if served.index is not None:
         from patchloom.serving.index_search import index_facts
 
