@@ -98,8 +98,8 @@ def test_masks_of_16_bits_and_of_palettes(tmp_path):
     palette = mask().copy()
     palette.putpalette([value for i in range(256) for value in (i, 255 - i, 7)])
     palette.save(root / "masks/train/0.png")
-    with Image.open(root / "masks/train/0.png") as kept:
-        assert kept.mode == "P"
+    with Image.open(root / "masks/train/0.png") as remaining:
+        assert remaining.mode == "P"
     assert_faults(root, [])
     assert np.unique(find_source(root).train.images.mask(0).classes).tolist() == [0, 1]
     wrong = mask(value=9).copy()
@@ -116,7 +116,7 @@ def test_masks_of_16_bits_and_of_palettes(tmp_path):
     assert_faults(root, expected)
 
 
-def test_a_repaired_mask_is_noticed_although_its_picture_is_the_same(tmp_path):
+def test_a_repaired_mask_is_noticed_although_its_image_is_the_same(tmp_path):
     root = make_masks(tmp_path / "data")
     mask(value=9).save(root / "masks/train/0.png")
     assert len(check(root).faults) == 1
@@ -126,9 +126,9 @@ def test_a_repaired_mask_is_noticed_although_its_picture_is_the_same(tmp_path):
 
 
 def test_a_stamp_differs_when_either_file_does() -> None:
-    picture, before, after = (b"x", 10, 900), (b"y", 5, 100), (b"y", 5, 200)
-    assert len({str(changed_with([one], [other])) for one, other in ((picture, before), (picture, after))}) == 2
-    assert len({str(changed_with([one], [other])) for one, other in ((before, picture), (after, picture))}) == 2
+    image, before, after = (b"x", 10, 900), (b"y", 5, 100), (b"y", 5, 200)
+    assert len({str(changed_with([one], [other])) for one, other in ((image, before), (image, after))}) == 2
+    assert len({str(changed_with([one], [other])) for one, other in ((before, image), (after, image))}) == 2
     assert changed_with([None], [before]) == [None]
 
 
@@ -174,9 +174,9 @@ def test_boxes_without_fault(tmp_path):
     assert report.name == "data (COCO boxes)"
     assert report.splits == {"train": 2, "val": 1}
     assert (report.faults, report.problems(strict=True)) == ((), [])
-    pictures = report.listings["train"].images
-    assert pictures.object_names == ("dog", "bottle")
-    assert pictures.boxes(1).tolist() == [pytest.approx([3.2, 4, 13.7, 16, 1])]
+    images = report.listings["train"].images
+    assert images.object_names == ("dog", "bottle")
+    assert images.boxes(1).tolist() == [pytest.approx([3.2, 4, 13.7, 16, 1])]
 
 
 def box(identity, bbox, image=1, category=18):
@@ -212,15 +212,15 @@ def test_faults_of_boxes(tmp_path):
     assert len({fault.kind for fault in check(root).faults}) == 6
 
 
-def test_pictures_without_objects_are_named_and_no_fault(tmp_path, capsys, monkeypatch):
+def test_images_without_objects_are_named_and_no_fault(tmp_path, capsys, monkeypatch):
     root = make_coco(tmp_path / "data", images=[{"id": 8, "file_name": "8.jpg", "width": 48, "height": 48}])
     (root / "train2017" / "8.jpg").write_bytes(jpeg(picture(8)))
     report = check(root)
     assert (report.faults, report.problems(strict=True)) == ((), [])
     assert [os.path.basename(odd.place.where) for odd in report.odd] == ["8.jpg"]
-    said = command(("check", root), monkeypatch, capsys)
-    assert said.code == 0
-    assert has_facts(said.output, 1, "train2017/8.jpg")
+    text = command(("check", root), monkeypatch, capsys)
+    assert text.code == 0
+    assert has_facts(text.output, 1, "train2017/8.jpg")
 
 
 @pytest.mark.parametrize(
