@@ -15,7 +15,7 @@ from patchloom.data.reading import Reading
 from patchloom.data.sources.source import find_source
 from patchloom_runtime.errors import DataError, UsageError
 from tests.conftest import SHARED
-from tests.data.dirty import jpeg, picture
+from tests.data.dirty import jpeg, make_image
 from tests.data.facts import any_has, facts, has_facts
 from tests.reliability.commands import command
 
@@ -36,20 +36,20 @@ def make_masks(root, names=("ground", "tree")):
     for i, split in enumerate(("train", "train", "train", "val", "val")):
         for folder in ("images", "masks"):
             (root / folder / split).mkdir(parents=True, exist_ok=True)
-        (root / "images" / split / f"{i}.jpg").write_bytes(jpeg(picture(i)))
+        (root / "images" / split / f"{i}.jpg").write_bytes(jpeg(make_image(i)))
         mask().save(root / "masks" / split / f"{i}.png")
     if names:
         (root / "classes.txt").write_text("\n".join(names) + "\n")
     return root
 
 
-def found(root):
+def faults_of(root):
     return {(os.path.relpath(fault.where, root), fault.kind, fault.detail) for fault in check(root).faults}
 
 
 def assert_faults(root, expected):
     """Compare the places of all faults, and the facts in the detail of each."""
-    faults = found(root)
+    faults = faults_of(root)
     assert Counter(where for where, *_ in faults) == Counter(where for where, *_ in expected)
     for where, *parts in expected:
         assert any_has((detail for at, _, detail in faults if at == where), *parts), (where, faults)
@@ -67,7 +67,7 @@ def test_masks_without_fault(tmp_path):
 
 def test_faults_of_masks(tmp_path):
     root = make_masks(tmp_path / "data")
-    (root / "images/train/new.jpg").write_bytes(jpeg(picture(50)))
+    (root / "images/train/new.jpg").write_bytes(jpeg(make_image(50)))
     mask().save(root / "masks/val/old.png")
     mask(size=(48, 40)).save(root / "masks/train/0.png")
     mask(value=7).save(root / "masks/train/1.png")
@@ -155,7 +155,7 @@ def make_coco(root, **changes):
         (root / split).mkdir(parents=True, exist_ok=True)
         (root / "annotations").mkdir(exist_ok=True)
         for number in numbers:
-            (root / split / f"{number}.jpg").write_bytes(jpeg(picture(number)))
+            (root / split / f"{number}.jpg").write_bytes(jpeg(make_image(number)))
         content = {
             "images": [{"id": n, "file_name": f"{n}.jpg", "width": 48, "height": 48} for n in numbers],
             "categories": [{"id": 18, "name": "dog"}, {"id": 44, "name": "bottle"}],
@@ -214,7 +214,7 @@ def test_faults_of_boxes(tmp_path):
 
 def test_images_without_objects_are_named_and_no_fault(tmp_path, capsys, monkeypatch):
     root = make_coco(tmp_path / "data", images=[{"id": 8, "file_name": "8.jpg", "width": 48, "height": 48}])
-    (root / "train2017" / "8.jpg").write_bytes(jpeg(picture(8)))
+    (root / "train2017" / "8.jpg").write_bytes(jpeg(make_image(8)))
     report = check(root)
     assert (report.faults, report.problems(strict=True)) == ((), [])
     assert [os.path.basename(odd.place.where) for odd in report.odd] == ["8.jpg"]
@@ -246,7 +246,7 @@ def test_faults_in_parquet_columns(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pa.table(
         {
-            "image": [jpeg(picture(i)) for i in range(4)],
+            "image": [jpeg(make_image(i)) for i in range(4)],
             "boxes": [[[0, 0, 8, 8]], [[9, 9, 9, 12]], [[0, 0, 99, 8]], [[1, 1, 2, 2]]],
             "labels": [[0], [0], [0], [5]],
         }

@@ -378,7 +378,7 @@ check(sys.argv[1], workers=1)
 
 
 @pytest.mark.parametrize("extension", ["png", "jpg", "webp", "tif", "gif"])
-def test_a_lack_of_memory_is_no_fault_of_a_image_and_is_not_remembered(tmp_path, extension):
+def test_a_lack_of_memory_is_no_fault_of_an_image_and_is_not_remembered(tmp_path, extension):
     root = make_clean(tmp_path / "data")
     (root / "train/ant/0.jpg").unlink()
     large = Image.new("RGB", (4900, 4900), "red")  # 72 MB decoded
@@ -388,7 +388,7 @@ def test_a_lack_of_memory_is_no_fault_of_a_image_and_is_not_remembered(tmp_path,
     assert check(root).unreadable == ()
 
 
-def test_too_many_open_files_are_no_fault_of_a_image(tmp_path, monkeypatch):
+def test_too_many_open_files_are_no_fault_of_an_image(tmp_path, monkeypatch):
     file = make_clean(tmp_path / "data") / "train/ant/0.jpg"
 
     def refuse(*arguments, **options):

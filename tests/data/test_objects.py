@@ -13,7 +13,7 @@ from patchloom_runtime.errors import DataError
 from patchloom_runtime.images.object_masks import ObjectMask
 from tests.data.dirty import jpeg, make_image
 from tests.data.facts import any_has, facts, has_facts
-from tests.data.test_annotated import assert_faults, found, make_coco
+from tests.data.test_annotated import assert_faults, faults_of, make_coco
 
 SQUARE = [[4, 6, 20, 6, 20, 18, 4, 18]]
 
@@ -89,7 +89,7 @@ def test_numbers_of_coco_beyond_floats(tmp_path):
     outlined(
         tmp_path / "data", annotation(6, [[1, 2, 10**400, 4, 5, 6]]), annotation(7, SQUARE, bbox=[10**400, 1, 2, 3])
     )
-    kinds = {kind: detail for _, kind, detail in found(tmp_path / "data")}
+    kinds = {kind: detail for _, kind, detail in faults_of(tmp_path / "data")}
     assert len(kinds) == 2
     assert any_has(kinds.values(), "annotation 6")
 
@@ -121,7 +121,7 @@ def test_entries_of_one_image_are_joined(tmp_path):
     images = find_source(root).train.images
     assert len(images) == len({images.key(i) for i in range(len(images))})
     assert len(images.boxes(0)) == 4
-    assert [where for where, _, detail in found(root) if has_facts(detail, 4)] == ["train2017/1.jpg"]
+    assert [where for where, _, detail in faults_of(root) if has_facts(detail, 4)] == ["train2017/1.jpg"]
 
 
 def test_masks_of_some_alone_are_not_learned(tmp_path):
@@ -171,7 +171,7 @@ def test_faults_of_voc(tmp_path):
     (notes / "c.xml").write_text('<!DOCTYPE x [<!ENTITY a "b">]>' + xml())
     (notes / "d.xml").rename(notes / "e.xml")
     (root / "ImageSets" / "Main" / "val.txt").write_text("b\n")
-    kinds = {where: kind for where, kind, _ in found(root)}
+    kinds = {where: kind for where, kind, _ in faults_of(root)}
     assert kinds.keys() == {*(f"JPEGImages/{name}.jpg" for name in "abcd"), "Annotations/e.xml"}
     assert kinds["JPEGImages/a.jpg"] == kinds["JPEGImages/c.jpg"]
     assert len(set(kinds.values())) == 4
@@ -249,19 +249,19 @@ def test_faults_of_yolo(tmp_path):
         ("images/val/d.jpg", "cat"),
     ]
     assert_faults(root, expected)
-    kinds = {(where, kind) for where, kind, _ in found(root)}
+    kinds = {(where, kind) for where, kind, _ in faults_of(root)}
     assert (len(kinds), len({kind for _, kind in kinds})) == (6, 4)  # the other three images share a kind
 
 
 @pytest.mark.parametrize("number", ["1_0", "٣", "nan", "inf", "0x1"])
 def test_numbers_are_plain_digits(tmp_path, number):
     root = make_yolo(tmp_path / "yolo", line=f"1 0.5 0.5 {number} 0.5")
-    assert any_has((detail for *_, detail in found(root)), f"{number}")
+    assert any_has((detail for *_, detail in faults_of(root)), f"{number}")
     root = make_voc(tmp_path / "voc")
     (root / "Annotations" / "a.xml").write_text(xml(("cat", 1, 1, number, 20, 0)))
-    assert {where for where, *_ in found(root)} == {"JPEGImages/a.jpg"}
+    assert {where for where, *_ in faults_of(root)} == {"JPEGImages/a.jpg"}
     rows = annotation(3, SQUARE, bbox=["1", number, 3, 4]), annotation(4, [[1, 2, number, 4, 5, 6]])
-    assert len({kind for _, kind, _ in found(outlined(tmp_path / "coco", *rows))}) == 2
+    assert len({kind for _, kind, _ in faults_of(outlined(tmp_path / "coco", *rows))}) == 2
 
 
 # Masks of objects' numbers
@@ -283,6 +283,6 @@ def test_masks_of_objects_numbers(tmp_path):
     assert images.boxes(0).tolist() == [[4, 5, 10, 20, 0], [20, 8, 40, 30, 0]]
     objects = images.objects(0)
     assert [mask.area for mask in objects.masks] == [15 * 6, 22 * 20]
-    assert {where for where, *_ in found(root)} == {"PNGImages/three.jpg", "PedMasks/four_mask.png"}
+    assert {where for where, *_ in faults_of(root)} == {"PNGImages/three.jpg", "PedMasks/four_mask.png"}
     sample = open_data(root, labeled=False, val_fraction=0.5).train.with_parts("instances", "boxes").sample(0)
     assert set(np.unique(sample.layers["instances"].numbers)) == {0, 1, 2}

@@ -33,7 +33,7 @@ def test_frames_of_animations_have_their_times(tmp_path, name):
     assert list(seen(path, 3)) == ["#frame=0 (t=0.00 s)", "#frame=3 (t=1.50 s)"]
 
 
-def test_pages_have_numbers_and_a_image_its_own_name(tmp_path):
+def test_pages_have_numbers_and_an_image_its_own_name(tmp_path):
     result = seen(animation(tmp_path / "a.tif"))
     assert list(result) == ["#frame=0", "#frame=1", "#frame=2", "#frame=3"]
     assert list(result.values()) == COLORS
