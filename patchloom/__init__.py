@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from patchloom.inference.index import open_index as open_index
     from patchloom.inference.index_build import index as index
     from patchloom.layers.attention import record_attention as record_attention
-    from patchloom.models.absorb import absorb as absorb
     from patchloom.models.cost import cost as cost
     from patchloom.models.cuda_graphs import CapturedNetwork as CapturedNetwork
+    from patchloom.models.network import absorb as absorb
     from patchloom.models.pretrained.published import load_published as load_published
     from patchloom.models.registry import create_model as create_model
     from patchloom.models.registry import list_models as list_models
@@ -46,7 +46,7 @@ _WHERE = {
     "CapturedNetwork": "patchloom.models.cuda_graphs",
     "Segmenter": "patchloom.tasks.segmentation.segmenter",
     "Translator": "patchloom.tasks.translation.translator",
-    "absorb": "patchloom.models.absorb",
+    "absorb": "patchloom.models.network",
     "check": "patchloom.data.checking.check",
     "cost": "patchloom.models.cost",
     "create_model": "patchloom.models.registry",

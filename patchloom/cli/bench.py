@@ -35,9 +35,9 @@ def bench(
     from patchloom.cli.output import print_json
     from patchloom.cli.table import mebibytes, print_table, whole_numbers
     from patchloom.machine import resolve_device
-    from patchloom.models.absorb import absorb as absorbed
     from patchloom.models.cost import cost, human, measure
     from patchloom.models.network import Network
+    from patchloom.models.network import absorb as absorbed
 
     batch_sizes = whole_numbers("--batch", batch, "1,16,64")
     device = resolve_device(device)
