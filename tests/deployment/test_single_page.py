@@ -18,7 +18,7 @@ from torch import Tensor
 
 import patchloom.exporters.single_page.page as single_page
 from patchloom.data.images.image_batch import ImageBatch, normalize
-from patchloom.exporters.single_page.drawing import how_drawn
+from patchloom.exporters.single_page.drawing import drawing_style
 from patchloom.exporters.single_page.kernels import kernels
 from patchloom.exporters.single_page.networks import write_network
 from patchloom.exporters.single_page.page import described, export_page
@@ -34,7 +34,7 @@ from patchloom_runtime.errors import UsageError
 from patchloom_runtime.images.evaluation_transform import EvaluationTransform
 from tests.networks import images, small
 
-SCRIPTS = [Path(single_page.__file__).parent / name for name in ("interpreter.js", "pictures.js", "serve.js")]
+SCRIPTS = [Path(single_page.__file__).parent / name for name in ("interpreter.js", "images.js", "serve.js")]
 SERVE = """
 const fs = require("fs"), vm = require("vm")
 const { scripts, job } = JSON.parse(fs.readFileSync(0))
@@ -48,8 +48,8 @@ const jobs = {
       return { logits: plain(logits), map: plain(map), kernels: model.kernels }
     })),
   views: cases => cases.map(one => {
-    const seen = seenBy(bytesOf(one.rgba), one.width, one.height, one)
-    return { seen: plain(seen), normalised: plain(normalised(seen, one)) }
+    const seen = networkPixels(bytesOf(one.rgba), one.width, one.height, one)
+    return { seen: plain(seen), normalized: plain(normalized(seen, one)) }
   }),
 }
 console.log(JSON.stringify(jobs[job.name](job.cases)))
@@ -231,13 +231,13 @@ def test_networks_without_places_have_no_map(answers: dict[tuple[str, str], Any]
 def test_values_that_live_together_lie_apart(networks: dict[str, Network]) -> None:
     program, *_ = write_network(absorb(networks["deit"]), (32, 32), "int8")
     total = program.described()["floats"]
-    rooms = program._rooms
-    for number, one in enumerate(rooms):
+    buffers = program._buffers
+    for number, one in enumerate(buffers):
         assert 0 <= one.at <= one.at + one.floats <= total
-        for other in rooms[:number]:
+        for other in buffers[:number]:
             together = one.first <= other.last and other.first <= one.last
             assert not together or one.at + one.floats <= other.at or other.at + other.floats <= one.at
-    assert total < sum(room.floats for room in rooms) / 2
+    assert total < sum(buffer.floats for buffer in buffers) / 2
 
 
 class RowsFirst(EvaluationTransform):
@@ -270,7 +270,7 @@ def test_pictures_are_seen_as_pillow_resizes_them(interpolation: str) -> None:
     for answer, seen in zip(in_node("views", cases), expected, strict=True):
         assert answer["seen"] == seen.ravel().tolist()
         batch = normalize(ImageBatch.of_pixels([seen]).images)[0].permute(1, 2, 0).flatten()
-        assert (torch.tensor(answer["normalised"]) - batch).abs().max() < 1e-6
+        assert (torch.tensor(answer["normalized"]) - batch).abs().max() < 1e-6
 
 
 def test_tiny_weights_survive_fp16() -> None:
@@ -318,11 +318,11 @@ def test_wrong_options_are_refused_before_work(tmp_path: Path) -> None:
 def test_drawings_are_grey_and_say_their_ink() -> None:
     stroke = np.zeros((8, 8), np.uint8)
     stroke[1:7, 3:5] = 255
-    white = how_drawn([Image.fromarray(stroke)])
-    black = how_drawn([Image.fromarray(255 - stroke)])
+    white = drawing_style([Image.fromarray(stroke)])
+    black = drawing_style([Image.fromarray(255 - stroke)])
     assert white is not None
     assert black is not None
     assert (white.ink, white.fills) == ("white", 0.75)
     assert (black.ink, black.fills) == ("black", 0.75)
-    assert how_drawn([Image.new("RGB", (8, 8), (10, 200, 30))]) is None
-    assert how_drawn([Image.new("L", (8, 8), 0)]) is None
+    assert drawing_style([Image.new("RGB", (8, 8), (10, 200, 30))]) is None
+    assert drawing_style([Image.new("L", (8, 8), 0)]) is None
